@@ -1,0 +1,33 @@
+# Everything lives in .venv; TORCH pins the build (on a GPU machine: make setup TORCH=torch).
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+PORT ?= 8000
+MODEL ?=
+BIN := .venv/bin
+
+.PHONY: setup serve test lint bench protos
+
+setup: .venv/.done
+
+.venv/.done: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
+serve: setup
+	$(BIN)/baton serve $(MODEL) --port $(PORT)
+
+test: setup
+	$(BIN)/python -m pytest -q
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	sh scripts/check_protos.sh
+
+protos: setup
+	sh scripts/generate_protos.sh

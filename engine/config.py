@@ -1,0 +1,95 @@
+"""What an engine is told; plain data, no torch."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Options of an engine, under vLLM's names where it has one."""
+
+    model: str  # directory of a checkpoint
+    dtype: str = "auto"  # auto (the checkpoint's), bfloat16, float32
+    device: str = "cpu"
+    block_size: int = 16  # tokens a block
+    kv_cache_memory_bytes: int = 512 << 20  # of the block pool
+    max_model_len: int | None = None  # longest prompt plus output; None: what the checkpoint allows
+    max_num_batched_tokens: int = 512  # token budget of a step
+    max_num_seqs: int = 64  # requests in the batch
+    max_num_waiting: int = 1024  # bound of the waiting queue
+    enable_prefix_caching: bool = True
+    num_threads: int | None = None  # of torch; None: all cores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotary position embedding: which scaling, and its numbers as they stand in config.json."""
+
+    theta: float
+    rotary_dim: int
+    kind: str = "default"  # default, linear, llama3, yarn
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    attention_factor: float | None = None
+    truncate: bool = True
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoEConfig:
+    """Mixture of experts: how tokens choose experts, and the experts' sizes."""
+
+    num_experts: int
+    num_experts_per_token: int
+    intermediate_size: int
+    norm_topk_prob: bool = True
+    scoring: str = "softmax"  # softmax, sigmoid
+    score_correction_bias: bool = False  # added for the choice only
+    num_groups: int = 1  # experts are chosen from the best `topk_groups` of these
+    topk_groups: int = 1
+    group_score_top: int = 2  # a group's score is the sum of so many of its best experts' scores
+    routed_scaling_factor: float = 1.0
+    num_shared_experts: int = 0
+    dense_layers: frozenset[int] = frozenset()  # layers with an ordinary MLP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLAConfig:
+    """Multi-head latent attention (DeepSeek-V2)."""
+
+    kv_lora_rank: int
+    q_lora_rank: int | None
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """A checkpoint's config.json, read and checked."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    max_model_len: int
+    dtype: str  # bfloat16, float32
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    moe: MoEConfig | None = None
+    mla: MLAConfig | None = None
+    eos_token_ids: frozenset[int] = frozenset()

@@ -1,0 +1,23 @@
+"""Errors of the engine.
+
+EngineError
+├── InvalidRequest      the request can never be served as it is
+├── QueueFull           it could be served, but not now
+└── UnsupportedModel    the checkpoint asks for something that is not implemented
+"""
+
+
+class EngineError(Exception):
+    """Root of the engine's errors."""
+
+
+class InvalidRequest(EngineError):
+    """The request can never be served as it is; the text says what would be right."""
+
+
+class QueueFull(EngineError):
+    """The waiting queue is at its bound; try again later."""
+
+
+class UnsupportedModel(EngineError):
+    """The checkpoint has an architecture or option that is not implemented, named in the text."""

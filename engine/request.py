@@ -1,0 +1,59 @@
+"""A request: its tokens, and the number of them whose KV is here."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NewType
+
+from engine.block_hash import BlockHash
+from engine.sampling_params import SamplingParams
+
+RequestId = NewType("RequestId", str)
+BlockId = NewType("BlockId", int)
+
+
+class RequestStatus(Enum):
+    """Where a request stands with the scheduler."""
+
+    WAITING = "waiting"  # in the queue, holds no block
+    RECEIVING = "receiving"  # holds blocks that somebody else fills
+    RUNNING = "running"  # holds blocks and takes part in steps
+    FINISHED = "finished"  # ended; holds blocks only if `keep_blocks`
+
+
+class FinishReason(Enum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request in an engine; the scheduler alone changes it once it was added."""
+
+    request_id: RequestId
+    token_ids: list[int]  # prompt, then output
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    cache_salt: str = ""
+    priority: int = 0  # lower is served earlier
+    receives_kv: bool = False  # somebody else computes the prompt; its KV will be received
+    keep_blocks: bool = False  # blocks stay held after the end, until released
+    block_table: list[BlockId] = field(default_factory=list)
+    block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks, extended as they fill
+    num_computed_tokens: int = 0  # tokens whose KV is in the block table
+    num_cached_tokens: int = 0  # of these, found in the prefix cache at first admission
+    status: RequestStatus = RequestStatus.WAITING
+    finish_reason: FinishReason | None = None
+    num_preemptions: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens known so far."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.token_ids) - self.num_prompt_tokens

@@ -1,0 +1,54 @@
+"""How the next token of a request is chosen."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.errors import InvalidRequest
+
+MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Options of one request, under vLLM's names; stop strings belong to whoever detokenises."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    max_tokens: int = 16
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def validate(self, vocab_size: int) -> None:
+        """Raises `InvalidRequest` naming the first option that is out of range."""
+        _require(0 <= self.temperature <= 100, "temperature", self.temperature, "from 0 to 100")
+        _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
+        _require(self.top_k >= 0, "top_k", self.top_k, "0 (all) or more")
+        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 to 1")
+        _require(-2 <= self.presence_penalty <= 2, "presence_penalty", self.presence_penalty, "from -2 to 2")
+        _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", self.frequency_penalty, "from -2 to 2")
+        _require(0 < self.repetition_penalty <= 100, "repetition_penalty", self.repetition_penalty, "above 0")
+        _require(0 <= self.seed < 1 << 64, "seed", self.seed, "a 64-bit unsigned number")
+        _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
+        _require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, "from 0 to max_tokens")
+        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            _require(count is None or 0 <= count <= MAX_LOGPROBS, name, count, f"from 0 to {MAX_LOGPROBS}")
+        for token_id, bias in self.logit_bias.items():
+            _require(0 <= token_id < vocab_size, "logit_bias token id", token_id, f"below {vocab_size}")
+            _require(-100 <= bias <= 100, "logit_bias value", bias, "from -100 to 100")
+        for token_id in self.stop_token_ids:
+            _require(0 <= token_id < vocab_size, "stop_token_ids entry", token_id, f"below {vocab_size}")
+
+
+def _require(ok: bool, name: str, value: object, right: str) -> None:
+    if not ok:
+        raise InvalidRequest(f"{name} is {value}, but must be {right}")

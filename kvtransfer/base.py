@@ -1,0 +1,70 @@
+"""What every transport is: a way to read a peer's blocks into one's own."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NewType, Protocol
+
+from torch import Tensor
+
+from kvtransfer.quarantine import Quarantine
+
+PeerId = NewType("PeerId", str)  # the peer's incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class PoolIdentity:
+    """Who owns a pool, in which life, and what its blocks mean."""
+
+    incarnation: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDescription:
+    """How to read a pool; travels to peers. `endpoints` maps a transport's name to that transport's own address."""
+
+    incarnation: str
+    fingerprint: str
+    num_blocks: int
+    block_bytes: int
+    endpoints: Mapping[str, bytes]
+
+
+class KVTransport(Protocol):
+    """Pulls blocks; dim 0 of a pool is the block, and each block is one contiguous region.
+
+    All coroutines run on one event loop. `quarantine` names the local blocks into which a write may still land.
+    """
+
+    @property
+    def quarantine(self) -> Quarantine:
+        """Local blocks with a transfer that has not ended."""
+        ...
+
+    def register_pool(self, pool: Tensor) -> PoolDescription:
+        """Makes the pool readable for peers and the destination of reads; called once, on the event loop."""
+        ...
+
+    async def connect(self, peer: PoolDescription) -> PeerId:
+        """Gets ready to read from a peer; idempotent.
+
+        Raises PeerRefused if the peer is not whom `peer` describes or its fingerprint or block size differs from
+        ours, PeerLost if it is gone, TransportUnavailable if this transport cannot reach it.
+        """
+        ...
+
+    async def read(self, peer: PeerId, remote: Sequence[int], local: Sequence[int], deadline_s: float) -> None:
+        """Copies the peer's blocks `remote` into our blocks `local`, pairwise, within `deadline_s` seconds from now.
+
+        Raises PeerLost or TransferDeadline; after an error or a cancellation the local blocks' contents are
+        undefined, and they stay in `quarantine` for as long as a write may still land.
+        """
+        ...
+
+    def forget(self, peer: PeerId) -> None:
+        """Drops the connection to a peer; reads from it in flight fail."""
+        ...
+
+    async def close(self) -> None:
+        """Ends every connection, the peers' reads from this pool included."""
+        ...

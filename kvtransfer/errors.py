@@ -1,0 +1,33 @@
+"""Errors of KV transfer.
+
+TransferError
+├── TransportUnavailable   this transport does not work here, or not with that peer
+├── PeerRefused            the peer answered, but is not whom we meant: incarnation, fingerprint or size differ
+├── PeerLost               the peer ended or the connection broke
+├── TransferDeadline       not done in time; the destination stays in quarantine until no write can land
+└── ChecksumMismatch       a block's bytes are not the announced ones
+"""
+
+
+class TransferError(Exception):
+    """Root of the transfer errors."""
+
+
+class TransportUnavailable(TransferError):
+    """This transport does not work here, or not with that peer; the text says why."""
+
+
+class PeerRefused(TransferError):
+    """The peer is not whom we meant: another incarnation, fingerprint or pool size."""
+
+
+class PeerLost(TransferError):
+    """The peer ended or the connection broke."""
+
+
+class TransferDeadline(TransferError):
+    """The transfer was not done in time."""
+
+
+class ChecksumMismatch(TransferError):
+    """A block's bytes are not the announced ones."""

@@ -1,0 +1,10 @@
+#!/bin/sh
+# Fails if the generated code is not what the .proto files give.
+set -eu
+cd "$(dirname "$0")/.."
+fresh=$(mktemp -d)
+trap 'rm -rf "$fresh"' EXIT
+sh scripts/generate_protos.sh "$fresh"
+for file in "$fresh"/protos/*; do
+    cmp "$file" "protos/$(basename "$file")" || { echo "protos are stale: run 'make protos'" >&2; exit 1; }
+done
