@@ -47,6 +47,8 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     num_preemptions: int = 0
+    num_prompt_logprobs: int = 0  # prompt positions whose logprobs were reported
+    arrival: int = 0  # place in the order of arrival, given by the scheduler
 
     @property
     def num_tokens(self) -> int:

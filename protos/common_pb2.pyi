@@ -303,6 +303,10 @@ class ServedBy(_message.Message):
     PREFILL_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     HANDED_OVER_TOKENS_FIELD_NUMBER: _builtins.int
     PREFIX_PULLED_TOKENS_FIELD_NUMBER: _builtins.int
+    HANDOVER_S_FIELD_NUMBER: _builtins.int
+    TRANSFER_S_FIELD_NUMBER: _builtins.int
+    EXPOSED_TRANSFER_S_FIELD_NUMBER: _builtins.int
+    TRANSFERRED_BYTES_FIELD_NUMBER: _builtins.int
     prefill_worker: _builtins.str
     """id of the worker that computed the prompt; the decode worker's own when local"""
     decode_worker: _builtins.str
@@ -317,6 +321,14 @@ class ServedBy(_message.Message):
     """prompt tokens whose KV came from the prefill worker"""
     prefix_pulled_tokens: _builtins.int
     """prompt tokens that the prefill worker pulled from a third worker's cache"""
+    handover_s: _builtins.float
+    """from "last prefill chunk computed" to "schedulable at decode" """
+    transfer_s: _builtins.float
+    """of reading the blocks, all reads added up"""
+    exposed_transfer_s: _builtins.float
+    """the part of it after the last prefill chunk was computed"""
+    transferred_bytes: _builtins.int
+    """bytes of the blocks handed over"""
     def __init__(
         self,
         *,
@@ -327,10 +339,14 @@ class ServedBy(_message.Message):
         prefill_cached_tokens: _builtins.int = ...,
         handed_over_tokens: _builtins.int = ...,
         prefix_pulled_tokens: _builtins.int = ...,
+        handover_s: _builtins.float = ...,
+        transfer_s: _builtins.float = ...,
+        exposed_transfer_s: _builtins.float = ...,
+        transferred_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_cached_tokens", b"decode_cached_tokens", "decode_worker", b"decode_worker", "handed_over_tokens", b"handed_over_tokens", "kv_transport", b"kv_transport", "prefill_cached_tokens", b"prefill_cached_tokens", "prefill_worker", b"prefill_worker", "prefix_pulled_tokens", b"prefix_pulled_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_cached_tokens", b"decode_cached_tokens", "decode_worker", b"decode_worker", "exposed_transfer_s", b"exposed_transfer_s", "handed_over_tokens", b"handed_over_tokens", "handover_s", b"handover_s", "kv_transport", b"kv_transport", "prefill_cached_tokens", b"prefill_cached_tokens", "prefill_worker", b"prefill_worker", "prefix_pulled_tokens", b"prefix_pulled_tokens", "transfer_s", b"transfer_s", "transferred_bytes", b"transferred_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -715,7 +715,9 @@ Global___PrefillRequest: _TypeAlias = PrefillRequest  # noqa: Y015
 
 @_typing.final
 class PrefillEvent(_message.Message):
-    """The life of a prefill, in this order: accepted, blocks, prompt logprobs, first token."""
+    """The life of a prefill: accepted; blocks and prompt logprobs chunk by chunk; the first token at once when it is
+    sampled, before the last blocks. The caller knows how many blocks there are, and ends the call when it has them.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -731,7 +733,7 @@ class PrefillEvent(_message.Message):
     def prompt_logprobs(self) -> Global___PromptLogprobs: ...
     @_builtins.property
     def first_token(self) -> Global___FirstToken:
-        """all blocks have been announced"""
+        """all prompt logprobs have been sent"""
 
     def __init__(
         self,

@@ -1,0 +1,1 @@
+"""Between processes: conversion, server shell, health, drain, status codes."""

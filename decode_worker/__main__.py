@@ -1,0 +1,28 @@
+"""`python -m decode_worker`: one decode or colocated worker in this process."""
+
+from collections.abc import Coroutine
+
+import click
+
+from rpc.entry import plain_errors
+from rpc.worker_command import run_worker, worker_command
+from rpc.worker_config import WorkerConfig
+
+
+def start(config: WorkerConfig) -> Coroutine[object, object, None]:
+    """Makes the worker; imports torch only once the options are known to be good."""
+    from decode_worker.worker import run
+
+    return run(config)
+
+
+@click.command()
+@worker_command(roles=("decode", "both"))
+@plain_errors
+def main(**flags: object) -> None:
+    """Decodes; with --role both, prefills its requests too."""
+    run_worker(flags, "decode", start)
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m decode_worker")

@@ -1,0 +1,73 @@
+"""A request in a decode worker: whose it is, how it is computed, and what was said about it."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from decode_worker.router_session import RouterSession
+from engine.outputs import RequestOutput
+from engine.request import FinishReason, Request
+from protos import common_pb2, worker_pb2
+from rpc.sampling import logprobs_to_proto
+
+FINISH_REASONS = {
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: common_pb2.FINISH_REASON_ABORT,
+}
+
+
+@dataclass(slots=True, eq=False)
+class DecodeRequest:
+    """Turns what happens to a request into news for its router."""
+
+    request: Request
+    session: RouterSession
+    command: worker_pb2.GenerateCommand
+    served_by: common_pb2.ServedBy
+    handover: "asyncio.Task[None] | None" = None
+    has_spoken: bool = field(default=False)  # a token was passed on
+
+    def say_output(self, output: RequestOutput) -> None:
+        """Passes on what a step did for the request."""
+        delta = worker_pb2.RequestDelta(request_id=self.command.request_id)
+        if output.sampled is not None:
+            delta.token_ids.append(output.sampled.token_id)
+            if output.sampled.logprobs is not None:
+                delta.logprobs.append(logprobs_to_proto(output.sampled.logprobs))
+        delta.prompt_logprobs.extend(map(logprobs_to_proto, output.prompt_logprobs))
+        if output.finish_reason is not None:
+            delta.finish_reason = FINISH_REASONS[output.finish_reason]
+        if not delta.token_ids and not delta.prompt_logprobs and output.finish_reason is None:
+            return
+        self.served_by.decode_cached_tokens = self.request.num_cached_tokens
+        if output.finish_reason is not None or (delta.token_ids and not self.has_spoken):
+            delta.served_by.CopyFrom(self.served_by)
+        self.has_spoken = self.has_spoken or bool(delta.token_ids)
+        self.session.add(delta)
+
+    def say_first_token(self, first: worker_pb2.FirstToken) -> None:
+        """Passes on the token that a prefill worker sampled."""
+        self.has_spoken = True
+        delta = worker_pb2.RequestDelta(
+            request_id=self.command.request_id, token_ids=[first.token_id], served_by=self.served_by
+        )
+        if first.HasField("logprobs"):
+            delta.logprobs.append(first.logprobs)
+        self.session.add(delta)
+
+    def say_prompt_logprobs(self, logprobs: worker_pb2.PromptLogprobs) -> None:
+        """Passes on what a prefill worker says about the prompt."""
+        self.session.add(
+            worker_pb2.RequestDelta(request_id=self.command.request_id, prompt_logprobs=logprobs.positions)
+        )
+
+    def say_error(self, code: int, message: str) -> None:
+        """The request failed; these are its last news."""
+        self.session.add(
+            worker_pb2.RequestDelta(
+                request_id=self.command.request_id,
+                finish_reason=common_pb2.FINISH_REASON_ERROR,
+                error=common_pb2.RequestError(code=code, message=message),
+                served_by=self.served_by,
+            )
+        )

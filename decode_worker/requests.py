@@ -1,0 +1,209 @@
+"""The life of a request in a decode worker.
+
+1. A router's command arrives on its stream; the engine queues the request, or refuses it, which is told at once.
+2. The engine admits it when there are blocks for all its tokens, and takes what its prefix cache has.
+3. If the plan names a prefill worker, a handover fills the blocks (see `handover`); else the engine computes the prompt
+   itself, in chunks, batched with everything else.
+4. When its KV is here it takes part in every step. After each step, each router gets one message with the new tokens of
+   all of its requests.
+5. It ends by a stop condition, or is aborted: by its router, or with its router's stream.
+
+A handover that fails costs time only: what has come stays, and the engine computes the rest.
+"""
+
+import asyncio
+import logging
+from functools import partial
+
+import grpc
+
+from decode_worker.decode_request import DecodeRequest
+from decode_worker.handover import Handover
+from decode_worker.router_session import RouterSession
+from engine.outputs import StepOutput
+from engine.request import Request, RequestId
+from engine.scheduler import Received
+from kvtransfer.errors import ChecksumMismatch, TransferError
+from protos import common_pb2, worker_pb2, worker_pb2_grpc
+from rpc.drain import Drain
+from rpc.engine_host import EngineHost
+from rpc.peers import Channels
+from rpc.sampling import sampling_from_proto
+from rpc.status import Unavailable, code_number
+from rpc.worker_counters import WorkerCounters
+
+logger = logging.getLogger(__name__)
+
+
+class DecodeRequests:
+    """Owns every request that routers gave to this worker."""
+
+    def __init__(
+        self,
+        host: EngineHost,
+        channels: Channels,
+        counters: WorkerCounters,
+        drain: Drain,
+        worker_id: str,
+        deadline_s: float,
+    ) -> None:
+        self._host = host
+        self._channels = channels
+        self._counters = counters
+        self._drain = drain
+        self._worker_id = worker_id
+        self._deadline_s = deadline_s
+        self._requests: dict[RequestId, DecodeRequest] = {}
+        self._handovers: set[asyncio.Task[None]] = set()
+        host.listen(self._on_step)
+
+    def submit(self, command: worker_pb2.GenerateCommand, session: RouterSession) -> None:
+        """Takes a request; whatever becomes of it is told over the session."""
+        entry = DecodeRequest(
+            request=Request(
+                request_id=_request_id(session, command.request_id),
+                token_ids=list(command.token_ids),
+                num_prompt_tokens=command.num_prompt_tokens,
+                sampling=sampling_from_proto(command.sampling),
+                cache_salt=command.cache_salt,
+                priority=command.priority,
+                receives_kv=command.HasField("prefill"),
+            ),
+            session=session,
+            command=command,
+            served_by=common_pb2.ServedBy(
+                prefill_worker=command.prefill.worker_id or self._worker_id, decode_worker=self._worker_id
+            ),
+        )
+        if self._drain.has_begun:
+            error = Unavailable("this worker is draining; ask another")
+            entry.say_error(code_number(error), str(error))
+            return
+        if entry.request.request_id in self._requests:
+            return  # told twice
+        self._requests[entry.request.request_id] = entry
+        self._drain.enter()
+        adding = self._host.call(lambda engine: engine.add(entry.request))
+        adding.add_done_callback(partial(self._on_added, entry))
+
+    def abort(self, request_id: str, session: RouterSession) -> None:
+        """Ends a request; nothing more is told about it."""
+        entry = self._requests.get(_request_id(session, request_id))
+        if entry is not None:
+            self._abort(entry)
+
+    def abort_all(self, session: RouterSession) -> None:
+        """Ends every request of a session."""
+        for entry in [entry for entry in self._requests.values() if entry.session is session]:
+            self._abort(entry)
+
+    async def close(self) -> None:
+        """Aborts what is left; returns when nothing is written into any block any more."""
+        for entry in list(self._requests.values()):
+            self._abort(entry)
+        await asyncio.gather(*self._handovers, return_exceptions=True)
+
+    def _abort(self, entry: DecodeRequest) -> None:
+        request_id = entry.request.request_id
+        self._host.call(lambda engine: engine.abort(request_id))
+        if entry.handover is not None:
+            entry.handover.cancel()
+        self._end(entry)
+
+    def _end(self, entry: DecodeRequest) -> None:
+        if self._requests.pop(entry.request.request_id, None) is not None:
+            self._drain.leave()
+
+    def _on_added(self, entry: DecodeRequest, adding: "asyncio.Future[None]") -> None:
+        error = asyncio.CancelledError() if adding.cancelled() else adding.exception()
+        if error is not None and entry.request.request_id in self._requests:
+            entry.say_error(code_number(error), str(error))
+            self._end(entry)
+
+    def _on_step(self, step: StepOutput) -> None:
+        for output in step.outputs:
+            entry = self._requests.get(output.request_id)
+            if entry is not None:
+                entry.say_output(output)
+                if output.finish_reason is not None:
+                    self._end(entry)
+        for request in step.receiving:
+            entry = self._requests.get(request.request_id)
+            if entry is None:  # aborted in the meantime
+                self._end_receive(request, Received(0))
+            else:
+                entry.handover = asyncio.create_task(self._receive(entry))
+                self._handovers.add(entry.handover)
+                entry.handover.add_done_callback(self._handovers.discard)
+
+    async def _receive(self, entry: DecodeRequest) -> None:
+        """Has a prefill worker compute the request's prompt, and takes over its KV."""
+        request = entry.request
+        served_by = entry.served_by
+        served_by.decode_cached_tokens = request.num_cached_tokens
+        served_by.handed_over_tokens = request.num_tokens - request.num_computed_tokens
+
+        def on_first_token(first: worker_pb2.FirstToken) -> None:
+            served_by.kv_transport = handover.peer_transport
+            served_by.prefill_cached_tokens = first.num_cached_tokens
+            served_by.prefix_pulled_tokens = first.num_pulled_tokens
+            entry.say_first_token(first)
+
+        handover = Handover(self._host, request, on_first_token, entry.say_prompt_logprobs, self._deadline_s)
+        stub = worker_pb2_grpc.PrefillStub(self._channels.get(entry.command.prefill.address))
+        num_known_tokens = request.num_computed_tokens
+        try:
+            await handover.run(stub, self._prefill_request(entry))
+            self._counters.handovers += 1
+        except (grpc.aio.AioRpcError, TransferError) as error:
+            self._counters.handover_failures += 1
+            self._counters.checksum_failures += isinstance(error, ChecksumMismatch)
+            logger.warning("handover from %s failed: %s", entry.command.prefill.worker_id, error)
+        finally:
+            self._counters.handover_bytes += handover.num_bytes
+            if handover.received.sampled is None:
+                served_by.prefill_worker = self._worker_id
+            served_by.handed_over_tokens = max(0, handover.received.num_tokens - num_known_tokens)
+            _note_times(served_by, handover)
+            self._end_receive(request, handover.received)
+
+    def _end_receive(self, request: Request, received: Received) -> None:
+        ending = self._host.call(lambda engine: engine.end_receive(request.request_id, received))
+
+        def say_end(_: object) -> None:
+            entry = self._requests.get(request.request_id)
+            output = ending.result()
+            if output is not None and entry is not None:
+                entry.say_output(output)
+                self._end(entry)
+
+        ending.add_done_callback(say_end)
+
+    def _prefill_request(self, entry: DecodeRequest) -> worker_pb2.PrefillRequest:
+        command = entry.command
+        has_source = command.HasField("prefix_source")
+        return worker_pb2.PrefillRequest(
+            request_id=command.request_id,
+            token_ids=command.token_ids,
+            num_prompt_tokens=command.num_prompt_tokens,
+            sampling=command.sampling,
+            cache_salt=command.cache_salt,
+            priority=command.priority,
+            incarnation=command.prefill.incarnation,
+            fingerprint=self._host.fingerprint,
+            num_cached_tokens=entry.request.num_computed_tokens,
+            prefix_source=command.prefix_source if has_source else None,
+        )
+
+
+def _request_id(session: RouterSession, request_id: str) -> RequestId:
+    return RequestId(f"{session.session_id}/{request_id}")
+
+
+def _note_times(served_by: common_pb2.ServedBy, handover: Handover) -> None:
+    times = handover.times
+    served_by.transferred_bytes = handover.num_bytes
+    served_by.transfer_s = times.transfer_s
+    served_by.exposed_transfer_s = times.exposed_transfer_s
+    if times.complete_at_s:
+        served_by.handover_s = times.complete_at_s - times.last_computed_at_s

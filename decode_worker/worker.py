@@ -1,0 +1,37 @@
+"""A worker that decodes, and prefills what a plan leaves to it; in the role `both` that is everything."""
+
+import grpc
+
+from decode_worker.requests import DecodeRequests
+from decode_worker.service import DecodeService
+from protos import worker_pb2_grpc
+from rpc.worker_config import WorkerConfig
+from rpc.worker_server import WorkerCore, serve_worker
+
+
+class DecodeWorker:
+    """The services of the decode role."""
+
+    def __init__(self, core: WorkerCore) -> None:
+        self._requests = DecodeRequests(
+            core.host,
+            core.channels,
+            core.counters,
+            core.drain,
+            core.config.worker_id,
+            core.config.transfer_deadline_s,
+        )
+        self._service = DecodeService(self._requests, core.host.pool.incarnation)
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the role's services to the server."""
+        worker_pb2_grpc.add_DecodeServicer_to_server(self._service, server)
+
+    async def close(self) -> None:
+        """Aborts what is left."""
+        await self._requests.close()
+
+
+async def run(config: WorkerConfig) -> None:
+    """Serves until SIGTERM or SIGINT."""
+    await serve_worker(config, DecodeWorker)

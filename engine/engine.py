@@ -1,0 +1,131 @@
+"""The engine: requests in, tokens out."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.attention.torch_reference import TorchAttention
+from engine.block_manager import BlockManager
+from engine.config import EngineConfig
+from engine.errors import EngineError, InvalidRequest
+from engine.fingerprint import compatibility_fingerprint
+from engine.kv_cache import KVCacheLayout
+from engine.model_config import read_model_config
+from engine.model_runner import ModelRunner
+from engine.models import load_model
+from engine.outputs import EngineStats, RequestOutput, StepOutput
+from engine.request import Request, RequestId
+from engine.sampler import Sampler
+from engine.scheduler import Received, Scheduler
+
+MIN_BLOCKS = 2
+STEP_TIME_WEIGHT = 0.1  # of the newest step in the running mean
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Plain memory for a KV pool, in a process that shares it with nobody."""
+    return torch.zeros(shape, dtype=dtype)
+
+
+class Engine:
+    """Owns a model, its KV pool and its requests. Not thread-safe: one thread calls everything."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        allocate_pool: Callable[[tuple[int, ...], torch.dtype], Tensor] = zeros,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> None:
+        """Loads the checkpoint. Raises UnsupportedModel if it asks for something that is not implemented.
+
+        `allocate_pool` gives the pool's memory, zeroed; `on_progress` hears the share of the weights that is loaded.
+        """
+        directory, device = Path(config.model), torch.device(config.device)
+        self.config = config
+        self.model_config = read_model_config(directory, config.dtype)
+        self.max_model_len = config.max_model_len or self.model_config.max_model_len
+        if self.max_model_len > self.model_config.max_model_len:
+            raise EngineError(
+                f"max_model_len is {self.max_model_len}, but the checkpoint's context is "
+                f"{self.model_config.max_model_len} tokens"
+            )
+        layout = KVCacheLayout.of(self.model_config, config.block_size)
+        num_blocks = config.kv_cache_memory_bytes // layout.block_bytes
+        if num_blocks < MIN_BLOCKS:
+            raise EngineError(
+                f"kv_cache_memory_bytes is {config.kv_cache_memory_bytes}, but must be at least "
+                f"{MIN_BLOCKS * layout.block_bytes}: {MIN_BLOCKS} blocks of {layout.block_bytes} bytes"
+            )
+        model = load_model(directory, self.model_config, device, TorchAttention, on_progress)
+        self.layout = layout
+        self.pool = allocate_pool(layout.pool_shape(num_blocks), layout.dtype).to(device)
+        self.fingerprint = compatibility_fingerprint(directory, self.model_config, layout)
+        self.runner = ModelRunner(
+            model, self.pool, config.block_size, Sampler(self.model_config.vocab_size, self.model_config.eos_token_ids)
+        )
+        self.blocks = BlockManager(num_blocks, config.block_size, config.enable_prefix_caching)
+        self.scheduler = Scheduler(config, self.blocks, self.max_model_len, self.model_config.eos_token_ids)
+        self._step_s = 0.0
+        self._num_generated_tokens = 0
+        self._num_prefilled_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step might do something."""
+        return len(self.scheduler.waiting) + len(self.scheduler.running) > 0
+
+    def add(self, request: Request) -> None:
+        """Queues a request. Raises InvalidRequest if it could never run, QueueFull if the queue is at its bound."""
+        request.sampling.validate(self.model_config.vocab_size)
+        vocab_size = self.model_config.vocab_size
+        if not all(0 <= token_id < vocab_size for token_id in request.token_ids):
+            raise InvalidRequest(f"a prompt token id is out of range; ids go from 0 to {vocab_size - 1}")
+        self.scheduler.add(request)
+
+    def step(self) -> StepOutput:
+        """Computes one step; nothing is scheduled if every request waits for blocks that others hold."""
+        started_at_s = time.monotonic()
+        schedule = self.scheduler.schedule()
+        outputs: list[RequestOutput] = []
+        if schedule.requests:
+            outputs = self.scheduler.update(schedule.requests, self.runner.run(schedule.requests))
+            self._count(outputs, sum(item.num_new_tokens for item in schedule.requests), started_at_s)
+        return StepOutput(outputs, schedule.receiving, time.monotonic())
+
+    def abort(self, request_id: RequestId) -> bool:
+        """Ends a request wherever it stands and frees the blocks that it kept; False if there is none of that id."""
+        return self.scheduler.abort(request_id)
+
+    def end_receive(self, request_id: RequestId, received: Received) -> RequestOutput | None:
+        """Whoever filled a receiving request's blocks is done; see `Scheduler.end_receive`."""
+        return self.scheduler.end_receive(request_id, received)
+
+    def stats(self) -> EngineStats:
+        """Load now, and counters since the start."""
+        num_running = len(self.scheduler.running)
+        return EngineStats(
+            num_running=num_running,
+            num_waiting=self.scheduler.num_unfinished - num_running,
+            num_queued_tokens=self.scheduler.num_queued_tokens,
+            num_free_blocks=self.blocks.cache.pool.num_free,
+            num_blocks=self.blocks.num_usable,
+            step_s=self._step_s,
+            num_generated_tokens=self._num_generated_tokens,
+            num_prefilled_tokens=self._num_prefilled_tokens,
+            num_preemptions=self.scheduler.num_preemptions,
+            num_cached_tokens=self.scheduler.num_cached_tokens,
+            num_looked_up_tokens=self.scheduler.num_looked_up_tokens,
+        )
+
+    def check_integrity(self) -> None:
+        """Asserts that every block is accounted for."""
+        self.scheduler.check_integrity()
+
+    def _count(self, outputs: list[RequestOutput], num_computed: int, started_at_s: float) -> None:
+        num_sampled = sum(output.sampled is not None for output in outputs)
+        self._num_generated_tokens += num_sampled
+        self._num_prefilled_tokens += num_computed - num_sampled
+        self._step_s += STEP_TIME_WEIGHT * (time.monotonic() - started_at_s - self._step_s)

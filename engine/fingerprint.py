@@ -1,0 +1,19 @@
+"""What two engines must have in common to exchange KV."""
+
+import json
+from dataclasses import asdict
+from hashlib import blake2b
+from pathlib import Path
+
+from engine.kv_cache import KVCacheLayout
+from engine.model_config import ModelConfig
+from engine.weights import weights_revision
+
+PROTOCOL_VERSION = 1  # raised whenever a block's bytes come to mean something else
+
+
+def compatibility_fingerprint(directory: Path, config: ModelConfig, layout: KVCacheLayout) -> str:
+    """Equal for two engines if and only if each can use the other's blocks: model, weights, dtype, layout, protocol."""
+    parts = [PROTOCOL_VERSION, asdict(config), repr(layout), weights_revision(directory)]
+    described = json.dumps(parts, sort_keys=True, default=sorted)  # sets have no order of their own
+    return blake2b(described.encode(), digest_size=16).hexdigest()

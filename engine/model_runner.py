@@ -1,0 +1,108 @@
+"""Runs the model on a step's work: builds the batch, computes logits, samples."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.batch import Batch
+from engine.block_pool import NULL_BLOCK
+from engine.models import Model
+from engine.outputs import PositionLogprobs, SampledToken
+from engine.sampler import Sampler
+from engine.scheduler import ScheduledRequest, StepResult
+
+
+@dataclass(slots=True)
+class LogitsRows:
+    """Which rows of a step's logits mean what."""
+
+    token_indices: list[int] = field(default_factory=list)  # of the batch, a logits row each
+    sampled_rows: list[int] = field(default_factory=list)  # one for each request that samples
+    prompt_rows: dict[int, range] = field(default_factory=dict)  # by place in the schedule
+
+
+class ModelRunner:
+    """Owns the model, the KV pool and the sampler."""
+
+    def __init__(self, model: Model, pool: Tensor, block_size: int, sampler: Sampler) -> None:
+        self.model = model
+        self.pool = pool
+        self.block_size = block_size
+        self.sampler = sampler
+
+    @torch.inference_mode()
+    def run(self, scheduled: Sequence[ScheduledRequest]) -> list[StepResult]:
+        """Computes the scheduled tokens' KV and samples where a request has caught up; results in the same order."""
+        rows = self._logits_rows(scheduled)
+        logits = self.model.forward(self._batch(scheduled, rows), self.pool)
+        sampling = [item.request for item in scheduled if item.samples]
+        tokens = iter(self.sampler.sample(self._select(logits, rows.sampled_rows), sampling) if sampling else [])
+        results = []
+        for place, item in enumerate(scheduled):
+            sampled: SampledToken | None = next(tokens) if item.samples else None
+            results.append(StepResult(sampled, self._prompt_logprobs(logits, item, rows.prompt_rows.get(place))))
+        return results
+
+    def _logits_rows(self, scheduled: Sequence[ScheduledRequest]) -> LogitsRows:
+        rows = LogitsRows()
+        end = 0
+        for place, item in enumerate(scheduled):
+            start, end = end, end + item.num_new_tokens
+            request = item.request
+            if request.sampling.prompt_logprobs is not None:
+                first = max(request.num_computed_tokens, request.num_prompt_logprobs)
+                last = min(request.num_computed_tokens + item.num_new_tokens, request.num_prompt_tokens - 1)
+                if first < last:
+                    offset = start - request.num_computed_tokens
+                    rows.prompt_rows[place] = range(len(rows.token_indices), len(rows.token_indices) + last - first)
+                    rows.token_indices += range(first + offset, last + offset)
+            if item.samples:
+                rows.sampled_rows.append(len(rows.token_indices))
+                rows.token_indices.append(end - 1)
+        return rows
+
+    def _batch(self, scheduled: Sequence[ScheduledRequest], rows: LogitsRows) -> Batch:
+        query_lens = [item.num_new_tokens for item in scheduled]
+        context_lens = [item.request.num_computed_tokens + item.num_new_tokens for item in scheduled]
+        max_blocks = -(-max(context_lens) // self.block_size)
+        tables = np.full((len(scheduled), max_blocks), NULL_BLOCK, dtype=np.int64)
+        token_ids: list[int] = []
+        for row, item in enumerate(scheduled):
+            request, start = item.request, item.request.num_computed_tokens
+            token_ids += request.token_ids[start : start + item.num_new_tokens]
+            num_blocks = min(len(request.block_table), max_blocks)
+            tables[row, :num_blocks] = request.block_table[:num_blocks]
+        query_starts = np.concatenate(([0], np.cumsum(query_lens)))
+        seq_of_token = np.repeat(np.arange(len(scheduled)), query_lens)
+        starts = np.array(context_lens) - np.array(query_lens) - query_starts[:-1]
+        positions = np.arange(query_starts[-1]) + starts[seq_of_token]
+        slots = tables[seq_of_token, positions // self.block_size] * self.block_size + positions % self.block_size
+        return Batch(
+            token_ids=self._tensor(np.array(token_ids, dtype=np.int64)),
+            positions=self._tensor(positions),
+            slot_mapping=self._tensor(slots),
+            query_starts=self._tensor(query_starts),
+            context_lens=self._tensor(np.array(context_lens)),
+            block_tables=self._tensor(tables),
+            logits_indices=self._tensor(np.array(rows.token_indices, dtype=np.int64)),
+            query_lens_list=query_lens,
+            context_lens_list=context_lens,
+            num_decodes=sum(query_len == 1 for query_len in query_lens),
+        )
+
+    def _tensor(self, array: np.ndarray) -> Tensor:  # type: ignore[type-arg]  # int64 of any rank
+        return torch.from_numpy(array).to(self.pool.device, non_blocking=True)
+
+    def _select(self, logits: Tensor, rows: list[int]) -> Tensor:
+        return logits if len(rows) == logits.shape[0] else logits[rows]
+
+    def _prompt_logprobs(self, logits: Tensor, item: ScheduledRequest, rows: range | None) -> list[PositionLogprobs]:
+        num_top = item.request.sampling.prompt_logprobs
+        if rows is None or num_top is None:
+            return []
+        first = max(item.request.num_computed_tokens, item.request.num_prompt_logprobs)
+        targets = item.request.token_ids[first + 1 : first + 1 + len(rows)]
+        return self.sampler.prompt_logprobs(logits[rows.start : rows.stop], targets, num_top)

@@ -1,0 +1,279 @@
+"""Continuous batching: which requests compute how many tokens in the next step.
+
+There are no phases. A request has `num_tokens`, of which `num_computed_tokens` have their KV here; a step lets the
+second number catch up with the first, under a token budget (Orca, OSDI 2022; chunked prefill: Sarathi-Serve, OSDI
+2024). When it has caught up, a token is sampled and there is one more to compute.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine.block_manager import BlockManager
+from engine.config import EngineConfig
+from engine.errors import InvalidRequest, QueueFull
+from engine.outputs import PositionLogprobs, RequestOutput, SampledToken
+from engine.request import FinishReason, Request, RequestId, RequestStatus
+from engine.waiting_queue import OrderedRequests
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """A request and how many of its tokens the step computes."""
+
+    request: Request
+    num_new_tokens: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether the step computes the last known token, so that the next can be sampled."""
+        return self.request.num_computed_tokens + self.num_new_tokens == self.request.num_tokens
+
+
+@dataclass(slots=True)
+class Schedule:
+    """A step's work; requests with one new token come first."""
+
+    requests: list[ScheduledRequest] = field(default_factory=list)
+    receiving: list[Request] = field(default_factory=list)  # got their blocks now; somebody else fills them
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the model said about one scheduled request."""
+
+    sampled: SampledToken | None = None
+    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What came of a request that was computed elsewhere, all of it already passed on."""
+
+    num_tokens: int  # whose KV is here, from the first on
+    sampled: SampledToken | None = None  # the token behind the known ones
+    num_prompt_logprobs: int = 0
+
+
+class Scheduler:
+    """Owns the requests of an engine."""
+
+    def __init__(self, config: EngineConfig, blocks: BlockManager, max_model_len: int, eos_token_ids: frozenset[int]):
+        if config.max_num_batched_tokens <= config.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens is {config.max_num_batched_tokens}, but must exceed max_num_seqs "
+                f"({config.max_num_seqs}), or prompts would starve behind decodes"
+            )
+        self.config = config
+        self.blocks = blocks
+        self.max_model_len = max_model_len
+        self.eos_token_ids = eos_token_ids
+        self.waiting = OrderedRequests()
+        self.running = OrderedRequests()
+        self.num_preemptions = 0
+        self.num_cached_tokens = 0
+        self.num_looked_up_tokens = 0
+        self._requests: dict[RequestId, Request] = {}
+        self._num_arrivals = 0
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that have not ended."""
+        return sum(request.status is not RequestStatus.FINISHED for request in self._requests.values())
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Tokens to compute before every request has caught up."""
+        unfinished = (r for r in self._requests.values() if r.status is not RequestStatus.FINISHED)
+        return sum(request.num_tokens - request.num_computed_tokens for request in unfinished)
+
+    def add(self, request: Request) -> None:
+        """Queues a request. Raises InvalidRequest if it could never run, QueueFull if the queue is at its bound."""
+        self._check(request)
+        if len(self.waiting) >= self.config.max_num_waiting:
+            raise QueueFull(f"{len(self.waiting)} requests are waiting, which is the bound; try again later")
+        self._num_arrivals += 1
+        request.arrival = self._num_arrivals
+        self._requests[request.request_id] = request
+        self.waiting.add(request)
+
+    def schedule(self) -> Schedule:
+        """Picks a step's work: decodes, then prompts begun, then requests that wait."""
+        schedule = Schedule()
+        budget = self.config.max_num_batched_tokens - self._schedule_decodes(schedule)
+        for request in self.running:
+            missing = request.num_tokens - request.num_computed_tokens
+            if missing > 1 and budget > 0:
+                # Blocks lack at most for the last token, when that came with a prompt that did not come whole.
+                room = len(request.block_table) * self.config.block_size - request.num_computed_tokens
+                schedule.requests.append(ScheduledRequest(request, min(missing, budget, room)))
+                budget -= schedule.requests[-1].num_new_tokens
+        self._admit(schedule, budget)
+        schedule.requests.sort(key=lambda item: item.num_new_tokens > 1)
+        return schedule
+
+    def update(self, scheduled: Sequence[ScheduledRequest], results: Sequence[StepResult]) -> list[RequestOutput]:
+        """Takes in a step's results: computed tokens, sampled tokens, ends."""
+        outputs = []
+        for item, result in zip(scheduled, results, strict=True):
+            request = item.request
+            self.blocks.advance(request, request.num_computed_tokens + item.num_new_tokens)
+            request.num_prompt_logprobs += len(result.prompt_logprobs)
+            if result.sampled is not None:
+                self._append(request, result.sampled)
+            outputs.append(
+                RequestOutput(
+                    request_id=request.request_id,
+                    num_computed_tokens=request.num_computed_tokens,
+                    sampled=result.sampled,
+                    prompt_logprobs=result.prompt_logprobs,
+                    finish_reason=request.finish_reason,
+                )
+            )
+        return outputs
+
+    def abort(self, request_id: RequestId) -> bool:
+        """Ends a request wherever it stands; False if there is none of that id. Blocks being filled stay held by
+        whoever fills them.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        if request.status is RequestStatus.WAITING:
+            self.waiting.remove(request)
+        elif request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
+        request.finish_reason = request.finish_reason or FinishReason.ABORT
+        request.keep_blocks = False
+        self._finish(request)
+        return True
+
+    def end_receive(self, request_id: RequestId, received: Received) -> RequestOutput | None:
+        """Whoever filled a request's blocks is done with them; called once for each receiving request, whatever came.
+
+        What did not come is computed here. Returns the request's end if the token that came ended it; None if the
+        request goes on, or was aborted.
+        """
+        self.blocks.end_fill(request_id)
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        num_tokens = received.num_tokens if received.sampled else min(received.num_tokens, request.num_tokens - 1)
+        request.status = RequestStatus.RUNNING
+        request.receives_kv = False
+        request.num_prompt_logprobs += received.num_prompt_logprobs
+        self.running.add(request)
+        self.blocks.advance(request, max(num_tokens, request.num_computed_tokens))
+        if received.sampled is not None:
+            self._append(request, received.sampled)
+        if request.finish_reason is None:
+            return None
+        return RequestOutput(request_id, request.num_computed_tokens, finish_reason=request.finish_reason)
+
+    def check_integrity(self) -> None:
+        """Asserts that every block is held by exactly those who should hold it, and that the queues are right."""
+        self.blocks.check_integrity(self._requests.values())
+        for queue, status in ((self.waiting, RequestStatus.WAITING), (self.running, RequestStatus.RUNNING)):
+            expected = {id(request) for request in self._requests.values() if request.status is status}
+            assert {id(request) for request in queue} == expected, f"the {status.value} queue is wrong"
+        assert all(not request.block_table for request in self.waiting), "a waiting request holds blocks"
+        assert all(request.num_computed_tokens < request.num_tokens for request in self.running)
+
+    def _check(self, request: Request) -> None:
+        if request.request_id in self._requests:
+            raise InvalidRequest(f"request id {request.request_id} is in use")
+        if not 0 < request.num_prompt_tokens <= request.num_tokens:
+            raise InvalidRequest("a prompt needs at least one token")
+        if request.num_tokens >= self.max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {request.num_tokens} tokens, but must leave room for one more in the context of "
+                f"{self.max_model_len} tokens"
+            )
+        most = min(request.num_prompt_tokens + request.sampling.max_tokens, self.max_model_len)
+        needed, usable = self.blocks.num_blocks_for(most), self.blocks.num_usable
+        if needed > usable:
+            raise InvalidRequest(
+                f"prompt and output of up to {most} tokens need {needed} blocks of KV, but the pool has {usable}; "
+                f"ask for fewer tokens or raise kv_cache_memory_bytes"
+            )
+
+    def _schedule_decodes(self, schedule: Schedule) -> int:
+        """Schedules every request with one token missing, preempting the last in order while blocks lack."""
+        for request in list(self.running):
+            is_running = request.status is RequestStatus.RUNNING
+            if is_running and request.num_tokens - request.num_computed_tokens == 1 and self._grow(request):
+                schedule.requests.append(ScheduledRequest(request, 1))
+        return len(schedule.requests)
+
+    def _grow(self, request: Request) -> bool:
+        """Gives the request blocks for all its tokens; False if it had to be preempted itself."""
+        while not self.blocks.grow(request):
+            victim = self.running.last
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        """Takes a request's blocks; it waits again, in its old place, and computes its tokens anew."""
+        self.running.remove(request)
+        self.blocks.free(request)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        request.status = RequestStatus.WAITING
+        self.num_preemptions += 1
+        self.waiting.add(request)
+
+    def _admit(self, schedule: Schedule, budget: int) -> None:
+        """Admits waiting requests strictly in order, each with blocks for all its tokens, so that none starves."""
+        num_active = len(self.running) + self.blocks.num_fills
+        while len(self.waiting) > 0 and num_active < self.config.max_num_seqs:
+            request = self.waiting.first
+            if (budget == 0 and not request.receives_kv) or not self._take_blocks(request):
+                return
+            self.waiting.remove(request)
+            num_active += 1
+            if request.receives_kv:
+                request.status = RequestStatus.RECEIVING
+                self.blocks.begin_fill(request)
+                schedule.receiving.append(request)
+            else:
+                request.status = RequestStatus.RUNNING
+                self.running.add(request)
+                num_new_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
+                schedule.requests.append(ScheduledRequest(request, num_new_tokens))
+                budget -= num_new_tokens
+
+    def _take_blocks(self, request: Request) -> bool:
+        reports_prompt = request.sampling.prompt_logprobs is not None
+        computes_all = reports_prompt and request.num_prompt_logprobs < request.num_prompt_tokens - 1
+        reserve = len(self.running)  # each of these may soon need one more
+        if not self.blocks.take(request, reserve, reads_cache=not computes_all):
+            return False
+        if request.num_preemptions == 0:
+            request.num_cached_tokens = request.num_computed_tokens
+            self.num_cached_tokens += request.num_cached_tokens
+            self.num_looked_up_tokens += request.num_tokens
+        return True
+
+    def _append(self, request: Request, sampled: SampledToken) -> None:
+        """Appends a sampled token, and ends the request if it is the last."""
+        request.token_ids.append(sampled.token_id)
+        request.finish_reason = self._finish_reason(request, sampled.token_id)
+        if request.finish_reason is not None:
+            self.running.remove(request)
+            self._finish(request)
+
+    def _finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
+        sampling = request.sampling
+        is_eos = token_id in self.eos_token_ids and not sampling.ignore_eos
+        if request.num_output_tokens >= sampling.min_tokens and (is_eos or token_id in sampling.stop_token_ids):
+            return FinishReason.STOP
+        if request.num_output_tokens >= sampling.max_tokens or request.num_tokens >= self.max_model_len:
+            return FinishReason.LENGTH
+        return None
+
+    def _finish(self, request: Request) -> None:
+        request.status = RequestStatus.FINISHED
+        if not request.keep_blocks:
+            self.blocks.free(request)
+            del self._requests[request.request_id]

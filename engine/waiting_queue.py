@@ -1,0 +1,44 @@
+"""Requests in the order in which they are served."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from engine.request import Request
+
+
+def service_order(request: Request) -> tuple[int, int]:
+    """Sort key: priority first, then arrival."""
+    return request.priority, request.arrival
+
+
+class OrderedRequests:
+    """Requests sorted by `service_order`."""
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    @property
+    def first(self) -> Request:
+        """Served before all others."""
+        return self._requests[0]
+
+    @property
+    def last(self) -> Request:
+        """Served after all others."""
+        return self._requests[-1]
+
+    def add(self, request: Request) -> None:
+        """Puts the request in its place."""
+        insort(self._requests, request, key=service_order)
+
+    def remove(self, request: Request) -> None:
+        """Takes the request out."""
+        index = bisect_left(self._requests, service_order(request), key=service_order)
+        assert self._requests[index] is request
+        del self._requests[index]

@@ -1,0 +1,28 @@
+"""`python -m prefill_worker`: one prefill worker in this process."""
+
+from collections.abc import Coroutine
+
+import click
+
+from rpc.entry import plain_errors
+from rpc.worker_command import run_worker, worker_command
+from rpc.worker_config import WorkerConfig
+
+
+def start(config: WorkerConfig) -> Coroutine[object, object, None]:
+    """Makes the worker; imports torch only once the options are known to be good."""
+    from prefill_worker.worker import run
+
+    return run(config)
+
+
+@click.command()
+@worker_command(roles=("prefill",))
+@plain_errors
+def main(**flags: object) -> None:
+    """Computes prompts for decode workers."""
+    run_worker(flags, "prefill", start)
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m prefill_worker")

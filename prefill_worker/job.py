@@ -1,0 +1,80 @@
+"""One prompt on its way through a prefill worker."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from engine.outputs import RequestOutput, SampledToken
+from engine.request import Request, RequestId
+from protos import worker_pb2
+from rpc.announcement import announce
+from rpc.sampling import logprobs_to_proto, sampling_from_proto
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStep:
+    """What a step did for the prompt, and the monotonic clock when it was done."""
+
+    output: RequestOutput
+    computed_at_s: float
+
+
+@dataclass(slots=True, eq=False)
+class PrefillJob:
+    """Turns a prompt's steps into the events of its call."""
+
+    request: Request
+    num_caller_tokens: int  # whose KV the caller has already
+    num_pulled_tokens: int = 0  # pulled from a third worker
+    steps: "asyncio.Queue[PrefillStep]" = field(default_factory=asyncio.Queue)  # at most one for each chunk
+
+    @classmethod
+    def of(cls, message: worker_pb2.PrefillRequest, request_id: RequestId) -> "PrefillJob":
+        """The job that a message asks for: its tokens, and one more."""
+        sampling = sampling_from_proto(message.sampling)
+        num_output_tokens = len(message.token_ids) - message.num_prompt_tokens
+        return cls(
+            Request(
+                request_id=request_id,
+                token_ids=list(message.token_ids),
+                num_prompt_tokens=message.num_prompt_tokens,
+                sampling=replace(
+                    sampling,
+                    max_tokens=num_output_tokens + 1,
+                    min_tokens=min(sampling.min_tokens, num_output_tokens + 1),
+                ),
+                cache_salt=message.cache_salt,
+                priority=message.priority,
+                receives_kv=message.HasField("prefix_source"),
+                keep_blocks=True,
+            ),
+            message.num_cached_tokens,
+        )
+
+    async def events(self, pool: Tensor, block_size: int) -> AsyncIterator[worker_pb2.PrefillEvent]:
+        """The prompt's events from its first step to its last block."""
+        num_announced = self.num_caller_tokens // block_size
+        is_last = False
+        while not is_last:
+            step = await self.steps.get()
+            sampled, num_ready = step.output.sampled, step.output.num_computed_tokens // block_size
+            if step.output.prompt_logprobs:
+                positions = [logprobs_to_proto(position) for position in step.output.prompt_logprobs]
+                yield worker_pb2.PrefillEvent(prompt_logprobs=worker_pb2.PromptLogprobs(positions=positions))
+            if sampled is not None:
+                is_last, num_ready = True, len(self.request.block_table)
+                yield worker_pb2.PrefillEvent(first_token=self._first_token(sampled))
+            blocks = self.request.block_table[num_announced:num_ready]
+            async for ready in announce(pool, num_announced, blocks, step.computed_at_s):
+                yield worker_pb2.PrefillEvent(blocks=ready)
+            num_announced = max(num_announced, num_ready)
+
+    def _first_token(self, sampled: SampledToken) -> worker_pb2.FirstToken:
+        return worker_pb2.FirstToken(
+            token_id=sampled.token_id,
+            logprobs=logprobs_to_proto(sampled.logprobs) if sampled.logprobs else None,
+            num_cached_tokens=self.request.num_cached_tokens + self.num_pulled_tokens,
+            num_pulled_tokens=self.num_pulled_tokens,
+        )

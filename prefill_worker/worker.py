@@ -1,0 +1,30 @@
+"""A worker that prefills for others."""
+
+import grpc
+
+from prefill_worker.prefix_pull import PrefixPuller
+from prefill_worker.service import PrefillService
+from protos import worker_pb2_grpc
+from rpc.worker_config import WorkerConfig
+from rpc.worker_server import WorkerCore, serve_worker
+
+
+class PrefillWorker:
+    """The services of the prefill role."""
+
+    def __init__(self, core: WorkerCore) -> None:
+        puller = PrefixPuller(core.host, core.channels, core.counters, core.config.transfer_deadline_s)
+        self._service = PrefillService(core.host, core.drain, puller)
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the role's services to the server."""
+        worker_pb2_grpc.add_PrefillServicer_to_server(self._service, server)
+
+    async def close(self) -> None:
+        """Ends every pull."""
+        await self._service.close()
+
+
+async def run(config: WorkerConfig) -> None:
+    """Serves until SIGTERM or SIGINT."""
+    await serve_worker(config, PrefillWorker)

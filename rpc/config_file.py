@@ -1,0 +1,106 @@
+"""One YAML file and the flags of a command line, put together to a config; flags win."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import yaml
+
+from rpc.option_values import OptionError, Value
+from rpc.options import Option, OptionInfo, options_of, sections_of
+
+Config = TypeVar("Config")
+
+
+def read_config_file(path: Path) -> dict[str, object]:
+    """The file's top level, dashes in its keys read as underscores. Raises OptionError if it is not a YAML mapping."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"cannot read {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise OptionError(f"{path} is not YAML: {error}") from error
+    return as_section({} if content is None else content, str(path))
+
+
+def as_section(content: object, where: str) -> dict[str, object]:
+    """A section's values by option name. Raises OptionError if it is not a mapping."""
+    if not isinstance(content, Mapping):
+        raise OptionError(f"{where}: must be a mapping of options to values, but is {content!r}")
+    return {str(key).replace("-", "_"): value for key, value in content.items()}
+
+
+def check_section(
+    options: Mapping[str, Option],
+    values: Mapping[str, object],
+    where: str = "",
+    elsewhere: Mapping[str, str] | None = None,
+) -> dict[str, Value]:
+    """The values as their fields have them; `where` stands before a key in errors ("engine.").
+
+    `elsewhere` names, for options that belong to another section, that section. Raises OptionError naming the first
+    key that is unknown (with near matches) or has a wrong value.
+    """
+    checked = {}
+    for name, value in values.items():
+        if name not in options:
+            raise OptionError(f"{where}{name}: unknown option{_hint(name, list(options), elsewhere or {})}")
+        try:
+            checked[name] = options[name].convert(value)
+        except OptionError as error:
+            raise OptionError(f"{where}{name}: {error}") from error
+    return checked
+
+
+def _hint(name: str, known: list[str], elsewhere: Mapping[str, str]) -> str:
+    if name in elsewhere:
+        return f" here; it belongs under {elsewhere[name]}"
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.7)
+    if near:
+        return f"; did you mean {' or '.join(near)}?"
+    return f"; known are {', '.join(sorted(known))}"
+
+
+def build(config: Callable[..., Config], options: Mapping[str, Option], *layers: Mapping[str, object]) -> Config:
+    """A config from checked values, later layers over earlier ones. Raises OptionError naming what is missing."""
+    values: dict[str, object] = {}
+    for layer in layers:
+        values.update(layer)
+    missing = [option.flag for option in options.values() if option.required and option.name not in values]
+    if missing:
+        raise OptionError(f"missing: {', '.join(missing)}")
+    return config(**values)
+
+
+def load(
+    config: type[Config], infos: Mapping[str, OptionInfo], file: Path | None, flags: Mapping[str, object]
+) -> Config:
+    """A config from a file (nested dataclasses are its sections) and flags (flat, None where not given).
+
+    Raises OptionError naming the offending key.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    content = read_config_file(file) if file is not None else {}
+    sections = sections_of(config)
+    nested: dict[str, object] = {}
+    elsewhere = {name: section for section, kind in sections.items() for name in options_of(kind, infos)}
+    for section, kind in sections.items():
+        options = options_of(kind, infos)
+        from_file = check_section(options, as_section(content.pop(section, {}), section), f"{section}.")
+        nested[section] = build(kind, options, from_file, pick(options, given))
+    options = options_of(config, infos)
+    from_file = check_section(options, content, elsewhere=elsewhere)
+    return build(config, options, from_file, pick(options, given), nested)
+
+
+def pick(options: Mapping[str, Option], flags: Mapping[str, object]) -> dict[str, Value]:
+    """The given flags that are among the options. Raises OptionError naming a flag with a wrong value."""
+    chosen = {}
+    for name, value in flags.items():
+        if name in options and value is not None:
+            try:
+                chosen[name] = options[name].convert(value)
+            except OptionError as error:
+                raise OptionError(f"{options[name].flag}: {error}") from error
+    return chosen

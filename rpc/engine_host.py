@@ -1,0 +1,85 @@
+"""The engine of a worker, as its event loop sees it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.loop import EngineLoop
+from engine.outputs import EngineStats, StepOutput
+from kvtransfer.base import KVTransport, PoolDescription
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class EngineHost:
+    """Owns the engine's thread; step outputs arrive on the event loop, calls leave from it."""
+
+    def __init__(self, engine: Engine, transport: KVTransport) -> None:
+        """To be made on the event loop, which must run for as long as the host."""
+        self.config: EngineConfig = engine.config
+        self.fingerprint = engine.fingerprint
+        self.max_model_len = engine.max_model_len
+        self.block_bytes = engine.layout.block_bytes
+        self.pool_tensor = engine.pool
+        self.transport = transport
+        self.pool: PoolDescription = transport.register_pool(engine.pool)
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._listeners: list[Callable[[StepOutput], None]] = []
+        self._engine_loop = EngineLoop(engine, self._post_step, self._post_failure)
+
+    @property
+    def last_step_at_s(self) -> float:
+        """Monotonic clock at the end of the last step."""
+        return self._engine_loop.last_step_at_s
+
+    def listen(self, listener: Callable[[StepOutput], None]) -> None:
+        """`listener` hears every step's output, on the event loop."""
+        self._listeners.append(listener)
+
+    def start(self) -> None:
+        """Begins to step."""
+        self._engine_loop.start()
+
+    async def stop(self) -> None:
+        """Ends after the step in progress."""
+        await asyncio.to_thread(self._engine_loop.stop)
+
+    def call(self, function: Callable[[Engine], T]) -> "asyncio.Future[T]":
+        """Runs `function(engine)` between two steps; need not be awaited."""
+        future = asyncio.wrap_future(self._engine_loop.call(function), loop=self._loop)
+        future.add_done_callback(_note_failure)
+        return future
+
+    async def stats(self) -> EngineStats:
+        """Load now, and counters since the start."""
+        return await self.call(Engine.stats)
+
+    def stats_now(self) -> EngineStats:
+        """The same, for a thread that is not the event loop's."""
+        return self._engine_loop.call(Engine.stats).result()
+
+    def _post_step(self, output: StepOutput) -> None:
+        self._loop.call_soon_threadsafe(self._dispatch, output)
+
+    def _post_failure(self, error: BaseException) -> None:
+        self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _dispatch(self, output: StepOutput) -> None:
+        for listener in self._listeners:
+            listener(output)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(RuntimeError(f"the engine failed: {error}"))
+
+
+def _note_failure(future: "asyncio.Future[T]") -> None:
+    """A call that nobody awaits must not fail unseen; one that somebody awaits fails there too."""
+    if not future.cancelled() and (error := future.exception()) is not None:
+        logger.debug("engine call refused: %s", error)

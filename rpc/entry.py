@@ -1,0 +1,101 @@
+"""How a worker's or router's process runs: logging, lifeline, and a failure that is told to the supervisor."""
+
+import asyncio
+import functools
+import logging
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ParamSpec
+
+import click
+
+from rpc.lifeline import hold_lifeline
+from rpc.logs import LOG_LEVELS, set_up_logging
+from rpc.option_values import OptionError
+from rpc.options import Command
+from rpc.progress import ProgressReporter
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOptions:
+    """What a process is told beside its config."""
+
+    log_level: str = "info"
+    config_file: Path | None = None
+    lifeline_fd: int | None = None  # read end of the supervisor's pipe
+    progress_fd: int | None = None
+    name: str = "baton"  # in the log
+
+    def named(self, name: str, progress_fd: int | None) -> "ProcessOptions":
+        """The same for a process of this name."""
+        return replace(self, name=name, progress_fd=progress_fd)
+
+
+def process_flags(command: Command) -> Command:
+    """Gives a click command the flags of `ProcessOptions`."""
+    command = click.option("--lifeline-fd", type=int, hidden=True)(command)
+    return config_file_flag(log_level_flag(command))
+
+
+def config_file_flag(command: Command) -> Command:
+    """Gives a click command --config."""
+    file = click.Path(exists=True, dir_okay=False, path_type=Path)
+    return click.option("--config", "config_file", type=file, help="YAML file of options; flags win over it.")(command)
+
+
+def log_level_flag(command: Command) -> Command:
+    """Gives a click command --log-level."""
+    level = click.Choice(LOG_LEVELS)
+    return click.option("--log-level", type=level, default="info", show_default=True, help="Least level logged.")(
+        command
+    )
+
+
+def take_process_flags(flags: dict[str, object]) -> ProcessOptions:
+    """Takes what `process_flags` added out of a command's flags."""
+    lifeline_fd, file = flags.pop("lifeline_fd"), flags.pop("config_file")
+    assert lifeline_fd is None or isinstance(lifeline_fd, int)
+    assert file is None or isinstance(file, Path)
+    return ProcessOptions(log_level=str(flags.pop("log_level")), config_file=file, lifeline_fd=lifeline_fd)
+
+
+def plain_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """Makes a wrong option a one-line error of the command line."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except OptionError as error:
+            raise click.UsageError(str(error)) from error
+
+    return wrapped
+
+
+def run_process(options: ProcessOptions, start: Callable[[], Coroutine[object, object, None]]) -> None:
+    """Runs what `start` makes until it returns; `start` imports what is heavy.
+
+    A failure is logged with its traceback, told to the supervisor in one line and ends the process with status 1.
+    """
+    set_up_logging(options.name, options.log_level)
+    progress = ProgressReporter(options.progress_fd)
+    if options.lifeline_fd is not None:
+        hold_lifeline(options.lifeline_fd)
+    progress.loading(0)
+    try:
+        asyncio.run(start())
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+        logger.exception("cannot go on: %s", message)
+        progress.failed(message)
+        sys.stderr.flush()
+        os._exit(1)  # threads of a half-started engine must not keep a dead process alive

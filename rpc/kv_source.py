@@ -1,0 +1,42 @@
+"""Lets peers read what a worker has in its prefix cache."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from engine.block_hash import HASH_BYTES, BlockHash
+from protos import worker_pb2, worker_pb2_grpc
+from rpc.announcement import announce
+from rpc.drain import Drain
+from rpc.engine_host import EngineHost
+from rpc.peers import Context, check_peer
+from rpc.pool_description import pool_to_proto
+
+
+class KVSourceService(worker_pb2_grpc.KVSourceServicer):
+    """Pins cached blocks for the life of a call."""
+
+    def __init__(self, host: EngineHost, drain: Drain) -> None:
+        self._host = host
+        self._drain = drain
+
+    async def Lease(  # noqa: N802
+        self, request: worker_pb2.LeaseRequest, context: Context
+    ) -> AsyncIterator[worker_pb2.LeaseEvent]:
+        """Pins the longest cached run of the given blocks and announces it; the caller ends the call."""
+        await check_peer(context, self._host.pool, request.incarnation, request.fingerprint)
+        packed = request.block_hashes
+        hashes = [BlockHash(packed[i : i + HASH_BYTES]) for i in range(0, len(packed), HASH_BYTES)]
+        with self._drain.request():
+            pinning = self._host.call(lambda engine: engine.blocks.pin(hashes))
+            try:
+                _, blocks = await asyncio.shield(pinning)
+                accepted = worker_pb2.LeaseAccepted(pool=pool_to_proto(self._host.pool), num_blocks=len(blocks))
+                yield worker_pb2.LeaseEvent(accepted=accepted)
+                async for ready in announce(self._host.pool_tensor, 0, blocks, time.monotonic()):
+                    yield worker_pb2.LeaseEvent(blocks=ready)
+                await asyncio.Event().wait()  # ends with the call
+            finally:
+                pinning.add_done_callback(
+                    lambda pinned: self._host.call(lambda engine: engine.blocks.unpin(pinned.result()[0]))
+                )

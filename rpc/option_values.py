@@ -1,0 +1,104 @@
+"""Values of options, from a command line's text or a YAML file's scalars, checked against a field's type."""
+
+import math
+import re
+from dataclasses import dataclass
+
+Value = str | int | float | bool | tuple[str, ...] | None
+
+SIZE_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
+SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
+
+
+class OptionError(ValueError):
+    """An option is unknown, missing or has a value that it cannot have; the text names it and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What an option's value may be, beyond its type."""
+
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+
+    def __str__(self) -> str:
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        if self.minimum is not None and self.maximum is not None:
+            return f"from {self.minimum:g} to {self.maximum:g}"
+        if self.minimum is not None:
+            return f"at least {self.minimum:g}"
+        return f"at most {self.maximum:g}" if self.maximum is not None else ""
+
+    def allow(self, value: Value) -> bool:
+        """Whether a value of the right type is within the bounds."""
+        if isinstance(value, str):
+            return not self.choices or value in self.choices
+        if isinstance(value, int | float):
+            return (self.minimum is None or value >= self.minimum) and (self.maximum is None or value <= self.maximum)
+        return True
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of a size such as 1048576, 512M, 1.5GB (powers of 1000) or 4GiB (powers of 1024); else ValueError."""
+    match = SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(text)
+    return int(float(match[1]) * SIZE_UNITS[(match[2] or "").lower()])
+
+
+def parse_int(value: object) -> int:
+    """A whole number; ValueError if it is none (a boolean is none)."""
+    if isinstance(value, str):
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise ValueError(value)
+
+
+def parse_size(value: object) -> int:
+    """Bytes as a whole number or a text with a unit; ValueError if it is neither."""
+    return parse_bytes(value) if isinstance(value, str) else parse_int(value)
+
+
+def parse_float(value: object) -> float:
+    """A finite number; ValueError if it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str) or not math.isfinite(float(value)):
+        raise ValueError(value)
+    return float(value)
+
+
+def parse_bool(value: object) -> bool:
+    """true or false; ValueError if it is neither."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    raise ValueError(value)
+
+
+def parse_text(value: object) -> str:
+    """A text, or a number as a YAML file has it for a text such as a name; ValueError for anything else."""
+    if isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool)):
+        return str(value)
+    raise ValueError(value)
+
+
+def parse_texts(value: object) -> tuple[str, ...]:
+    """Several texts: a list, or one text with commas; ValueError for anything else."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if isinstance(value, list | tuple):
+        return tuple(parse_text(part) for part in value)
+    raise ValueError(value)

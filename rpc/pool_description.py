@@ -1,0 +1,26 @@
+"""Pool descriptions, between their message and the transport's type."""
+
+from kvtransfer.base import PoolDescription
+from protos import worker_pb2
+
+
+def pool_from_proto(proto: worker_pb2.KVPool) -> PoolDescription:
+    """How to read a peer's pool."""
+    return PoolDescription(
+        incarnation=proto.incarnation,
+        fingerprint=proto.fingerprint,
+        num_blocks=proto.num_blocks,
+        block_bytes=proto.block_bytes,
+        endpoints=dict(proto.endpoints),
+    )
+
+
+def pool_to_proto(pool: PoolDescription) -> worker_pb2.KVPool:
+    """The message that lets a peer read our pool."""
+    return worker_pb2.KVPool(
+        incarnation=pool.incarnation,
+        fingerprint=pool.fingerprint,
+        num_blocks=pool.num_blocks,
+        block_bytes=pool.block_bytes,
+        endpoints=dict(pool.endpoints),
+    )

@@ -1,0 +1,62 @@
+"""A worker's figures for Prometheus, under the names that vLLM's users know, with our prefix."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from rpc.engine_host import EngineHost
+from rpc.worker_counters import WorkerCounters
+
+Family = CounterMetricFamily | GaugeMetricFamily
+
+
+class WorkerMetrics(Collector):
+    """Reads the engine's and the worker's counters whenever it is scraped."""
+
+    def __init__(self, host: EngineHost, counters: WorkerCounters, worker_id: str, model: str) -> None:
+        self._host = host
+        self._counters = counters
+        self._labels = {"worker": worker_id, "model_name": model}
+
+    def collect(self) -> Iterator[Family]:
+        """All figures, from one look at the engine between two steps."""
+        stats, counters = self._host.stats_now(), self._counters
+        usage = 1 - stats.num_free_blocks / stats.num_blocks
+        yield self._gauge("num_requests_running", "Requests in the batch.", stats.num_running)
+        yield self._gauge("num_requests_waiting", "Requests admitted and not in the batch.", stats.num_waiting)
+        yield self._gauge("kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1.", usage)
+        yield self._gauge("step_seconds", "Recent seconds a step.", stats.step_s)
+        yield self._counter("num_preemptions", "Requests preempted.", stats.num_preemptions)
+        yield self._counter("generation_tokens", "Tokens generated.", stats.num_generated_tokens)
+        yield self._counter("prompt_tokens", "Prompt tokens computed.", stats.num_prefilled_tokens)
+        yield self._counter("prefix_cache_queries", "Tokens looked up in the cache.", stats.num_looked_up_tokens)
+        yield self._counter("prefix_cache_hits", "Tokens found in the cache.", stats.num_cached_tokens)
+        yield self._counter("handovers", "Handovers received.", counters.handovers)
+        yield self._counter("handover_bytes", "Bytes received by handovers.", counters.handover_bytes)
+        yield self._counter("handover_failures", "Handovers that failed.", counters.handover_failures)
+        yield self._counter("checksum_failures", "Blocks refused for their checksum.", counters.checksum_failures)
+        transports = GaugeMetricFamily(
+            "baton:kv_transport_info", "Transport in use for each peer.", labels=[*self._labels, "peer", "transport"]
+        )
+        for peer, choice in self._host.transport.choices.items():
+            transports.add_metric([*self._labels.values(), peer, choice.transport], 1)
+        yield transports
+
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(f"baton:{name}", text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> CounterMetricFamily:
+        family = CounterMetricFamily(f"baton:{name}", text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+
+def serve_metrics(metrics: WorkerMetrics, host: str, port: int) -> None:
+    """Serves /metrics over HTTP for the life of the process."""
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    start_http_server(port, host, registry)

@@ -1,0 +1,35 @@
+"""What a worker's options mean, in words and bounds."""
+
+from rpc.options import OptionInfo
+
+TRANSPORTS = ("auto", "shared_memory", "nixl", "tcp")
+
+ENGINE_OPTIONS = {
+    "model": OptionInfo("Directory of a checkpoint in Hugging Face's format."),
+    "dtype": OptionInfo(
+        "Type of weights and KV cache; auto is the checkpoint's.", choices=("auto", "bfloat16", "float32")
+    ),
+    "device": OptionInfo("Device of the model, as torch names it."),
+    "block_size": OptionInfo("Tokens a KV block.", minimum=1, maximum=1024),
+    "kv_cache_memory_bytes": OptionInfo("Memory of the KV cache.", minimum=1 << 16),
+    "max_model_len": OptionInfo("Longest prompt plus output in tokens; unset: what the checkpoint allows.", minimum=1),
+    "max_num_batched_tokens": OptionInfo("Token budget of an engine step.", minimum=1),
+    "max_num_seqs": OptionInfo("Most requests in a batch.", minimum=1),
+    "max_num_waiting": OptionInfo("Most requests in the waiting queue; more are refused.", minimum=0),
+    "enable_prefix_caching": OptionInfo("Keep the KV of finished requests for prompts that start alike."),
+    "num_threads": OptionInfo("Threads of torch.", minimum=1, maximum=4096),
+}
+
+WORKER_OPTIONS = {
+    **ENGINE_OPTIONS,
+    "role": OptionInfo("What the worker is for.", choices=("prefill", "decode", "both")),
+    "worker_id": OptionInfo("Name of the worker, the same over restarts."),
+    "host": OptionInfo("Address to listen on."),
+    "port": OptionInfo("Port of its gRPC server; 0 for any free one.", minimum=0, maximum=65535),
+    "transport": OptionInfo("How KV blocks are read from other workers.", choices=TRANSPORTS),
+    "served_model_name": OptionInfo("Name of the model; unset: the checkpoint directory's."),
+    "transfer_deadline_s": OptionInfo("Longest wait in seconds for one read of announced blocks.", minimum=0),
+    "metrics_port": OptionInfo("Port for Prometheus metrics; unset: none.", minimum=0, maximum=65535),
+    "drain_timeout_s": OptionInfo("Longest wait in seconds for running requests at the end.", minimum=0),
+    "progress_fd": OptionInfo("Descriptor of a pipe that takes progress messages.", minimum=0, hidden=True),
+}

@@ -1,0 +1,69 @@
+"""A model whose every token depends on the whole prefix, read from the blocks themselves.
+
+It keeps, for every slot of the pool, a digest of all tokens up to the one in it. A slot that was never written, was
+overwritten, or belongs to another prefix gives another digest, and so other tokens.
+"""
+
+from collections.abc import Sequence
+from zlib import crc32
+
+from engine.outputs import SampledToken
+from engine.request import BlockId, Request
+from engine.scheduler import ScheduledRequest, StepResult
+
+VOCAB = 50
+
+
+def digest(previous: int, token_id: int) -> int:
+    """Digest of a prefix that ends with the token."""
+    return crc32(token_id.to_bytes(4, "little"), previous)
+
+
+def next_token(prefix_digest: int) -> int:
+    """The token that follows a prefix."""
+    return prefix_digest % VOCAB
+
+
+def reference(prompt: Sequence[int], count: int) -> list[int]:
+    """The tokens that follow a prompt."""
+    state = 0
+    for token_id in prompt:
+        state = digest(state, token_id)
+    output = []
+    for _ in range(count):
+        output.append(next_token(state))
+        state = digest(state, output[-1])
+    return output
+
+
+class FakeModel:
+    """Slots of digests in place of a KV pool."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.slots = [[-1] * block_size for _ in range(num_blocks)]
+        self.block_size = block_size
+
+    def run(self, scheduled: Sequence[ScheduledRequest]) -> list[StepResult]:
+        """Computes the scheduled tokens."""
+        results = []
+        for item in scheduled:
+            request, start = item.request, item.request.num_computed_tokens
+            state = self.compute(request.block_table, request.token_ids, start, start + item.num_new_tokens)
+            results.append(StepResult(SampledToken(next_token(state)) if item.samples else None))
+        return results
+
+    def compute(self, block_table: Sequence[BlockId], token_ids: Sequence[int], start: int, end: int) -> int:
+        """Fills the slots of some tokens from the slot before them; returns the last digest."""
+        state = self.slot(block_table, start - 1) if start else 0
+        for position in range(start, end):
+            state = digest(state, token_ids[position])
+            self.slots[block_table[position // self.block_size]][position % self.block_size] = state
+        return state
+
+    def slot(self, block_table: Sequence[BlockId], position: int) -> int:
+        """Digest in a position's slot."""
+        return self.slots[block_table[position // self.block_size]][position % self.block_size]
+
+    def receive(self, request: Request, end: int) -> None:
+        """Fills a receiving request's blocks from elsewhere."""
+        self.compute(request.block_table, request.token_ids, request.num_computed_tokens, end)
