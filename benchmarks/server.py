@@ -1,0 +1,50 @@
+"""A served cluster under measurement: the real command, in processes of its own."""
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+
+READY_TIMEOUT_S = 180.0
+
+
+def free_port() -> int:
+    """A port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@asynccontextmanager
+async def served(model: str, *flags: str) -> AsyncIterator[str]:
+    """`baton serve MODEL FLAGS`; yields the URL once a request would be served."""
+    port = free_port()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "baton", "serve", model, "--port", str(port), *flags,
+        stdout=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    try:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            await _wait_ready(url, process)
+        yield url
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def _wait_ready(url: str, process: asyncio.subprocess.Process) -> None:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        while True:
+            if process.returncode is not None:
+                raise RuntimeError(f"the server ended with status {process.returncode}")
+            try:
+                if (await client.get(f"{url}/ready")).status_code == httpx.codes.OK:
+                    return
+            except httpx.TransportError:
+                pass  # it does not listen yet
+            await asyncio.sleep(0.1)

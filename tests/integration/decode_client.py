@@ -1,0 +1,121 @@
+"""A client that speaks to one decode worker as a router does."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from engine.sampling_params import SamplingParams
+from protos import common_pb2, worker_pb2, worker_pb2_grpc
+from rpc.sampling import sampling_to_proto
+from tests.integration.worker_process import WorkerProcess
+
+
+@dataclass(eq=False)
+class Generation:
+    """What came of one request."""
+
+    request_id: str
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[common_pb2.PositionLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[common_pb2.PositionLogprobs] = field(default_factory=list)
+    finish_reason: int = common_pb2.FINISH_REASON_UNSPECIFIED
+    error: common_pb2.RequestError | None = None
+    served_by: common_pb2.ServedBy = field(default_factory=common_pb2.ServedBy)
+    progressed: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def take(self, delta: worker_pb2.RequestDelta) -> None:
+        """Adds news."""
+        assert not self.ended.is_set(), "news after the end"
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.prompt_logprobs += delta.prompt_logprobs
+        if delta.HasField("served_by"):
+            self.served_by = delta.served_by
+        if delta.HasField("error"):
+            self.error = delta.error
+        self.finish_reason = delta.finish_reason
+        self.progressed.set()
+        if delta.finish_reason:
+            self.ended.set()
+
+
+class DecodeClient:
+    """One attached stream."""
+
+    def __init__(self, worker: WorkerProcess) -> None:
+        self._worker = worker
+        self._call = worker_pb2_grpc.DecodeStub(worker.channel).Attach()
+        self._generations: dict[str, Generation] = {}
+        self._numbers = itertools.count()
+
+    async def attach(self, incarnation: str) -> None:
+        """Says hello."""
+        hello = worker_pb2.Hello(router_id="test", incarnation=incarnation)
+        await self._call.write(worker_pb2.RouterMessage(hello=hello))
+
+    async def read(self) -> None:
+        """Takes news until the stream ends."""
+        async for message in self._call:
+            for delta in message.deltas:
+                if delta.request_id in self._generations:
+                    self._generations[delta.request_id].take(delta)
+
+    async def submit(
+        self,
+        prompt: list[int],
+        sampling: SamplingParams,
+        prefill: worker_pb2.PeerWorker | None = None,
+        prefix_source: worker_pb2.PeerWorker | None = None,
+        num_prompt_tokens: int | None = None,
+        cache_salt: str = "",
+    ) -> Generation:
+        """Sends a request."""
+        generation = Generation(f"r{next(self._numbers)}")
+        self._generations[generation.request_id] = generation
+        command = worker_pb2.GenerateCommand(
+            request_id=generation.request_id,
+            token_ids=prompt,
+            num_prompt_tokens=num_prompt_tokens or len(prompt),
+            sampling=sampling_to_proto(sampling),
+            cache_salt=cache_salt,
+            prefill=prefill,
+            prefix_source=prefix_source,
+        )
+        await self._call.write(worker_pb2.RouterMessage(generate=command))
+        return generation
+
+    async def abort(self, generation: Generation) -> None:
+        """Cancels a request; nothing is told about it any more."""
+        del self._generations[generation.request_id]
+        command = worker_pb2.AbortCommand(request_id=generation.request_id)
+        await self._call.write(worker_pb2.RouterMessage(abort=command))
+
+    async def generate(
+        self, prompt: list[int], sampling: SamplingParams, prefill: worker_pb2.PeerWorker | None = None
+    ) -> Generation:
+        """Sends a request and waits for its end."""
+        generation = await self.submit(prompt, sampling, prefill)
+        await generation.ended.wait()
+        return generation
+
+    def close(self) -> None:
+        """Ends the stream, and so its requests."""
+        self._call.cancel()
+
+
+@asynccontextmanager
+async def decode_client(worker: WorkerProcess) -> AsyncIterator[DecodeClient]:
+    """A client attached to the worker."""
+    client = DecodeClient(worker)
+    await client.attach((await worker.describe()).incarnation)
+    reading = asyncio.create_task(client.read())
+    try:
+        yield client
+    finally:
+        client.close()
+        await asyncio.wait([reading])
+        if not reading.cancelled():
+            reading.exception()  # the call was cancelled: nothing to see

@@ -1,0 +1,32 @@
+"""What transformers says should come out."""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+
+class Oracle:
+    """A checkpoint in transformers, in fp32."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(
+            checkpoint, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+
+    @torch.inference_mode()
+    def greedy(self, prompt: list[int], count: int) -> list[int]:
+        """The most probable continuation, computed token by token; end tokens do not end it."""
+        ids = torch.tensor([prompt])
+        output = self._model(ids, use_cache=True)
+        tokens = [int(output.logits[0, -1].argmax())]
+        while len(tokens) < count:
+            output = self._model(torch.tensor([tokens[-1:]]), past_key_values=output.past_key_values, use_cache=True)
+            tokens.append(int(output.logits[0, -1].argmax()))
+        return tokens
+
+    @torch.inference_mode()
+    def logprobs(self, tokens: list[int]) -> list[float]:
+        """Logprob of every token but the first, given those before it."""
+        logits = self._model(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
+        return logits.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()

@@ -1,0 +1,63 @@
+"""Prefill and decode in separate processes give the tokens of one process, and of transformers."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from engine.sampling_params import SamplingParams
+from protos import common_pb2
+from tests.checkpoints import ARCHITECTURES, VOCAB_SIZE, make_checkpoint
+from tests.integration.decode_client import decode_client
+from tests.integration.oracle import Oracle
+from tests.integration.worker_process import worker_process
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+CHUNKED = ("--max-num-batched-tokens=48", "--max-num-seqs=16")
+
+
+def random_prompt(rng: random.Random, low: int, high: int) -> list[int]:
+    return [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(low, high))]
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "nixl", "auto"])
+async def test_a_handover_over_every_transport(transport: str, tmp_path: Path) -> None:
+    model = make_checkpoint("qwen3", tmp_path / "model")
+    oracle = Oracle(model)
+    rng = random.Random(1)
+    flag = f"--transport={transport}"
+    async with (
+        worker_process("prefill", model, tmp_path, flag, *CHUNKED) as prefill,
+        worker_process("decode", model, tmp_path, flag, *CHUNKED) as decode,
+        decode_client(decode) as client,
+    ):
+        peer = await prefill.peer()
+        prompts = [random_prompt(rng, 1, 200) for _ in range(6)]
+        generations = await asyncio.gather(*(client.generate(prompt, GREEDY, peer) for prompt in prompts))
+        for prompt, generation in zip(prompts, generations, strict=True):
+            assert generation.token_ids == oracle.greedy(prompt, GREEDY.max_tokens)
+            assert generation.finish_reason == common_pb2.FINISH_REASON_LENGTH
+            assert generation.served_by.prefill_worker == peer.worker_id
+            assert generation.served_by.handed_over_tokens == len(prompt)
+            assert generation.served_by.kv_transport == ("shared_memory" if transport == "auto" else transport)
+        assert (await decode.wait_idle()).handovers == len(prompts)
+        await prefill.wait_idle()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+async def test_every_architecture_through_a_handover(architecture: str, tmp_path: Path) -> None:
+    model = make_checkpoint(architecture, tmp_path / "model")
+    oracle = Oracle(model)
+    rng = random.Random(2)
+    async with (
+        worker_process("prefill", model, tmp_path, *CHUNKED) as prefill,
+        worker_process("decode", model, tmp_path, *CHUNKED) as decode,
+        decode_client(decode) as client,
+    ):
+        peer = await prefill.peer()
+        prompts = [random_prompt(rng, 2, 150) for _ in range(3)]
+        generations = await asyncio.gather(*(client.generate(prompt, GREEDY, peer) for prompt in prompts))
+        for prompt, generation in zip(prompts, generations, strict=True):
+            assert generation.token_ids == oracle.greedy(prompt, GREEDY.max_tokens)
+            assert generation.served_by.handed_over_tokens == len(prompt)

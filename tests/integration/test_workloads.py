@@ -1,0 +1,273 @@
+"""Random workloads: shared prefixes, preemption, cancellation, sampling; every output is compared token for token."""
+
+import asyncio
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from engine.block_hash import hash_blocks
+from engine.sampling_params import SamplingParams
+from protos import common_pb2, worker_pb2, worker_pb2_grpc
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.integration.decode_client import DecodeClient, Generation, decode_client
+from tests.integration.oracle import Oracle
+from tests.integration.worker_process import worker_process
+
+CHUNKED = ("--max-num-batched-tokens=40", "--max-num-seqs=12")
+SMALL_POOL = "--kv-cache-memory-bytes=700KiB"  # 56 blocks of the tiny model: a few requests
+
+
+def workload(rng: random.Random, count: int) -> list[tuple[list[int], SamplingParams]]:
+    """Prompts that share prefixes and repeat, half of them sampled with a seed."""
+    bases = [[rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(20, 150))] for _ in range(4)]
+    requests = []
+    for _ in range(count):
+        base = rng.choice(bases)
+        prompt = base[: rng.randint(1, len(base))]
+        if rng.random() < 0.7:
+            prompt = prompt + [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(1, 30))]
+        sampling = SamplingParams(temperature=0, max_tokens=rng.randint(1, 60), ignore_eos=True)
+        if rng.random() < 0.5:
+            sampling = replace(
+                sampling,
+                temperature=0.8,
+                top_p=0.9,
+                seed=rng.randrange(1 << 40),
+                frequency_penalty=rng.choice([0.0, 0.5]),
+                repetition_penalty=rng.choice([1.0, 1.2]),
+            )
+        requests.append((prompt, sampling))
+    return requests
+
+
+async def run_one(
+    client: DecodeClient, request: tuple[list[int], SamplingParams], prefill: worker_pb2.PeerWorker | None, cut: int
+) -> Generation:
+    """Runs a request to its end, or cancels it once `cut` tokens have come (0: runs to its end)."""
+    generation = await client.submit(*request, prefill)
+    while not generation.ended.is_set():
+        if cut and len(generation.token_ids) >= cut:
+            await client.abort(generation)
+            return generation
+        generation.progressed.clear()
+        await generation.progressed.wait()
+    return generation
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "nixl"])
+async def test_disaggregated_equals_colocated_equals_transformers(transport: str, tmp_path: Path) -> None:
+    model = make_checkpoint("qwen3-moe", tmp_path / "model")
+    oracle = Oracle(model)
+    rng = random.Random(transport)
+    requests = workload(rng, 50)
+    cuts = [rng.randint(1, 10) if rng.random() < 0.2 else 0 for _ in requests]
+    flag = f"--transport={transport}"
+    async with (
+        worker_process("prefill", model, tmp_path, flag, *CHUNKED) as prefill,
+        worker_process("decode", model, tmp_path, flag, *CHUNKED, SMALL_POOL) as decode,
+        worker_process("both", model, tmp_path, *CHUNKED) as both,
+        decode_client(decode) as client,
+        decode_client(both) as reference,
+    ):
+        peer = await prefill.peer()
+        plans = [peer if rng.random() < 0.8 else None for _ in requests]
+        jobs = zip(requests, plans, cuts, strict=True)
+        moved = await asyncio.gather(*(run_one(client, *job) for job in jobs))
+        colocated = await asyncio.gather(*(run_one(reference, request, None, 0) for request in requests))
+        for (prompt, sampling), cut, ours, theirs in zip(requests, cuts, moved, colocated, strict=True):
+            expected = theirs.token_ids
+            assert len(expected) == sampling.max_tokens
+            if sampling.temperature == 0:
+                assert expected == oracle.greedy(prompt, sampling.max_tokens)
+            assert ours.token_ids == (expected[: len(ours.token_ids)] if cut else expected)
+        load = await decode.wait_idle()
+        await asyncio.gather(prefill.wait_idle(), both.wait_idle())
+        assert load.num_preemptions > 0, "the pool was meant to be too small"
+        assert load.handovers > 20
+        assert load.handover_failures == 0
+
+
+async def test_a_request_goes_on_elsewhere_with_the_same_tokens(tmp_path: Path) -> None:
+    model = make_checkpoint("llama3", tmp_path / "model")
+    rng = random.Random(4)
+    async with (
+        worker_process("prefill", model, tmp_path, *CHUNKED) as prefill,
+        worker_process("decode", model, tmp_path, *CHUNKED) as decode,
+        decode_client(decode) as client,
+    ):
+        peer = await prefill.peer()
+        for prompt, sampling in workload(rng, 8):
+            sampling = replace(sampling, max_tokens=20, logprobs=2)
+            whole = await client.generate(prompt, sampling)
+            for num_known in (1, 7, 19):
+                known = whole.token_ids[:num_known]
+                salt = f"cold {num_known}"  # or the cache would have it all
+                rest = await client.submit(
+                    prompt + known, sampling, peer, num_prompt_tokens=len(prompt), cache_salt=salt
+                )
+                await rest.ended.wait()
+                assert known + rest.token_ids == whole.token_ids
+                assert [each.chosen.token_id for each in rest.logprobs] == rest.token_ids
+                assert [each.chosen.logprob for each in rest.logprobs] == pytest.approx(
+                    [each.chosen.logprob for each in whole.logprobs[num_known:]], abs=1e-4
+                )
+
+
+async def test_prompt_logprobs_come_through_a_handover(tmp_path: Path) -> None:
+    model = make_checkpoint("mistral", tmp_path / "model")
+    oracle = Oracle(model)
+    prompt = [random.Random(5).randrange(3, VOCAB_SIZE) for _ in range(120)]
+    sampling = SamplingParams(temperature=0, max_tokens=4, logprobs=3, prompt_logprobs=2, ignore_eos=True)
+    async with (
+        worker_process("prefill", model, tmp_path, *CHUNKED) as prefill,
+        worker_process("decode", model, tmp_path, *CHUNKED) as decode,
+        decode_client(decode) as client,
+    ):
+        peer = await prefill.peer()
+        for plan in (peer, None, peer):  # the caches know the prompt from the second time on
+            generation = await client.generate(prompt, sampling, plan)
+            tokens = prompt + generation.token_ids
+            positions = [*generation.prompt_logprobs, *generation.logprobs]
+            assert [each.chosen.token_id for each in positions] == tokens[1:]
+            assert [each.chosen.logprob for each in positions] == pytest.approx(oracle.logprobs(tokens), abs=1e-4)
+            assert all(len(each.top) == 2 for each in generation.prompt_logprobs)
+            assert all(len(each.top) == 3 for each in generation.logprobs)
+
+
+async def test_a_prefill_worker_pulls_what_a_decode_worker_has(tmp_path: Path) -> None:
+    model = make_checkpoint("qwen2", tmp_path / "model")
+    oracle = Oracle(model)
+    prompt = [random.Random(6).randrange(3, VOCAB_SIZE) for _ in range(150)]
+    greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    async with (
+        worker_process("prefill", model, tmp_path, *CHUNKED) as prefill,
+        worker_process("decode", model, tmp_path, *CHUNKED) as source,
+        worker_process("decode", model, tmp_path, *CHUNKED) as decode,
+        decode_client(source) as first,
+        decode_client(decode) as second,
+    ):
+        warm = await first.generate(prompt, greedy)
+        assert warm.token_ids == oracle.greedy(prompt, 16)
+        longer = prompt + warm.token_ids[:10] + [7, 8, 9]
+        generation = await second.submit(longer, greedy, await prefill.peer(), await source.peer())
+        await generation.ended.wait()
+        assert generation.token_ids == oracle.greedy(longer, 16)
+        assert generation.served_by.prefix_pulled_tokens == 160
+        assert generation.served_by.prefill_cached_tokens == 160
+        assert generation.served_by.handed_over_tokens == len(longer)
+        await asyncio.gather(prefill.wait_idle(), source.wait_idle(), decode.wait_idle())
+
+
+async def test_a_lease_goes_with_its_call(tmp_path: Path) -> None:
+    model = make_checkpoint("qwen2", tmp_path / "model")
+    prompt = list(range(3, 103))
+    async with worker_process("both", model, tmp_path) as worker, decode_client(worker) as client:
+        await client.generate(prompt, SamplingParams(temperature=0, max_tokens=4))
+        description = await worker.describe()
+        request = worker_pb2.LeaseRequest(
+            block_hashes=b"".join(hash_blocks(prompt, 16)),
+            incarnation=description.incarnation,
+            fingerprint=description.fingerprint,
+        )
+        stub = worker_pb2_grpc.KVSourceStub(worker.channel)
+        calls = [stub.Lease(request) for _ in range(3)]
+        for call in calls:
+            assert (await call.read()).accepted.num_blocks == 6
+            assert len((await call.read()).blocks.block_ids) == 6
+        async for update in worker.updates():
+            assert update.load.num_free_blocks == update.load.num_blocks - 6
+            break
+        for call in calls:
+            call.cancel()
+        await worker.wait_idle()
+        for wrong in ({"incarnation": "other"}, {"fingerprint": "other"}):
+            fields = {"incarnation": description.incarnation, "fingerprint": description.fingerprint} | wrong
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.Lease(worker_pb2.LeaseRequest(**fields)).read()
+            assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_a_dead_prefill_worker_costs_time_only(tmp_path: Path) -> None:
+    model = make_checkpoint("qwen3", tmp_path / "model")
+    oracle = Oracle(model)
+    rng = random.Random(7)
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    prompts = [[rng.randrange(3, VOCAB_SIZE) for _ in range(300)] for _ in range(6)]
+    async with (
+        worker_process("prefill", model, tmp_path, "--max-num-batched-tokens=32", "--max-num-seqs=8") as prefill,
+        worker_process("decode", model, tmp_path, *CHUNKED) as decode,
+        decode_client(decode) as client,
+    ):
+        peer = await prefill.peer()
+        generations = [await client.submit(prompt, greedy, peer) for prompt in prompts]
+        await generations[0].progressed.wait()
+        prefill.child.kill()
+        for prompt, generation in zip(prompts, generations, strict=True):
+            await generation.ended.wait()
+            assert generation.token_ids == oracle.greedy(prompt, 12)
+        load = await decode.wait_idle()
+        assert load.handover_failures > 0
+        local = await client.generate(prompts[0] + [5], greedy, peer)  # it is still dead
+        assert local.token_ids == oracle.greedy(prompts[0] + [5], 12)
+
+
+async def test_errors_are_told_and_nothing_is_kept(tmp_path: Path) -> None:
+    model = make_checkpoint("qwen3", tmp_path / "model")
+    async with (
+        worker_process("decode", model, tmp_path, "--max-num-waiting=2", "--max-num-seqs=1") as decode,
+        decode_client(decode) as client,
+    ):
+        for prompt, sampling, expected in (
+            ([5] * 600, SamplingParams(), "context of 512"),
+            ([VOCAB_SIZE], SamplingParams(), "token id"),
+            ([5], SamplingParams(top_p=0), "top_p"),
+        ):
+            generation = await client.generate(prompt, sampling)
+            assert generation.finish_reason == common_pb2.FINISH_REASON_ERROR
+            assert generation.error is not None
+            assert generation.error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+            assert expected in generation.error.message
+        long = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
+        generations = [await client.submit([5, 6], long) for _ in range(12)]
+        await asyncio.gather(*(generation.ended.wait() for generation in generations))
+        codes = {generation.error.code for generation in generations if generation.error is not None}
+        assert codes == {grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]}
+        assert sum(generation.error is None for generation in generations) >= 3
+        await decode.wait_idle()
+
+
+async def test_a_closed_stream_cancels_its_requests(tmp_path: Path) -> None:
+    model = make_checkpoint("qwen3", tmp_path / "model")
+    long = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
+    async with (
+        worker_process("prefill", model, tmp_path) as prefill,
+        worker_process("decode", model, tmp_path) as decode,
+    ):
+        peer = await prefill.peer()
+        async with decode_client(decode) as client:
+            generations = [await client.submit([5, 6, number], long, peer) for number in range(7, 17)]
+            await generations[0].progressed.wait()
+        load = await decode.wait_idle()
+        assert load.num_generated_tokens < 10 * 300
+        await prefill.wait_idle()
+
+
+async def test_a_drained_worker_finishes_and_refuses(tmp_path: Path) -> None:
+    model = make_checkpoint("qwen3", tmp_path / "model")
+    greedy = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    async with worker_process("decode", model, tmp_path) as decode, decode_client(decode) as client:
+        running = await client.submit([5, 6, 7], greedy)
+        await running.progressed.wait()
+        draining = asyncio.ensure_future(decode.worker.Drain(worker_pb2.DrainRequest()))
+        async for update in decode.updates():
+            if update.draining:
+                break
+        late = await client.generate([5], greedy)
+        assert late.error is not None
+        assert late.error.code == grpc.StatusCode.UNAVAILABLE.value[0]
+        await draining
+        assert running.ended.is_set()
+        assert len(running.token_ids) == 200

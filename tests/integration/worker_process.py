@@ -1,0 +1,80 @@
+"""Real worker processes for tests."""
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+
+from deployment.process import ChildProcess, ProcessSpec
+from protos import worker_pb2, worker_pb2_grpc
+from rpc.peers import CHANNEL_OPTIONS
+from rpc.progress import Failed, Ready
+
+MODULES = {"prefill": "prefill_worker", "decode": "decode_worker", "both": "decode_worker"}
+
+
+class WorkerProcess:
+    """A started worker and a channel to it."""
+
+    def __init__(self, child: ChildProcess, address: str) -> None:
+        self.child = child
+        self.address = address
+        self.channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self.worker = worker_pb2_grpc.WorkerStub(self.channel)
+
+    async def describe(self) -> worker_pb2.WorkerDescription:
+        """Who it is."""
+        return await self.worker.Describe(worker_pb2.DescribeRequest())
+
+    async def peer(self) -> worker_pb2.PeerWorker:
+        """The worker, as a plan names it."""
+        description = await self.describe()
+        return worker_pb2.PeerWorker(
+            worker_id=description.worker_id, address=self.address, incarnation=description.incarnation
+        )
+
+    async def updates(self) -> AsyncIterator[worker_pb2.WorkerUpdate]:
+        """What it says of its load and cache."""
+        call = self.worker.Watch(worker_pb2.WatchRequest(interval_ms=10))
+        try:
+            async for update in call:
+                yield update
+        finally:
+            call.cancel()
+
+    async def wait_idle(self) -> worker_pb2.WorkerLoad:
+        """Returns once it has no request, every block is free again, and no lease is held."""
+        async for update in self.updates():
+            load = update.load
+            if load.num_running == load.num_waiting == 0 and load.num_free_blocks == load.num_blocks:
+                return load
+        raise AssertionError("the worker ended")
+
+
+@asynccontextmanager
+async def worker_process(role: str, model: Path, directory: Path, *flags: str) -> AsyncIterator[WorkerProcess]:
+    """A worker that serves `model`; ended at the end, and its log must be free of tracebacks."""
+    name = f"{role}-{len(list(directory.glob('*.log')))}"
+    log = directory / f"{name}.log"
+    argv = [sys.executable, "-m", MODULES[role], "--role", role, "--worker-id", name, "--model", str(model)]
+    argv += ["--num-threads=1", "--kv-cache-memory-bytes=16MiB", *flags]
+    child = await ChildProcess.start(ProcessSpec(name, tuple(argv), log, {"OMP_NUM_THREADS": "1"}))
+    worker: WorkerProcess | None = None
+    try:
+        async for progress in child.progress():
+            if isinstance(progress, Ready):
+                worker = WorkerProcess(child, progress.address)
+                break
+            assert not isinstance(progress, Failed), progress
+        assert worker is not None, f"{name} ended before it was ready: {log.read_text()}"
+        yield worker
+    finally:
+        if worker is not None:
+            await worker.channel.close()
+        child.terminate()
+        status = await child.wait()
+        child.close()
+    assert "Traceback" not in log.read_text(), log.read_text()
+    assert status in (0, -9), f"{name} ended with {status}: {log.read_text()}"
