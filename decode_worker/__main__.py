@@ -6,7 +6,9 @@ import click
 
 from rpc.entry import plain_errors
 from rpc.worker_command import run_worker, worker_command
-from rpc.worker_config import WorkerConfig
+from rpc.worker_config import Role, WorkerConfig
+
+ROLES: tuple[Role, ...] = ("decode", "both")
 
 
 def start(config: WorkerConfig) -> Coroutine[object, object, None]:
@@ -17,11 +19,11 @@ def start(config: WorkerConfig) -> Coroutine[object, object, None]:
 
 
 @click.command()
-@worker_command(roles=("decode", "both"))
+@worker_command(ROLES)
 @plain_errors
 def main(**flags: object) -> None:
     """Decodes; with --role both, prefills its requests too."""
-    run_worker(flags, "decode", start)
+    run_worker(flags, ROLES, start)
 
 
 if __name__ == "__main__":

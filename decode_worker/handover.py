@@ -84,7 +84,7 @@ class Handover:
         """Bytes of the blocks that came."""
         return (self._num_blocks - self._num_known_blocks) * self._host.block_bytes
 
-    async def run(self, stub: worker_pb2_grpc.PrefillAsyncStub, message: worker_pb2.PrefillRequest) -> None:
+    async def run(self, stub: "worker_pb2_grpc.PrefillAsyncStub", message: worker_pb2.PrefillRequest) -> None:
         """Returns when all is here; raises AioRpcError or TransferError with `received` saying what came.
 
         It returns, raises or ends as cancelled only when nothing can be written into the blocks any more.

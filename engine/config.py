@@ -1,5 +1,6 @@
 """What an engine is told; plain data, no torch."""
 
+import math
 from dataclasses import dataclass
 
 
@@ -37,7 +38,23 @@ class RopeConfig:
     mscale_all_dim: float = 0.0
     attention_factor: float | None = None
     truncate: bool = True
-    interleaved: bool = False
+    interleaved: bool = False  # pairs are neighbours (DeepSeek), not halves apart
+
+    @property
+    def cos_sin_scale(self) -> float:
+        """Factor on cos and sin (YaRN, arXiv 2309.00071, section 3.4; DeepSeek's two mscales)."""
+        if self.kind != "yarn":
+            return 1.0
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return yarn_mscale(self.factor, self.mscale) / yarn_mscale(self.factor, self.mscale_all_dim)
+        return yarn_mscale(self.factor, 1.0)
+
+
+def yarn_mscale(factor: float, weight: float) -> float:
+    """YaRN's growth of attention logits with the context, 1 when it does not grow."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +85,16 @@ class MLAConfig:
     qk_rope_head_dim: int
     v_head_dim: int
 
+    @property
+    def qk_head_dim(self) -> int:
+        """Width of a query head."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def latent_dim(self) -> int:
+        """Width of a token's cache entry: the compressed KV and the rotated key that all heads share."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
@@ -92,4 +119,19 @@ class ModelConfig:
     qk_norm: bool = False
     moe: MoEConfig | None = None
     mla: MLAConfig | None = None
+    num_nextn_predict_layers: int = 0  # speculative layers after the last one, in the files and not loaded
     eos_token_ids: frozenset[int] = frozenset()
+
+    @property
+    def attention_scale(self) -> float:
+        """Factor on attention scores before the softmax."""
+        if self.mla is None:
+            return float(self.head_dim**-0.5)
+        scale = float(self.mla.qk_head_dim**-0.5)
+        if self.rope.kind != "default" and self.rope.mscale_all_dim:
+            scale *= yarn_mscale(self.rope.factor, self.rope.mscale_all_dim) ** 2
+        return scale
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether a layer's MLP is a mixture of experts."""
+        return self.moe is not None and layer not in self.moe.dense_layers

@@ -59,7 +59,8 @@ class Engine:
                 f"kv_cache_memory_bytes is {config.kv_cache_memory_bytes}, but must be at least "
                 f"{MIN_BLOCKS * layout.block_bytes}: {MIN_BLOCKS} blocks of {layout.block_bytes} bytes"
             )
-        model = load_model(directory, self.model_config, device, TorchAttention, on_progress)
+        attention = TorchAttention.for_model(self.model_config, config.block_size)
+        model = load_model(directory, self.model_config, device, attention, on_progress)
         self.layout = layout
         self.pool = allocate_pool(layout.pool_shape(num_blocks), layout.dtype).to(device)
         self.fingerprint = compatibility_fingerprint(directory, self.model_config, layout)
@@ -91,8 +92,10 @@ class Engine:
         schedule = self.scheduler.schedule()
         outputs: list[RequestOutput] = []
         if schedule.requests:
+            self._num_prefilled_tokens += sum(item.num_new_prompt_tokens for item in schedule.requests)
             outputs = self.scheduler.update(schedule.requests, self.runner.run(schedule.requests))
-            self._count(outputs, sum(item.num_new_tokens for item in schedule.requests), started_at_s)
+            self._num_generated_tokens += sum(output.sampled is not None for output in outputs)
+            self._step_s += STEP_TIME_WEIGHT * (time.monotonic() - started_at_s - self._step_s)
         return StepOutput(outputs, schedule.receiving, time.monotonic())
 
     def abort(self, request_id: RequestId) -> bool:
@@ -123,9 +126,3 @@ class Engine:
     def check_integrity(self) -> None:
         """Asserts that every block is accounted for."""
         self.scheduler.check_integrity()
-
-    def _count(self, outputs: list[RequestOutput], num_computed: int, started_at_s: float) -> None:
-        num_sampled = sum(output.sampled is not None for output in outputs)
-        self._num_generated_tokens += num_sampled
-        self._num_prefilled_tokens += num_computed - num_sampled
-        self._step_s += STEP_TIME_WEIGHT * (time.monotonic() - started_at_s - self._step_s)

@@ -3,7 +3,8 @@
 EngineError
 ├── InvalidRequest      the request can never be served as it is
 ├── QueueFull           it could be served, but not now
-└── UnsupportedModel    the checkpoint asks for something that is not implemented
+├── UnsupportedModel    the checkpoint asks for something that is not implemented
+└── InvalidCheckpoint   the checkpoint's files are missing, damaged or contradict each other
 """
 
 
@@ -21,3 +22,7 @@ class QueueFull(EngineError):
 
 class UnsupportedModel(EngineError):
     """The checkpoint has an architecture or option that is not implemented, named in the text."""
+
+
+class InvalidCheckpoint(EngineError):
+    """A file, key or tensor of the checkpoint is missing, damaged or not as it should be; the text names it."""

@@ -5,9 +5,9 @@ from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
 
+from engine.checkpoint import weights_revision
+from engine.config import ModelConfig
 from engine.kv_cache import KVCacheLayout
-from engine.model_config import ModelConfig
-from engine.weights import weights_revision
 
 PROTOCOL_VERSION = 1  # raised whenever a block's bytes come to mean something else
 

@@ -29,6 +29,13 @@ class ScheduledRequest:
         return self.request.num_computed_tokens + self.num_new_tokens == self.request.num_tokens
 
 
+    @property
+    def num_new_prompt_tokens(self) -> int:
+        """How many of the tokens are prompt."""
+        left = self.request.num_prompt_tokens - self.request.num_computed_tokens
+        return min(max(left, 0), self.num_new_tokens)
+
+
 @dataclass(slots=True)
 class Schedule:
     """A step's work; requests with one new token come first."""

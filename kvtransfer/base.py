@@ -30,6 +30,14 @@ class PoolDescription:
     endpoints: Mapping[str, bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class TransportChoice:
+    """The transport in use for a peer, and why that one."""
+
+    transport: str
+    reason: str
+
+
 class KVTransport(Protocol):
     """Pulls blocks; dim 0 of a pool is the block, and each block is one contiguous region.
 
@@ -41,23 +49,33 @@ class KVTransport(Protocol):
         """Local blocks with a transfer that has not ended."""
         ...
 
+    @property
+    def choices(self) -> Mapping[PeerId, TransportChoice]:
+        """The transport in use for each connected peer."""
+        ...
+
     def register_pool(self, pool: Tensor) -> PoolDescription:
-        """Makes the pool readable for peers and the destination of reads; called once, on the event loop."""
+        """Makes the pool readable for peers and the destination of reads; called once, on the event loop.
+
+        Raises ValueError for a pool that is not contiguous, empty or not on the CPU.
+        """
         ...
 
     async def connect(self, peer: PoolDescription) -> PeerId:
         """Gets ready to read from a peer; idempotent.
 
         Raises PeerRefused if the peer is not whom `peer` describes or its fingerprint or block size differs from
-        ours, PeerLost if it is gone, TransportUnavailable if this transport cannot reach it.
+        ours, PeerLost if it is gone, TransferDeadline if it does not answer, TransportUnavailable if this transport
+        cannot reach it.
         """
         ...
 
     async def read(self, peer: PeerId, remote: Sequence[int], local: Sequence[int], deadline_s: float) -> None:
         """Copies the peer's blocks `remote` into our blocks `local`, pairwise, within `deadline_s` seconds from now.
 
-        Raises PeerLost or TransferDeadline; after an error or a cancellation the local blocks' contents are
-        undefined, and they stay in `quarantine` for as long as a write may still land.
+        Raises PeerLost, TransferDeadline, PeerRefused for a block that the peer does not have, ValueError for wrong
+        local blocks. After an error or a cancellation the local blocks' contents are undefined, and they stay in
+        `quarantine` for as long as a write may still land.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 TransferError
 ├── TransportUnavailable   this transport does not work here, or not with that peer
-├── PeerRefused            the peer answered, but is not whom we meant: incarnation, fingerprint or size differ
+├── PeerRefused            the peer is not whom we meant, or does not have what we asked for
 ├── PeerLost               the peer ended or the connection broke
 ├── TransferDeadline       not done in time; the destination stays in quarantine until no write can land
 └── ChecksumMismatch       a block's bytes are not the announced ones
@@ -18,7 +18,7 @@ class TransportUnavailable(TransferError):
 
 
 class PeerRefused(TransferError):
-    """The peer is not whom we meant: another incarnation, fingerprint or pool size."""
+    """The peer is not whom we meant (incarnation, fingerprint or size differ), or lacks the blocks asked for."""
 
 
 class PeerLost(TransferError):

@@ -14,20 +14,22 @@ class Quarantine:
 
     def __init__(self) -> None:
         self._writers: Counter[int] = Counter()
-        self._changed = asyncio.Condition()
+        self._waiters: list[asyncio.Future[None]] = []
 
     def hold(self, blocks: Iterable[int]) -> None:
         """A transfer into these blocks starts."""
         self._writers.update(blocks)
 
-    async def release(self, blocks: Iterable[int]) -> None:
+    def release(self, blocks: Iterable[int]) -> None:
         """A transfer into these blocks has ended: nothing more can land."""
-        async with self._changed:
-            for block in blocks:
-                self._writers[block] -= 1
-                if self._writers[block] <= 0:
-                    del self._writers[block]
-            self._changed.notify_all()
+        for block in blocks:
+            self._writers[block] -= 1
+            if self._writers[block] <= 0:
+                del self._writers[block]
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def __contains__(self, block: int) -> bool:
         return block in self._writers
@@ -38,5 +40,7 @@ class Quarantine:
     async def wait_clear(self, blocks: Iterable[int]) -> None:
         """Returns once no transfer may write into any of these blocks."""
         wanted = set(blocks)
-        async with self._changed:
-            await self._changed.wait_for(lambda: wanted.isdisjoint(self._writers))
+        while not wanted.isdisjoint(self._writers):
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter

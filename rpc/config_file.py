@@ -74,13 +74,16 @@ def build(config: Callable[..., Config], options: Mapping[str, Option], *layers:
 
 
 def load(
-    config: type[Config], infos: Mapping[str, OptionInfo], file: Path | None, flags: Mapping[str, object]
+    config: type[Config],
+    infos: Mapping[str, OptionInfo],
+    file: Path | None,
+    flags: Mapping[str, object],
+    defaults: Mapping[str, Value] | None = None,
 ) -> Config:
     """A config from a file (nested dataclasses are its sections) and flags (flat, None where not given).
 
-    Raises OptionError naming the offending key.
+    `defaults` stand for the config's own ones. Raises OptionError naming the offending key.
     """
-    given = {name: value for name, value in flags.items() if value is not None}
     content = read_config_file(file) if file is not None else {}
     sections = sections_of(config)
     nested: dict[str, object] = {}
@@ -88,10 +91,10 @@ def load(
     for section, kind in sections.items():
         options = options_of(kind, infos)
         from_file = check_section(options, as_section(content.pop(section, {}), section), f"{section}.")
-        nested[section] = build(kind, options, from_file, pick(options, given))
+        nested[section] = build(kind, options, from_file, pick(options, flags))
     options = options_of(config, infos)
     from_file = check_section(options, content, elsewhere=elsewhere)
-    return build(config, options, from_file, pick(options, given), nested)
+    return build(config, options, defaults or {}, from_file, pick(options, flags), nested)
 
 
 def pick(options: Mapping[str, Option], flags: Mapping[str, object]) -> dict[str, Value]:

@@ -52,7 +52,3 @@ class Drain:
     async def wait_idle(self) -> None:
         """Returns once no request is left."""
         await self._idle.wait()
-
-    async def wait_begun(self) -> None:
-        """Returns once new requests are refused."""
-        await self._begun.wait()

@@ -7,16 +7,17 @@ from dataclasses import replace
 from engine.config import EngineConfig
 from rpc.config_file import load
 from rpc.entry import process_flags, run_process, take_process_flags
-from rpc.options import Command, click_options, options_of
-from rpc.worker_config import WorkerConfig
+from rpc.option_values import Value
+from rpc.options import Command, OptionInfo, click_options, options_of
+from rpc.worker_config import Role, WorkerConfig
 from rpc.worker_options import WORKER_OPTIONS
 
 Start = Callable[[WorkerConfig], Coroutine[object, object, None]]
 
 
-def worker_command(roles: tuple[str, ...]) -> Callable[[Command], Command]:
+def worker_command(roles: tuple[Role, ...]) -> Callable[[Command], Command]:
     """A decorator that gives a click command every option of a worker that may have one of `roles`."""
-    infos = {**WORKER_OPTIONS, "role": replace(WORKER_OPTIONS["role"], choices=roles)}
+    infos = _infos(roles)
     worker = click_options(options_of(WorkerConfig, infos))
     engine = click_options(options_of(EngineConfig, infos))
 
@@ -26,11 +27,23 @@ def worker_command(roles: tuple[str, ...]) -> Callable[[Command], Command]:
     return decorate
 
 
-def run_worker(flags: dict[str, object], default_role: str, start: Start) -> None:
-    """Runs the worker that the flags (and the file that they name) describe, until it is told to end."""
+def run_worker(flags: dict[str, object], roles: tuple[Role, ...], start: Start) -> None:
+    """Runs the worker that the flags (and the file that they name) describe, until it is told to end.
+
+    Without a role it has the first of `roles`. Raises OptionError naming the offending key.
+    """
     process = take_process_flags(flags)
-    flags["role"] = flags.get("role") or default_role
-    suffix = f"-{flags['port']}" if flags.get("port") else ""
-    flags["worker_id"] = flags.get("worker_id") or f"{socket.gethostname()}-{flags['role']}{suffix}"
-    config = load(WorkerConfig, WORKER_OPTIONS, process.config_file, flags)
+    defaults: dict[str, Value] = {"role": roles[0], "worker_id": ""}
+    config = load(WorkerConfig, _infos(roles), process.config_file, flags, defaults)
+    config = replace(config, worker_id=config.worker_id or _default_id(config))
     run_process(process.named(config.worker_id, config.progress_fd), lambda: start(config))
+
+
+def _infos(roles: tuple[Role, ...]) -> dict[str, OptionInfo]:
+    return {**WORKER_OPTIONS, "role": replace(WORKER_OPTIONS["role"], choices=roles)}
+
+
+def _default_id(config: WorkerConfig) -> str:
+    """The same over restarts as long as the port is."""
+    suffix = f"-{config.port}" if config.port else ""
+    return f"{socket.gethostname()}-{config.role}{suffix}"

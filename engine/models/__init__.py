@@ -1,0 +1,73 @@
+"""Models by the architecture that a checkpoint names; only the family that is asked for is imported."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.attention.base import AttentionBackend
+from engine.batch import Batch
+from engine.config import ModelConfig
+from engine.errors import UnsupportedModel
+from engine.kv_cache import torch_dtype
+from engine.weights import Weights
+
+
+class Model(Protocol):
+    """A loaded language model."""
+
+    def forward(self, batch: Batch, pool: Tensor) -> Tensor:
+        """One step: writes the new tokens' KV to the pool, returns fp32 logits [num_logits, vocab]."""
+        ...
+
+
+def load_model(
+    directory: Path,
+    config: ModelConfig,
+    device: torch.device,
+    attention: AttentionBackend,
+    on_progress: Callable[[float], None] | None = None,
+) -> Model:
+    """Reads a checkpoint's weights into a model that uses `attention` in every layer.
+
+    `on_progress` is told the part done, up to 1. Raises InvalidCheckpoint naming a tensor that is missing, not
+    explained by the config or of the wrong shape.
+    """
+    weights = Weights(directory, torch_dtype(config.dtype), device, on_progress)
+    with torch.inference_mode():
+        model = _loader(config.architecture)(weights, config, attention)
+    weights.finish(lambda name: _is_not_of_model(name, config))
+    weights.close()
+    if on_progress is not None:
+        on_progress(1.0)
+    return model
+
+
+def _loader(architecture: str) -> Callable[[Weights, ModelConfig, AttentionBackend], Model]:
+    match architecture:
+        case "LlamaForCausalLM" | "MistralForCausalLM" | "Qwen2ForCausalLM" | "Qwen3ForCausalLM":
+            from engine.models import dense
+
+            return dense.load
+        case "MixtralForCausalLM" | "Qwen3MoeForCausalLM":
+            from engine.models import sparse
+
+            return sparse.load
+        case "DeepseekV2ForCausalLM" | "DeepseekV3ForCausalLM":
+            from engine.models import deepseek
+
+            return deepseek.load
+    raise UnsupportedModel(f"architecture {architecture} is not supported")
+
+
+def _is_not_of_model(name: str, config: ModelConfig) -> bool:
+    """Tensors that checkpoints carry though the model does without them."""
+    if name == "lm_head.weight":
+        return config.tie_word_embeddings
+    if name.endswith(".rotary_emb.inv_freq"):  # old Llama checkpoints; it follows from the config
+        return True
+    first = config.num_layers
+    speculative = range(first, first + config.num_nextn_predict_layers)
+    return any(name.startswith(f"model.layers.{layer}.") for layer in speculative)

@@ -50,11 +50,12 @@ class DecodeClient:
         self._call = worker_pb2_grpc.DecodeStub(worker.channel).Attach()
         self._generations: dict[str, Generation] = {}
         self._numbers = itertools.count()
+        self._writing = asyncio.Lock()  # a stream takes one write at a time
 
     async def attach(self, incarnation: str) -> None:
         """Says hello."""
         hello = worker_pb2.Hello(router_id="test", incarnation=incarnation)
-        await self._call.write(worker_pb2.RouterMessage(hello=hello))
+        await self._write(worker_pb2.RouterMessage(hello=hello))
 
     async def read(self) -> None:
         """Takes news until the stream ends."""
@@ -84,14 +85,14 @@ class DecodeClient:
             prefill=prefill,
             prefix_source=prefix_source,
         )
-        await self._call.write(worker_pb2.RouterMessage(generate=command))
+        await self._write(worker_pb2.RouterMessage(generate=command))
         return generation
 
     async def abort(self, generation: Generation) -> None:
         """Cancels a request; nothing is told about it any more."""
         del self._generations[generation.request_id]
         command = worker_pb2.AbortCommand(request_id=generation.request_id)
-        await self._call.write(worker_pb2.RouterMessage(abort=command))
+        await self._write(worker_pb2.RouterMessage(abort=command))
 
     async def generate(
         self, prompt: list[int], sampling: SamplingParams, prefill: worker_pb2.PeerWorker | None = None
@@ -100,6 +101,10 @@ class DecodeClient:
         generation = await self.submit(prompt, sampling, prefill)
         await generation.ended.wait()
         return generation
+
+    async def _write(self, message: worker_pb2.RouterMessage) -> None:
+        async with self._writing:
+            await self._call.write(message)
 
     def close(self) -> None:
         """Ends the stream, and so its requests."""
@@ -115,7 +120,6 @@ async def decode_client(worker: WorkerProcess) -> AsyncIterator[DecodeClient]:
     try:
         yield client
     finally:
-        client.close()
+        reading.cancel()
         await asyncio.wait([reading])
-        if not reading.cancelled():
-            reading.exception()  # the call was cancelled: nothing to see
+        client.close()

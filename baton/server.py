@@ -1,0 +1,58 @@
+"""The running server that a command speaks to."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import click
+import httpx
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+CONNECT_TIMEOUT_S = 5.0
+
+
+class ServerError(Exception):
+    """The server answered with an error; the text is its own."""
+
+
+def url_flag(command: Command) -> Command:
+    """Gives a click command --url."""
+    return click.option(
+        "--url", default="http://127.0.0.1:8000", show_default=True, help="Where the server is.", callback=_clean
+    )(command)
+
+
+def _clean(_context: click.Context, _parameter: click.Parameter, url: str) -> str:
+    if "://" not in url:
+        url = f"http://{url}"
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def connect(url: str, read_timeout_s: float | None) -> httpx.Client:
+    """A client for the server at `url`; proxies of the environment are not used for it."""
+    timeout = httpx.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S)
+    return httpx.Client(base_url=url, timeout=timeout, trust_env=False)
+
+
+def unreachable(url: str, error: httpx.TransportError) -> click.ClickException:
+    """What to tell a user when nobody answers."""
+    return click.ClickException(
+        f"no server answers at {url} ({error}); start one with `baton serve`, or name it by --url"
+    )
+
+
+def check(response: httpx.Response) -> None:
+    """Raises ServerError with the server's own words (OpenAI's error shape, or else its text) unless all is well."""
+    if response.is_success:
+        return
+    response.read()
+    try:
+        content = response.json()
+    except ValueError:
+        content = None
+    match content:
+        case {"error": {"message": str() as message}} | {"message": str() as message} | {"detail": str() as message}:
+            pass
+        case _:
+            message = response.text[:500].strip() or response.reason_phrase
+    raise ServerError(f"{response.status_code}: {message}")

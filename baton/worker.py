@@ -1,0 +1,30 @@
+"""`baton worker`: one worker in this process, as `python -m prefill_worker` and `python -m decode_worker` run it."""
+
+from collections.abc import Coroutine
+
+import click
+
+from rpc.entry import plain_errors
+from rpc.worker_command import run_worker, worker_command
+from rpc.worker_config import Role, WorkerConfig
+
+ROLES: tuple[Role, ...] = ("both", "prefill", "decode")
+
+
+def start(config: WorkerConfig) -> Coroutine[object, object, None]:
+    """Makes the worker of the config's role."""
+    if config.role == "prefill":
+        from prefill_worker.__main__ import start as start_prefill
+
+        return start_prefill(config)
+    from decode_worker.__main__ import start as start_decode
+
+    return start_decode(config)
+
+
+@click.command(name="worker")
+@worker_command(ROLES)
+@plain_errors
+def command(**flags: object) -> None:
+    """Run one worker in this process until it is told to end (SIGTERM or Ctrl-C)."""
+    run_worker(flags, ROLES, start)

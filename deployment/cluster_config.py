@@ -1,0 +1,142 @@
+"""What a cluster on one machine is told."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from engine.config import EngineConfig
+from router.config import RouterConfig
+from router.options import ROUTER_OPTIONS
+from rpc.config_file import as_section, build, check_section, pick, read_config_file
+from rpc.option_values import OptionError, Value
+from rpc.options import Option, OptionInfo, options_of
+from rpc.worker_config import WorkerConfig
+from rpc.worker_options import WORKER_OPTIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """Options of the cluster as a whole."""
+
+    model: str | None = None  # directory or hub id; None: the bundled model
+    served_model_name: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    prefill: int | None = None  # workers; None: 1, or 0 beside colocated ones
+    decode: int | None = None
+    both: int = 0
+    prefill_kv_cache_memory_bytes: int | None = None  # of each prefill worker
+    decode_kv_cache_memory_bytes: int | None = None  # of each decode worker
+    log_dir: str | None = None
+
+    @property
+    def num_prefill(self) -> int:
+        """Prefill workers to start."""
+        return self.prefill if self.prefill is not None else int(not self.both)
+
+    @property
+    def num_decode(self) -> int:
+        """Decode workers to start."""
+        return self.decode if self.decode is not None else int(not self.both)
+
+    @property
+    def num_workers(self) -> int:
+        """Workers to start."""
+        return self.num_prefill + self.num_decode + self.both
+
+
+CLUSTER_OPTIONS = {
+    "model": OptionInfo("Directory or Hugging Face id of a checkpoint; unset: the bundled model."),
+    "served_model_name": OptionInfo("Name of the model for clients; unset: from the model's directory or id."),
+    "host": OptionInfo("Address on which clients are served; workers listen on 127.0.0.1."),
+    "port": OptionInfo("Port of the OpenAI HTTP server.", minimum=1, maximum=65535),
+    "prefill": OptionInfo("Prefill workers; 1 unless there are colocated workers.", minimum=0, maximum=256),
+    "decode": OptionInfo("Decode workers; 1 unless there are colocated workers.", minimum=0, maximum=256),
+    "both": OptionInfo("Colocated workers, which prefill and decode.", minimum=0, maximum=256),
+    "prefill_kv_cache_memory_bytes": OptionInfo("Memory of each prefill worker's KV cache.", minimum=1 << 16),
+    "decode_kv_cache_memory_bytes": OptionInfo("Memory of each decode worker's KV cache.", minimum=1 << 16),
+    "log_dir": OptionInfo("Directory for the processes' logs; unset: a temporary one, removed after a good end."),
+}
+WORKER_PLANNED = frozenset({"role", "worker_id", "host", "port", "served_model_name", "metrics_port", "progress_fd"})
+ROUTER_PLANNED = frozenset({"model", "served_model_name", "host", "port", "workers", "progress_fd", "drain_timeout_s"})
+ENGINE_PLANNED = frozenset({"model"})
+ENGINE_INFOS = {
+    **WORKER_OPTIONS,
+    "kv_cache_memory_bytes": OptionInfo(
+        "Memory of each worker's KV cache; unset: a share of the free memory.", minimum=1 << 16
+    ),
+    "num_threads": OptionInfo(
+        "Threads of torch in each worker; unset: its share of the cores.", minimum=1, maximum=4096
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSettings:
+    """A cluster's options, and what was said about its parts; what was not said is decided by the plan."""
+
+    cluster: ClusterConfig
+    worker: Mapping[str, Value] = field(default_factory=dict)
+    router: Mapping[str, Value] = field(default_factory=dict)
+    engine: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)  # by role: prefill, decode, both
+
+
+def cluster_options() -> dict[str, Option]:
+    """The options of `ClusterConfig`."""
+    return options_of(ClusterConfig, CLUSTER_OPTIONS)
+
+
+def worker_options() -> dict[str, Option]:
+    """The options of every worker that a plan leaves open."""
+    return _without(options_of(WorkerConfig, WORKER_OPTIONS), WORKER_PLANNED)
+
+
+def router_options() -> dict[str, Option]:
+    """The options of the router that a plan leaves open."""
+    return _without(options_of(RouterConfig, ROUTER_OPTIONS), ROUTER_PLANNED)
+
+
+def engine_options() -> dict[str, Option]:
+    """The options of every engine that a plan leaves open."""
+    options = _without(options_of(EngineConfig, ENGINE_INFOS), ENGINE_PLANNED)
+    size = options["kv_cache_memory_bytes"]
+    return {**options, size.name: replace(size, default=None)}  # the plan's, not an engine's own default
+
+
+def _without(options: dict[str, Option], names: frozenset[str]) -> dict[str, Option]:
+    return {name: option for name, option in options.items() if name not in names}
+
+
+def load_settings(file: Path | None, flags: Mapping[str, object]) -> ClusterSettings:
+    """Settings from a YAML file and flags (None where not given); flags win.
+
+    The file's top level has the options of the cluster and of every worker; sections `router`, `engine` and, over
+    that, `prefill_engine` and `decode_engine` have the parts'. Raises OptionError naming the offending key.
+    """
+    content = read_config_file(file) if file is not None else {}
+    engine = _take(content, "engine", engine_options())
+    by_role = {
+        "prefill": {**engine, **_take(content, "prefill_engine", engine_options())},
+        "decode": {**engine, **_take(content, "decode_engine", engine_options())},
+        "both": engine,
+    }
+    router = _take(content, "router", router_options())
+    elsewhere = {**dict.fromkeys(router_options(), "router"), **dict.fromkeys(engine_options(), "engine")}
+    top = check_section({**cluster_options(), **worker_options()}, content, elsewhere=elsewhere)
+    cluster = build(ClusterConfig, cluster_options(), pick(cluster_options(), top), pick(cluster_options(), flags))
+    _check_pools(cluster)
+    return ClusterSettings(
+        cluster=cluster,
+        worker={**pick(worker_options(), top), **pick(worker_options(), flags)},
+        router={**router, **pick(router_options(), flags)},
+        engine={role: {**values, **pick(engine_options(), flags)} for role, values in by_role.items()},
+    )
+
+
+def _take(content: dict[str, object], section: str, options: Mapping[str, Option]) -> dict[str, Value]:
+    return check_section(options, as_section(content.pop(section, {}), section), f"{section}.")
+
+
+def _check_pools(cluster: ClusterConfig) -> None:
+    if cluster.num_decode + cluster.both == 0:
+        raise OptionError("decode: no worker decodes; ask for at least one with --decode or --both")

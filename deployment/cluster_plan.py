@@ -1,0 +1,113 @@
+"""Which processes a cluster on one machine has, and what each of them is told."""
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from deployment.cluster_config import ClusterSettings
+from deployment.kv_memory import default_kv_bytes
+from deployment.machine import Machine
+from deployment.process import ProcessSpec
+from engine.config import EngineConfig, ModelConfig
+from router.config import RouterConfig
+from rpc.options import flags_of
+from rpc.worker_config import Role, WorkerConfig
+
+WORKER_HOST = "127.0.0.1"
+MMAP_THRESHOLD_BYTES = 32 << 20  # the most that glibc accepts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPlan:
+    """The configs of a cluster's processes."""
+
+    router: RouterConfig
+    workers: tuple[WorkerConfig, ...]
+    log_level: str = "info"
+
+    @property
+    def url(self) -> str:
+        """Where clients on this machine reach the router."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.router.host, self.router.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.router.port}"
+
+    def specs(self, log_dir: Path) -> list[ProcessSpec]:
+        """The processes to run, the router first."""
+        router = self._spec("router", "router", flags_of(self.router), log_dir, {})
+        return [router, *(self._worker_spec(worker, log_dir) for worker in self.workers)]
+
+    def _worker_spec(self, worker: WorkerConfig, log_dir: Path) -> ProcessSpec:
+        module = "prefill_worker" if worker.role == "prefill" else "decode_worker"
+        num_threads = worker.engine.num_threads
+        env = {"OMP_NUM_THREADS": str(num_threads)} if num_threads is not None else {}
+        # A step's tensors come and go; kept by the allocator, their pages are not faulted in again each time.
+        env |= {"MALLOC_MMAP_THRESHOLD_": str(MMAP_THRESHOLD_BYTES), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+        return self._spec(worker.worker_id, module, flags_of(worker), log_dir, env)
+
+    def _spec(self, name: str, module: str, flags: list[str], log_dir: Path, env: dict[str, str]) -> ProcessSpec:
+        # -P: a folder of the same name where the user stands must not be run instead of ours.
+        argv = (sys.executable, "-P", "-m", module, f"--log-level={self.log_level}", *flags)
+        return ProcessSpec(name, argv, log_dir / f"{name}.log", {"PYTHONUNBUFFERED": "1", **env})
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The model to serve."""
+
+    directory: Path
+    name: str  # for clients
+    config: ModelConfig
+
+
+def plan_cluster(
+    settings: ClusterSettings,
+    checkpoint: Checkpoint,
+    machine: Machine,
+    ports: list[int],
+    log_level: str = "info",
+) -> ClusterPlan:
+    """Gives every process its config; workers share cores and KV memory evenly unless the settings say otherwise."""
+    cluster = settings.cluster
+    name = cluster.served_model_name or checkpoint.name
+    roles: list[tuple[Role, int]] = [
+        ("prefill", cluster.num_prefill),
+        ("decode", cluster.num_decode),
+        ("both", cluster.both),
+    ]
+    kinds = [(role, index) for role, count in roles for index in range(count)]
+    workers = tuple(
+        WorkerConfig(
+            role=role,
+            worker_id=f"{role}-{index}",
+            host=WORKER_HOST,
+            port=port,
+            served_model_name=name,
+            engine=_engine(settings, role, checkpoint, machine),
+            **settings.worker,  # type: ignore[arg-type]  # checked against the fields' types when they were read
+        )
+        for (role, index), port in zip(kinds, ports, strict=True)
+    )
+    router = RouterConfig(
+        model=str(checkpoint.directory),
+        served_model_name=name,
+        host=cluster.host,
+        port=cluster.port,
+        workers=tuple(f"{WORKER_HOST}:{port}" for port in ports),
+        **{name: settings.worker[name] for name in ("drain_timeout_s",) if name in settings.worker},  # type: ignore[arg-type]
+        **settings.router,  # type: ignore[arg-type]  # checked when they were read
+    )
+    return ClusterPlan(router=router, workers=workers, log_level=log_level)
+
+
+def _engine(settings: ClusterSettings, role: Role, checkpoint: Checkpoint, machine: Machine) -> EngineConfig:
+    cluster = settings.cluster
+    given = dict(settings.engine.get(role, {}))
+    given.setdefault("num_threads", max(1, machine.num_cores // cluster.num_workers))
+    pool_bytes = {"prefill": cluster.prefill_kv_cache_memory_bytes, "decode": cluster.decode_kv_cache_memory_bytes}
+    if pool_bytes.get(role) is not None:
+        given["kv_cache_memory_bytes"] = pool_bytes[role]
+    engine = EngineConfig(model=str(checkpoint.directory), **given)  # type: ignore[arg-type]  # checked when read
+    if "kv_cache_memory_bytes" in given:
+        return engine
+    kv_bytes = default_kv_bytes(machine.memory_bytes, cluster.num_workers, checkpoint.config, engine)
+    return replace(engine, kv_cache_memory_bytes=kv_bytes)

@@ -1,0 +1,86 @@
+"""A cluster on one machine: a router and its workers as processes.
+
+1. Every process starts at once, each under a supervisor that starts it again when it dies.
+2. The cluster is ready when every process was ready once and the router's /ready answers 200.
+3. It runs until it is stopped or a process does not get ready whatever is done.
+4. At the end the router goes first, so that what runs can finish; then the workers. No process is left.
+"""
+
+import asyncio
+import time
+
+import httpx
+
+from deployment.events import ClusterReady, Ending, Event, Listener, Progressed
+from deployment.process import ProcessSpec
+from deployment.supervisor import RestartPolicy, Supervisor
+from rpc.progress import Ready
+
+POLL_INTERVAL_S = 0.1
+END_MARGIN_S = 5.0  # beyond the time that processes take to drain
+
+
+class LocalCluster:
+    """Owns the processes: whatever happens, none outlives `run`."""
+
+    def __init__(
+        self, specs: list[ProcessSpec], url: str, listener: Listener, drain_timeout_s: float, policy: RestartPolicy
+    ) -> None:
+        """`specs` has the router first."""
+        self._supervisors = [Supervisor(spec, policy, self._hear) for spec in specs]
+        self._loading = {spec.name for spec in specs}  # never ready so far
+        self._url = url
+        self._listener = listener
+        self._end_timeout_s = drain_timeout_s + END_MARGIN_S
+
+    async def run(self, stop: asyncio.Event, kill: asyncio.Event) -> None:
+        """Serves until `stop`; `kill` cuts the end short. Raises GaveUp if a process does not get ready."""
+        lives = [asyncio.create_task(supervisor.run()) for supervisor in self._supervisors]
+        stopped = asyncio.create_task(stop.wait())
+        ready = asyncio.create_task(self._announce_ready())
+        try:
+            await asyncio.wait([*lives, stopped], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+            ready.cancel()
+            self._listener(Ending())
+            await self._end(kill)
+            outcomes = await asyncio.gather(ready, *lives, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Progressed) and isinstance(event.progress, Ready):
+            self._loading.discard(event.name)
+        self._listener(event)
+
+    async def _announce_ready(self) -> None:
+        started_s = time.monotonic()
+        async with httpx.AsyncClient(trust_env=False) as client:
+            while True:
+                if not self._loading and await self._is_ready(client):
+                    break
+                await asyncio.sleep(POLL_INTERVAL_S)
+        self._listener(ClusterReady(self._url, time.monotonic() - started_s))
+
+    async def _is_ready(self, client: httpx.AsyncClient) -> bool:
+        try:
+            return (await client.get(f"{self._url}/ready")).status_code == httpx.codes.OK
+        except httpx.TransportError:
+            return False  # the router does not listen yet
+
+    async def _end(self, kill: asyncio.Event) -> None:
+        ending = asyncio.create_task(self._stop_in_order())
+        killed = asyncio.create_task(kill.wait())
+        await asyncio.wait([ending, killed], return_when=asyncio.FIRST_COMPLETED)
+        if not ending.done():
+            for supervisor in self._supervisors:
+                supervisor.kill()
+        await ending
+        killed.cancel()
+
+    async def _stop_in_order(self) -> None:
+        router, *workers = self._supervisors
+        await router.stop(self._end_timeout_s)
+        await asyncio.gather(*(worker.stop(self._end_timeout_s) for worker in workers))

@@ -1,0 +1,117 @@
+"""One life of a process on this machine: its progress, its log, its end."""
+
+import asyncio
+import os
+import signal
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rpc.progress import Progress, ProgressError, parse_progress
+
+LOG_TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """A process to run; its command line gets `--progress-fd` and `--lifeline-fd` with each start."""
+
+    name: str
+    argv: tuple[str, ...]
+    log_path: Path
+    env: Mapping[str, str] = field(default_factory=dict)  # beside our own environment
+
+
+class ChildProcess:
+    """A started process; owns the read end of its progress pipe and the write end of its lifeline."""
+
+    def __init__(
+        self, process: Process, lifeline: int, progress: asyncio.StreamReader, pipe: asyncio.ReadTransport
+    ) -> None:
+        self._process = process
+        self._lifeline = lifeline
+        self._progress = progress
+        self._pipe = pipe
+
+    @classmethod
+    async def start(cls, spec: ProcessSpec) -> "ChildProcess":
+        """Starts the process in a session of its own, so that a terminal's Ctrl-C reaches the supervisor alone.
+
+        Raises OSError if it cannot be started.
+        """
+        progress_read, progress_write = os.pipe()
+        lifeline_read, lifeline_write = os.pipe()
+        try:
+            with spec.log_path.open("ab") as log:
+                process = await asyncio.create_subprocess_exec(
+                    *spec.argv,
+                    f"--progress-fd={progress_write}",
+                    f"--lifeline-fd={lifeline_read}",
+                    stdin=DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **spec.env},
+                    pass_fds=(progress_write, lifeline_read),
+                    start_new_session=True,
+                )
+        except OSError:
+            os.close(progress_read)
+            os.close(lifeline_write)
+            raise
+        finally:
+            os.close(progress_write)
+            os.close(lifeline_read)
+        reader = asyncio.StreamReader()
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(progress_read, "rb")
+        )
+        return cls(process, lifeline_write, reader, pipe)
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is also its process group's."""
+        return self._process.pid
+
+    async def progress(self) -> AsyncIterator[Progress]:
+        """What it says, until it ends or closes the pipe. Lines that are no progress messages are passed over."""
+        while line := await self._progress.readline():
+            try:
+                yield parse_progress(line)
+            except ProgressError:
+                continue  # a line cut short by the process's death
+
+    async def wait(self) -> int:
+        """Its exit status once it has ended, negative for a signal."""
+        return await self._process.wait()
+
+    def close(self) -> None:
+        """Closes our ends of its pipes; once, after its end."""
+        self._pipe.close()
+        os.close(self._lifeline)
+
+    def terminate(self) -> None:
+        """Asks it to end (SIGTERM)."""
+        if self._process.returncode is None:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """Ends it and whatever it started (SIGKILL to its process group)."""
+        if self._process.returncode is None:
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def describe_exit(status: int) -> str:
+    """An exit status in words."""
+    if status >= 0:
+        return f"ended with status {status}"
+    return f"was killed by {signal.Signals(-status).name}"
+
+
+def log_tail(path: Path, num_lines: int) -> str:
+    """The last lines of a log."""
+    with path.open("rb") as log:
+        log.seek(0, os.SEEK_END)
+        log.seek(max(0, log.tell() - LOG_TAIL_BYTES))
+        lines = log.read().decode(errors="replace").splitlines()
+    return "\n".join(lines[-num_lines:])

@@ -1,0 +1,136 @@
+"""Attention in plain torch, on a CPU or a GPU: what every other backend is compared with."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from engine.batch import Batch
+from engine.config import ModelConfig
+
+GATHERED_BYTES = 8 << 20  # gathered at once and attended to while it is in a CPU's cache; measured best at 8 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Sequences that are attended together: one prefill chunk, or decodes of similar context length."""
+
+    tokens: Tensor  # [num_seqs * query_len] int64: places in the batch
+    num_seqs: int
+    blocks: Tensor  # [num_seqs * num_blocks] int64, padded with block 0
+    mask: Tensor  # [num_seqs, 1, query_len, num_blocks * block_size] bool: true where a query sees a token
+
+
+class TorchAttention:
+    """Gathers each sequence's blocks and attends to them with fp32 softmax, a group's heads together."""
+
+    def __init__(
+        self, scale: float, block_size: int, *, kv_lora_rank: int = 0, max_gathered_tokens: int = 2048
+    ) -> None:
+        """scale: factor on the scores; block_size: tokens a block; kv_lora_rank: of MLA.
+
+        max_gathered_tokens: decodes are attended in groups with so many tokens of context, or one sequence.
+        """
+        self.scale = scale
+        self.block_size = block_size
+        self.kv_lora_rank = kv_lora_rank
+        self.max_gathered_tokens = max_gathered_tokens
+        self._slots: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))  # block and offset of each new token
+        self._segments: list[Segment] = []
+        self._scratch = torch.empty(0)  # gathered blocks; kept, since fresh memory costs as much as the gathering
+
+    @classmethod
+    def for_model(cls, config: ModelConfig, block_size: int) -> "TorchAttention":
+        """The attention that a model asks for."""
+        width = 2 * config.num_kv_heads * config.head_dim if config.mla is None else config.mla.latent_dim
+        token_bytes = width * (2 if config.dtype == "bfloat16" else 4)
+        return cls(
+            config.attention_scale,
+            block_size,
+            kv_lora_rank=config.mla.kv_lora_rank if config.mla else 0,
+            max_gathered_tokens=max(GATHERED_BYTES // token_bytes, block_size),
+        )
+
+    def plan(self, batch: Batch) -> None:
+        """Works out, once for all layers, where KV is written, what is gathered and who sees what."""
+        self._slots = (batch.slot_mapping // self.block_size, batch.slot_mapping % self.block_size)
+        self._segments = [self._decodes(batch, seqs) for seqs in self._decode_groups(batch)]
+        start = batch.num_decodes
+        for seq in range(batch.num_decodes, batch.num_seqs):
+            self._segments.append(self._prefill(batch, seq, start))
+            start += batch.query_lens_list[seq]
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
+        """See AttentionBackend."""
+        layer_cache[:, 0].transpose(1, 2).index_put_(self._slots, k)
+        layer_cache[:, 1].transpose(1, 2).index_put_(self._slots, v)
+        by_head = layer_cache.permute(1, 2, 0, 3, 4)  # [2, num_kv_heads, num_blocks, block_size, head_dim]
+        result = torch.empty_like(q)
+        for segment in self._segments:
+            gathered = self._gather(by_head, 2, segment.blocks)
+            # 2 x [num_seqs, num_kv_heads, context_len, head_dim]
+            keys, values = gathered.view(2, k.shape[1], segment.num_seqs, -1, k.shape[2]).transpose(1, 2)
+            result[segment.tokens] = self._attend(q[segment.tokens], keys, values, segment)
+        return result
+
+    def forward_latent(self, q: Tensor, latent: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
+        """See AttentionBackend. Values are the keys' first `kv_lora_rank` columns; the rest is cut off at the end."""
+        assert self.kv_lora_rank, "the attention was not made for this model; see for_model"
+        layer_cache.index_put_(self._slots, latent)
+        result = q.new_empty(q.shape[0], q.shape[1], self.kv_lora_rank)
+        for segment in self._segments:
+            gathered = self._gather(layer_cache, 0, segment.blocks)
+            keys = gathered.view(segment.num_seqs, 1, -1, q.shape[2])
+            attended = self._attend(q[segment.tokens], keys, keys, segment)
+            result[segment.tokens] = attended[..., : self.kv_lora_rank]
+        return result
+
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, segment: Segment) -> Tensor:
+        """q: [num_tokens, num_heads, head_dim]; keys, values: [num_seqs, num_kv_heads, context_len, head_dim]."""
+        num_seqs, num_kv_heads, _, head_dim = keys.shape
+        group, query_len = q.shape[1] // num_kv_heads, q.shape[0] // num_seqs
+        queries = q.view(num_seqs, query_len, num_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
+        # A group's heads become more rows of one head's queries: keys and values are read once for all of them.
+        rows = queries.reshape(num_seqs, num_kv_heads, group * query_len, head_dim)
+        mask = segment.mask if query_len == 1 else segment.mask.repeat(1, 1, group, 1)
+        attended = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=self.scale)
+        by_token = attended.view(num_seqs, num_kv_heads, group, query_len, head_dim).permute(0, 3, 1, 2, 4)
+        return by_token.reshape(q.shape)
+
+    def _gather(self, cache: Tensor, dim: int, blocks: Tensor) -> Tensor:
+        """The blocks of `cache`, which counts them in dimension `dim`; overwritten by the next call."""
+        shape = (*cache.shape[:dim], blocks.shape[0], *cache.shape[dim + 1 :])
+        size = torch.Size(shape).numel()
+        if self._scratch.numel() < size or self._scratch.dtype != cache.dtype or self._scratch.device != cache.device:
+            self._scratch = torch.empty(size, dtype=cache.dtype, device=cache.device)
+        return torch.index_select(cache, dim, blocks, out=self._scratch[:size].view(shape))
+
+    def _decode_groups(self, batch: Batch) -> list[list[int]]:
+        """Decodes by context length, so that little is padded, in groups of bounded size."""
+        groups: list[list[int]] = []
+        for seq in sorted(range(batch.num_decodes), key=batch.context_lens_list.__getitem__):
+            if groups and (len(groups[-1]) + 1) * batch.context_lens_list[seq] <= self.max_gathered_tokens:
+                groups[-1].append(seq)
+            else:
+                groups.append([seq])
+        return groups
+
+    def _decodes(self, batch: Batch, seqs: list[int]) -> Segment:
+        device = batch.positions.device
+        num_blocks = self._num_blocks(batch.context_lens_list[seqs[-1]])  # the longest is the last
+        rows = torch.tensor(seqs, device=device)
+        seen = torch.arange(num_blocks * self.block_size, device=device) < batch.context_lens[rows, None]
+        return Segment(rows, len(seqs), batch.block_tables[rows, :num_blocks].flatten(), seen[:, None, None])
+
+    def _prefill(self, batch: Batch, seq: int, start: int) -> Segment:
+        device = batch.positions.device
+        query_len, context_len = batch.query_lens_list[seq], batch.context_lens_list[seq]
+        num_blocks = self._num_blocks(context_len)
+        last_seen = torch.arange(context_len - query_len, context_len, device=device)
+        seen = torch.arange(num_blocks * self.block_size, device=device) <= last_seen[:, None]
+        tokens = torch.arange(start, start + query_len, device=device)
+        return Segment(tokens, 1, batch.block_tables[seq, :num_blocks], seen[None, None])
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)

@@ -1,0 +1,59 @@
+"""Multi-head and grouped-query attention (arXiv 2305.13245)."""
+
+from torch import Tensor
+
+from engine.attention.base import AttentionBackend
+from engine.batch import Batch
+from engine.config import ModelConfig
+from engine.layers.linear import Linear, load_fused, load_linear
+from engine.layers.norm import RMSNorm
+from engine.layers.rotary import Rotation
+from engine.weights import Weights
+
+
+class GroupedQueryAttention:
+    """Projections, optional norms of queries and keys (Qwen3), rotation, and the backend's attention."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        qkv: Linear,
+        output: Linear,
+        q_norm: RMSNorm | None,
+        k_norm: RMSNorm | None,
+        backend: AttentionBackend,
+    ) -> None:
+        self.num_heads = config.num_heads
+        self.num_kv_heads = config.num_kv_heads
+        self.head_dim = config.head_dim
+        self.qkv = qkv
+        self.output = output
+        self.q_norm = q_norm
+        self.k_norm = k_norm
+        self.backend = backend
+
+    def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
+        """x: [num_tokens, hidden]; layer_cache as the backend has it. Returns the shape of x."""
+        heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
+        q, k, v = heads.split_with_sizes([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        attended = self.backend.forward(rotation(q), rotation(k), v, layer_cache, batch)
+        return self.output(attended.flatten(1))
+
+
+def load_attention(
+    weights: Weights, prefix: str, config: ModelConfig, backend: AttentionBackend
+) -> GroupedQueryAttention:
+    """The attention whose tensors are `prefix`.q_proj and so on."""
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    names = [f"{prefix}.{name}" for name in ("q_proj", "k_proj", "v_proj")]
+    qkv = load_fused(weights, names, config.hidden_size, [q_size, kv_size, kv_size], bias=config.qkv_bias)
+    output = load_linear(weights, f"{prefix}.o_proj", q_size, config.hidden_size, bias=config.attention_output_bias)
+
+    def norm(name: str) -> RMSNorm | None:
+        if not config.qk_norm:
+            return None
+        return RMSNorm(weights.take(f"{prefix}.{name}.weight", config.head_dim), config.rms_norm_eps)
+
+    return GroupedQueryAttention(config, qkv, output, norm("q_norm"), norm("k_norm"), backend)

@@ -1,0 +1,31 @@
+"""The feed-forward layer with a gate (SwiGLU, arXiv 2002.05202)."""
+
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from engine.layers.linear import Linear, load_fused, load_linear
+from engine.weights import Weights
+
+
+class MLP:
+    """`down(silu(gate(x)) * up(x))`, gate and up as one product."""
+
+    def __init__(self, gate_up: Linear, down: Linear) -> None:
+        self.gate_up = gate_up
+        self.down = down
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [num_tokens, hidden]. Returns the same shape."""
+        return self.down(silu_and_mul(self.gate_up(x)))
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """gate_up: [num_tokens, 2 * size], the gate first. Returns [num_tokens, size]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
+
+
+def load_mlp(weights: Weights, prefix: str, hidden_size: int, size: int, *, bias: bool = False) -> MLP:
+    """The MLP whose tensors are `prefix`.gate_proj, .up_proj and .down_proj."""
+    gate_up = load_fused(weights, [f"{prefix}.gate_proj", f"{prefix}.up_proj"], hidden_size, [size, size], bias=bias)
+    return MLP(gate_up, load_linear(weights, f"{prefix}.down_proj", size, hidden_size, bias=bias))

@@ -1,0 +1,78 @@
+"""Rotary position embedding (arXiv 2104.09864) and its scalings."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from engine.config import RopeConfig
+
+
+class RotaryEmbedding:
+    """The table of cos and sin of every position, computed once in fp32 and shared by all layers."""
+
+    def __init__(self, config: RopeConfig, max_positions: int, device: torch.device) -> None:
+        angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), inverse_frequencies(config))
+        # [max_positions, rotary_dim], cos in the first half and sin in the second, the form GPU kernels take as well
+        self.table = (torch.cat([angles.cos(), angles.sin()], dim=-1) * config.cos_sin_scale).to(device)
+        self.interleaved = config.interleaved
+
+    def at(self, positions: Tensor, dtype: torch.dtype) -> "Rotation":
+        """The rotation of each of a step's tokens. positions: [num_tokens]."""
+        cos, sin = self.table[positions].to(dtype).unsqueeze(1).chunk(2, dim=-1)  # [num_tokens, 1, rotary_dim / 2]
+        return Rotation(cos, sin, self.interleaved)
+
+
+class Rotation:
+    """Turns the heads of a step's tokens by their positions."""
+
+    def __init__(self, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
+        self.cos = cos
+        self.sin = sin
+        self.interleaved = interleaved
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [num_tokens, num_heads, rotary_dim]. Returns the same shape.
+
+        Interleaved pairs come out as halves: queries and keys alike, so that their products are the same.
+        """
+        first, second = (x[..., 0::2], x[..., 1::2]) if self.interleaved else x.chunk(2, dim=-1)
+        return torch.cat([first * self.cos - second * self.sin, second * self.cos + first * self.sin], dim=-1)
+
+
+def inverse_frequencies(config: RopeConfig) -> Tensor:
+    """Radians a position of each pair: [rotary_dim / 2], fp32."""
+    exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / config.rotary_dim
+    plain = 1.0 / config.theta**exponents
+    if config.kind == "linear":
+        return plain / config.factor
+    if config.kind == "llama3":
+        return _llama3(config, plain)
+    if config.kind == "yarn":
+        return _yarn(config, plain)
+    return plain
+
+
+def _llama3(config: RopeConfig, plain: Tensor) -> Tensor:
+    """Llama 3.1: slow pairs are slowed by `factor`, fast ones are left, those between get a mix."""
+    turns = config.original_max_position_embeddings * plain / (2 * math.pi)  # over the original context
+    low, high = config.low_freq_factor, config.high_freq_factor
+    share = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - share) * plain / config.factor + share * plain
+
+
+def _yarn(config: RopeConfig, plain: Tensor) -> Tensor:
+    """YaRN (arXiv 2309.00071, section 3.2): the same idea, with a ramp over the pairs' indices."""
+
+    def pair_with(turns: float) -> float:
+        context = config.original_max_position_embeddings
+        return config.rotary_dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(config.theta))
+
+    low, high = pair_with(config.beta_fast), pair_with(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.rotary_dim - 1)
+    if low == high:
+        high += 0.001  # a step instead of a ramp
+    slowed = ((torch.arange(config.rotary_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return plain / config.factor * slowed + plain * (1 - slowed)

@@ -1,0 +1,110 @@
+"""A decoder-only language model, put together from the parts in which the families differ."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from engine.attention.base import AttentionBackend
+from engine.batch import Batch
+from engine.config import ModelConfig
+from engine.kv_cache import KVCacheLayout
+from engine.layers.linear import Linear, load_linear
+from engine.layers.norm import RMSNorm
+from engine.layers.rotary import RotaryEmbedding, Rotation
+from engine.weights import Weights
+
+
+class Attention(Protocol):
+    """The attention of a layer."""
+
+    def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
+        """x: [num_tokens, hidden]. Returns the same shape."""
+        ...
+
+
+class FeedForward(Protocol):
+    """What stands between two attentions: an MLP or a mixture of experts."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [num_tokens, hidden]. Returns the same shape."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """Attention and feed-forward, each after a norm and beside a residual."""
+
+    attention_norm: RMSNorm
+    attention: Attention
+    feed_forward_norm: RMSNorm
+    feed_forward: FeedForward
+
+    def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
+        """x: [num_tokens, hidden]. Returns the same shape."""
+        x = x + self.attention(self.attention_norm(x), rotation, layer_cache, batch)
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class CausalLM:
+    """Tokens in, logits of the wanted positions out; KV goes to the pool."""
+
+    def __init__(
+        self,
+        embedding: Tensor,
+        layers: Sequence[DecoderLayer],
+        norm: RMSNorm,
+        head: Linear,
+        rotary: RotaryEmbedding,
+        backend: AttentionBackend,
+    ) -> None:
+        self.embedding = embedding  # [vocab, hidden]
+        self.layers = layers
+        self.norm = norm
+        self.head = head
+        self.rotary = rotary
+        self.backend = backend
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, pool: Tensor) -> Tensor:
+        """One step. pool: [num_blocks, num_layers, ...], updated in place. Returns [num_logits, vocab] in fp32."""
+        self.backend.plan(batch)
+        x = F.embedding(batch.token_ids, self.embedding)  # [num_tokens, hidden]
+        rotation = self.rotary.at(batch.positions, x.dtype)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, rotation, KVCacheLayout.layer_cache(pool, index), batch)
+        return self.head(self.norm(x[batch.logits_indices])).float()
+
+
+def load_causal_lm(
+    weights: Weights,
+    config: ModelConfig,
+    backend: AttentionBackend,
+    load_attention: Callable[[str], Attention],
+    load_feed_forward: Callable[[int, str], FeedForward],
+) -> CausalLM:
+    """The model around attentions (by tensor prefix) and feed-forwards (by layer and tensor prefix)."""
+
+    def norm(name: str) -> RMSNorm:
+        return RMSNorm(weights.take(f"{name}.weight", config.hidden_size), config.rms_norm_eps)
+
+    def layer(index: int) -> DecoderLayer:
+        prefix = f"model.layers.{index}"
+        return DecoderLayer(
+            norm(f"{prefix}.input_layernorm"),
+            load_attention(f"{prefix}.self_attn"),
+            norm(f"{prefix}.post_attention_layernorm"),
+            load_feed_forward(index, prefix),
+        )
+
+    embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    layers = [layer(index) for index in range(config.num_layers)]
+    if config.tie_word_embeddings:
+        head = Linear(embedding)
+    else:
+        head = load_linear(weights, "lm_head", config.hidden_size, config.vocab_size)
+    rotary = RotaryEmbedding(config.rope, config.max_model_len, weights.device)
+    return CausalLM(embedding, layers, norm("model.norm"), head, rotary, backend)

@@ -1,0 +1,21 @@
+"""Llama, Mistral, Qwen2 and Qwen3: one structure; biases and norms of queries and keys are options of the config."""
+
+from engine.attention.base import AttentionBackend
+from engine.config import ModelConfig
+from engine.layers.attention import load_attention
+from engine.layers.mlp import load_mlp
+from engine.models.causal_lm import CausalLM, load_causal_lm
+from engine.weights import Weights
+
+
+def load(weights: Weights, config: ModelConfig, backend: AttentionBackend) -> CausalLM:
+    """Reads a dense model."""
+    return load_causal_lm(
+        weights,
+        config,
+        backend,
+        lambda prefix: load_attention(weights, prefix, config, backend),
+        lambda _, prefix: load_mlp(
+            weights, f"{prefix}.mlp", config.hidden_size, config.intermediate_size, bias=config.mlp_bias
+        ),
+    )

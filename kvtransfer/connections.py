@@ -1,0 +1,78 @@
+"""Connected peers of one transport."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from kvtransfer.base import PeerId
+from kvtransfer.errors import PeerLost, TransferDeadline
+
+T = TypeVar("T")
+
+
+class Connections(Generic[T]):
+    """Opens one connection a peer, however many ask for it at once, and forgets it when it breaks."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._open: dict[PeerId, T] = {}
+        self._opening: dict[PeerId, asyncio.Task[T]] = {}
+
+    async def ensure(self, peer: PeerId, connect: Callable[[], Awaitable[T]]) -> T:
+        """The connection to a peer, made by `connect` if there is none. Raises TransferDeadline."""
+        if peer in self._open:
+            return self._open[peer]
+        if peer not in self._opening:
+            task = asyncio.get_running_loop().create_task(self._connect(peer, connect))
+            self._opening[peer] = task
+            task.add_done_callback(lambda done: self._opened(peer, done))
+        opening = self._opening[peer]
+        try:
+            return await asyncio.shield(opening)  # others may wait for the same connection
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if opening.cancelled() and caller is not None and not caller.cancelling():
+                raise PeerLost(f"peer {peer} was forgotten while it was being connected") from None
+            raise
+
+    async def _connect(self, peer: PeerId, connect: Callable[[], Awaitable[T]]) -> T:
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                connection = await connect()
+        except TimeoutError as error:
+            raise TransferDeadline(f"peer {peer} did not answer within {self._deadline_s} s") from error
+        self._open[peer] = connection
+        return connection
+
+    def _opened(self, peer: PeerId, task: "asyncio.Task[T]") -> None:
+        self._opening.pop(peer, None)
+        if not task.cancelled():
+            task.exception()  # whoever waited has it; if all were cancelled, nobody wants it
+
+    def get(self, peer: PeerId) -> T:
+        """The open connection to a peer. Raises PeerLost if there is none."""
+        try:
+            return self._open[peer]
+        except KeyError:
+            raise PeerLost(f"peer {peer} is not connected") from None
+
+    def is_current(self, peer: PeerId, connection: T) -> bool:
+        """Whether this is still the connection to the peer."""
+        return self._open.get(peer) is connection
+
+    def pop(self, peer: PeerId) -> T | None:
+        """Forgets a peer; its connection, if there was one, is the caller's to close."""
+        if peer in self._opening:
+            self._opening[peer].cancel()
+        return self._open.pop(peer, None)
+
+    def peers(self) -> list[PeerId]:
+        """Connected peers."""
+        return list(self._open)
+
+    async def close(self) -> None:
+        """Stops connecting; the open connections are the caller's to close."""
+        tasks = list(self._opening.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,115 @@
+"""How two transports greet each other before any block moves: who is meant, and what its blocks are.
+
+The caller sends a Hello, the callee answers with a Welcome or a Refusal; each is a JSON object behind its length as
+four bytes, little-endian.
+"""
+
+import asyncio
+import json
+import socket
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvtransfer.base import PoolDescription
+from kvtransfer.errors import PeerLost, PeerRefused
+from kvtransfer.local_pool import LocalPool
+
+PROTOCOL = "baton-kv/1"
+MAX_FRAME_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What the caller says: whom it means, and what its own blocks are."""
+
+    protocol: str
+    key: str  # from the callee's endpoint: only who was told of the pool may read it
+    incarnation: str
+    fingerprint: str
+    block_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The callee's pool."""
+
+    incarnation: str
+    fingerprint: str
+    num_blocks: int
+    block_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why the callee does not let the caller in."""
+
+    refused: str
+
+
+async def greet(sock: socket.socket, pool: LocalPool, peer: PoolDescription, key: str) -> None:
+    """The caller's half, on a non-blocking socket. Raises PeerRefused or PeerLost."""
+    hello = Hello(PROTOCOL, key, peer.incarnation, pool.identity.fingerprint, pool.block_bytes)
+    try:
+        await _send(sock, hello)
+        answer = await _receive(sock)
+    except (OSError, EOFError) as error:
+        raise PeerLost(f"peer {peer.incarnation} closed the connection: {error}") from error
+    except ValueError as error:
+        raise PeerRefused(f"peer {peer.incarnation} answered with {error}") from error
+    if "refused" in answer:
+        raise PeerRefused(f"peer {peer.incarnation} refused: {answer['refused']}")
+    welcome = asdict(Welcome(peer.incarnation, peer.fingerprint, peer.num_blocks, peer.block_bytes))
+    for what, described in welcome.items():
+        if answer.get(what) != described:
+            raise PeerRefused(f"the peer's {what} is {answer.get(what)!r}, it was described as {described!r}")
+
+
+async def admit(sock: socket.socket, pool: LocalPool, key: str) -> None:
+    """The callee's half, on a non-blocking socket. Raises PeerRefused (after telling the caller), or PeerLost."""
+    try:
+        hello = await _receive(sock)
+        refusal = _refusal(hello, pool, key)
+        if refusal is not None:
+            await _send(sock, Refusal(refusal))
+            raise PeerRefused(refusal)
+        identity = pool.identity
+        await _send(sock, Welcome(identity.incarnation, identity.fingerprint, pool.num_blocks, pool.block_bytes))
+    except (OSError, EOFError) as error:
+        raise PeerLost(f"the caller went away: {error}") from error
+    except ValueError as error:
+        raise PeerRefused(f"the caller sent {error}") from error
+
+
+def _refusal(hello: dict[str, Any], pool: LocalPool, key: str) -> str | None:
+    wanted = asdict(Hello(PROTOCOL, key, pool.identity.incarnation, pool.identity.fingerprint, pool.block_bytes))
+    for what, ours in wanted.items():
+        if hello.get(what) != ours:
+            return f"the {what} does not match" if what == "key" else f"{what} is {ours!r}, not {hello.get(what)!r}"
+    return None
+
+
+async def _send(sock: socket.socket, message: Hello | Welcome | Refusal) -> None:
+    body = json.dumps(asdict(message)).encode()
+    await asyncio.get_running_loop().sock_sendall(sock, len(body).to_bytes(4, "little") + body)
+
+
+async def _receive(sock: socket.socket) -> dict[str, Any]:
+    """One message. Raises ValueError for anything that is none, EOFError at the connection's end."""
+    size = int.from_bytes(await _receive_exactly(sock, 4), "little")
+    if size > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {size} bytes")
+    body = await _receive_exactly(sock, size)
+    message = json.loads(body)
+    if not isinstance(message, dict):
+        raise ValueError("a frame that is no object")
+    return message
+
+
+async def _receive_exactly(sock: socket.socket, size: int) -> bytes:
+    received = b""
+    while len(received) < size:
+        chunk = await asyncio.get_running_loop().sock_recv(sock, size - len(received))
+        if not chunk:
+            raise EOFError("it ended")
+        received += chunk
+    return received

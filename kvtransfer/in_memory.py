@@ -1,0 +1,130 @@
+"""Peers within one process, for tests: the same contract with nothing underneath."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from kvtransfer.base import PeerId, PoolDescription, PoolIdentity, TransportChoice
+from kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline, TransportUnavailable
+from kvtransfer.local_pool import LocalPool
+from kvtransfer.quarantine import Quarantine
+
+NAME = "in_memory"
+
+
+@dataclass(slots=True)
+class InMemoryNetwork:
+    """The pools that can reach each other, by incarnation, and which of their owners do not answer just now."""
+
+    pools: dict[str, LocalPool] = field(default_factory=dict)
+    stopped: set[str] = field(default_factory=set)
+    resumed: asyncio.Event = field(default_factory=asyncio.Event)  # replaced at every change of `stopped`
+
+    def stop(self, incarnation: str) -> None:
+        """This peer answers nothing until it is resumed or killed."""
+        self.stopped.add(incarnation)
+
+    def resume(self, incarnation: str) -> None:
+        """This peer answers again."""
+        self.stopped.discard(incarnation)
+        self.resumed.set()
+        self.resumed = asyncio.Event()
+
+    def kill(self, incarnation: str) -> None:
+        """This peer is gone."""
+        self.pools.pop(incarnation, None)
+        self.resume(incarnation)
+
+
+class InMemoryTransport:
+    """Reads block by block and lets the event loop run between two blocks."""
+
+    def __init__(
+        self,
+        identity: PoolIdentity,
+        network: InMemoryNetwork,
+        quarantine: Quarantine | None = None,
+        connect_deadline_s: float = 5.0,
+    ) -> None:
+        self.quarantine = quarantine if quarantine is not None else Quarantine()
+        self._identity = identity
+        self._network = network
+        self._connect_deadline_s = connect_deadline_s
+        self._pool: LocalPool | None = None
+        self._peers: dict[PeerId, PoolDescription] = {}
+
+    @property
+    def choices(self) -> Mapping[PeerId, TransportChoice]:
+        """This transport, for every connected peer."""
+        return {peer: TransportChoice(NAME, "same process") for peer in self._peers}
+
+    def register_pool(self, pool: Tensor) -> PoolDescription:
+        """See KVTransport."""
+        self._pool = LocalPool.of(pool, self._identity)
+        self._network.pools[self._identity.incarnation] = self._pool
+        return self._pool.describe(NAME, b"")
+
+    async def connect(self, peer: PoolDescription) -> PeerId:
+        """See KVTransport."""
+        self._require_pool().check_peer(peer)
+        if NAME not in peer.endpoints:
+            raise TransportUnavailable(f"peer {peer.incarnation} does not offer {NAME}")
+        try:
+            async with asyncio.timeout(self._connect_deadline_s):
+                pool = await self._answer(PeerId(peer.incarnation))
+        except TimeoutError as error:
+            raise TransferDeadline(f"peer {peer.incarnation} did not answer") from error
+        if (pool.identity.fingerprint, pool.num_blocks, pool.block_bytes) != (
+            peer.fingerprint,
+            peer.num_blocks,
+            peer.block_bytes,
+        ):
+            raise PeerRefused(f"peer {peer.incarnation} has another pool than was described")
+        self._peers[PeerId(peer.incarnation)] = peer
+        return PeerId(peer.incarnation)
+
+    async def read(self, peer: PeerId, remote: Sequence[int], local: Sequence[int], deadline_s: float) -> None:
+        """See KVTransport."""
+        if peer not in self._peers:
+            raise PeerLost(f"peer {peer} is not connected")
+        pool = self._require_pool()
+        pool.check_blocks(self._peers[peer], remote, local)
+        target = pool.as_bytes()
+        self.quarantine.hold(local)
+        try:
+            async with asyncio.timeout(deadline_s):
+                for theirs, ours in zip(remote, local, strict=True):
+                    source = await self._answer(peer)
+                    if peer not in self._peers:
+                        raise PeerLost(f"peer {peer} was forgotten")
+                    target[ours] = source.as_bytes()[theirs]
+        except TimeoutError as error:
+            raise TransferDeadline(f"blocks from peer {peer} did not come within {deadline_s} s") from error
+        finally:
+            self.quarantine.release(local)
+        await self._answer(peer)
+
+    def forget(self, peer: PeerId) -> None:
+        """See KVTransport."""
+        self._peers.pop(peer, None)
+
+    async def close(self) -> None:
+        """See KVTransport."""
+        self._network.kill(self._identity.incarnation)
+        self._peers.clear()
+
+    def _require_pool(self) -> LocalPool:
+        if self._pool is None:
+            raise ValueError("no pool was registered")
+        return self._pool
+
+    async def _answer(self, peer: PeerId) -> LocalPool:
+        await asyncio.sleep(0)
+        while peer in self._network.stopped:
+            await self._network.resumed.wait()
+        if peer not in self._network.pools:
+            self._peers.pop(peer, None)
+            raise PeerLost(f"peer {peer} is gone")
+        return self._network.pools[peer]

@@ -1,0 +1,71 @@
+"""Where a transport's peers come in."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+
+from kvtransfer.errors import TransferError
+from kvtransfer.handshake import admit
+from kvtransfer.local_pool import LocalPool
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_DEADLINE_S = 10.0
+
+
+class Listener:
+    """Owns a listening socket; greets callers on the event loop and hands those it admits to `serve`.
+
+    `serve` owns the caller's connection from then on, for as long as it runs; afterwards the socket is closed.
+    """
+
+    def __init__(
+        self, sock: socket.socket, pool: LocalPool, key: str, serve: Callable[[socket.socket], Awaitable[None]]
+    ) -> None:
+        sock.setblocking(False)
+        sock.listen(128)
+        self._sock = sock
+        self._pool = pool
+        self._key = key
+        self._serve = serve
+        self._callers: set[asyncio.Task[None]] = set()
+        self._accepting = asyncio.get_running_loop().create_task(self._accept())
+
+    @property
+    def num_callers(self) -> int:
+        """Connections that are open now."""
+        return len(self._callers)
+
+    async def close(self) -> None:
+        """Ends every connection that came in."""
+        tasks = [self._accepting, *self._callers]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._sock.close()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(self._sock)
+            except OSError as error:
+                # Out of descriptors, or the caller was gone at once: neither may end the listener.
+                logger.warning("cannot accept a connection: %s", error)
+                await asyncio.sleep(0.1)
+                continue
+            task = loop.create_task(self._meet(sock))
+            self._callers.add(task)
+            task.add_done_callback(self._callers.discard)
+
+    async def _meet(self, sock: socket.socket) -> None:
+        with sock:
+            sock.setblocking(False)
+            try:
+                async with asyncio.timeout(HANDSHAKE_DEADLINE_S):
+                    await admit(sock, self._pool, self._key)
+            except (TransferError, TimeoutError) as error:
+                logger.warning("refused a connection to the KV pool: %s", error or "no greeting came")
+                return
+            await self._serve(sock)

@@ -1,0 +1,234 @@
+"""NIXL over UCX: remote memory is read by the device (RDMA), or by the kernel on one host (cross-memory attach).
+
+Beside NIXL each pair of peers keeps a plain TCP connection: it greets, and its end is how each side learns that the
+other is gone, since NIXL says nothing of a peer while no transfer is in flight.
+
+Where UCX has neither RDMA nor cross-memory attach it emulates reads over TCP, with the peer's processor and software.
+That is refused: a reader that dies while its peer was stopped can make UCX abort the *peer's* process (UCX's "Fatal:
+unexpected error: Endpoint timeout"), and the tcp transport is faster.
+"""
+
+import asyncio
+import base64
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvtransfer import endpoint
+from kvtransfer.base import PeerId, PoolDescription, PoolIdentity, TransportChoice
+from kvtransfer.connections import Connections
+from kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
+from kvtransfer.listener import Listener
+from kvtransfer.local_pool import LocalPool
+from kvtransfer.nixl_agent import NixlAgent
+from kvtransfer.nixl_read import Read, Region
+from kvtransfer.quarantine import Quarantine
+from kvtransfer.rdma import has_rdma_device
+from kvtransfer.tcp_connection import keep_alive, listening_socket, open_connection
+from kvtransfer.threads import run_in_thread
+from kvtransfer.transfers import Transfer, Transfers
+
+NAME = "nixl"
+MAX_TRIALS = 30
+ONE_SIDED = b"1"  # what a reader says once its reads need no polling on the other side
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where an owner listens, and how NIXL reaches its memory; stride and count are the description's."""
+
+    host: str
+    port: int
+    key: str
+    metadata: str  # NIXL's, base64
+    base: int  # address of block 0
+    rdma: int  # 1 if the host has an RDMA device
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Peer:
+    """A peer that NIXL can read, and the connection that tells of its end."""
+
+    description: PoolDescription
+    sock: socket.socket
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """Our pool, and a block outside it for trial reads, as NIXL knows them."""
+
+    pool: LocalPool
+    blocks: Any
+    trial_block: Any
+
+
+class NixlTransport:
+    """Reads pools through NIXL; a read that NIXL cannot abort keeps its blocks in quarantine until it ends."""
+
+    def __init__(
+        self,
+        identity: PoolIdentity,
+        host: str,
+        quarantine: Quarantine | None = None,
+        connect_deadline_s: float = 5.0,
+        one_sided_only: bool = True,
+    ) -> None:
+        """`one_sided_only=False` lets UCX emulate reads: not for service, see above. Raises TransportUnavailable."""
+        self.quarantine = quarantine if quarantine is not None else Quarantine()
+        self._identity = identity
+        self._host = host
+        self._one_sided_only = one_sided_only
+        self._registered: Registered | None = None
+        self._listener: Listener | None = None
+        self._connections: Connections[Peer] = Connections(connect_deadline_s)
+        self._transfers = Transfers(self.quarantine)
+        self._agent = NixlAgent(identity.incarnation)  # the life's id: a name that was dead once can never come back
+
+    @property
+    def choices(self) -> Mapping[PeerId, TransportChoice]:
+        """NIXL, for every connected peer."""
+        return {peer: TransportChoice(NAME, self._connections.get(peer).reason) for peer in self._connections.peers()}
+
+    def register_pool(self, pool: Tensor) -> PoolDescription:
+        """Registers the memory with NIXL and listens for peers; see KVTransport."""
+        local = LocalPool.of(pool, self._identity)
+        agent = self._agent
+        region = Region(local.address, local.block_bytes, local.num_blocks)
+        blocks = agent.call(lambda: agent.register(pool, region)).result()
+        trial = torch.empty(local.block_bytes, dtype=torch.uint8)
+        trial_region = Region(trial.data_ptr(), local.block_bytes, 1)
+        trial_block = agent.call(lambda: agent.register(trial, trial_region)).result()
+        metadata = base64.b64encode(agent.call(agent.metadata).result()).decode()
+        self._registered = Registered(local, blocks, trial_block)
+        sock = listening_socket(self._host)
+        host, port = sock.getsockname()[:2]
+        address = Endpoint(host, port, secrets.token_hex(16), metadata, local.address, int(has_rdma_device()))
+        self._listener = Listener(sock, local, address.key, self._serve)
+        return local.describe(NAME, endpoint.encode(address))
+
+    async def connect(self, peer: PoolDescription) -> PeerId:
+        """Greets the peer and reads a block on trial; see KVTransport."""
+        self._require_registered().pool.check_peer(peer)
+        peer_id = PeerId(peer.incarnation)
+        await self._connections.ensure(peer_id, lambda: self._open(peer))
+        return peer_id
+
+    async def read(self, peer: PeerId, remote: Sequence[int], local: Sequence[int], deadline_s: float) -> None:
+        """Reads in the agent's thread, some MiB at a time; see KVTransport."""
+        connection = self._connections.get(peer)
+        registered = self._require_registered()
+        registered.pool.check_blocks(connection.description, remote, local)
+        if local:
+            start = partial(self._start, peer, registered.blocks, local, remote)
+            await self._transfers.run(peer, local, start, deadline_s)
+        if not self._connections.is_current(peer, connection):
+            raise PeerLost(f"peer {peer} ended during the read")
+
+    def forget(self, peer: PeerId) -> None:
+        """Has NIXL forget the peer once the reads in flight have ended; see KVTransport."""
+        self._drop(peer, PeerLost(f"peer {peer} was forgotten"))
+
+    async def close(self) -> None:
+        """Destroys the agent, which ends every transfer; see KVTransport."""
+        if self._listener is not None:
+            await self._listener.close()
+        await self._connections.close()
+        self._transfers.abort_all()
+        for peer in self._connections.peers():
+            self.forget(peer)
+        await run_in_thread("baton-kv-nixl-close", self._agent.close)
+        await self._transfers.close()
+
+    def _require_registered(self) -> Registered:
+        if self._registered is None:
+            raise ValueError("no pool was registered")
+        return self._registered
+
+    def _start(
+        self, peer: PeerId, region: Any, local: Sequence[int], remote: Sequence[int], transfer: Transfer
+    ) -> "asyncio.Future[None]":
+        read = Read(peer, region, local, remote, self._require_registered().pool.block_bytes, transfer)
+        self._agent.read(read)
+        return asyncio.wrap_future(read.done)
+
+    async def _serve(self, sock: socket.socket) -> None:
+        """UCX sets a connection up with both sides' help: polls until the reader says that it needs that no more."""
+        loop = asyncio.get_running_loop()
+        keep_alive(sock)
+        self._agent.poll_for_peer(1)
+        try:
+            said = await loop.sock_recv(sock, 1)
+        finally:
+            self._agent.poll_for_peer(-1)
+        if said == ONE_SIDED:
+            await loop.sock_recv(sock, 1)  # a reader says nothing more: this is its end
+
+    async def _open(self, peer: PoolDescription) -> Peer:
+        address = endpoint.decode(Endpoint, peer, NAME)
+        pool = self._require_registered().pool
+        sock = await open_connection(address.host, address.port, address.key, pool, peer)
+        try:
+            reason = await self._try(peer, address)
+            if self._one_sided_only:
+                await asyncio.get_running_loop().sock_sendall(sock, ONE_SIDED)
+        except BaseException:
+            sock.close()
+            self._agent.call(partial(self._agent.remove_peer, peer.incarnation))
+            raise
+        asyncio.get_running_loop().add_reader(sock.fileno(), self._lose, PeerId(peer.incarnation))
+        return Peer(peer, sock, reason)
+
+    async def _try(self, peer: PoolDescription, address: Endpoint) -> str:
+        """Reads a block, to see how; returns that in words."""
+        region = Region(address.base, peer.block_bytes, peer.num_blocks)
+        try:
+            metadata = base64.b64decode(address.metadata, validate=True)
+        except ValueError as error:
+            raise PeerRefused(f"peer {peer.incarnation} has garbled NIXL metadata") from error
+        name = await asyncio.wrap_future(self._agent.call(lambda: self._agent.add_peer(metadata, region)))
+        if name != peer.incarnation:
+            self._agent.call(partial(self._agent.remove_peer, name))
+            raise PeerRefused(f"the peer's NIXL agent is {name!r}, it was described as {peer.incarnation!r}")
+        for _ in range(MAX_TRIALS):  # the first ones go as they can while the two sides still set the connection up
+            if await self._trial_read(peer):
+                return "cross-memory attach on one host"
+        if address.rdma and has_rdma_device():
+            return "both hosts have RDMA devices"
+        if self._one_sided_only:
+            raise TransportUnavailable(
+                f"NIXL reaches peer {peer.incarnation} neither by RDMA nor by cross-memory attach, only by reads "
+                "that UCX emulates over TCP"
+            )
+        return "reads emulated over TCP"
+
+    async def _trial_read(self, peer: PoolDescription) -> bool:
+        """Whether a read was done as soon as it was posted."""
+        registered = self._require_registered()
+        reads: list[Read] = []
+
+        def start(transfer: Transfer) -> "asyncio.Future[None]":
+            reads.append(Read(peer.incarnation, registered.trial_block, [0], [0], peer.block_bytes, transfer))
+            self._agent.read(reads[0])
+            return asyncio.wrap_future(reads[0].done)
+
+        deadline_s = 60.0  # the connection's own deadline comes first
+        await self._transfers.run(PeerId(peer.incarnation), [], start, deadline_s)
+        return reads[0].finished_at_once
+
+    def _lose(self, peer: PeerId) -> None:
+        self._drop(peer, PeerLost(f"peer {peer} ended"))
+
+    def _drop(self, peer: PeerId, reason: PeerLost) -> None:
+        connection = self._connections.pop(peer)
+        self._transfers.abort(peer, reason)
+        if connection is not None:
+            asyncio.get_running_loop().remove_reader(connection.sock.fileno())
+            connection.sock.close()
+            self._agent.call(partial(self._agent.remove_peer, peer))

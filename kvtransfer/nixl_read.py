@@ -1,0 +1,83 @@
+"""A read over NIXL, step by step."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtransfer.transfers import Transfer
+
+MAX_STEP_BYTES = 16 << 20  # asked for at once; an aborted read ends after as much
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Equal pieces of memory, one behind the other."""
+
+    address: int
+    piece_bytes: int
+    num_pieces: int
+
+    def rows(self) -> NDArray[np.uint64]:
+        """NIXL's compressed descriptor: address, length, device, stride, count."""
+        return np.array([[self.address, self.piece_bytes, 0, self.piece_bytes, self.num_pieces]], np.uint64)
+
+
+class Read:
+    """Pieces of a peer's region on their way into ours; used in the agent's thread alone once it was started."""
+
+    def __init__(
+        self,
+        peer: str,
+        local: Any,
+        ours: Sequence[int],
+        theirs: Sequence[int],
+        piece_bytes: int,
+        transfer: Transfer,
+    ) -> None:
+        """`local`: NIXL's prepared descriptors of our region; `ours` and `theirs`: indices of the pieces, pairwise."""
+        self.peer = peer
+        self.local = local
+        self.handle: Any = None  # of the step in flight
+        self.done: Future[None] = Future()
+        self.done.set_running_or_notify_cancel()
+        self.finished_at_once = True  # NIXL never had a step in flight after it was posted
+        self._all_ours = np.asarray(ours, np.int32)
+        self._all_theirs = np.asarray(theirs, np.int32)
+        self._step = max(1, MAX_STEP_BYTES // piece_bytes)
+        self._next = 0
+        self._transfer = transfer
+        self.ours = self.theirs = self._all_ours[:0]  # of the step in flight
+
+    def next_step(self) -> bool:
+        """Turns to the next pieces; False when there are none. Raises the reason if the read was aborted."""
+        self._transfer.check()
+        start, self._next = self._next, self._next + self._step
+        self.ours = self._all_ours[start : self._next]
+        self.theirs = self._all_theirs[start : self._next]
+        return len(self.ours) > 0
+
+    def end_step(self) -> None:
+        """The step in flight has ended well."""
+        self.handle.release()
+        self.handle = None
+
+    def finish(self) -> None:
+        """All pieces are here."""
+        self.done.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more will come; what NIXL says of an error ends its writes too."""
+        self.handle = None
+        self.done.set_exception(error)
+
+    def drop_handle(self, errors: tuple[type[Exception], ...]) -> None:
+        """Lets go of a step in flight, before the agent is destroyed."""
+        if self.handle is not None:
+            with suppress(*errors):  # NIXL may say that it is in flight, which is known
+                self.handle.release()
+            self.handle = None

@@ -1,0 +1,244 @@
+"""Same host: peers map each other's pools and copy from them.
+
+The owner passes its pool's file over a Unix socket, and the socket stays open: its end is how each side learns that
+the other is gone, since a mapping alone would go on serving a dead peer's pages. A peer that is stopped, not dead, has
+an open socket and readable pages: reads from it succeed, and are right, because announced blocks are final.
+"""
+
+import asyncio
+import fcntl
+import mmap
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kvtransfer import endpoint
+from kvtransfer.base import PeerId, PoolDescription, PoolIdentity, TransportChoice
+from kvtransfer.connections import Connections
+from kvtransfer.copy_threads import CopyThreads
+from kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
+from kvtransfer.handshake import greet
+from kvtransfer.listener import Listener
+from kvtransfer.local_pool import LocalPool, runs
+from kvtransfer.quarantine import Quarantine
+from kvtransfer.shared_pool import MADV_POPULATE_READ, SEALS, SharedPool, populate
+from kvtransfer.transfers import Transfer, Transfers
+
+__all__ = ["SharedMemoryTransport", "SharedPool"]
+
+NAME = "shared_memory"
+MAX_STEP_BYTES = 4 << 20  # copied between two looks at whether the read was aborted
+INLINE_BYTES = 128 << 10  # copying this much takes less time than waking a thread
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where an owner listens."""
+
+    host: str  # which kernel and network namespace the name belongs to
+    name: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A peer's pool, mapped; unmapped when the last read that uses it has ended."""
+
+    description: PoolDescription
+    sock: socket.socket
+    blocks: NDArray[np.uint8]  # [num_blocks, block_bytes], read-only
+
+
+class SharedMemoryTransport:
+    """Reads the pools of processes on this host through mappings."""
+
+    def __init__(
+        self,
+        identity: PoolIdentity,
+        memory: SharedPool,
+        quarantine: Quarantine | None = None,
+        connect_deadline_s: float = 5.0,
+    ) -> None:
+        self.quarantine = quarantine if quarantine is not None else Quarantine()
+        self._identity = identity
+        self._memory = memory
+        self._pool: LocalPool | None = None
+        self._listener: Listener | None = None
+        self._connections: Connections[Peer] = Connections(connect_deadline_s)
+        self._transfers = Transfers(self.quarantine)
+        self._threads = CopyThreads(NAME, max_threads=4)
+
+    @property
+    def choices(self) -> Mapping[PeerId, TransportChoice]:
+        """Shared memory, for every connected peer."""
+        return {peer: TransportChoice(NAME, "same host") for peer in self._connections.peers()}
+
+    def register_pool(self, pool: Tensor) -> PoolDescription:
+        """Listens for peers. Raises ValueError for a pool that was not allocated from this transport's memory."""
+        self._pool = LocalPool.of(pool, self._identity)
+        if not self._memory.holds(pool):
+            raise ValueError("the pool is not the tensor that was allocated from the given SharedPool")
+        address = Endpoint(host_id(), f"baton-kv-{secrets.token_hex(8)}", secrets.token_hex(16))
+        sock = socket.socket(socket.AF_UNIX)
+        sock.bind(f"\0{address.name}")
+        self._listener = Listener(sock, self._pool, address.key, self._serve)
+        return self._pool.describe(NAME, endpoint.encode(address))
+
+    async def connect(self, peer: PoolDescription) -> PeerId:
+        """Maps the peer's pool; see KVTransport."""
+        self._require_pool().check_peer(peer)
+        peer_id = PeerId(peer.incarnation)
+        await self._connections.ensure(peer_id, lambda: self._open(peer))
+        return peer_id
+
+    async def read(self, peer: PeerId, remote: Sequence[int], local: Sequence[int], deadline_s: float) -> None:
+        """Copies in a thread, or at once if it is little; see KVTransport."""
+        connection = self._connections.get(peer)
+        pool = self._require_pool()
+        pool.check_blocks(connection.description, remote, local)
+        target = pool.as_bytes()
+        step = max(1, MAX_STEP_BYTES // pool.block_bytes)
+
+        def copy(transfer: Transfer | None) -> None:
+            for run in runs(remote, local, step):
+                if transfer is not None:
+                    transfer.check()
+                source = connection.blocks[run.remote : run.remote + run.num_blocks]
+                np.copyto(target[run.local : run.local + run.num_blocks], source)
+
+        if len(local) * pool.block_bytes <= INLINE_BYTES:
+            copy(None)
+        else:
+            await self._transfers.run(peer, local, self._threads.starter(copy), deadline_s)
+        if self._connections.is_current(peer, connection) and not is_open(connection.sock):
+            self._lose(peer)
+        if not self._connections.is_current(peer, connection):
+            raise PeerLost(f"peer {peer} ended during the read")
+
+    def forget(self, peer: PeerId) -> None:
+        """Drops the mapping; see KVTransport."""
+        self._drop(peer, PeerLost(f"peer {peer} was forgotten"))
+
+    async def close(self) -> None:
+        """Stops serving and reading; see KVTransport."""
+        if self._listener is not None:
+            await self._listener.close()
+        await self._connections.close()
+        await self._transfers.close()
+        self._threads.close()
+        for peer in self._connections.peers():
+            self.forget(peer)
+
+    def _require_pool(self) -> LocalPool:
+        if self._pool is None:
+            raise ValueError("no pool was registered")
+        return self._pool
+
+    async def _serve(self, sock: socket.socket) -> None:
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        _, uid, _ = struct.unpack("3i", credentials)
+        if uid != os.getuid():
+            sock.send(b"u")  # without the file: another user's process has no business in this one's memory
+            return
+        # Read-only, so that no peer can write into this pool whatever it does.
+        fd = os.open(f"/proc/self/fd/{self._memory.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            socket.send_fds(sock, [b"m"], [fd])
+        finally:
+            os.close(fd)
+        await asyncio.get_running_loop().sock_recv(sock, 1)  # a reader says nothing more: this is its end
+
+    async def _open(self, peer: PoolDescription) -> Peer:
+        address = endpoint.decode(Endpoint, peer, NAME)
+        if address.host != host_id():
+            raise TransportUnavailable(f"peer {peer.incarnation} is on another host or in another network namespace")
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.setblocking(False)
+            blocks = await self._map(sock, address, peer)
+        except BaseException:
+            sock.close()
+            raise
+        connection = Peer(peer, sock, blocks)
+        asyncio.get_running_loop().add_reader(sock.fileno(), self._lose, PeerId(peer.incarnation))
+        return connection
+
+    async def _map(self, sock: socket.socket, address: Endpoint, peer: PoolDescription) -> NDArray[np.uint8]:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.sock_connect(sock, f"\0{address.name}")
+        except OSError as error:
+            raise PeerLost(f"peer {peer.incarnation} does not listen any more: {error}") from error
+        await greet(sock, self._require_pool(), peer, address.key)
+        fd = await _receive_fd(sock, peer)
+        try:
+            return await loop.run_in_executor(None, map_blocks, fd, peer)
+        finally:
+            os.close(fd)
+
+    def _lose(self, peer: PeerId) -> None:
+        self._drop(peer, PeerLost(f"peer {peer} ended"))
+
+    def _drop(self, peer: PeerId, reason: PeerLost) -> None:
+        connection = self._connections.pop(peer)
+        self._transfers.abort(peer, reason)
+        if connection is not None:
+            asyncio.get_running_loop().remove_reader(connection.sock.fileno())
+            connection.sock.close()
+
+
+async def _receive_fd(sock: socket.socket, peer: PoolDescription) -> int:
+    await _wait_readable(sock)
+    try:
+        message, fds, _, _ = socket.recv_fds(sock, 1, 1)
+    except OSError as error:
+        raise PeerLost(f"peer {peer.incarnation} closed the connection: {error}") from error
+    if message == b"u":
+        raise TransportUnavailable(f"peer {peer.incarnation} runs as another user")
+    if not fds:
+        raise PeerLost(f"peer {peer.incarnation} ended before it passed its memory")
+    return fds[0]
+
+
+async def _wait_readable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(sock.fileno(), readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(sock.fileno())
+
+
+def map_blocks(fd: int, peer: PoolDescription) -> NDArray[np.uint8]:
+    """A peer's pool, [num_blocks, block_bytes], read-only. Raises PeerRefused if the file is not what was described."""
+    num_bytes = peer.num_blocks * peer.block_bytes
+    if os.fstat(fd).st_size != num_bytes or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS:
+        raise PeerRefused(f"peer {peer.incarnation} passed a file that is not a sealed pool of {num_bytes} bytes")
+    mapping = mmap.mmap(fd, num_bytes, prot=mmap.PROT_READ)
+    # 14 ms for 256 MiB, once, instead of a page fault every 64 KiB in the middle of the first reads.
+    populate(mapping, MADV_POPULATE_READ)
+    return np.frombuffer(mapping, np.uint8).reshape(peer.num_blocks, peer.block_bytes)
+
+
+def host_id() -> str:
+    """Names this boot of the kernel and this network namespace: together the realm of an abstract Unix socket."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
+
+
+def is_open(sock: socket.socket) -> bool:
+    """Whether the other side of a non-blocking connection that carries nothing is still there."""
+    try:
+        return sock.recv(1, socket.MSG_PEEK) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False

@@ -1,0 +1,213 @@
+"""Any two hosts: blocks over TCP, out of one pool's memory and straight into the other's.
+
+A connection carries one read at a time, in a thread of its own on either side. Closing it really aborts: once the
+reading thread has ended, nothing of that read can land any more.
+"""
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from kvtransfer import endpoint, tcp_frames
+from kvtransfer.base import PeerId, PoolDescription, PoolIdentity, TransportChoice
+from kvtransfer.connections import Connections
+from kvtransfer.copy_threads import CopyThreads
+from kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline
+from kvtransfer.listener import Listener
+from kvtransfer.local_pool import LocalPool
+from kvtransfer.quarantine import Quarantine
+from kvtransfer.tcp_connection import keep_alive, listening_socket, open_connection
+from kvtransfer.tcp_server import serve_blocks
+from kvtransfer.threads import run_in_thread
+from kvtransfer.transfers import Transfer, Transfers
+
+NAME = "tcp"
+MAX_IDLE_CONNECTIONS = 4  # a peer
+MAX_READS = 32  # at once; more wait for a thread
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where an owner listens."""
+
+    host: str
+    port: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Peer:
+    """A peer and the connections to it that no read uses just now; their end is how its end is noticed."""
+
+    description: PoolDescription
+    address: Endpoint
+    idle: list[socket.socket] = field(default_factory=list)
+
+
+class TcpTransport:
+    """Reads pools over TCP connections, as many a peer as there are reads at once."""
+
+    def __init__(
+        self,
+        identity: PoolIdentity,
+        host: str,
+        quarantine: Quarantine | None = None,
+        connect_deadline_s: float = 5.0,
+    ) -> None:
+        self.quarantine = quarantine if quarantine is not None else Quarantine()
+        self._identity = identity
+        self._host = host
+        self._pool: LocalPool | None = None
+        self._listener: Listener | None = None
+        self._connections: Connections[Peer] = Connections(connect_deadline_s)
+        self._transfers = Transfers(self.quarantine)
+        self._threads = CopyThreads(NAME, MAX_READS)
+
+    @property
+    def choices(self) -> Mapping[PeerId, TransportChoice]:
+        """TCP, for every connected peer."""
+        return {peer: TransportChoice(NAME, "works between any two hosts") for peer in self._connections.peers()}
+
+    def register_pool(self, pool: Tensor) -> PoolDescription:
+        """Listens for peers; see KVTransport."""
+        self._pool = LocalPool.of(pool, self._identity)
+        sock = listening_socket(self._host)
+        host, port = sock.getsockname()[:2]
+        address = Endpoint(host, port, secrets.token_hex(16))
+        self._listener = Listener(sock, self._pool, address.key, self._serve)
+        return self._pool.describe(NAME, endpoint.encode(address))
+
+    async def connect(self, peer: PoolDescription) -> PeerId:
+        """Opens a first connection; see KVTransport."""
+        self._require_pool().check_peer(peer)
+        peer_id = PeerId(peer.incarnation)
+        await self._connections.ensure(peer_id, lambda: self._connect(peer))
+        return peer_id
+
+    async def read(self, peer: PeerId, remote: Sequence[int], local: Sequence[int], deadline_s: float) -> None:
+        """Receives in a thread; see KVTransport."""
+        connected = self._connections.get(peer)
+        pool = self._require_pool()
+        pool.check_blocks(connected.description, remote, local)
+        if not local:
+            return
+        started = asyncio.get_running_loop().time()
+        sock = await self._take(connected, deadline_s)
+        if not self._connections.is_current(peer, connected):
+            sock.close()
+            raise PeerLost(f"peer {peer} was forgotten")
+        memory = pool.memory()
+
+        def copy(transfer: Transfer) -> None:
+            try:
+                tcp_frames.send_request(sock, remote)
+                buffers = tcp_frames.block_buffers(memory, pool.block_bytes, local)
+                tcp_frames.receive_response(sock, buffers, transfer.check)
+            except (OSError, PeerLost) as error:
+                transfer.check()
+                raise PeerLost(f"peer {peer} broke the connection: {error}") from error
+
+        def interrupt() -> None:
+            with suppress(OSError):  # the peer may have closed it first
+                sock.shutdown(socket.SHUT_RDWR)
+
+        try:
+            remaining_s = max(0.0, deadline_s - (asyncio.get_running_loop().time() - started))
+            await self._transfers.run(
+                peer,
+                local,
+                self._threads.starter(copy),
+                remaining_s,
+                interrupt,
+                lambda clean: self._give_back(connected, sock, clean),
+            )
+        except PeerLost:
+            self._lose(connected)
+            raise
+
+    def forget(self, peer: PeerId) -> None:
+        """Closes the connections to the peer; see KVTransport."""
+        self._drop(peer, PeerLost(f"peer {peer} was forgotten"))
+
+    async def close(self) -> None:
+        """Closes every connection; see KVTransport."""
+        if self._listener is not None:
+            await self._listener.close()
+        await self._connections.close()
+        await self._transfers.close()
+        self._threads.close()
+        for peer in self._connections.peers():
+            self.forget(peer)
+
+    def _require_pool(self) -> LocalPool:
+        if self._pool is None:
+            raise ValueError("no pool was registered")
+        return self._pool
+
+    async def _serve(self, sock: socket.socket) -> None:
+        keep_alive(sock)
+        sock.setblocking(True)
+        pool = self._require_pool()
+        serving = run_in_thread("baton-kv-tcp-serve", lambda: serve_blocks(sock, pool))
+        try:
+            await asyncio.shield(serving)
+        finally:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            await serving  # the socket may be closed only when its thread has ended
+
+    async def _connect(self, peer: PoolDescription) -> Peer:
+        connected = Peer(peer, endpoint.decode(Endpoint, peer, NAME))
+        self._keep(connected, await self._open(connected))
+        return connected
+
+    async def _open(self, peer: Peer) -> socket.socket:
+        address = peer.address
+        sock = await open_connection(address.host, address.port, address.key, self._require_pool(), peer.description)
+        sock.setblocking(True)
+        return sock
+
+    async def _take(self, peer: Peer, deadline_s: float) -> socket.socket:
+        """A connection that no read uses: an idle one, else a new one."""
+        if peer.idle:
+            sock = peer.idle.pop()
+            asyncio.get_running_loop().remove_reader(sock.fileno())
+            return sock
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await self._open(peer)
+        except TimeoutError as error:
+            raise TransferDeadline(f"peer {peer.description.incarnation} did not answer") from error
+        except (PeerLost, PeerRefused):
+            self._lose(peer)
+            raise
+
+    def _give_back(self, peer: Peer, sock: socket.socket, clean: bool) -> None:
+        is_current = self._connections.is_current(PeerId(peer.description.incarnation), peer)
+        if clean and is_current and len(peer.idle) < MAX_IDLE_CONNECTIONS:
+            self._keep(peer, sock)
+        else:
+            sock.close()
+
+    def _keep(self, peer: Peer, sock: socket.socket) -> None:
+        peer.idle.append(sock)
+        asyncio.get_running_loop().add_reader(sock.fileno(), self._lose, peer)
+
+    def _lose(self, peer: Peer) -> None:
+        peer_id = PeerId(peer.description.incarnation)
+        if self._connections.is_current(peer_id, peer):
+            self._drop(peer_id, PeerLost(f"peer {peer_id} ended"))
+
+    def _drop(self, peer: PeerId, reason: PeerLost) -> None:
+        connected = self._connections.pop(peer)
+        self._transfers.abort(peer, reason)
+        if connected is not None:
+            while connected.idle:
+                sock = connected.idle.pop()
+                asyncio.get_running_loop().remove_reader(sock.fileno())
+                sock.close()

@@ -1,0 +1,58 @@
+"""TCP connections between transports, greeted and ready."""
+
+import asyncio
+import errno
+import socket
+
+from kvtransfer.base import PoolDescription
+from kvtransfer.errors import PeerLost, TransportUnavailable
+from kvtransfer.handshake import greet
+from kvtransfer.local_pool import LocalPool
+
+UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+
+
+async def open_connection(host: str, port: int, key: str, pool: LocalPool, peer: PoolDescription) -> socket.socket:
+    """A non-blocking socket to a peer that has let us in. Raises PeerLost, PeerRefused, TransportUnavailable."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, (host, port))
+        await greet(sock, pool, peer, key)
+        keep_alive(sock)
+    except OSError as error:
+        sock.close()
+        if error.errno in UNREACHABLE:
+            raise TransportUnavailable(f"peer {peer.incarnation} cannot be reached: {error}") from error
+        raise PeerLost(f"peer {peer.incarnation} does not listen any more: {error}") from error
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Sends without delay, and probes: a host that vanished closes nothing, its connection would look alive for ever.
+
+    Buffer sizes are left to the kernel, which tunes them itself.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+
+
+def listening_socket(host: str) -> socket.socket:
+    """Bound to a free port of `host`. Raises TransportUnavailable."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family)
+    except OSError as error:
+        raise TransportUnavailable(f"cannot listen on {host!r}: {error}") from error
+    try:
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise TransportUnavailable(f"cannot listen on {host!r}: {error}") from error
+    return sock

@@ -1,0 +1,147 @@
+"""The router's process: connections to the workers, HTTP and gRPC servers, orderly end."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Coroutine, Generator
+from contextlib import AsyncExitStack, contextmanager
+
+import grpc
+import uvicorn
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer  # `health.aio` is this module, under a name type checkers miss
+from grpc_reflection.v1alpha import reflection
+
+from protos import router_pb2
+from protos.router_pb2_grpc import add_InferenceServicer_to_server
+from router.config import RouterConfig
+from router.openai.http_app import make_http_app
+from router.server import InferenceService
+from router.service import RouterService, make_service
+from rpc.progress import ProgressReporter
+
+logger = logging.getLogger(__name__)
+
+STOP_GRACE_S = 1.0
+KEEP_ALIVE_S = 30  # of an idle HTTP connection
+BACKLOG = 2048
+GRPC_OPTIONS = (
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+)
+
+
+class HttpServer(uvicorn.Server):
+    """A uvicorn server that leaves signals to us and says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Signals are the process's business."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begins to listen."""
+        await super().startup(sockets)
+        self.listening.set()
+
+
+async def run(config: RouterConfig) -> None:
+    """Serves until SIGTERM or SIGINT, then drains. Raises if the model's files or the addresses are no good."""
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    await serve(config, stopping)
+
+
+async def serve(config: RouterConfig, stopping: asyncio.Event) -> None:
+    """Serves until `stopping` is set, then drains."""
+    async with AsyncExitStack() as stack:
+        listener = stack.enter_context(_listen(config.host, config.port))
+        service = await asyncio.to_thread(make_service, config)
+        stack.callback(service.tokenizer.close)
+        pool = asyncio.create_task(service.pool.run(), name="worker pool")
+        stack.push_async_callback(_cancel, pool)
+        health_servicer = HealthServicer()
+        grpc_server, grpc_address = await _start_grpc(config, service, health_servicer)
+        stack.push_async_callback(grpc_server.stop, STOP_GRACE_S)
+        http_server = _make_http_server(service)
+        http = asyncio.create_task(http_server.serve([listener]), name="HTTP server")
+        await _first(http, pool, http_server.listening.wait())
+        address = f"{config.host}:{listener.getsockname()[1]}"
+        ProgressReporter(config.progress_fd).ready(address=address, grpc_address=grpc_address)
+        logger.info("router serves %s at http://%s", service.model.name, address)
+        try:
+            await _first(http, pool, stopping.wait())
+            await health_servicer.enter_graceful_shutdown()
+            await _drain(service)
+        finally:
+            http_server.should_exit = True
+            await http
+
+
+async def _start_grpc(
+    config: RouterConfig, service: RouterService, health_servicer: HealthServicer
+) -> tuple[grpc.aio.Server, str | None]:
+    """A server that serves (on no port, if the config has none), and its address."""
+    server = grpc.aio.server(options=GRPC_OPTIONS)
+    add_InferenceServicer_to_server(InferenceService(service), server)
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    name = router_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+    reflection.enable_server_reflection([name, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    address = None
+    if config.grpc_port is not None:
+        address = f"{config.host}:{server.add_insecure_port(f'{config.host}:{config.grpc_port}')}"
+    await server.start()
+    await health_servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    return server, address
+
+
+def _make_http_server(service: RouterService) -> HttpServer:
+    config = uvicorn.Config(
+        make_http_app(service),
+        loop="none",  # the one we run in
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(STOP_GRACE_S),
+    )
+    return HttpServer(config)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket; OSError if the address is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=BACKLOG)
+
+
+async def _first(http: asyncio.Task[None], pool: asyncio.Task[None], wait: Coroutine[object, object, object]) -> None:
+    """Returns when `wait` does; raises if a server ends before."""
+    waiting = asyncio.ensure_future(wait)
+    await asyncio.wait((http, pool, waiting), return_when=asyncio.FIRST_COMPLETED)
+    for task in (http, pool):
+        if task.done():
+            waiting.cancel()
+            task.result()
+            raise RuntimeError(f"the {task.get_name()} ended by itself")
+
+
+async def _drain(service: RouterService) -> None:
+    """Takes no new requests and lets running ones finish, within the config's bound."""
+    service.admission.draining = True
+    try:
+        await asyncio.wait_for(service.admission.wait_idle(), service.config.drain_timeout_s)
+    except TimeoutError:
+        logger.warning("%d choices had not ended when the drain's time was over", service.admission.num_inflight)
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,65 @@
+"""The one stream between this router and a decode worker: commands out, one message an engine step in."""
+
+import asyncio
+
+from grpc.aio import Channel, StreamStreamCall
+
+from protos.worker_pb2 import AbortCommand, GenerateCommand, Hello, RouterMessage, WorkerMessage
+from protos.worker_pb2_grpc import DecodeStub
+from router.errors import WorkerLost
+from router.mailbox import Mailbox
+
+
+class AttachStream:
+    """Owns the mailboxes of this router's requests at one decode worker, in one life of it."""
+
+    def __init__(self, worker_id: str) -> None:
+        self._worker_id = worker_id
+        self._mailboxes: dict[str, Mailbox] = {}
+        # Bounded by the router's bound on requests: one command and at most one abort each.
+        self._outgoing: asyncio.Queue[RouterMessage] = asyncio.Queue()
+        self._lost: WorkerLost | None = None
+
+    def submit(self, command: GenerateCommand) -> Mailbox:
+        """Sends a request; its news come to the mailbox. Raises WorkerLost if the stream has ended."""
+        if self._lost is not None:
+            raise self._lost
+        mailbox = self._mailboxes[command.request_id] = Mailbox()
+        self._outgoing.put_nowait(RouterMessage(generate=command))
+        return mailbox
+
+    def abort(self, command_id: str) -> None:
+        """Cancels a request if it has not ended; nothing of it is delivered any more."""
+        if self._mailboxes.pop(command_id, None) is not None and self._lost is None:
+            self._outgoing.put_nowait(RouterMessage(abort=AbortCommand(request_id=command_id)))
+
+    async def run(self, channel: Channel, hello: Hello) -> None:
+        """Runs the stream to its end, which is always an error: AioRpcError or WorkerLost."""
+        call = DecodeStub(channel).Attach()  # type: ignore[call-arg]  # the stubs lack the default: we write by hand
+        await call.write(RouterMessage(hello=hello))
+        writer = asyncio.create_task(self._write(call))
+        try:
+            async for message in call:
+                for delta in message.deltas:
+                    mailbox = self._mailboxes.get(delta.request_id)
+                    if mailbox is None:
+                        continue  # aborted while this was on its way
+                    if delta.finish_reason:
+                        del self._mailboxes[delta.request_id]
+                    mailbox.put(delta)
+            raise WorkerLost(f"decode worker {self._worker_id} ended its stream")
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+            call.cancel()
+
+    def close(self, error: WorkerLost) -> None:
+        """The stream has ended: every request on it fails with the error."""
+        self._lost = error
+        mailboxes, self._mailboxes = self._mailboxes, {}
+        for mailbox in mailboxes.values():
+            mailbox.fail(error)
+
+    async def _write(self, call: StreamStreamCall[RouterMessage, WorkerMessage]) -> None:
+        while True:
+            await call.write(await self._outgoing.get())

@@ -1,0 +1,90 @@
+"""The workers as a policy sees them, at one moment."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class WorkerRole(Enum):
+    """What a worker is for."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSnapshot:
+    """One worker that takes requests."""
+
+    worker_id: str
+    incarnation: str
+    address: str  # host:port
+    role: WorkerRole
+    fingerprint: str  # KV goes only between equal ones
+    block_size: int  # tokens
+    num_requests: int  # running and waiting, those just sent included
+    num_queued_tokens: int  # to compute before all of them are decoding
+    num_free_blocks: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """The workers that take requests."""
+
+    workers: tuple[WorkerSnapshot, ...]
+    turn: int = 0  # counts the requests routed so far
+
+    def decoders(self) -> list[WorkerSnapshot]:
+        """Workers that decode."""
+        return [worker for worker in self.workers if worker.role is not WorkerRole.PREFILL]
+
+    def prefillers(self, fingerprint: str) -> list[WorkerSnapshot]:
+        """Workers that prefill for a decode worker of this fingerprint."""
+        return [
+            worker for worker in self.workers if worker.role is WorkerRole.PREFILL and worker.fingerprint == fingerprint
+        ]
+
+    def without(self, excluded: frozenset[str]) -> "ClusterSnapshot":
+        """The same without the workers of these incarnations."""
+        kept = tuple(worker for worker in self.workers if worker.incarnation not in excluded)
+        return ClusterSnapshot(kept, self.turn)
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedRequest:
+    """What a policy knows of a request."""
+
+    num_tokens: int  # prompt, and output so far where it is sent again
+    cached_tokens: Mapping[str, int] = field(default_factory=dict)  # by incarnation; absent: 0
+    num_final_tokens: int = 0  # prompt plus the most output; 0: not known
+
+    def missing_tokens(self, worker: WorkerSnapshot) -> int:
+        """Tokens whose KV the worker lacks; the last one always has to be computed for its logits."""
+        return self.num_tokens - min(self.cached_tokens.get(worker.incarnation, 0), self.num_tokens - 1)
+
+
+class PlanKind(Enum):
+    """How a prompt's KV comes to the decode worker."""
+
+    LOCAL = "local"  # computed there
+    REMOTE = "remote"  # computed by a prefill worker
+    REMOTE_WITH_SOURCE = "remote_with_source"  # the same, and the prefill worker pulls a prefix from a third worker
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who does what for a request, and why."""
+
+    decode: WorkerSnapshot
+    prefill: WorkerSnapshot | None  # None: the decode worker itself
+    prefix_source: WorkerSnapshot | None  # has more of the prefix than the prefill worker
+    reason: str
+
+    @property
+    def kind(self) -> PlanKind:
+        """How the prompt's KV comes to the decode worker."""
+        if self.prefill is None:
+            return PlanKind.LOCAL
+        return PlanKind.REMOTE if self.prefix_source is None else PlanKind.REMOTE_WITH_SOURCE

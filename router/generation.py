@@ -1,0 +1,75 @@
+"""A prompt with its options on its way through the router, and the news of its choices."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+
+from engine.sampling_params import SamplingParams
+from protos.common_pb2 import PositionLogprobs, ServedBy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """Messages for the chat template."""
+
+    messages: Sequence[Mapping[str, object]]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_options: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """What a front end asks for one prompt."""
+
+    request_id: str
+    prompt: str | Sequence[int] | ChatPrompt
+    sampling: SamplingParams  # its seed and max_tokens do not count
+    seed: int | None = None  # None: drawn
+    max_tokens: int | None = None  # None: the default; 0: only the prompt and its logprobs are wanted
+    default_max_tokens: int | None = None  # cut to what the context leaves; None: all of that
+    add_special_tokens: bool = True
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False  # the stop string or token is shown too
+    skip_special_tokens: bool = True
+    n: int = 1
+    cache_salt: str = ""
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A request whose prompt is tokens and whose limits are known."""
+
+    request: GenerationRequest
+    token_ids: list[int]  # of the prompt
+    sampling: SamplingParams  # seed and max_tokens are set
+
+    def choice_sampling(self, index: int) -> SamplingParams:
+        """Options of one choice: each has a seed of its own, the first the request's."""
+        if index == 0:
+            return self.sampling
+        digest = blake2b(self.sampling.seed.to_bytes(8, "little") + index.to_bytes(8, "little"), digest_size=8)
+        return replace(self.sampling, seed=int.from_bytes(digest.digest(), "little"), prompt_logprobs=None)
+
+
+@dataclass(slots=True)
+class ChoiceDelta:
+    """News of one choice."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    text_offsets: list[int] = field(default_factory=list)  # of each new token, from the output's start, in characters
+    logprobs: list[PositionLogprobs] = field(default_factory=list)  # of the new tokens, if asked for
+    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)  # from position 1 on, if asked for
+    finish_reason: str | None = None  # stop, length: with the choice's last news
+    stop_reason: str | int | None = None  # the stop string or stop token id that ended it
+    served_by: ServedBy | None = None  # with the first token and the last news
+
+
+def cached_tokens(served_by: ServedBy) -> int:
+    """Prompt tokens that no worker had to compute."""
+    if served_by.prefill_worker and served_by.prefill_worker != served_by.decode_worker:
+        return served_by.prefill_cached_tokens
+    return served_by.decode_cached_tokens

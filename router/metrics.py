@@ -1,0 +1,104 @@
+"""What the router measures, under the names that vLLM's users know with our prefix."""
+
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+PREFIX = "baton:"
+
+TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
+REQUEST_BUCKETS_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+LENGTH_BUCKETS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+
+
+class RouterMetrics:
+    """Owns the router's series and the registry that they and the workers' series are read from."""
+
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self.model_name = model_name
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of the requests served.")
+        self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self._prefix_cache_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in prefix caches.")
+        self._prefix_cache_hits = self._counter("prefix_cache_hits", "Prompt tokens that no worker had to compute.")
+        self._success = Counter(
+            f"{PREFIX}request_success",
+            "Choices that ended, by reason.",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
+        )
+        self.plans = Counter(f"{PREFIX}requests_by_plan", "Requests routed, by plan.", ["plan"], registry=self.registry)
+        self.failovers = Counter(f"{PREFIX}failovers", "Requests sent again to a worker.", registry=self.registry)
+        self._ttft = self._histogram("time_to_first_token_seconds", "Request to first token.", TTFT_BUCKETS_S)
+        self._itl = self._histogram("inter_token_latency_seconds", "Between two tokens.", TOKEN_BUCKETS_S)
+        self._tpot = self._histogram(
+            "request_time_per_output_token_seconds", "A request's mean time between two tokens.", TOKEN_BUCKETS_S
+        )
+        self._e2e = self._histogram("e2e_request_latency_seconds", "Request to last token.", REQUEST_BUCKETS_S)
+        self._prompt_length = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", LENGTH_BUCKETS)
+        self._output_length = self._histogram("request_generation_tokens", "Tokens of a choice.", LENGTH_BUCKETS)
+        self.inflight = Gauge(f"{PREFIX}router_inflight", "Choices being generated.", registry=self.registry)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        counter = Counter(f"{PREFIX}{name}", text, ["model_name"], registry=self.registry)
+        return counter.labels(self.model_name)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(f"{PREFIX}{name}", text, ["model_name"], buckets=buckets, registry=self.registry)
+        return histogram.labels(self.model_name)
+
+    def prompt_done(self, num_tokens: int, num_cached_tokens: int) -> None:
+        """A prompt was computed."""
+        self._prompt_tokens.inc(num_tokens)
+        self._prefix_cache_queries.inc(num_tokens)
+        self._prefix_cache_hits.inc(num_cached_tokens)
+        self._prompt_length.observe(num_tokens)
+
+    def tokens_came(self, num_tokens: int, gap_s: float | None) -> None:
+        """Tokens of a choice came, so long after the ones before."""
+        self._generation_tokens.inc(num_tokens)
+        if gap_s is not None:
+            for _ in range(num_tokens):
+                self._itl.observe(gap_s / num_tokens)
+
+    def first_token(self, waited_s: float) -> None:
+        """The first token of a choice came."""
+        self._ttft.observe(waited_s)
+
+    def choice_ended(self, reason: str, num_tokens: int, total_s: float, decode_s: float) -> None:
+        """A choice ended; `decode_s` is the time since its first token."""
+        self._success.labels(self.model_name, reason).inc()
+        self._output_length.observe(num_tokens)
+        self._e2e.observe(total_s)
+        if num_tokens > 1:
+            self._tpot.observe(decode_s / (num_tokens - 1))
+
+
+class ChoiceMeter:
+    """Times one choice."""
+
+    def __init__(self, metrics: RouterMetrics) -> None:
+        self._metrics = metrics
+        self._started_s = time.perf_counter()
+        self._first_s = self._last_s = 0.0
+        self._num_tokens = 0
+
+    def tokens(self, num_tokens: int) -> None:
+        """Tokens came."""
+        if not num_tokens:
+            return
+        now_s = time.perf_counter()
+        if self._num_tokens:
+            self._metrics.tokens_came(num_tokens, now_s - self._last_s)
+        else:
+            self._first_s = now_s
+            self._metrics.first_token(now_s - self._started_s)
+            self._metrics.tokens_came(num_tokens, None)
+        self._num_tokens += num_tokens
+        self._last_s = now_s
+
+    def ended(self, reason: str) -> None:
+        """The choice ended."""
+        now_s = time.perf_counter()
+        self._metrics.choice_ended(reason, self._num_tokens, now_s - self._started_s, self._last_s - self._first_s)

@@ -1,0 +1,34 @@
+"""What the router knows of the model from its directory, beside the tokenizer."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.model_config import read_generation_defaults, read_model_config
+from engine.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The served model."""
+
+    name: str  # for clients
+    vocab_size: int  # logits a position
+    sampling_defaults: SamplingParams  # of generation_config.json, else the usual ones
+    default_max_tokens: int | None  # of generation_config.json
+    created_s: int  # Unix time at which this router began to serve it
+
+
+def read_model_info(directory: str, name: str) -> ModelInfo:
+    """Reads config.json and generation_config.json. Raises InvalidCheckpoint or UnsupportedModel."""
+    path = Path(directory)
+    given = read_generation_defaults(path)
+    usual = SamplingParams()
+    defaults = SamplingParams(
+        temperature=usual.temperature if given.temperature is None else given.temperature,
+        top_p=usual.top_p if given.top_p is None else given.top_p,
+        top_k=usual.top_k if given.top_k is None else max(0, given.top_k),
+        min_p=usual.min_p if given.min_p is None else given.min_p,
+        repetition_penalty=usual.repetition_penalty if given.repetition_penalty is None else given.repetition_penalty,
+    )
+    return ModelInfo(name, read_model_config(path).vocab_size, defaults, given.max_new_tokens, int(time.time()))

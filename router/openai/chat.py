@@ -1,0 +1,166 @@
+"""`/v1/chat/completions`."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+import orjson
+from fastapi import Request
+from pydantic import Field
+from starlette.responses import Response
+
+from protos.common_pb2 import PositionLogprobs
+from router.generation import ChatPrompt, ChoiceDelta, Generation, GenerationRequest
+from router.openai.answer import WholeChoice, answer, new_request_id
+from router.openai.errors import FieldError
+from router.openai.fields import GenerationFields
+from router.openai.logprobs import chat_content, prompt_positions
+from router.openai.messages import ChatMessage, template_messages
+from router.service import RouterService
+from router.tokenizer import Tokenizer
+
+
+class ChatRequest(GenerationFields):
+    """Body of a chat completion request."""
+
+    messages: list[ChatMessage]
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(None, ge=0)
+    echo: bool = False
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False  # the template has them already
+    chat_template_kwargs: dict[str, object] | None = None
+
+    def prompt(self) -> ChatPrompt:
+        """What the template is given. Raises FieldError if the fields contradict each other."""
+        if self.add_generation_prompt and self.continue_final_message:
+            message = "continue_final_message and add_generation_prompt must not both be true"
+            raise FieldError("continue_final_message", message)
+        return ChatPrompt(
+            messages=template_messages(self.messages),
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            template_options=self.chat_template_kwargs or {},
+        )
+
+    def num_logprobs(self) -> int | None:
+        """Best candidates to report for each token; None for no logprobs. Raises FieldError."""
+        if self.top_logprobs and not self.logprobs:
+            raise FieldError("top_logprobs", "top_logprobs can only be set when logprobs is true")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class ChatShape:
+    """Words the answers of one chat request; the constant part of its chunks is made once."""
+
+    def __init__(
+        self, answer_id: str, generation: Generation, fields: ChatRequest, model: str, tokenizer: Tokenizer
+    ) -> None:
+        self._fields = fields
+        self._generation = generation
+        self._tokenizer = tokenizer
+        self._num_top = fields.num_logprobs()
+        self._head: Mapping[str, object] = {"id": answer_id, "created": int(time.time()), "model": model}
+        constant = orjson.dumps({**self._head, "object": "chat.completion.chunk"})
+        self._prefix = b"data: " + constant[:-1] + b',"choices":['
+        self._opened: set[int] = set()
+
+    def chunk(self, delta: ChoiceDelta, usage: dict[str, object] | None) -> bytes:
+        """The role at a choice's beginning, then new text; nothing while a character or stop string is incomplete."""
+        opening = b"" if delta.index in self._opened else self._open(delta.index, usage)
+        with_tokens = self._num_top is not None or self._fields.return_token_ids
+        if not (delta.text or delta.finish_reason or (with_tokens and delta.token_ids)):
+            return opening
+        parts = [self._prefix, b'{"index":%d,"delta":{' % delta.index]
+        if delta.text or delta.finish_reason is None:
+            parts += [b'"content":', orjson.dumps(delta.text)]
+        parts += [b'},"logprobs":', orjson.dumps(self._logprobs(delta.logprobs)) if delta.logprobs else b"null"]
+        if delta.finish_reason is None:
+            parts.append(b',"finish_reason":null')
+        else:
+            parts += [b',"finish_reason":"%b"' % delta.finish_reason.encode()]
+            parts += [b',"stop_reason":', orjson.dumps(delta.stop_reason)]
+        if self._fields.return_token_ids:
+            parts += [b',"token_ids":', orjson.dumps(delta.token_ids)]
+        parts += [b"}]", self._end(usage)]
+        return opening + b"".join(parts)
+
+    def usage_chunk(self, usage: dict[str, object]) -> bytes:
+        """No choices, only usage."""
+        return self._prefix + b"]" + self._end(usage)
+
+    def whole(self, choices: Sequence[WholeChoice], usage: dict[str, object]) -> dict[str, object]:
+        """The chat completion object."""
+        body = {**self._head, "object": "chat.completion", "choices": [self._choice(each) for each in choices]}
+        body["usage"] = usage
+        if self._generation.sampling.prompt_logprobs is not None:
+            body["prompt_logprobs"] = prompt_positions(choices[0].prompt_logprobs, self._tokenizer)
+        if self._fields.return_token_ids:
+            body["prompt_token_ids"] = self._generation.token_ids
+        return body
+
+    def _choice(self, choice: WholeChoice) -> dict[str, object]:
+        body: dict[str, object] = {
+            "index": choice.index,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": self._logprobs(choice.logprobs),
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+        if self._fields.return_token_ids:
+            body["token_ids"] = choice.token_ids
+        return body
+
+    def _open(self, index: int, usage: dict[str, object] | None) -> bytes:
+        self._opened.add(index)
+        delta = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]' % index
+        prompt = b""
+        if self._fields.return_token_ids:
+            prompt = b',"prompt_token_ids":' + orjson.dumps(self._generation.token_ids)
+        return self._prefix + delta + prompt + self._end(usage)
+
+    def _end(self, usage: dict[str, object] | None) -> bytes:
+        return b"}\n\n" if usage is None else b',"usage":' + orjson.dumps(usage) + b"}\n\n"
+
+    def _logprobs(self, positions: Sequence[PositionLogprobs]) -> dict[str, object] | None:
+        if self._num_top is None:
+            return None
+        return {"content": chat_content(positions, self._num_top, self._tokenizer)}
+
+
+class ChatApi:
+    """Serves chat completions."""
+
+    def __init__(self, service: RouterService) -> None:
+        self._service = service
+
+    async def complete(self, body: ChatRequest, http: Request) -> Response:
+        """Answers a conversation."""
+        service = self._service
+        service.check_model(body.model)
+        body.check(service.config, num_prompts=1)
+        if body.echo:
+            raise FieldError("echo", "echo is not supported for chat; leave it out")
+        model = service.model
+        request_id = new_request_id(http)
+        generation = await service.pipeline.prepare(
+            GenerationRequest(
+                request_id=request_id,
+                prompt=body.prompt(),
+                sampling=body.sampling(model.sampling_defaults, model.vocab_size, body.num_logprobs()),
+                seed=body.seed,
+                max_tokens=body.max_completion_tokens or body.max_tokens,
+                add_special_tokens=body.add_special_tokens,
+                stop=body.stop_strings,
+                include_stop=body.include_stop_str_in_output,
+                skip_special_tokens=body.skip_special_tokens,
+                n=body.num_choices,
+                cache_salt=body.cache_salt or "",
+                priority=body.priority,
+            )
+        )
+        answer_id = f"chatcmpl-{http.scope['state']['request_id']}"
+        shape = ChatShape(answer_id, generation, body, model.name, service.tokenizer)
+        return await answer(http, service.pipeline, [generation], body, shape)

@@ -1,0 +1,122 @@
+"""How the completions API words its answers."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import orjson
+
+from protos.common_pb2 import PositionLogprobs
+from router.generation import ChoiceDelta, Generation
+from router.openai.answer import WholeChoice
+from router.openai.logprobs import completion_block, prompt_positions
+from router.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class PromptEcho:
+    """A prompt that its choices' texts begin with."""
+
+    text: str
+    token_ids: Sequence[int]
+    text_offsets: Sequence[int]  # of each token, if logprobs were asked for
+    logprobs: list[PositionLogprobs] = field(default_factory=list)  # from position 1 on, as they come
+
+
+class CompletionShape:
+    """Words the answers of one completion request; the constant part of its chunks is made once."""
+
+    def __init__(
+        self,
+        *,
+        answer_id: str,
+        model: str,
+        generations: Sequence[Generation],
+        echoes: Sequence[PromptEcho],  # one a prompt, or none at all
+        num_choices: int,  # of each prompt
+        num_top: int | None,  # best candidates of each token; None: no logprobs
+        with_prompt_logprobs: bool,
+        with_token_ids: bool,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self._generations = generations
+        self._echoes = echoes
+        self._num_choices = num_choices
+        self._num_top = num_top
+        self._with_prompt_logprobs = with_prompt_logprobs
+        self._with_token_ids = with_token_ids
+        self._tokenizer = tokenizer
+        self._head: Mapping[str, object] = {
+            "id": answer_id,
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._prefix = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":['
+        self._opened: set[int] = set()
+
+    def chunk(self, delta: ChoiceDelta, usage: dict[str, object] | None) -> bytes:
+        """New text; nothing while a character or stop string is incomplete."""
+        prompt = delta.index // self._num_choices
+        echo = self._echoes[prompt] if self._echoes else None
+        if echo is not None:
+            echo.logprobs += delta.prompt_logprobs
+        with_tokens = self._num_top is not None or self._with_token_ids
+        if not (delta.text or delta.finish_reason or (with_tokens and delta.token_ids)):
+            return b""
+        choice = WholeChoice(delta.index)
+        choice.add(delta)
+        is_first = delta.index not in self._opened
+        self._opened.add(delta.index)
+        body = self._choice(choice, echo, is_first)
+        return self._prefix + orjson.dumps(body) + b"]" + self._end(usage)
+
+    def usage_chunk(self, usage: dict[str, object]) -> bytes:
+        """No choices, only usage."""
+        return self._prefix + b"]" + self._end(usage)
+
+    def whole(self, choices: Sequence[WholeChoice], usage: dict[str, object]) -> dict[str, object]:
+        """The completion object."""
+        for choice in choices:
+            if self._echoes:
+                self._echoes[choice.index // self._num_choices].logprobs += choice.prompt_logprobs
+        bodies = []
+        for choice in choices:
+            prompt = choice.index // self._num_choices
+            body = self._choice(choice, self._echoes[prompt] if self._echoes else None, is_first=True)
+            if self._with_prompt_logprobs:
+                first = choices[prompt * self._num_choices]
+                body["prompt_logprobs"] = prompt_positions(first.prompt_logprobs, self._tokenizer)
+            bodies.append(body)
+        return {**self._head, "choices": bodies, "usage": usage}
+
+    def _choice(self, choice: WholeChoice, echo: PromptEcho | None, is_first: bool) -> dict[str, object]:
+        prompt = self._generations[choice.index // self._num_choices]
+        shown = echo if is_first else None
+        body: dict[str, object] = {
+            "index": choice.index,
+            "text": (shown.text if shown is not None else "") + choice.text,
+            "logprobs": None if self._num_top is None else self._logprobs(choice, echo, is_first, self._num_top),
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+        if self._with_token_ids:
+            body["token_ids"] = choice.token_ids
+            if is_first:
+                body["prompt_token_ids"] = prompt.token_ids
+        return body
+
+    def _logprobs(
+        self, choice: WholeChoice, echo: PromptEcho | None, is_first: bool, num_top: int
+    ) -> dict[str, object]:
+        start = 0 if echo is None else len(echo.text)
+        token_ids, positions = list(choice.token_ids), list[PositionLogprobs | None](choice.logprobs)
+        offsets = [start + offset for offset in choice.text_offsets]
+        if echo is not None and is_first:
+            token_ids = [*echo.token_ids, *token_ids]
+            positions = [None, *echo.logprobs, *positions]
+            offsets = [*echo.text_offsets, *offsets]
+        return completion_block(token_ids, positions, offsets, num_top, self._tokenizer)
+
+    def _end(self, usage: dict[str, object] | None) -> bytes:
+        return b"}\n\n" if usage is None else b',"usage":' + orjson.dumps(usage) + b"}\n\n"

@@ -1,0 +1,102 @@
+"""`/v1/completions`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fastapi import Request
+from pydantic import Field
+from starlette.responses import Response
+
+from router.generation import Generation, GenerationRequest
+from router.openai.answer import answer, new_request_id
+from router.openai.completion_shape import CompletionShape, PromptEcho
+from router.openai.errors import FieldError
+from router.openai.fields import GenerationFields
+from router.service import RouterService
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionRequest(GenerationFields):
+    """Body of a completion request."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    max_tokens: int | None = Field(None, ge=0)
+    logprobs: int | None = Field(None, ge=0)
+    echo: bool | None = False
+    add_special_tokens: bool = True
+
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt by itself. Raises FieldError if there is none."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if not self.prompt:
+            raise FieldError("prompt", "prompt is empty; at least one token is needed")
+        if isinstance(self.prompt[0], int):
+            return [[token_id for token_id in self.prompt if isinstance(token_id, int)]]
+        return [prompt for prompt in self.prompt if isinstance(prompt, str | list)]
+
+
+class CompletionsApi:
+    """Serves completions."""
+
+    def __init__(self, service: RouterService) -> None:
+        self._service = service
+
+    async def complete(self, body: CompletionRequest, http: Request) -> Response:
+        """Continues each prompt."""
+        service = self._service
+        service.check_model(body.model)
+        prompts = body.prompts()
+        body.check(service.config, len(prompts))
+        if body.max_tokens == 0 and not body.echo:
+            raise FieldError("max_tokens", "max_tokens is 0, but must be 1 or more unless echo is true")
+        request_id = new_request_id(http)
+        generations = [
+            await service.pipeline.prepare(self._request(body, prompt, f"{request_id}-{place}"))
+            for place, prompt in enumerate(prompts)
+        ]
+        echoes = [await self._echo(body, *each) for each in zip(prompts, generations, strict=True)] if body.echo else []
+        shape = CompletionShape(
+            answer_id=f"cmpl-{http.scope['state']['request_id']}",
+            model=service.model.name,
+            generations=generations,
+            echoes=echoes,
+            num_choices=body.num_choices,
+            num_top=body.logprobs,
+            with_prompt_logprobs=body.prompt_logprobs is not None,
+            with_token_ids=bool(body.return_token_ids),
+            tokenizer=service.tokenizer,
+        )
+        return await answer(http, service.pipeline, generations, body, shape)
+
+    def _request(self, body: CompletionRequest, prompt: str | list[int], request_id: str) -> GenerationRequest:
+        model = self._service.model
+        sampling = body.sampling(model.sampling_defaults, model.vocab_size, body.logprobs)
+        if body.echo and body.logprobs is not None:
+            sampling = replace(sampling, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
+        return GenerationRequest(
+            request_id=request_id,
+            prompt=prompt,
+            sampling=sampling,
+            seed=body.seed,
+            max_tokens=body.max_tokens,
+            default_max_tokens=DEFAULT_MAX_TOKENS,
+            add_special_tokens=body.add_special_tokens,
+            stop=body.stop_strings,
+            include_stop=body.include_stop_str_in_output,
+            skip_special_tokens=body.skip_special_tokens,
+            n=body.num_choices,
+            cache_salt=body.cache_salt or "",
+            priority=body.priority,
+        )
+
+    async def _echo(self, body: CompletionRequest, prompt: str | list[int], generation: Generation) -> PromptEcho:
+        tokenizer = self._service.tokenizer
+        text = prompt
+        if not isinstance(text, str):
+            text = await tokenizer.decode(generation.token_ids, body.skip_special_tokens)
+        offsets: Sequence[int] = ()
+        if body.logprobs is not None:
+            offsets = await tokenizer.text_offsets(generation.token_ids, body.skip_special_tokens)
+        return PromptEcho(text, generation.token_ids, offsets)

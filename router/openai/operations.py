@@ -1,0 +1,93 @@
+"""What operators and monitoring ask: models, health, readiness, metrics, workers."""
+
+import orjson
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import Response
+
+from router.openai.errors import RETRY_AFTER_S, error_body
+from router.service import RouterService
+from router.worker_connection import ROLES, WorkerConnection
+
+
+class OperationsApi:
+    """Serves the router's own state."""
+
+    def __init__(self, service: RouterService) -> None:
+        self._service = service
+
+    async def models(self) -> Response:
+        """The one served model."""
+        return _json({"object": "list", "data": [self._model()]})
+
+    async def model(self, name: str) -> Response:
+        """The served model, if it has this name."""
+        self._service.check_model(name)
+        return _json(self._model())
+
+    async def health(self) -> Response:
+        """The process is alive."""
+        return Response(status_code=200)
+
+    async def ready(self) -> Response:
+        """Whether a request would be served now."""
+        if self._service.is_ready():
+            return _json({"status": "ready"})
+        draining = self._service.admission.draining
+        message = "the router is shutting down" if draining else "no decode worker is ready"
+        body = error_body(message, "service_unavailable_error", None, 503)
+        return Response(orjson.dumps(body), 503, {"retry-after": RETRY_AFTER_S}, "application/json")
+
+    async def metrics(self) -> Response:
+        """Prometheus text."""
+        return Response(generate_latest(self._service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def workers(self) -> Response:
+        """Every worker as the router knows it."""
+        service = self._service
+        router = {
+            "model": service.model.name,
+            "policy": service.config.policy,
+            "ready": service.is_ready(),
+            "draining": service.admission.draining,
+            "inflight": service.admission.num_inflight,
+        }
+        return _json({"router": router, "workers": [self._worker(each) for each in service.pool.connections]})
+
+    def _model(self) -> dict[str, object]:
+        model = self._service.model
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": model.created_s,
+            "owned_by": "baton",
+            "root": model.name,
+            "parent": None,
+            "max_model_len": self._service.pool.max_model_len(),
+        }
+
+    def _worker(self, connection: WorkerConnection) -> dict[str, object]:
+        body: dict[str, object] = {"address": connection.address, "state": connection.state.value}
+        description = connection.description
+        if description is None:
+            return {**body, "worker_id": None, "role": None, "last_error": connection.last_error}
+        load = connection.load.reported
+        fields = load.DESCRIPTOR.fields_by_name
+        return {
+            **body,
+            "worker_id": description.worker_id,
+            "role": ROLES[description.role].value,
+            "incarnation": description.incarnation,
+            "model": description.model,
+            "fingerprint": description.fingerprint,
+            "block_size": description.block_size,
+            "max_model_len": description.max_model_len,
+            "transport": description.transport,
+            "cached_blocks": self._service.pool.index.num_blocks(description.incarnation),
+            "inflight": connection.load.num_own_requests,
+            "load": {name: getattr(load, name) for name in fields if name != "peer_transports"},
+            "peer_transports": dict(load.peer_transports),
+        }
+
+
+def _json(body: object) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")

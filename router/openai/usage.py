@@ -1,0 +1,27 @@
+"""What an answer cost, as OpenAI counts it."""
+
+from router.generation import ChoiceDelta, cached_tokens
+
+
+class Usage:
+    """Counts the tokens of one answer, over all its prompts and choices."""
+
+    def __init__(self, num_prompt_tokens: int) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_completion_tokens = 0
+        self._cached_tokens: dict[int, int] = {}  # by prompt, of its first choice
+
+    def add(self, delta: ChoiceDelta, num_choices: int) -> None:
+        """Counts news; `num_choices` is that of each prompt."""
+        self._num_completion_tokens += len(delta.token_ids)
+        if delta.served_by is not None and delta.index % num_choices == 0:
+            self._cached_tokens.setdefault(delta.index // num_choices, cached_tokens(delta.served_by))
+
+    def body(self) -> dict[str, object]:
+        """The usage object."""
+        return {
+            "prompt_tokens": self._num_prompt_tokens,
+            "total_tokens": self._num_prompt_tokens + self._num_completion_tokens,
+            "completion_tokens": self._num_completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached_tokens.values())},
+        }

@@ -1,0 +1,146 @@
+"""The life of a request in the router.
+
+1. Render the chat template and tokenise the prompt, off the event loop.
+2. Check that it fits the model, draw a seed if none was given.
+3. Choose workers by what their caches hold and what they have to do, and send the first choice (`Dispatcher`).
+4. Pass its news on: detokenised, cut at stop strings (`ChoiceOutput`).
+5. Once the first choice's prompt is in its decode worker's cache, send the other choices there.
+"""
+
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from engine.errors import InvalidRequest
+from router.admission import Admission
+from router.choice import ChoiceOutput
+from router.dispatcher import Dispatcher
+from router.errors import NoWorker
+from router.generation import ChatPrompt, ChoiceDelta, Generation, GenerationRequest, cached_tokens
+from router.metrics import ChoiceMeter, RouterMetrics
+from router.model_info import ModelInfo
+from router.stream_merge import StreamMerge
+from router.tokenizer import Tokenizer
+from router.worker_pool import WorkerPool
+
+
+class Pipeline:
+    """Turns requests into news of their choices."""
+
+    def __init__(
+        self,
+        model: ModelInfo,
+        tokenizer: Tokenizer,
+        pool: WorkerPool,
+        dispatcher: Dispatcher,
+        admission: Admission,
+        metrics: RouterMetrics,
+    ) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._pool = pool
+        self._dispatcher = dispatcher
+        self._admission = admission
+        self._metrics = metrics
+
+    async def prepare(self, request: GenerationRequest) -> Generation:
+        """The request as tokens within the model's limits. Raises InvalidRequest, or NoWorker when none is ready."""
+        token_ids = await self.tokenize(request.prompt, request.add_special_tokens)
+        seed = secrets.randbits(63) if request.seed is None else request.seed % (1 << 64)
+        max_tokens = self._fit(len(token_ids), request)
+        sampling = replace(request.sampling, seed=seed, max_tokens=max_tokens)
+        if sampling.min_tokens > max_tokens and request.max_tokens is None:
+            raise InvalidRequest(f"min_tokens is {sampling.min_tokens}, but the context leaves {max_tokens} tokens")
+        sampling.validate(self._model.vocab_size)
+        return Generation(request, token_ids, sampling)
+
+    async def tokenize(self, prompt: str | Sequence[int] | ChatPrompt, add_special_tokens: bool) -> list[int]:
+        """Token ids of a prompt. Raises InvalidRequest if it is empty or has ids that the model does not know."""
+        if isinstance(prompt, ChatPrompt):
+            prompt = await self._tokenizer.render(
+                prompt.messages,
+                prompt.add_generation_prompt,
+                prompt.continue_final_message,
+                prompt.template_options,
+            )
+        if isinstance(prompt, str):
+            token_ids = await self._tokenizer.encode(prompt, add_special_tokens)
+        else:
+            token_ids = list(prompt)
+        if not token_ids:
+            raise InvalidRequest("the prompt is empty; at least one token is needed")
+        if min(token_ids) < 0 or max(token_ids) >= self._model.vocab_size:
+            raise InvalidRequest(f"the prompt has a token id outside 0 to {self._model.vocab_size - 1}")
+        return token_ids
+
+    async def generate(self, generation: Generation) -> AsyncGenerator[ChoiceDelta, None]:
+        """News of the generation's choices, each to its end. Closing it cancels what is left at the workers."""
+        num_choices = generation.request.n
+        with self._admission.admit(num_choices):
+            if num_choices == 1:
+                async with aclosing(self._choice(generation, 0)) as news:
+                    async for delta in news:
+                        yield delta
+                return
+            async with StreamMerge[ChoiceDelta]() as merged:
+                merged.add(self._choice(generation, 0))
+                num_first_tokens, decode_worker = 0, ""
+                async for delta in merged:
+                    if num_choices > 1 and delta.index == 0:
+                        num_first_tokens += len(delta.token_ids)
+                        decode_worker = delta.served_by.decode_worker if delta.served_by else decode_worker
+                        # The second token shows that the whole prompt is there, however it came.
+                        if num_first_tokens > 1 or delta.finish_reason is not None:
+                            for index in range(1, num_choices):
+                                merged.add(self._choice(generation, index, decode_worker))
+                            num_choices = 1
+                    yield delta
+
+    async def _choice(
+        self, generation: Generation, index: int, decode_worker: str | None = None
+    ) -> AsyncGenerator[ChoiceDelta, None]:
+        """News of one choice, to its end."""
+        output = ChoiceOutput(index, generation, self._tokenizer)
+        meter = ChoiceMeter(self._metrics)
+        reason = "abort"
+        told_prompt = index > 0  # the first choice tells what the prompt cost
+        try:
+            async with aclosing(self._dispatcher.run(generation, index, decode_worker)) as deltas:
+                async for raw in deltas:
+                    delta = output.push(raw)
+                    if delta.served_by is not None and not told_prompt:
+                        told_prompt = True
+                        self._metrics.prompt_done(len(generation.token_ids), cached_tokens(delta.served_by))
+                    meter.tokens(len(delta.token_ids))
+                    reason = delta.finish_reason or reason
+                    yield delta
+                    if output.finished:
+                        break
+        except Exception:
+            reason = "error"
+            raise
+        finally:
+            meter.ended(reason)
+
+    def _fit(self, num_prompt_tokens: int, request: GenerationRequest) -> int:
+        """The most tokens to generate. Raises InvalidRequest if prompt and output do not fit the context."""
+        max_model_len = self._pool.max_model_len()
+        if max_model_len is None:
+            raise NoWorker("no decode worker is ready")
+        left = max_model_len - num_prompt_tokens
+        if left < 1:
+            raise InvalidRequest(
+                f"This model's maximum context length is {max_model_len} tokens. However, your request has "
+                f"{num_prompt_tokens} input tokens. Please reduce the length of the input messages."
+            )
+        if request.max_tokens is None:
+            wanted = request.default_max_tokens or self._model.default_max_tokens or left
+            return min(wanted, left)
+        if request.max_tokens > left:
+            raise InvalidRequest(
+                f"'max_tokens' or 'max_completion_tokens' is too large: {request.max_tokens}. This model's maximum "
+                f"context length is {max_model_len} tokens and your request has {num_prompt_tokens} input tokens "
+                f"({request.max_tokens} > {max_model_len} - {num_prompt_tokens})."
+            )
+        return max(1, request.max_tokens)  # workers generate at least one; the choice leaves it out if it is unwanted

@@ -1,0 +1,104 @@
+"""gRPC `baton.v1.Inference`: the same pipeline with the same options as HTTP."""
+
+import logging
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+import grpc
+from grpc.aio import ServicerContext
+
+from engine.errors import InvalidRequest
+from protos import common_pb2
+from protos.router_pb2 import GenerateRequest, GenerateResponse
+from protos.router_pb2 import Usage as UsageMessage
+from protos.router_pb2_grpc import InferenceServicer
+from router.generation import ChoiceDelta, Generation, GenerationRequest, cached_tokens
+from router.service import RouterService
+from rpc.sampling import sampling_from_proto
+from rpc.status import status_of
+
+logger = logging.getLogger(__name__)
+
+FINISH_NUMBERS = {"stop": common_pb2.FINISH_REASON_STOP, "length": common_pb2.FINISH_REASON_LENGTH}
+
+
+class InferenceService(InferenceServicer):
+    """Serves generation over gRPC."""
+
+    def __init__(self, service: RouterService) -> None:
+        self._service = service
+
+    async def Generate(  # noqa: N802  # the service's name
+        self, request: GenerateRequest, context: ServicerContext[GenerateRequest, GenerateResponse]
+    ) -> AsyncIterator[GenerateResponse]:
+        """One prompt in, its output as it comes; the caller's cancellation ends it everywhere."""
+        request_id = request.request_id or secrets.token_hex(8)
+        try:
+            generation = await self._service.pipeline.prepare(self._generation_request(request, request_id))
+            async with aclosing(self._responses(generation, request_id)) as responses:
+                async for response in responses:
+                    yield response
+        except Exception as error:
+            status = status_of(error)
+            if status.code is grpc.StatusCode.INTERNAL:
+                logger.error("%s failed", request_id, exc_info=error)
+            await context.abort(status.code, str(error))
+
+    async def _responses(self, generation: Generation, request_id: str) -> AsyncGenerator[GenerateResponse, None]:
+        num_open, num_tokens, num_cached = generation.request.n, 0, 0
+        async with aclosing(self._service.pipeline.generate(generation)) as news:
+            async for delta in news:
+                num_tokens += len(delta.token_ids)
+                if delta.served_by is not None and delta.index == 0:
+                    num_cached = num_cached or cached_tokens(delta.served_by)
+                num_open -= delta.finish_reason is not None
+                response = _response(request_id, delta)
+                if not num_open:
+                    response.usage.CopyFrom(
+                        UsageMessage(
+                            prompt_tokens=len(generation.token_ids),
+                            completion_tokens=num_tokens,
+                            cached_tokens=num_cached,
+                        )
+                    )
+                yield response
+
+    def _generation_request(self, request: GenerateRequest, request_id: str) -> GenerationRequest:
+        """The pipeline's request. Raises NotFound for another model, InvalidRequest for what no request may be."""
+        service = self._service
+        service.check_model(request.model)
+        if request.WhichOneof("prompt") is None:
+            raise InvalidRequest("text or token_ids is needed")
+        num_choices = request.n or 1
+        if num_choices > service.config.max_choices:
+            raise InvalidRequest(f"n is {num_choices}, but must be at most {service.config.max_choices}")
+        if len(request.stop) > service.config.max_stop or not all(request.stop):
+            raise InvalidRequest(f"stop must be at most {service.config.max_stop} strings, none of them empty")
+        given = request.sampling
+        return GenerationRequest(
+            request_id=f"{request_id[:64]}-{secrets.token_hex(4)}",
+            prompt=request.text if request.WhichOneof("prompt") == "text" else list(request.token_ids.ids),
+            sampling=sampling_from_proto(given, service.model.sampling_defaults),
+            seed=given.seed if given.HasField("seed") else None,
+            max_tokens=given.max_tokens if given.HasField("max_tokens") else None,
+            stop=tuple(request.stop),
+            include_stop=request.include_stop_in_output,
+            skip_special_tokens=request.skip_special_tokens,
+            n=num_choices,
+            cache_salt=request.cache_salt,
+            priority=request.priority,
+        )
+
+
+def _response(request_id: str, delta: ChoiceDelta) -> GenerateResponse:
+    return GenerateResponse(
+        request_id=request_id,
+        index=delta.index,
+        text=delta.text,
+        token_ids=delta.token_ids,
+        logprobs=delta.logprobs,
+        prompt_logprobs=delta.prompt_logprobs,
+        finish_reason=FINISH_NUMBERS.get(delta.finish_reason or "", common_pb2.FINISH_REASON_UNSPECIFIED),
+        served_by=delta.served_by,
+    )

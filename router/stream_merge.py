@@ -1,0 +1,65 @@
+"""Several streams of news as one."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A stream has ended, with its error if it had one."""
+
+    error: Exception | None
+
+
+class StreamMerge(Generic[T]):
+    """Owns the tasks that read the streams; a context manager, at whose end none of them is left.
+
+    What was read and not yet taken is bounded, so a slow reader slows the streams.
+    """
+
+    def __init__(self, bound: int = 16) -> None:
+        self._queue: asyncio.Queue[T | _Ended] = asyncio.Queue(bound)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._num_open = 0
+
+    def add(self, stream: AsyncGenerator[T, None]) -> None:
+        """Reads this stream too, from now on."""
+        self._num_open += 1
+        self._tasks.append(asyncio.create_task(self._read(stream)))
+
+    async def __aenter__(self) -> "StreamMerge[T]":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        """News of all streams, until each has ended. Raises the first stream's error."""
+        while self._num_open:
+            item = await self._queue.get()
+            if not isinstance(item, _Ended):
+                yield item
+                continue
+            self._num_open -= 1
+            if item.error is not None:
+                raise item.error
+
+    async def _read(self, stream: AsyncGenerator[T, None]) -> None:
+        error: Exception | None = None
+        try:
+            async with aclosing(stream):
+                async for item in stream:
+                    await self._queue.put(item)
+        except Exception as caught:  # raised again by the one who iterates
+            error = caught
+        await self._queue.put(_Ended(error))

@@ -1,0 +1,187 @@
+"""The connection to one worker's address, over all the worker's lives.
+
+The life of a connection: Describe says who is there; Watch brings its load and what its prefix cache holds; Attach, to
+a worker that decodes, carries the requests. When any of them ends, everything known of the worker is forgotten, its
+requests fail with WorkerLost (and are sent again by whoever waits for them), and it starts over.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from enum import Enum
+
+import grpc
+
+from protos.worker_pb2 import DescribeRequest, Hello, WatchRequest, WorkerDescription, WorkerUpdate
+from protos.worker_pb2 import WorkerRole as RoleNumber
+from protos.worker_pb2_grpc import WorkerStub
+from router.attach_stream import AttachStream
+from router.cluster import WorkerRole, WorkerSnapshot
+from router.errors import WorkerLost
+from router.load import LoadEstimate
+from router.prefix_index import PrefixIndex
+
+logger = logging.getLogger(__name__)
+
+DESCRIBE_TIMEOUT_S = 5.0
+FIRST_BACKOFF_S = 0.05
+LAST_BACKOFF_S = 1.0
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_time_ms", 10_000),  # finds a worker out that is stopped or whose host is gone
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # a new attempt really connects anew, without an earlier one's backoff
+)
+ROLES = {
+    RoleNumber.WORKER_ROLE_PREFILL: WorkerRole.PREFILL,
+    RoleNumber.WORKER_ROLE_DECODE: WorkerRole.DECODE,
+    RoleNumber.WORKER_ROLE_BOTH: WorkerRole.BOTH,
+}
+
+
+class ConnectionState(Enum):
+    """How far a connection is."""
+
+    CONNECTING = "connecting"
+    READY = "ready"
+    DRAINING = "draining"  # its requests go on, new ones go elsewhere
+
+
+class SequenceGap(Exception):
+    """A cache event is missing: the snapshot has to be taken again."""
+
+
+class WorkerConnection:
+    """Owns what the router knows of one worker, and the streams to it."""
+
+    def __init__(
+        self, address: str, router_id: str, watch_interval_ms: int, index: PrefixIndex, changed: Callable[[], None]
+    ) -> None:
+        self.address = address
+        self.state = ConnectionState.CONNECTING
+        self.description: WorkerDescription | None = None  # of the present life; None while there is none
+        self.load = LoadEstimate()
+        self.attach: AttachStream | None = None
+        self.last_error = ""  # why there was no connection last
+        self._router_id = router_id
+        self._watch_interval_ms = watch_interval_ms
+        self._index = index
+        self._changed = changed
+
+    async def run(self) -> None:
+        """Keeps the connection until cancelled."""
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            reason = "the router closed the connection"
+            try:
+                await self._session()
+            except* (grpc.RpcError, WorkerLost, ValueError) as group:
+                reason = _reason(group)
+            finally:
+                was_ready = self.state is not ConnectionState.CONNECTING
+                self._forget(reason)
+            backoff_s = FIRST_BACKOFF_S if was_ready else min(2 * backoff_s, LAST_BACKOFF_S)
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+
+    def snapshot(self) -> WorkerSnapshot | None:
+        """The worker as a policy sees it; None if it takes no requests."""
+        description = self.description
+        if self.state is not ConnectionState.READY or description is None:
+            return None
+        return WorkerSnapshot(
+            worker_id=description.worker_id,
+            incarnation=description.incarnation,
+            address=description.address,
+            role=ROLES[description.role],
+            fingerprint=description.fingerprint,
+            block_size=description.block_size,
+            num_requests=self.load.num_requests,
+            num_queued_tokens=self.load.num_queued_tokens,
+            num_free_blocks=self.load.reported.num_free_blocks,
+            max_model_len=description.max_model_len,
+        )
+
+    async def _session(self) -> None:
+        """One life of the worker, to its end; which is always an error."""
+        async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
+            description = await WorkerStub(channel).Describe(DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S)
+            if description.role not in ROLES:
+                raise WorkerLost(f"the worker at {self.address} has the unknown role {description.role}")
+            self.load = LoadEstimate()
+            self.description = description
+            async with asyncio.TaskGroup() as tasks:
+                if ROLES[description.role] is not WorkerRole.PREFILL:
+                    self.attach = AttachStream(description.worker_id)
+                    hello = Hello(router_id=self._router_id, incarnation=description.incarnation)
+                    tasks.create_task(self.attach.run(channel, hello))
+                tasks.create_task(self._watch(channel, description))
+
+    async def _watch(self, channel: grpc.aio.Channel, description: WorkerDescription) -> None:
+        while True:
+            try:
+                await self._follow(channel, description)
+            except SequenceGap as gap:
+                logger.warning("%s: %s; taking a new snapshot", description.worker_id, gap)
+
+    async def _follow(self, channel: grpc.aio.Channel, description: WorkerDescription) -> None:
+        """Applies updates until a cache event is missing (SequenceGap) or the stream ends (an error)."""
+        call = WorkerStub(channel).Watch(WatchRequest(interval_ms=self._watch_interval_ms))
+        next_sequence = 0
+        try:
+            async for update in call:
+                if update.incarnation != description.incarnation:
+                    raise WorkerLost(f"{description.worker_id} is in another life: {update.incarnation}")
+                if update.HasField("cache"):
+                    if update.cache.sequence != next_sequence:
+                        raise SequenceGap(f"cache event {update.cache.sequence} came instead of {next_sequence}")
+                    self._apply_cache(update)
+                    next_sequence += 1
+                self._apply_load(update)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise SequenceGap(error.details() or "the worker dropped us as too slow") from error
+            raise
+        finally:
+            call.cancel()
+        raise WorkerLost(f"{description.worker_id} ended its reports")
+
+    def _apply_cache(self, update: WorkerUpdate) -> None:
+        if update.cache.sequence == 0:
+            self._index.reset(update.incarnation)
+        self._index.update(update.incarnation, update.cache.removed, update.cache.stored)
+
+    def _apply_load(self, update: WorkerUpdate) -> None:
+        if update.HasField("load"):
+            self.load.report(update.load)
+        state = ConnectionState.DRAINING if update.draining else ConnectionState.READY
+        if state is not self.state:
+            assert self.description is not None
+            logger.info("%s at %s is %s", self.description.worker_id, self.address, state.value)
+            self.state = state
+            self._changed()
+
+    def _forget(self, reason: str) -> None:
+        """This life of the worker is over for the router; its requests fail."""
+        if self.state is not ConnectionState.CONNECTING or not self.last_error:
+            logger.info("no connection to %s: %s", self.address, reason)
+        self.last_error = reason
+        if self.attach is not None:
+            self.attach.close(WorkerLost(f"the worker at {self.address} is lost: {reason}"))
+        if self.description is not None:
+            self._index.reset(self.description.incarnation)
+        self.description = self.attach = None
+        if self.state is not ConnectionState.CONNECTING:
+            self.state = ConnectionState.CONNECTING
+            self._changed()
+
+
+def _reason(group: BaseExceptionGroup[Exception]) -> str:
+    """What the first of the errors says."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+    return details or type(error).__name__

@@ -1,0 +1,56 @@
+"""The model's shape, and its files in the standard Hugging Face layout."""
+
+import json
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from bundled_model.experts import register_experts
+from bundled_model.tokenizer import END_OF_TEXT, END_OF_TURN
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast, vocab_size: int, max_length: int) -> Qwen3MoeForCausalLM:
+    """An untrained Qwen3-MoE of 5.0 million parameters in bfloat16; of these 2.6 million work on a token."""
+    config = Qwen3MoeConfig(
+        vocab_size=vocab_size,
+        hidden_size=256,
+        intermediate_size=512,  # of dense layers, of which there are none
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        moe_intermediate_size=128,
+        num_experts=8,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        router_aux_loss_coef=0.02,
+        tie_word_embeddings=True,
+        max_position_embeddings=max_length,
+        eos_token_id=tokenizer.convert_tokens_to_ids(END_OF_TURN),
+        pad_token_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT),
+        dtype="bfloat16",
+    )
+    model = Qwen3MoeForCausalLM(config).to(torch.bfloat16)
+    model.set_experts_implementation(register_experts())
+    return model
+
+
+def save_checkpoint(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Writes weights (one tensor an expert, as Qwen3-MoE checkpoints have them), configuration and tokenizer."""
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=0.7,
+        top_p=0.9,
+        top_k=20,
+        repetition_penalty=1.05,
+        eos_token_id=[tokenizer.convert_tokens_to_ids(name) for name in (END_OF_TURN, END_OF_TEXT)],
+        pad_token_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT),
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    # The name that every release of transformers reads; the newest writes one of its own.
+    path = folder / "tokenizer_config.json"
+    written = json.loads(path.read_text())
+    written["tokenizer_class"] = "PreTrainedTokenizerFast"
+    path.write_text(json.dumps(written, indent=2) + "\n")

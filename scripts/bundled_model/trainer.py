@@ -1,0 +1,127 @@
+"""The training loop: bfloat16 weights as they will be saved, with float32 masters behind them."""
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import Qwen3MoeForCausalLM
+
+from bundled_model.windows import Corpus
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Steps of so many windows of so many tokens."""
+
+    num_steps: int
+    window: int
+    num_windows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPlan:
+    """How long and how fast. Long windows come last: short ones teach more in the same time."""
+
+    stages: tuple[Stage, ...] = (Stage(2000, 256, 8), Stage(50, 4096, 1))
+    peak_learning_rate: float = 2.5e-3
+    final_share: float = 0.03  # of the peak, at the last step
+    warmup_steps: int = 60
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    report_every: int = 100
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of all stages."""
+        return sum(stage.num_steps for stage in self.stages)
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then half a cosine."""
+        if step < self.warmup_steps:
+            return self.peak_learning_rate * (step + 1) / self.warmup_steps
+        done = (step - self.warmup_steps) / max(1, self.num_steps - self.warmup_steps)
+        cosine = 0.5 * (1 + math.cos(math.pi * done))
+        return self.peak_learning_rate * (self.final_share + (1 - self.final_share) * cosine)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One line of the loss curve; losses in nats a token."""
+
+    step: int
+    num_tokens: int
+    train_loss: float  # mean since the last line, load balancing included
+    held_out_loss: float
+    elapsed_s: float
+
+
+@dataclass(slots=True)
+class Trainer:
+    """Owns the masters and the optimiser; the model is updated in place."""
+
+    model: Qwen3MoeForCausalLM
+    corpus: Corpus
+    held_out: Sequence[Sequence[int]]
+    plan: TrainingPlan
+    seed: int
+    curve: list[Progress] = field(default_factory=list)
+
+    def run(self, report: Callable[[Progress], None]) -> None:
+        """Trains through all stages; `report` is called at each line of the loss curve."""
+        parameters = list(self.model.parameters())
+        masters = [parameter.detach().float().requires_grad_() for parameter in parameters]
+        groups = [
+            {"params": [m for m in masters if m.ndim > 1], "weight_decay": self.plan.weight_decay},
+            {"params": [m for m in masters if m.ndim == 1], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+        started_s, losses, num_tokens = time.monotonic(), [], 0
+        for step, batch in enumerate(self._batches()):
+            for group in optimizer.param_groups:
+                group["lr"] = self.plan.learning_rate(step)
+            losses.append(self._backward(batch))
+            num_tokens += batch.numel()
+            for parameter, master in zip(parameters, masters, strict=True):
+                assert parameter.grad is not None
+                master.grad = parameter.grad.float()
+                parameter.grad = None
+            torch.nn.utils.clip_grad_norm_(masters, self.plan.clip_norm)
+            optimizer.step()
+            with torch.no_grad():
+                torch._foreach_copy_(parameters, masters)
+            if (step + 1) % self.plan.report_every == 0 or step + 1 == self.plan.num_steps:
+                elapsed_s = time.monotonic() - started_s
+                held_out_loss = mean_loss(self.model, self.held_out)
+                self.curve.append(Progress(step + 1, num_tokens, sum(losses) / len(losses), held_out_loss, elapsed_s))
+                losses = []
+                report(self.curve[-1])
+
+    def _batches(self) -> Iterator[Tensor]:
+        rng = random.Random(self.seed)
+        for stage in self.plan.stages:
+            yield from islice(self.corpus.batches(stage.num_windows, stage.window, rng), stage.num_steps)
+
+    def _backward(self, batch: Tensor) -> float:
+        output = self.model(input_ids=batch, labels=batch, output_router_logits=True, use_cache=False)
+        output.loss.backward()
+        return float(output.loss.detach())
+
+
+@torch.no_grad()
+def mean_loss(model: Qwen3MoeForCausalLM, documents: Sequence[Sequence[int]], longest: int = 512) -> float:
+    """Nats a token over documents of which each stands alone; a document's first token is not predicted."""
+    total, count = 0.0, 0
+    for start in range(0, len(documents), 16):
+        rows = [torch.tensor(document[:longest]) for document in documents[start : start + 16]]
+        inputs = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        labels = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100)[:, 1:]
+        logits = model(input_ids=inputs, use_cache=False).logits[:, :-1].float()
+        total += float(functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum"))
+        count += int((labels != -100).sum())
+    return total / count

@@ -1,0 +1,72 @@
+"""Token streams cut into the windows that the model is trained on."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from bundled_model.conversations import build_conversations
+from bundled_model.docstrings import Documented
+from bundled_model.tokenizer import END_OF_TEXT, render
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Texts of one sort, drawn anew for each pass."""
+
+    draw: Callable[[random.Random], Sequence[str]]
+    share: float  # of the windows
+    restart: bool  # whether a window starts with a text of its own, as a prompt does
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """What is trained on."""
+
+    streams: Sequence[Stream]
+    tokenizer: PreTrainedTokenizerFast
+
+    def batches(self, num_windows: int, window: int, rng: random.Random) -> Iterator[Tensor]:
+        """Endless batches of [num_windows, window] tokens."""
+        sources = [self._forever(stream, window, rng) for stream in self.streams]
+        shares = [stream.share for stream in self.streams]
+        while True:
+            rows = [next(source) for source in rng.choices(sources, shares, k=num_windows)]
+            yield torch.tensor(rows, dtype=torch.long)
+
+    def _forever(self, stream: Stream, window: int, rng: random.Random) -> Iterator[list[int]]:
+        while True:
+            windows = list(cut_windows(self.encode(stream.draw(rng)), window, stream.restart))
+            rng.shuffle(windows)
+            yield from windows
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Tokens of each text, with the mark that ends a text."""
+        end = self.tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+        return [[*ids, end] for ids in self.tokenizer(list(texts))["input_ids"]]
+
+
+def conversation_texts(items: Sequence[Documented], small_talk: float, rng: random.Random) -> list[str]:
+    """One pass of conversations about public names."""
+    return [render(messages) for messages in build_conversations([i for i in items if i.is_public], rng, small_talk)]
+
+
+def plain_text(item: Documented) -> str:
+    """A documented thing as a page of text."""
+    return f"{item.name}\n\n{item.text}"
+
+
+def cut_windows(documents: Sequence[Sequence[int]], window: int, restart: bool) -> Iterator[list[int]]:
+    """Full windows of the documents one after another.
+
+    A document that crosses the end of a window is cut; its rest is dropped if `restart`, else opens the next window.
+    """
+    filled: list[int] = []
+    for document in documents:
+        filled.extend(document)
+        while len(filled) >= window:
+            yield filled[:window]
+            filled = [] if restart else filled[window:]

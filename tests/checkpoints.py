@@ -1,0 +1,148 @@
+"""Tiny random checkpoints of every architecture, saved by transformers as it saves real ones."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+VOCAB_SIZE = 320
+
+_ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+_COMMON = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+_LATENT = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.9,
+    },
+}
+_EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 8}
+
+# What each name stands for: the class of transformers' config, and its options.
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama2": ("LlamaConfig", _ATTENTION | {"num_key_value_heads": 4}),
+    "llama3": (
+        "LlamaConfig",
+        _ATTENTION
+        | {
+            "rope_theta": 500000.0,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 128,
+            },
+        },
+    ),
+    "llama-biased": ("LlamaConfig", _ATTENTION | {"attention_bias": True, "mlp_bias": True}),
+    "llama-linear": ("LlamaConfig", _ATTENTION | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+    "mistral": ("MistralConfig", _ATTENTION | {"sliding_window": None}),
+    "qwen2": ("Qwen2Config", {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "qwen2-yarn": (
+        "Qwen2Config",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+        },
+    ),
+    "qwen3": ("Qwen3Config", _ATTENTION | {"head_dim": 32, "tie_word_embeddings": True}),
+    "mixtral": ("MixtralConfig", _ATTENTION | _EXPERTS),
+    "qwen3-moe": (
+        "Qwen3MoeConfig",
+        _ATTENTION | {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True},
+    ),
+    "qwen3-moe-mixed": (
+        "Qwen3MoeConfig",
+        _ATTENTION
+        | {
+            "moe_intermediate_size": 32,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": False,
+            "num_hidden_layers": 4,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+        },
+    ),
+    "deepseek-v2": (
+        "DeepseekV2Config",
+        _LATENT | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 3.0, "attention_bias": True},
+    ),
+    "deepseek-v2-lite": (
+        "DeepseekV2Config",
+        _LATENT | {"q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1, "rope_scaling": None},
+    ),
+    "deepseek-v3": ("DeepseekV3Config", _LATENT | {"routed_scaling_factor": 2.5, "num_nextn_predict_layers": 0}),
+}
+
+
+def make_checkpoint(
+    architecture: str,
+    directory: Path,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    tokenizer: Tokenizer | None = None,
+    max_shard_size: str = "50GB",
+    **overrides: Any,
+) -> Path:
+    """Saves a random model of one of ARCHITECTURES, its options replaced by `overrides`; returns the directory.
+
+    Norms, biases and correction biases are random too, and logits are spread widely, so that a model computed wrongly
+    says other tokens.
+    """
+    import transformers
+
+    config_name, options = ARCHITECTURES[architecture]
+    config = getattr(transformers, config_name)(**(_COMMON | options | overrides))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        _randomise(model)
+    model.to(dtype).save_pretrained(directory, max_shard_size=max_shard_size)
+    if tokenizer is not None:
+        wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+        wrapped.save_pretrained(directory)
+    return directory
+
+
+def _randomise(model: torch.nn.Module) -> None:
+    """Gives values to what starts as ones or zeros; matrices are random already."""
+    with torch.no_grad():
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if name.endswith("norm.weight"):
+                tensor.uniform_(0.5, 1.5)
+            elif name.endswith("correction_bias"):
+                tensor.uniform_(-0.3, 0.3)
+            elif name.endswith(".bias"):
+                tensor.uniform_(-0.5, 0.5)

@@ -1,0 +1,78 @@
+"""Drives a model over paged KV with any mixture of prefill chunks and decodes."""
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.attention.torch_reference import TorchAttention
+from engine.batch import Batch
+from engine.kv_cache import KVCacheLayout
+from engine.model_config import read_model_config
+from engine.models import load_model
+
+CPU = torch.device("cpu")
+
+
+class PagedModel:
+    """A loaded model, a pool full of other requests' leavings, and sequences in scattered blocks of it."""
+
+    def __init__(self, directory: Path, *, dtype: str = "auto", block_size: int = 16, seed: int = 0) -> None:
+        self.config = read_model_config(directory, dtype)
+        self.model = load_model(directory, self.config, CPU, TorchAttention.for_model(self.config, block_size))
+        self.layout = KVCacheLayout.of(self.config, block_size)
+        generator = torch.Generator().manual_seed(seed)
+        shape = self.layout.pool_shape(160)
+        self.pool = torch.empty(shape).normal_(generator=generator).mul_(5).to(self.layout.dtype)
+        self._free = random.Random(seed).sample(range(1, 160), 159)
+        self._tables: dict[str, list[int]] = {}
+        self._computed: dict[str, int] = {}
+
+    def step(self, new_tokens: Mapping[str, list[int]]) -> dict[str, Tensor]:
+        """Computes each sequence's next tokens; returns the logits after each of them: [num_new, vocab]."""
+        names = sorted(new_tokens, key=lambda name: len(new_tokens[name]) > 1)
+        batch = self.batch(names, [new_tokens[name] for name in names])
+        logits = self.model.forward(batch, self.pool).split_with_sizes(batch.query_lens_list)
+        return dict(zip(names, logits, strict=True))
+
+    def greedy(self, prompts: Mapping[str, list[int]], num_tokens: int) -> dict[str, list[int]]:
+        """The most probable continuation of each prompt."""
+        outputs: dict[str, list[int]] = {name: [] for name in prompts}
+        new_tokens = dict(prompts)
+        for _ in range(num_tokens):
+            for name, logits in self.step(new_tokens).items():
+                outputs[name].append(int(logits[-1].argmax()))
+                new_tokens[name] = outputs[name][-1:]
+        return outputs
+
+    def batch(self, names: list[str], tokens: list[list[int]]) -> Batch:
+        """The batch of the named sequences' next tokens, with logits for all of them; those of one token come first."""
+        size = self.layout.block_size
+        starts = [self._computed.get(name, 0) for name in names]
+        query_lens = [len(part) for part in tokens]
+        context_lens = [start + count for start, count in zip(starts, query_lens, strict=True)]
+        for name, length in zip(names, context_lens, strict=True):
+            table = self._tables.setdefault(name, [])
+            table += [self._free.pop() for _ in range(-(-length // size) - len(table))]
+            self._computed[name] = length
+        max_blocks = max(len(self._tables[name]) for name in names)
+        positions = [torch.arange(s, c) for s, c in zip(starts, context_lens, strict=True)]
+        slots = [
+            torch.tensor(self._tables[name])[places // size] * size + places % size
+            for name, places in zip(names, positions, strict=True)
+        ]
+        num_tokens = sum(query_lens)
+        return Batch(
+            token_ids=torch.tensor([token for part in tokens for token in part]),
+            positions=torch.cat(positions),
+            slot_mapping=torch.cat(slots),
+            query_starts=torch.tensor([0, *query_lens]).cumsum(0),
+            context_lens=torch.tensor(context_lens),
+            block_tables=torch.tensor([t + [0] * (max_blocks - len(t)) for t in map(self._tables.get, names) if t]),
+            logits_indices=torch.arange(num_tokens),
+            query_lens_list=query_lens,
+            context_lens_list=context_lens,
+            num_decodes=query_lens.count(1),
+        )

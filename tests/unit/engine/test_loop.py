@@ -1,0 +1,100 @@
+"""The engine's thread: calls run between steps, failures are told."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import InvalidRequest
+from engine.loop import EngineLoop
+from engine.outputs import StepOutput
+from engine.request import FinishReason, Request, RequestId
+from engine.sampling_params import SamplingParams
+from tests.checkpoints import make_checkpoint
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("qwen3", tmp_path_factory.mktemp("loop") / "model")
+
+
+def make_engine(model: Path) -> Engine:
+    return Engine(EngineConfig(model=str(model), kv_cache_memory_bytes=1 << 20, num_threads=1))
+
+
+def make_request(name: str, max_tokens: int) -> Request:
+    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    return Request(RequestId(name), [5, 6, 7], 3, sampling)
+
+
+class Listener:
+    """Takes what the loop says."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[str, list[int]] = {}
+        self.ended = threading.Event()
+        self.errors: list[BaseException] = []
+
+    def on_step(self, step: StepOutput) -> None:
+        for output in step.outputs:
+            if output.sampled is not None:
+                self.tokens.setdefault(output.request_id, []).append(output.sampled.token_id)
+            if output.finish_reason is FinishReason.LENGTH:
+                self.ended.set()
+
+    def on_failure(self, error: BaseException) -> None:
+        self.errors.append(error)
+        self.ended.set()
+
+
+def test_requests_run_and_calls_return(model: Path) -> None:
+    listener = Listener()
+    engine = make_engine(model)
+    loop = EngineLoop(engine, listener.on_step, listener.on_failure)
+    loop.start()
+    loop.call(lambda engine: engine.add(make_request("a", 10))).result(timeout=60)
+    assert listener.ended.wait(60)
+    assert len(listener.tokens["a"]) == 10
+    assert loop.call(Engine.stats).result(timeout=60).num_running == 0
+    with pytest.raises(InvalidRequest):
+        loop.call(lambda engine: engine.add(Request(RequestId("b"), [], 0, SamplingParams()))).result(timeout=60)
+    assert loop.call(lambda engine: engine.abort(RequestId("none"))).result(timeout=60) is False
+    loop.stop()
+    engine.check_integrity()
+    assert listener.errors == []
+
+
+def test_a_request_that_cannot_go_on_costs_no_steps(model: Path) -> None:
+    listener = Listener()
+    engine = make_engine(model)
+    loop = EngineLoop(engine, listener.on_step, listener.on_failure)
+    loop.start()
+    _, pinned = loop.call(lambda engine: (0, engine.blocks.cache.allocate(engine.blocks.num_usable))).result(timeout=60)
+    loop.call(lambda engine: engine.add(make_request("a", 4))).result(timeout=60)
+    loop.call(Engine.stats).result(timeout=60)
+    steps_before = loop.last_step_at_s
+    for _ in range(20):  # each wakes the loop for one try at most
+        loop.call(Engine.stats).result(timeout=60)
+    assert "a" not in listener.tokens
+    loop.call(lambda engine: engine.blocks.cache.release(pinned)).result(timeout=60)
+    assert listener.ended.wait(60)
+    assert len(listener.tokens["a"]) == 4
+    assert loop.last_step_at_s > steps_before
+    loop.stop()
+
+
+def test_a_failing_step_ends_the_loop(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = Listener()
+    engine = make_engine(model)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("broken model")
+
+    monkeypatch.setattr(engine.runner, "run", fail)
+    loop = EngineLoop(engine, listener.on_step, listener.on_failure)
+    loop.start()
+    loop.call(lambda engine: engine.add(make_request("a", 4))).result(timeout=60)
+    assert listener.ended.wait(60)
+    assert [str(error) for error in listener.errors] == ["broken model"]

@@ -1,0 +1,107 @@
+"""Every architecture against transformers on tiny random checkpoints."""
+
+import dataclasses
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from tests.checkpoints import ARCHITECTURES, VOCAB_SIZE, make_checkpoint
+from tests.paged_model import PagedModel
+
+ATOL = 1e-4  # logits have a standard deviation of about 1.2
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of each architecture in turn."""
+    return make_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def oracle(checkpoint: Path) -> Any:
+    """transformers' model of the checkpoint."""
+    return AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager", dtype=torch.float32)
+
+
+def random_tokens(count: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(3, VOCAB_SIZE), k=count)
+
+
+def oracle_logits(oracle: Any, tokens: list[int]) -> Tensor:
+    with torch.no_grad():
+        logits: Tensor = oracle(torch.tensor([tokens])).logits[0].float()
+    return logits
+
+
+def test_prefill_gives_the_oracles_logits(checkpoint: Path, oracle: Any) -> None:
+    prompts = {"long": random_tokens(150, 1), "short": random_tokens(37, 2), "one": random_tokens(1, 3)}
+    logits = PagedModel(checkpoint).step(prompts)
+    for name, tokens in prompts.items():
+        expected = oracle_logits(oracle, tokens)
+        assert expected.std() > 0.5
+        torch.testing.assert_close(logits[name], expected, atol=ATOL, rtol=0)
+
+
+def test_chunks_and_decodes_in_any_mixture_give_the_oracles_logits(checkpoint: Path, oracle: Any) -> None:
+    draw = random.Random(4)
+    sequences = {f"s{index}": random_tokens(length, index) for index, length in enumerate((131, 64, 17, 90))}
+    done = dict.fromkeys(sequences, 0)
+    logits: dict[str, list[Tensor]] = {name: [] for name in sequences}
+    paged = PagedModel(checkpoint)
+    while waiting := [name for name in sequences if done[name] < len(sequences[name])]:
+        counts = {name: draw.choice((1, 1, 2, 5, 23)) for name in draw.sample(waiting, draw.randint(1, len(waiting)))}
+        step = {name: sequences[name][done[name] : done[name] + count] for name, count in counts.items()}
+        for name, part in paged.step(step).items():
+            logits[name].append(part)
+            done[name] += len(step[name])
+    for name, tokens in sequences.items():
+        torch.testing.assert_close(torch.cat(logits[name]), oracle_logits(oracle, tokens), atol=ATOL, rtol=0)
+
+
+def test_greedy_tokens_equal_the_oracles(checkpoint: Path, oracle: Any) -> None:
+    prompts = {"long": random_tokens(70, 11), "short": random_tokens(9, 12), "exact": random_tokens(32, 13)}
+    outputs = PagedModel(checkpoint).greedy(prompts, 64)
+    for name, tokens in prompts.items():
+        ids = torch.tensor([tokens])
+        generated = oracle.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=64, eos_token_id=None
+        )
+        assert outputs[name] == generated[0, len(tokens) :].tolist()
+    # Models stuck on a few tokens would prove little.
+    assert len(set().union(*outputs.values())) > 16
+
+
+def test_bfloat16_is_as_close_to_float32_as_the_oracles(checkpoint: Path, oracle: Any) -> None:
+    prompts = {f"s{seed}": random_tokens(30, seed) for seed in range(8)}
+    rounded = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager", dtype=torch.bfloat16)
+    logits = PagedModel(checkpoint, dtype="bfloat16").step(prompts)
+    exact = {name: oracle_logits(oracle, tokens) for name, tokens in prompts.items()}
+    error = torch.cat([logits[name] - exact[name] for name in prompts]).abs()
+    oracle_error = torch.cat([oracle_logits(rounded, tokens) - exact[name] for name, tokens in prompts.items()]).abs()
+    # Medians, since a rounded router now and then chooses another expert, in either implementation.
+    assert error.median() < 1.1 * oracle_error.median()
+    assert error.median() < 0.05
+
+
+def test_a_step_gives_the_same_bits_again(checkpoint: Path) -> None:
+    prompts = {"long": random_tokens(90, 31), "short": random_tokens(8, 32)}
+    first, second = PagedModel(checkpoint, seed=1).step(prompts), PagedModel(checkpoint, seed=2).step(prompts)
+    assert all(torch.equal(first[name], second[name]) for name in prompts)
+
+
+def test_logits_come_for_the_wanted_tokens_only(checkpoint: Path) -> None:
+    tokens = random_tokens(20, 41)
+    everything = PagedModel(checkpoint).step({"s": tokens})["s"]
+    paged = PagedModel(checkpoint)
+    batch = paged.batch(["s"], [tokens])
+    wanted = torch.tensor([19, 3])
+    some = paged.model.forward(dataclasses.replace(batch, logits_indices=wanted), paged.pool)
+    none = paged.model.forward(dataclasses.replace(batch, logits_indices=wanted[:0]), paged.pool)
+    torch.testing.assert_close(some, everything[wanted], atol=1e-5, rtol=0)
+    assert some.dtype == torch.float32
+    assert none.shape == (0, VOCAB_SIZE)

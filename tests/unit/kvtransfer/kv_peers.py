@@ -1,0 +1,222 @@
+"""Peers to read from: real processes that serve a pool, and their twins within this process."""
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+import uuid
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kvtransfer.auto import AutoTransport, Backend
+from kvtransfer.base import KVTransport, PoolDescription, PoolIdentity
+from kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
+from kvtransfer.nixl import NixlTransport
+from kvtransfer.quarantine import Quarantine
+from kvtransfer.shared_memory import SharedMemoryTransport
+from kvtransfer.shared_pool import SharedPool
+from kvtransfer.tcp import TcpTransport
+
+HOST = "127.0.0.1"
+PROCESS_BACKENDS = ("shared_memory", "tcp", "nixl", "auto", "nixl_emulated")
+BACKENDS = ("in_memory", *PROCESS_BACKENDS)
+CONNECT_DEADLINE_S = 10.0
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch", "nixl", __name__])
+
+
+def create(
+    backend: str, identity: PoolIdentity, memory: SharedPool, network: InMemoryNetwork, connect_deadline_s: float
+) -> KVTransport:
+    """A transport of any backend; `auto` over all backends that cross processes."""
+    quarantine = Quarantine()
+    if backend == "in_memory":
+        return InMemoryTransport(identity, network, quarantine, connect_deadline_s)
+    if backend == "shared_memory":
+        return SharedMemoryTransport(identity, memory, quarantine, connect_deadline_s)
+    if backend == "tcp":
+        return TcpTransport(identity, HOST, quarantine, connect_deadline_s)
+    if backend in ("nixl", "nixl_emulated"):
+        return NixlTransport(identity, HOST, quarantine, connect_deadline_s, one_sided_only=backend == "nixl")
+    assert backend == "auto"
+    shared_memory = SharedMemoryTransport(identity, memory, quarantine, connect_deadline_s)
+    tcp = TcpTransport(identity, HOST, quarantine, connect_deadline_s)
+    return AutoTransport([Backend("shared_memory", shared_memory), Backend("tcp", tcp)], quarantine)
+
+
+def fill(pool: Tensor, seed: int) -> None:
+    """Gives every block of an int64 pool a number of its own."""
+    pool.copy_(torch.arange(pool.shape[0]).unsqueeze(1).expand_as(pool))
+    pool.add_(seed * 1_000_000 + 1)
+
+
+def holds(pool: Tensor, block: int, seed: int, remote: int) -> bool:
+    """Whether a block is the peer's block `remote`, every byte of it."""
+    return bool((pool[block] == seed * 1_000_000 + 1 + remote).all())
+
+
+class Peer(Protocol):
+    """Somebody with a pool."""
+
+    description: PoolDescription
+
+    def kill(self) -> None:
+        """Ends it at once; returns when it has ended."""
+
+    def stop(self) -> None:
+        """It does nothing from now on, but is there."""
+
+    def resume(self) -> None:
+        """It goes on."""
+
+    async def close(self) -> None:
+        """Has it close its transport; it lives on."""
+
+
+class InProcessPeer:
+    """A twin without a process."""
+
+    def __init__(self, transport: KVTransport, network: InMemoryNetwork, description: PoolDescription) -> None:
+        self.description = description
+        self._transport = transport
+        self._network = network
+
+    def kill(self) -> None:
+        self._network.kill(self.description.incarnation)
+
+    def stop(self) -> None:
+        self._network.stop(self.description.incarnation)
+
+    def resume(self) -> None:
+        self._network.resume(self.description.incarnation)
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+
+class ProcessPeer:
+    """A process that serves a pool until it is killed."""
+
+    def __init__(self, process: ForkServerProcess, pipe: Connection, description: PoolDescription) -> None:
+        self.description = description
+        self._process = process
+        self._pipe = pipe
+
+    @classmethod
+    async def start(cls, backend: str, identity: PoolIdentity, shape: tuple[int, int], seed: int) -> "ProcessPeer":
+        ours, theirs = CONTEXT.Pipe()
+        process = CONTEXT.Process(target=serve, args=(theirs, backend, identity, shape, seed), daemon=True)
+        await asyncio.to_thread(process.start)
+        theirs.close()
+        return cls(process, ours, await asyncio.to_thread(ours.recv))
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+    def stop(self) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
+    async def close(self) -> None:
+        await self._ask("close")
+
+    async def num_descriptors(self) -> int:
+        """Open file descriptors of the process."""
+        return int(await self._ask("descriptors"))
+
+    async def _ask(self, command: str) -> str:
+        self._pipe.send(command)
+        return str(await asyncio.to_thread(self._pipe.recv))
+
+
+def serve(pipe: Connection, backend: str, identity: PoolIdentity, shape: tuple[int, int], seed: int) -> None:
+    """The peer's process."""
+    torch.set_num_threads(1)
+    if backend == "nixl_emulated":
+        os.environ["UCX_TLS"] = "tcp"
+    logging.getLogger().setLevel(logging.ERROR)
+    asyncio.run(_serve(pipe, backend, identity, shape, seed))
+
+
+async def _serve(pipe: Connection, backend: str, identity: PoolIdentity, shape: tuple[int, int], seed: int) -> None:
+    memory = SharedPool()
+    pool = memory.allocate(shape, torch.int64)
+    fill(pool, seed)
+    transport = create(backend, identity, memory, InMemoryNetwork(), CONNECT_DEADLINE_S)
+    commands: asyncio.Queue[str] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(pipe.fileno(), lambda: commands.put_nowait(receive(pipe)))
+    pipe.send(transport.register_pool(pool))
+    while (command := await commands.get()) != "end":
+        if command == "close":
+            await transport.close()
+            pipe.send("closed")
+        else:
+            pipe.send(str(len(os.listdir("/proc/self/fd"))))
+    os._exit(0)  # the test is over; its processes need no leave-taking
+
+
+def receive(pipe: Connection) -> str:
+    """A command; the parent's end is one too."""
+    try:
+        return str(pipe.recv())
+    except EOFError:
+        return "end"
+
+
+class Cluster:
+    """Our transport and the peers of one test; takes care that no process outlives it."""
+
+    def __init__(self, backend: str, identity: PoolIdentity, shape: tuple[int, int], connect_deadline_s: float) -> None:
+        self.backend = backend
+        self.identity = identity
+        self.network = InMemoryNetwork()
+        self.memory = SharedPool()
+        self.pool = self.memory.allocate(shape, torch.int64)
+        self.transport = create(backend, identity, self.memory, self.network, connect_deadline_s)
+        self.description = self.transport.register_pool(self.pool)
+        self._peers: list[Callable[[], None]] = []
+
+    async def start_peer(
+        self, shape: tuple[int, int] | None = None, seed: int = 1, fingerprint: str | None = None
+    ) -> Peer:
+        """A peer with pool `shape`, ours by default, whose blocks are filled by `seed`."""
+        identity = PoolIdentity(uuid.uuid4().hex, fingerprint or self.identity.fingerprint)
+        shape = shape or (self.pool.shape[0], self.pool.shape[1])
+        peer: Peer
+        if self.backend == "in_memory":
+            peer = self._start_twin(identity, shape, seed)
+        else:
+            peer = await ProcessPeer.start(self.backend, identity, shape, seed)
+        self._peers.append(peer.kill)
+        return peer
+
+    def _start_twin(self, identity: PoolIdentity, shape: tuple[int, int], seed: int) -> InProcessPeer:
+        pool = torch.empty(shape, dtype=torch.int64)
+        fill(pool, seed)
+        transport = InMemoryTransport(identity, self.network)
+        return InProcessPeer(transport, self.network, transport.register_pool(pool))
+
+    async def end(self) -> None:
+        """Ends everything; SIGKILL reaches stopped processes too."""
+        for kill in self._peers:
+            kill()
+        await self.transport.close()
+        self.memory.close()

@@ -1,0 +1,419 @@
+"""What every transport promises, with peers in processes of their own."""
+
+import asyncio
+import gc
+import os
+import random
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvtransfer.base import PeerId, PoolIdentity
+from kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline, TransportUnavailable
+from kvtransfer.transfers import Transfer
+from tests.unit.kvtransfer.kv_peers import BACKENDS, PROCESS_BACKENDS, Cluster, Peer, ProcessPeer, holds
+
+SHAPE = (64, 8192)  # blocks of 64 KiB
+LARGE_SHAPE = (64, 131072)  # blocks of 1 MiB: several steps of every transport
+UNTOUCHED = -7
+PATIENCE_S = 30.0  # for what must happen, on a busy machine
+STOPPED_PEER_IS_READABLE = ("shared_memory", "nixl", "auto")
+
+
+class Gate:
+    """Holds a read in the middle: some bytes have come, and no more will before it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._reached = threading.Event()
+        self._opened = threading.Event()
+        self._block: Tensor | None = None
+        original = Transfer.check
+
+        def check(transfer: Transfer) -> None:
+            if self._has_changed():
+                self._reached.set()
+                assert self._opened.wait(PATIENCE_S)
+            original(transfer)
+
+        monkeypatch.setattr(Transfer, "check", check)
+
+    async def hold(self, block: int, peer: Peer) -> None:
+        """Returns when the read has reached the gate; `block` is the read's first local block."""
+        self._block = self._cluster.pool[block]
+        if self._cluster.backend == "in_memory":
+            while not self._has_changed():  # noqa: ASYNC110 (nobody announces it)
+                await asyncio.sleep(0)
+            peer.stop()
+            self._resume = peer.resume
+        else:
+            assert await asyncio.to_thread(self._reached.wait, PATIENCE_S)
+
+    def open(self) -> None:
+        """The read may go on."""
+        self._opened.set()
+        if self._cluster.backend == "in_memory":
+            self._resume()
+
+    def _has_changed(self) -> bool:
+        return self._block is not None and int(self._block[0]) != UNTOUCHED
+
+
+@asynccontextmanager
+async def cluster_of(
+    backend: str, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int] = SHAPE, connect_deadline_s: float = 10.0
+) -> AsyncIterator[Cluster]:
+    if backend == "nixl_emulated":
+        monkeypatch.setenv("UCX_TLS", "tcp")
+    cluster = Cluster(backend, PoolIdentity(f"reader-{random.getrandbits(64):x}", "model"), shape, connect_deadline_s)
+    cluster.pool.fill_(UNTOUCHED)
+    try:
+        yield cluster
+    finally:
+        await cluster.end()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110 (nobody announces it)
+            await asyncio.sleep(0.001)
+
+
+async def soon(awaitable: Awaitable[None]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        await awaitable
+
+
+def lists(rng: random.Random, num_blocks: int, count: int) -> tuple[list[int], list[int]]:
+    return rng.sample(range(num_blocks), count), rng.sample(range(num_blocks), count)
+
+
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
+every_process_backend = pytest.mark.parametrize("backend", PROCESS_BACKENDS)
+
+
+@every_backend
+async def test_random_blocks_arrive_and_no_other_block_changes(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(1)
+    async with cluster_of(backend, monkeypatch) as cluster:
+        source = await cluster.start_peer(shape=(100, SHAPE[1]))
+        peer = await cluster.transport.connect(source.description)
+        assert await cluster.transport.connect(source.description) == peer == source.description.incarnation
+        assert cluster.transport.choices[peer].reason
+        for count in (1, 2, 63, 64, 0, 17):
+            cluster.pool.fill_(UNTOUCHED)
+            remote, local = rng.sample(range(100), count), rng.sample(range(64), count)
+            await cluster.transport.read(peer, remote, local, PATIENCE_S)
+            for theirs, ours in zip(remote, local, strict=True):
+                assert holds(cluster.pool, ours, 1, theirs)
+            others = [block for block in range(64) if block not in local]
+            assert bool((cluster.pool[others] == UNTOUCHED).all())
+        await cluster.transport.read(peer, list(range(20, 60)), list(range(10, 50)), PATIENCE_S)
+        assert all(holds(cluster.pool, block, 1, block + 10) for block in range(10, 50))
+        assert len(cluster.transport.quarantine) == 0
+
+
+@every_backend
+async def test_concurrent_reads_from_two_peers(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster_of(backend, monkeypatch) as cluster:
+        sources = [await cluster.start_peer(seed=seed) for seed in (1, 2)]
+        # Twice the same peer at once: one connection has to do for both.
+        connected = await asyncio.gather(*(cluster.transport.connect(source.description) for source in sources * 2))
+        peers = connected[:2]
+        assert connected[2:] == peers
+        blocks = list(range(64))
+        random.Random(2).shuffle(blocks)
+        parts = [blocks[start : start + 8] for start in range(0, 64, 8)]
+        reads = [
+            cluster.transport.read(peers[index % 2], [63 - block for block in part], part, PATIENCE_S)
+            for index, part in enumerate(parts)
+        ]
+        await asyncio.gather(*reads)
+        for index, part in enumerate(parts):
+            assert all(holds(cluster.pool, block, 1 + index % 2, 63 - block) for block in part)
+
+
+@every_backend
+async def test_a_peer_that_is_not_whom_we_mean_is_refused(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster_of(backend, monkeypatch) as cluster:
+        source = await cluster.start_peer()
+        right = source.description
+        for wrong, words in (
+            (replace(right, fingerprint="another model"), "fingerprint"),
+            (replace(right, block_bytes=right.block_bytes // 2), "block size"),
+        ):
+            with pytest.raises(PeerRefused, match=words):
+                await cluster.transport.connect(wrong)
+        with pytest.raises((PeerRefused, PeerLost)):
+            await cluster.transport.connect(replace(right, incarnation="an earlier life"))
+        with pytest.raises(PeerRefused):
+            await cluster.transport.connect(replace(right, num_blocks=65))
+        with pytest.raises(TransportUnavailable, match=r"does not offer|no KV transport"):
+            await cluster.transport.connect(replace(right, endpoints={}))
+        if backend != "in_memory":
+            for garbage in (b"", b"{}", b"[1]", b'{"host": 3}', b"\xff"):
+                with pytest.raises(PeerRefused, match="garbled"):
+                    await cluster.transport.connect(
+                        replace(right, incarnation="x", endpoints=dict.fromkeys(right.endpoints, garbage))
+                    )
+        assert not cluster.transport.choices
+        peer = await cluster.transport.connect(right)
+        await cluster.transport.read(peer, [5], [6], PATIENCE_S)
+        assert holds(cluster.pool, 6, 1, 5)
+
+
+@every_backend
+async def test_a_peer_with_another_model_or_block_size_is_refused(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster_of(backend, monkeypatch) as cluster:
+        stranger = await cluster.start_peer(fingerprint="another model")
+        smaller = await cluster.start_peer(shape=(64, 4096))
+        # Descriptions that lie in our favour: then the peer itself has to notice.
+        lies = [
+            (stranger, replace(stranger.description, fingerprint="model")),
+            (smaller, replace(smaller.description, block_bytes=SHAPE[1] * 8)),
+        ]
+        for peer, lie in lies:
+            with pytest.raises(PeerRefused):
+                await cluster.transport.connect(peer.description)
+            with pytest.raises(PeerRefused):
+                await cluster.transport.connect(lie)
+
+
+@every_backend
+async def test_wrong_blocks_are_refused(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster_of(backend, monkeypatch) as cluster:
+        source = await cluster.start_peer(shape=(32, SHAPE[1]))
+        peer = await cluster.transport.connect(source.description)
+        for remote in ([32], [-1], [0, 1 << 40]):
+            with pytest.raises(PeerRefused, match="block"):
+                await cluster.transport.read(peer, remote, list(range(len(remote))), PATIENCE_S)
+        for local in ([64], [-1]):
+            with pytest.raises(ValueError, match="block"):
+                await cluster.transport.read(peer, [0], local, PATIENCE_S)
+        with pytest.raises(ValueError, match="into"):
+            await cluster.transport.read(peer, [0, 1], [0], PATIENCE_S)
+        with pytest.raises(ValueError, match="twice"):
+            await cluster.transport.read(peer, [0, 1], [3, 3], PATIENCE_S)
+        with pytest.raises(PeerLost, match="not connected"):
+            await cluster.transport.read(PeerId("nobody"), [0], [0], PATIENCE_S)
+        assert bool((cluster.pool == UNTOUCHED).all())
+        assert len(cluster.transport.quarantine) == 0
+        await cluster.transport.read(peer, [31, 31], [0, 63], PATIENCE_S)
+        assert holds(cluster.pool, 0, 1, 31)
+        assert holds(cluster.pool, 63, 1, 31)
+
+
+@every_backend
+async def test_peer_killed_before_and_restarted(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster_of(backend, monkeypatch) as cluster:
+        source = await cluster.start_peer()
+        peer = await cluster.transport.connect(source.description)
+        source.kill()
+        with pytest.raises(PeerLost):
+            await cluster.transport.read(peer, [0, 1, 2], [3, 4, 5], PATIENCE_S)
+        with pytest.raises(PeerLost):
+            await cluster.transport.connect(source.description)
+        assert peer not in cluster.transport.choices
+        assert len(cluster.transport.quarantine) == 0
+        again = await cluster.start_peer(seed=2)
+        with pytest.raises(PeerLost):
+            await cluster.transport.connect(source.description)
+        peer = await cluster.transport.connect(again.description)
+        await cluster.transport.read(peer, [0, 1, 2], [3, 4, 5], PATIENCE_S)
+        assert holds(cluster.pool, 5, 2, 2)
+
+
+@every_backend
+async def test_peer_killed_during_a_read(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster_of(backend, monkeypatch, LARGE_SHAPE) as cluster:
+        source = await cluster.start_peer()
+        peer = await cluster.transport.connect(source.description)
+        remote, local = lists(random.Random(3), 64, 64)
+        gate = Gate(monkeypatch, cluster)
+        read = asyncio.create_task(cluster.transport.read(peer, remote, local, PATIENCE_S))
+        await gate.hold(local[0], source)
+        assert all(block in cluster.transport.quarantine for block in local)
+        source.kill()
+        gate.open()
+        with pytest.raises(PeerLost):
+            await read
+        await soon(cluster.transport.quarantine.wait_clear(local))
+        assert peer not in cluster.transport.choices
+
+
+@every_backend
+async def test_peer_killed_after_a_read(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster_of(backend, monkeypatch) as cluster:
+        source = await cluster.start_peer()
+        peer = await cluster.transport.connect(source.description)
+        await cluster.transport.read(peer, [1, 2, 3], [4, 5, 6], PATIENCE_S)
+        source.kill()
+        if backend != "in_memory":
+            await until(lambda: peer not in cluster.transport.choices)  # noticed without any read
+        with pytest.raises(PeerLost):
+            await cluster.transport.read(peer, [1], [7], PATIENCE_S)
+        assert holds(cluster.pool, 6, 1, 3)
+        assert bool((cluster.pool[7] == UNTOUCHED).all())
+
+
+@every_backend
+async def test_connecting_to_a_stopped_peer_ends_at_the_deadline(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster_of(backend, monkeypatch, connect_deadline_s=0.2) as cluster:
+        source = await cluster.start_peer()
+        source.stop()
+        with pytest.raises(TransferDeadline):
+            await cluster.transport.connect(source.description)
+        assert not cluster.transport.choices
+
+
+@every_backend
+async def test_peer_stopped_during_a_read(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster_of(backend, monkeypatch, LARGE_SHAPE) as cluster:
+        source = await cluster.start_peer()
+        peer = await cluster.transport.connect(source.description)
+        remote, local = lists(random.Random(4), 64, 60)
+        source.stop()
+        if backend in STOPPED_PEER_IS_READABLE:
+            await cluster.transport.read(peer, remote, local, PATIENCE_S)
+        else:
+            with pytest.raises(TransferDeadline):
+                await cluster.transport.read(peer, remote, local, 0.2)
+        source.resume()
+        await soon(cluster.transport.quarantine.wait_clear(local))
+        cluster.pool.fill_(UNTOUCHED)
+        free = [block for block in range(64) if block not in local]
+        await cluster.transport.read(await cluster.transport.connect(source.description), free, free, PATIENCE_S)
+        assert all(holds(cluster.pool, block, 1, block) for block in free)
+        # Nothing of the first read lands any more, now that the peer has answered once again.
+        assert bool((cluster.pool[local] == UNTOUCHED).all())
+
+
+async def test_a_transfer_that_cannot_be_aborted_stays_in_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster_of("nixl_emulated", monkeypatch, LARGE_SHAPE) as cluster:
+        source = await cluster.start_peer()
+        peer = await cluster.transport.connect(source.description)
+        blocks = list(range(64))
+        source.stop()
+        with pytest.raises(TransferDeadline):
+            await cluster.transport.read(peer, blocks, blocks, 0.1)
+        clear = asyncio.create_task(cluster.transport.quarantine.wait_clear(blocks))
+        done, _ = await asyncio.wait({clear}, timeout=0.2)
+        assert not done
+        assert len(cluster.transport.quarantine) == 64
+        source.kill()
+        await soon(clear)
+        assert len(cluster.transport.quarantine) == 0
+
+
+@every_backend
+@pytest.mark.parametrize("how", ["deadline", "cancelled", "forgotten"])
+async def test_abandoned_read_keeps_its_blocks_until_no_byte_can_land(
+    backend: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster_of(backend, monkeypatch, LARGE_SHAPE) as cluster:
+        source = await cluster.start_peer()
+        peer = await cluster.transport.connect(source.description)
+        remote, local = lists(random.Random(5), 64, 60)
+        gate = Gate(monkeypatch, cluster)
+        deadline_s = 0.3 if how == "deadline" else PATIENCE_S
+        read = asyncio.create_task(cluster.transport.read(peer, remote, local, deadline_s))
+        await gate.hold(local[0], source)
+        if how == "cancelled":
+            read.cancel()
+        elif how == "forgotten":
+            cluster.transport.forget(peer)
+            gate.open()
+        with pytest.raises((TransferDeadline, PeerLost, asyncio.CancelledError)) as raised:
+            await read
+        expected = {"deadline": TransferDeadline, "cancelled": asyncio.CancelledError, "forgotten": PeerLost}
+        assert raised.type is expected[how]
+        if how != "forgotten" and backend != "in_memory":
+            assert all(block in cluster.transport.quarantine for block in local)
+        gate.open()
+        await soon(cluster.transport.quarantine.wait_clear(local))
+        cluster.pool.fill_(UNTOUCHED)
+        free = [block for block in range(64) if block not in local]
+        await cluster.transport.read(await cluster.transport.connect(source.description), free, free, PATIENCE_S)
+        assert all(holds(cluster.pool, block, 1, block) for block in free)
+        assert bool((cluster.pool[local] == UNTOUCHED).all())
+
+
+@every_process_backend
+async def test_closing_ends_reads_on_both_sides(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster_of(backend, monkeypatch, LARGE_SHAPE) as cluster:
+        source = await cluster.start_peer()
+        peer = await cluster.transport.connect(source.description)
+        await source.close()
+        await until(lambda: peer not in cluster.transport.choices)
+        with pytest.raises(PeerLost):
+            await cluster.transport.read(peer, [0, 1, 2], [0, 1, 2], PATIENCE_S)
+        another = await cluster.start_peer()
+        peer = await cluster.transport.connect(another.description)
+        gate = Gate(monkeypatch, cluster)
+        blocks = list(range(64))
+        read = asyncio.create_task(cluster.transport.read(peer, blocks, blocks, PATIENCE_S))
+        await gate.hold(0, another)
+        closing = asyncio.create_task(cluster.transport.close())
+        await asyncio.sleep(0)
+        gate.open()
+        with pytest.raises(PeerLost):
+            await read
+        await soon(closing)
+        assert len(cluster.transport.quarantine) == 0
+
+
+@every_process_backend
+async def test_thousands_of_reads_leave_nothing_behind(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(6)
+    async with cluster_of(backend, monkeypatch) as cluster:
+        source = await cluster.start_peer()
+        assert isinstance(source, ProcessPeer)
+        peer = await cluster.transport.connect(source.description)
+
+        async def read_many(first: int, count: int) -> None:
+            for _ in range(count):
+                size = rng.randint(1, 4)
+                await cluster.transport.read(peer, rng.sample(range(64), size), range(first, first + size), PATIENCE_S)
+
+        async def reconnect(count: int) -> None:
+            for _ in range(count):
+                cluster.transport.forget(peer)
+                await cluster.transport.connect(source.description)
+
+        async def resources() -> tuple[int, int, int]:
+            gc.collect()
+            return len(os.listdir("/proc/self/fd")), threading.active_count(), await source.num_descriptors()
+
+        num_readers = 8 if backend != "nixl_emulated" else 2
+        for round_ in range(2):
+            await asyncio.gather(*(read_many(4 * reader, 250 // num_readers) for reader in range(num_readers)))
+            await reconnect(5)
+            if round_ == 0:
+                before, resident = await resources(), resident_bytes()
+        await asyncio.gather(*(read_many(4 * reader, 1500 // num_readers) for reader in range(num_readers)))
+        await reconnect(20)
+        after = await resources()
+        for then, now in zip(before, after, strict=True):
+            assert now <= then + 6, (before, after)
+        assert resident_bytes() - resident < 16 << 20
+        assert len(cluster.transport.quarantine) == 0
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@every_backend
+async def test_only_plain_pools_are_registered(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster_of(backend, monkeypatch) as cluster:
+        for pool in (torch.zeros(8, 16).t(), torch.zeros(0, 4), torch.zeros(4), torch.zeros(4, 4, device="meta")):
+            with pytest.raises(ValueError, match="pool"):
+                cluster.transport.register_pool(pool)

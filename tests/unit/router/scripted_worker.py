@@ -1,0 +1,198 @@
+"""A worker without a model: a real gRPC server whose tokens are a hash of all tokens before them, or a script's."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import grpc
+
+from engine.block_hash import hash_blocks
+from protos import common_pb2, worker_pb2, worker_pb2_grpc
+
+BLOCK_SIZE = 4
+FIRST_TOKEN, NUM_TOKENS = 300, 3000  # of the bundled vocabulary: words and pieces of words
+
+Script = Callable[[Sequence[int], common_pb2.SamplingParams], int]
+
+
+def hashed_token(token_ids: Sequence[int], sampling: common_pb2.SamplingParams) -> int:
+    """Depends on every token before it, and on the seed unless greedy."""
+    seed = sampling.seed if sampling.temperature else 0
+    digest = hashlib.sha256(repr((list(token_ids), seed)).encode()).digest()
+    return FIRST_TOKEN + int.from_bytes(digest[:4], "little") % NUM_TOKENS
+
+
+def scripted(output: Sequence[int], num_prompt_tokens: int) -> Script:
+    """Says these tokens after a prompt of this length, and then the last again."""
+    return lambda token_ids, _: output[min(len(token_ids) - num_prompt_tokens, len(output) - 1)]
+
+
+class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServicer):
+    """One worker in one life; `restart` begins the next one at the same address."""
+
+    def __init__(self, worker_id: str = "decode-0", role: int = worker_pb2.WORKER_ROLE_DECODE) -> None:
+        self.worker_id = worker_id
+        self.role = role
+        self.fingerprint = "fingerprint"
+        self.max_model_len = 256
+        self.script: Script = hashed_token
+        self.end_token: int | None = None
+        self.refusal: worker_pb2.RequestDelta | None = None  # sent instead of any token
+        self.go_on = asyncio.Event()  # cleared: decoding pauses before each token after the first
+        self.go_on.set()
+        self.draining = False
+        self.commands: list[worker_pb2.GenerateCommand] = []
+        self.aborted: list[str] = []
+        self.num_lives = 0
+        self.address = "127.0.0.1:0"
+        self.skip_sequence = False
+        self.num_watches = 0
+        self._cached: set[bytes] = set()
+        self._news: asyncio.Event = asyncio.Event()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> str:
+        """Begins a life; returns the address."""
+        self.num_lives += 1
+        self._cached = set()
+        server = self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        worker_pb2_grpc.add_WorkerServicer_to_server(self, server)
+        worker_pb2_grpc.add_DecodeServicer_to_server(self, server)
+        port = server.add_insecure_port(self.address)
+        self.address = f"127.0.0.1:{port}"
+        await server.start()
+        return self.address
+
+    async def stop(self) -> None:
+        """Ends the life at once: calls break."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(None)
+
+    @property
+    def incarnation(self) -> str:
+        """Of this life."""
+        return f"{self.worker_id}/{self.num_lives}"
+
+    async def Describe(self, request: Any, context: Any) -> worker_pb2.WorkerDescription:  # noqa: N802
+        return worker_pb2.WorkerDescription(
+            worker_id=self.worker_id,
+            incarnation=self.incarnation,
+            role=self.role,
+            address=self.address,
+            model="bundled_model",
+            fingerprint=self.fingerprint,
+            block_size=BLOCK_SIZE,
+            num_blocks=1000,
+            max_model_len=self.max_model_len,
+        )
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[worker_pb2.WorkerUpdate]:  # noqa: N802
+        self.num_watches += 1
+        sequence, known = 0, set[bytes]()
+        while True:
+            stored, known = self._cached - known, set(self._cached)
+            events = worker_pb2.CacheEvents(sequence=sequence, stored=b"".join(sorted(stored)))
+            sequence += 2 if self.skip_sequence else 1
+            self.skip_sequence = False
+            yield worker_pb2.WorkerUpdate(
+                incarnation=self.incarnation, load=self._load(), cache=events, draining=self.draining
+            )
+            self._news.clear()
+            await self._news.wait()
+
+    async def Attach(self, requests: Any, context: Any) -> AsyncIterator[worker_pb2.WorkerMessage]:  # noqa: N802
+        outgoing: asyncio.Queue[worker_pb2.WorkerMessage] = asyncio.Queue()
+        running: dict[str, asyncio.Task[None]] = {}
+        reader = asyncio.create_task(self._read(requests, running, outgoing))
+        try:
+            while True:
+                yield await outgoing.get()
+        finally:
+            for task in (reader, *running.values()):
+                task.cancel()
+
+    def news(self) -> None:
+        """Watchers are told now."""
+        self._news.set()
+
+    def cache(self, token_ids: Sequence[int], cache_salt: str = "") -> None:
+        """Puts the full blocks of these tokens into the cache."""
+        self._cached.update(hash_blocks(token_ids, BLOCK_SIZE, cache_salt))
+        self.news()
+
+    def _load(self) -> worker_pb2.WorkerLoad:
+        return worker_pb2.WorkerLoad(
+            num_free_blocks=900, num_blocks=1000, handovers=3, peer_transports={"peer-1": "shared_memory: one host"}
+        )
+
+    async def _read(self, requests: Any, running: dict[str, asyncio.Task[None]], outgoing: Any) -> None:
+        async for message in requests:
+            if message.HasField("hello"):
+                assert message.hello.incarnation == self.incarnation
+            elif message.HasField("abort"):
+                self.aborted.append(message.abort.request_id)
+                running[message.abort.request_id].cancel()
+            else:
+                self.commands.append(message.generate)
+                running[message.generate.request_id] = asyncio.create_task(self._generate(message.generate, outgoing))
+
+    async def _generate(self, command: worker_pb2.GenerateCommand, outgoing: Any) -> None:
+        if self.refusal is not None:
+            refusal = worker_pb2.RequestDelta(request_id=command.request_id)
+            refusal.MergeFrom(self.refusal)
+            outgoing.put_nowait(worker_pb2.WorkerMessage(deltas=[refusal]))
+            return
+        tokens, num_old = list(command.token_ids), len(command.token_ids)
+        served_by = self._served_by(command)
+        while True:
+            if len(tokens) > num_old:
+                await self.go_on.wait()
+            delta = self._step(command, tokens, is_first=len(tokens) == num_old)
+            if len(tokens) == num_old + 1 or delta.finish_reason:
+                delta.served_by.CopyFrom(served_by)
+            outgoing.put_nowait(worker_pb2.WorkerMessage(deltas=[delta]))
+            if delta.finish_reason:
+                self.cache(tokens[:-1], command.cache_salt)
+                return
+            await asyncio.sleep(0)
+
+    def _step(self, command: worker_pb2.GenerateCommand, tokens: list[int], is_first: bool) -> worker_pb2.RequestDelta:
+        sampling = command.sampling
+        delta = worker_pb2.RequestDelta(request_id=command.request_id)
+        if is_first and sampling.HasField("prompt_logprobs"):
+            for place in range(1, command.num_prompt_tokens):
+                delta.prompt_logprobs.append(position_logprobs(tokens[place], sampling.prompt_logprobs))
+        token_id = self.script(tokens, sampling)
+        tokens.append(token_id)
+        delta.token_ids.append(token_id)
+        if sampling.HasField("logprobs"):
+            delta.logprobs.append(position_logprobs(token_id, sampling.logprobs))
+        num_output = len(tokens) - command.num_prompt_tokens
+        ends = token_id in sampling.stop_token_ids or (token_id == self.end_token and not sampling.ignore_eos)
+        if ends and num_output >= sampling.min_tokens:
+            delta.finish_reason = common_pb2.FINISH_REASON_STOP
+        elif num_output >= sampling.max_tokens:
+            delta.finish_reason = common_pb2.FINISH_REASON_LENGTH
+        return delta
+
+    def _served_by(self, command: worker_pb2.GenerateCommand) -> common_pb2.ServedBy:
+        hashes = hash_blocks(list(command.token_ids), BLOCK_SIZE, command.cache_salt)
+        cached = next((index for index, each in enumerate(hashes) if each not in self._cached), len(hashes))
+        served_by = common_pb2.ServedBy(decode_worker=self.worker_id, decode_cached_tokens=cached * BLOCK_SIZE)
+        served_by.prefill_worker = command.prefill.worker_id or self.worker_id
+        if command.HasField("prefill"):
+            served_by.kv_transport = "shared_memory"
+            served_by.handed_over_tokens = len(command.token_ids) - cached * BLOCK_SIZE
+        return served_by
+
+
+def position_logprobs(token_id: int, num_top: int) -> common_pb2.PositionLogprobs:
+    """The chosen token at -0.5 and the ids after it below."""
+    candidates = [
+        common_pb2.TokenLogprob(token_id=token_id + index, logprob=-0.5 - index, rank=index + 1)
+        for index in range(num_top)
+    ]
+    chosen = common_pb2.TokenLogprob(token_id=token_id, logprob=-0.5, rank=1)
+    return common_pb2.PositionLogprobs(chosen=chosen, top=candidates)

@@ -1,0 +1,182 @@
+"""Requests whose worker or client goes away."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from protos import common_pb2
+from protos.worker_pb2 import WORKER_ROLE_PREFILL, RequestDelta
+from tests.unit.router.running_router import RunningRouter, running_router, until, wait_cached, wait_workers
+from tests.unit.router.scripted_worker import ScriptedWorker, scripted
+
+BODY: dict[str, Any] = {"prompt": "The cat sat on the mat", "max_tokens": 12, "seed": 9, "return_token_ids": True}
+
+
+async def complete(router: RunningRouter, **options: Any) -> dict[str, Any]:
+    answer = await router.http.post("/v1/completions", json={**BODY, **options})
+    assert answer.status_code == 200, answer.text
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_lost_workers_request_goes_on_at_another_with_the_same_tokens(stream: bool) -> None:
+    first, second = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
+    async with running_router(first, second) as router:
+        expected = await complete(router, logprobs=0, echo=True)
+        first.commands.clear()
+        second.commands.clear()
+        first.go_on.clear()
+        second.go_on.clear()
+        request = asyncio.create_task(
+            router.http.post("/v1/completions", json={**BODY, "stream": stream, "logprobs": 0, "echo": True})
+        )
+        await until(lambda: bool(first.commands or second.commands))
+        victim, other = (first, second) if first.commands else (second, first)
+        other.go_on.set()
+        await victim.stop()
+        answer = await request
+        [command] = other.commands
+        assert command.num_prompt_tokens == len(command.token_ids) - 1  # the first token had come
+        assert command.sampling.seed == 9
+        assert command.sampling.max_tokens == 12
+        if stream:
+            assert answer.text.count('"finish_reason":"length"') == 1
+            assert answer.text.endswith("data: [DONE]\n\n")
+        else:
+            body = answer.json()
+            assert body["choices"] == expected["choices"]
+            assert body["usage"]["completion_tokens"] == 12
+
+
+async def test_a_request_waits_for_its_worker_to_come_back() -> None:
+    worker = ScriptedWorker()
+    async with running_router(worker) as router:
+        expected = await complete(router)
+        worker.go_on.clear()
+        request = asyncio.create_task(complete(router))
+        await until(lambda: len(worker.commands) == 2)
+        await worker.stop()
+        await wait_workers(router.http, 0)
+        worker.go_on.set()
+        await worker.start()
+        assert (await request)["choices"] == expected["choices"]
+
+
+async def test_retries_are_bounded() -> None:
+    worker = ScriptedWorker()
+    worker.go_on.clear()
+    async with running_router(worker, failover_timeout_s=0.1) as router:
+        request = asyncio.create_task(router.http.post("/v1/completions", json=BODY))
+        await until(lambda: bool(worker.commands))
+        await worker.stop()
+        answer = await request
+        assert answer.status_code == 503
+        assert "no decode worker" in answer.json()["error"]["message"]
+
+
+async def test_a_worker_that_gives_a_request_up_is_left_alone() -> None:
+    quitter, other = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
+    quitter.refusal = RequestDelta(finish_reason=common_pb2.FINISH_REASON_ABORT)
+    async with running_router(quitter, other) as router:
+        await complete(router)
+        assert len(quitter.commands) == len(other.commands) == 1
+
+
+async def test_a_draining_worker_keeps_its_requests_and_gets_no_new_ones() -> None:
+    leaving, staying = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
+    leaving.go_on.clear()
+    async with running_router(leaving, staying) as router:
+        request = asyncio.create_task(complete(router))
+        await until(lambda: bool(leaving.commands))
+        leaving.draining = True
+        leaving.news()
+        await wait_workers(router.http, 1, "draining")
+        for _ in range(4):
+            await complete(router)
+        assert (len(leaving.commands), len(staying.commands)) == (1, 4)
+        leaving.go_on.set()
+        assert (await request)["usage"]["completion_tokens"] == 12
+
+
+async def test_the_index_forgets_an_earlier_life_and_recovers_from_a_gap() -> None:
+    worker = ScriptedWorker()
+    async with running_router(worker) as router:
+        worker.cache(list(range(40)))
+        await wait_cached(router.http, worker, 10)
+        worker.skip_sequence = True
+        worker.cache(list(range(100, 120)))
+        await wait_cached(router.http, worker, 15)
+        worker.cache(list(range(200, 220)))  # its event's number is one too high
+        await wait_cached(router.http, worker, 20)
+        assert worker.num_watches == 2
+        await worker.stop()
+        await wait_workers(router.http, 0)
+        await worker.start()
+        await wait_workers(router.http, 1)
+        [state] = (await router.http.get("/workers")).json()["workers"]
+        assert (state["cached_blocks"], state["incarnation"]) == (0, "decode-0/2")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("num_choices", [1, 3])
+async def test_a_client_that_goes_away_cancels_its_request(stream: bool, num_choices: int) -> None:
+    worker = ScriptedWorker()
+    worker.max_model_len = 10**6
+    async with running_router(worker) as router:
+        body = {**BODY, "stream": stream, "max_tokens": 10**5, "n": num_choices, "return_token_ids": False}
+        async with httpx.AsyncClient(base_url=router.url, trust_env=False) as client:
+            request = asyncio.create_task(client.post("/v1/completions", json=body))
+            await until(lambda: len(worker.commands) == num_choices)
+            request.cancel()
+            await asyncio.gather(request, return_exceptions=True)
+        await until(lambda: len(worker.aborted) == num_choices)
+        assert sorted(worker.aborted) == sorted(command.request_id for command in worker.commands)
+        [state] = (await router.http.get("/workers")).json()["workers"]
+        assert state["inflight"] == 0
+
+
+async def test_a_slow_reader_holds_nobody_up_and_gets_everything() -> None:
+    worker = ScriptedWorker()
+    worker.max_model_len = 10**6
+    worker.script = scripted([300, 400, 500], 0)
+    async with running_router(worker) as router:
+        body = {**BODY, "stream": True, "max_tokens": 10_000, "return_token_ids": True}
+        async with router.http.stream("POST", "/v1/completions", json=body) as slow:
+            lines = slow.aiter_lines()
+            first = await anext(lines)
+            assert (await complete(router))["usage"]["completion_tokens"] == 12
+            events = [line async for line in lines if line]
+        assert events.pop() == "data: [DONE]"
+        choices = [orjson.loads(line.removeprefix("data: "))["choices"][0] for line in (first, *events)]
+        assert sum(len(choice["token_ids"]) for choice in choices) == 10_000
+
+
+async def test_another_fingerprint_is_not_paired() -> None:
+    decode, prefill = ScriptedWorker(), ScriptedWorker("prefill-0", WORKER_ROLE_PREFILL)
+    prefill.fingerprint = "another model"
+    async with running_router(decode, prefill, local_prefill_below=0) as router:
+        await complete(router)
+        assert not decode.commands[0].HasField("prefill")
+
+
+async def test_the_router_drains() -> None:
+    worker = ScriptedWorker()
+    worker.go_on.clear()
+    async with running_router(worker) as router:
+        request = asyncio.create_task(complete(router))
+        await until(lambda: bool(worker.commands))
+        router.stopping.set()
+        async with asyncio.timeout(10):
+            while True:
+                if (await router.http.get("/ready")).status_code == 503:
+                    break
+                await asyncio.sleep(0.005)
+        refused = await router.http.post("/v1/completions", json=BODY)
+        assert refused.status_code == 503
+        assert "shutting down" in refused.json()["error"]["message"]
+        worker.go_on.set()
+        assert (await request)["usage"]["completion_tokens"] == 12

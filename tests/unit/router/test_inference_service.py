@@ -1,0 +1,87 @@
+"""Generation over gRPC: the same tokens as over HTTP, errors as statuses."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from protos import common_pb2
+from protos.router_pb2 import GenerateRequest, GenerateResponse
+from protos.router_pb2_grpc import InferenceStub
+from tests.unit.router.running_router import running_router, until
+from tests.unit.router.scripted_worker import ScriptedWorker
+
+SAMPLING = common_pb2.SamplingParams(seed=9, max_tokens=6)
+
+
+async def generate(address: str, **fields: Any) -> list[GenerateResponse]:
+    async with grpc.aio.insecure_channel(address) as channel:
+        return [response async for response in InferenceStub(channel).Generate(GenerateRequest(**fields))]
+
+
+async def test_the_same_as_over_http() -> None:
+    async with running_router(ScriptedWorker()) as router:
+        body = {"prompt": "hello world", "seed": 9, "max_tokens": 6, "n": 2, "return_token_ids": True}
+        http = (await router.http.post("/v1/completions", json=body)).json()
+        responses = await generate(router.grpc_address, text="hello world", sampling=SAMPLING, n=2, request_id="mine")
+        for index, choice in enumerate(http["choices"]):
+            mine = [response for response in responses if response.index == index]
+            assert "".join(response.text for response in mine) == choice["text"]
+            assert [token for response in mine for token in response.token_ids] == choice["token_ids"]
+            assert mine[-1].finish_reason == common_pb2.FINISH_REASON_LENGTH
+            assert mine[0].served_by.decode_worker == "decode-0"
+        assert {response.request_id for response in responses} == {"mine"}
+        assert responses[-1].usage.completion_tokens == 12
+        assert responses[-1].usage.prompt_tokens == http["usage"]["prompt_tokens"]
+        assert not any(response.HasField("usage") for response in responses[:-1])
+
+
+async def test_token_ids_logprobs_and_stop() -> None:
+    async with running_router(ScriptedWorker()) as router:
+        sampling = common_pb2.SamplingParams(seed=9, max_tokens=6, logprobs=1, prompt_logprobs=1)
+        ids = {"ids": [300, 301, 302]}
+        responses = await generate(router.grpc_address, token_ids=ids, sampling=sampling)
+        assert sum(len(response.logprobs) for response in responses) == 6
+        assert sum(len(response.prompt_logprobs) for response in responses) == 2
+        text = "".join(response.text for response in responses)
+        stopped = await generate(router.grpc_address, token_ids=ids, sampling=sampling, stop=[text[4:7]])
+        assert "".join(response.text for response in stopped) == text[: text.index(text[4:7])]
+        assert stopped[-1].finish_reason == common_pb2.FINISH_REASON_STOP
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "message"),
+    [
+        ({}, grpc.StatusCode.INVALID_ARGUMENT, "text or token_ids is needed"),
+        ({"text": "a", "model": "other"}, grpc.StatusCode.NOT_FOUND, "does not exist"),
+        ({"text": "a", "n": 1000}, grpc.StatusCode.INVALID_ARGUMENT, "n is 1000"),
+        ({"text": "a", "stop": [""]}, grpc.StatusCode.INVALID_ARGUMENT, "none of them empty"),
+        ({"text": "a", "sampling": {"top_p": 2}}, grpc.StatusCode.INVALID_ARGUMENT, "top_p is 2"),
+    ],
+)
+async def test_errors_are_statuses(fields: dict[str, Any], code: grpc.StatusCode, message: str) -> None:
+    async with running_router(ScriptedWorker()) as router:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await generate(router.grpc_address, **fields)
+        assert caught.value.code() is code
+        assert message in (caught.value.details() or "")
+
+
+async def test_cancelling_the_call_cancels_the_request() -> None:
+    worker = ScriptedWorker()
+    worker.go_on.clear()
+    async with running_router(worker) as router, grpc.aio.insecure_channel(router.grpc_address) as channel:
+        call = InferenceStub(channel).Generate(GenerateRequest(text="a", sampling=SAMPLING))
+        await until(lambda: bool(worker.commands))
+        call.cancel()
+        await until(lambda: bool(worker.aborted))
+        assert worker.aborted == [worker.commands[0].request_id]
+
+
+async def test_health() -> None:
+    async with running_router() as router, grpc.aio.insecure_channel(router.grpc_address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        answer = await asyncio.wait_for(stub.Check(health_pb2.HealthCheckRequest()), 10)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING

@@ -1,0 +1,164 @@
+"""Errors in OpenAI's shape, whatever is wrong."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from protos import common_pb2
+from protos.worker_pb2 import RequestDelta
+from tests.unit.router.running_router import RunningRouter, running_router, until
+from tests.unit.router.scripted_worker import ScriptedWorker
+
+HELLO: Any = [{"role": "user", "content": "hello"}]
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+def refusal(code: int, message: str) -> RequestDelta:
+    error = {"code": code, "message": message}
+    return RequestDelta(finish_reason=common_pb2.FINISH_REASON_ERROR, error=error)  # type: ignore[arg-type]
+
+
+def check(answer: httpx.Response, status: int, message: str, param: str | None = None) -> None:
+    body = answer.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert message in body["error"]["message"]
+    assert (answer.status_code, body["error"]["param"]) == (status, param)
+
+
+async def test_what_is_wrong_with_a_request_is_said() -> None:
+    async with running_router(ScriptedWorker(), max_choices=8, max_stop=2) as router:
+        cases: list[tuple[str, dict[str, Any], str, str | None]] = [
+            (CHAT, {}, "Field required", "messages"),
+            (CHAT, {"messages": []}, "at least one message", "messages"),
+            (CHAT, {"messages": HELLO, "temperature": "warm"}, "valid number", "temperature"),
+            (CHAT, {"messages": HELLO, "temperature": -1}, "temperature is -1", "temperature"),
+            (CHAT, {"messages": HELLO, "top_p": 0}, "above 0", "top_p"),
+            (CHAT, {"messages": HELLO, "n": 9}, "limit of 8", "n"),
+            (CHAT, {"messages": HELLO, "n": 0}, "greater than or equal to 1", "n"),
+            (CHAT, {"messages": HELLO, "stop": ["a", "b", "c"]}, "limit of 2", "stop"),
+            (CHAT, {"messages": HELLO, "stop": ""}, "1 to 1024 characters", "stop"),
+            (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "tools is not supported", "tools"),
+            (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, "not supported", "response_format"),
+            (CHAT, {"messages": HELLO, "audio": {"voice": "x"}}, "audio is not supported", "audio"),
+            (CHAT, {"messages": HELLO, "top_logprobs": 2}, "logprobs is true", "top_logprobs"),
+            (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "from 0 to 20", "logprobs"),
+            (CHAT, {"messages": HELLO, "stream_options": {}}, "stream is true", "stream_options"),
+            (CHAT, {"messages": HELLO, "stream": True, "prompt_logprobs": 1}, "not available", "prompt_logprobs"),
+            (CHAT, {"messages": HELLO, "logit_bias": {"99999": 1}}, "below 4096", "logit_bias"),
+            (CHAT, {"messages": HELLO, "min_tokens": 9, "max_tokens": 4}, "min_tokens is 9", "min_tokens"),
+            (CHAT, {"messages": HELLO, "continue_final_message": True}, "not both", "continue_final_message"),
+            (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text", "messages"),
+            (CHAT, {"messages": HELLO, "chat_template_kwargs": {"tokenize": 1}}, "must not set tokenize", None),
+            (COMPLETIONS, {"prompt": ""}, "prompt is empty", None),
+            (COMPLETIONS, {"prompt": []}, "prompt is empty", "prompt"),
+            (COMPLETIONS, {"prompt": [4096]}, "outside 0 to 4095", None),
+            (COMPLETIONS, {"prompt": "a", "suffix": "b"}, "suffix is not supported", "suffix"),
+            (COMPLETIONS, {"prompt": "a", "best_of": 2}, "more than n", "best_of"),
+            (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "unless echo", "max_tokens"),
+            (COMPLETIONS, {"prompt": "a", "max_tokens": 5000}, "maximum context length is 256 tokens", None),
+            (COMPLETIONS, {"prompt": [5] * 256}, "256 input tokens", None),
+            ("/tokenize", {}, "prompt or messages", None),
+            ("/detokenize", {"tokens": [-1]}, "outside 0 to 4095", "tokens"),
+        ]  # fmt: skip
+        for path, body, message, param in cases:
+            check(await router.http.post(path, json=body), 400, message, param)
+
+
+async def test_harmless_and_neutral_fields_are_taken() -> None:
+    async with running_router(ScriptedWorker()) as router:
+        body = {
+            "messages": HELLO, "max_tokens": 2, "user": "me", "store": False, "tools": [], "tool_choice": "none",
+            "response_format": {"type": "text"}, "modalities": ["text"], "metadata": {"a": "b"}, "tools_of_mine": 3,
+        }  # fmt: skip
+        assert (await router.http.post(CHAT, json=body)).status_code == 200
+
+
+async def test_broken_bodies_and_wrong_paths() -> None:
+    async with running_router(ScriptedWorker(), max_body_bytes=2000) as router:
+        http = router.http
+        headers = {"content-type": "application/json"}
+        check(await http.post(CHAT, content=b"{", headers=headers), 400, "no valid JSON")
+        check(await http.post(CHAT, content=b"[" * 3000, headers=headers), 413, "limit of 2000 bytes")
+
+        async def endless() -> Any:
+            for _ in range(100):
+                yield b" " * 100
+
+        check(await http.post(CHAT, content=endless(), headers=headers), 413, "limit of 2000 bytes")
+        lone = b'{"prompt": "\\ud800"}'
+        check(await http.post(COMPLETIONS, content=lone, headers=headers), 400, "no valid JSON")
+        deep = b'{"prompt": ' + b"[" * 1900
+        check(await http.post(COMPLETIONS, content=deep, headers=headers), 400, "no valid JSON")
+        check(await http.get("/v1/nothing"), 404, "Not Found")
+        check(await http.get(CHAT), 405, "Method Not Allowed")
+        check(await http.get("/v1/models/other"), 404, "`other` does not exist")
+
+
+async def test_another_model_is_not_found() -> None:
+    async with running_router(ScriptedWorker()) as router:
+        with pytest.raises(openai.NotFoundError) as caught:
+            await router.openai.chat.completions.create(model="other", messages=HELLO)
+        assert caught.value.code == "model_not_found"
+
+
+async def test_no_worker_is_503() -> None:
+    async with running_router() as router:
+        answer = await router.http.post(CHAT, json={"messages": HELLO})
+        check(answer, 503, "no decode worker is ready")
+        assert answer.headers["retry-after"]
+        check(await router.http.get("/ready"), 503, "no decode worker is ready")
+        assert (await router.http.get("/health")).status_code == 200
+
+
+async def test_too_many_requests_are_429() -> None:
+    worker = ScriptedWorker()
+    worker.go_on.clear()
+    async with running_router(worker, max_inflight=2) as router:
+        first = asyncio.create_task(router.http.post(CHAT, json={"messages": HELLO, "n": 2, "max_tokens": 3}))
+        await until(lambda: bool(worker.commands))
+        for stream in (False, True):
+            answer = await router.http.post(CHAT, json={"messages": HELLO, "stream": stream})
+            check(answer, 429, "try again soon")
+            assert answer.headers["retry-after"]
+        worker.go_on.set()
+        assert (await first).status_code == 200
+
+
+@pytest.mark.parametrize(("code", "status"), [(3, 400), (8, 429), (13, 500)])
+async def test_a_workers_refusal_has_its_status(code: int, status: int) -> None:
+    worker = ScriptedWorker()
+    worker.refusal = refusal(code, "the worker said no")
+    async with running_router(worker) as router:
+        for stream in (False, True):
+            answer = await router.http.post(CHAT, json={"messages": HELLO, "stream": stream})
+            check(answer, status, "the worker said no")
+
+
+async def test_a_full_worker_hands_on_to_another() -> None:
+    full, free = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
+    full.refusal = refusal(8, "full")
+    async with running_router(full, free) as router:
+        answer = await router.http.post(CHAT, json={"messages": HELLO, "max_tokens": 2})
+        assert answer.status_code == 200
+        assert answer.headers["x-baton-decode"] == "decode-1"
+
+
+async def broken_stream(router: RunningRouter) -> list[Any]:
+    stream = await router.openai.chat.completions.create(model="", messages=HELLO, stream=True, max_tokens=9)
+    return [chunk async for chunk in stream]
+
+
+async def test_an_error_in_mid_stream_is_an_event() -> None:
+    worker = ScriptedWorker()
+    worker.go_on.clear()
+    async with running_router(worker, failover_attempts=0) as router:
+        reading = asyncio.create_task(broken_stream(router))
+        await until(lambda: bool(worker.commands))
+        stopping = asyncio.create_task(worker.stop())
+        with pytest.raises(openai.APIError, match="is lost"):
+            await reading
+        await stopping

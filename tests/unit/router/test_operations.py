@@ -1,0 +1,79 @@
+"""What operators ask of a router."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from protos.worker_pb2 import WORKER_ROLE_BOTH, WORKER_ROLE_PREFILL
+from tests.unit.router.running_router import running_router
+from tests.unit.router.scripted_worker import ScriptedWorker
+
+
+async def test_models() -> None:
+    async with running_router(ScriptedWorker(), served_model_name="mine") as router:
+        models = [model async for model in router.openai.models.list()]
+        assert [model.id for model in models] == ["mine"]
+        assert (await router.openai.models.retrieve("mine")).model_dump()["max_model_len"] == 256
+
+
+async def test_readiness_needs_a_worker_that_decodes() -> None:
+    async with running_router(ScriptedWorker("prefill-0", WORKER_ROLE_PREFILL)) as router:
+        assert (await router.http.get("/ready")).status_code == 503
+    async with running_router(ScriptedWorker("both-0", WORKER_ROLE_BOTH)) as router:
+        assert (await router.http.get("/ready")).status_code == 200
+
+
+async def test_tokenize_and_detokenize() -> None:
+    async with running_router(ScriptedWorker()) as router:
+        answer = (await router.http.post("/tokenize", json={"prompt": "hello 🎉", "return_token_strs": True})).json()
+        assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+        assert answer["max_model_len"] == 256
+        text = (await router.http.post("/detokenize", json={"tokens": answer["tokens"]})).json()["prompt"]
+        assert text == "hello 🎉"
+        messages = [{"role": "user", "content": "hi"}]
+        chat = (await router.http.post("/tokenize", json={"messages": messages})).json()["tokens"]
+        text = (await router.http.post("/detokenize", json={"tokens": chat})).json()["prompt"]
+        assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+async def test_metrics_count_what_was_served() -> None:
+    async with running_router(ScriptedWorker()) as router:
+        body = {"prompt": [300] * 10, "max_tokens": 5, "temperature": 0}
+        for _ in range(3):
+            assert (await router.http.post("/v1/completions", json=body)).status_code == 200
+        text = (await router.http.get("/metrics")).text
+        samples = {
+            sample.name: sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if "le" not in sample.labels
+        }
+        assert samples["baton:prompt_tokens_total"] == 30
+        assert samples["baton:generation_tokens_total"] == 15
+        assert samples["baton:request_success_total"] == 3
+        assert samples["baton:time_to_first_token_seconds_count"] == 3
+        assert samples["baton:inter_token_latency_seconds_count"] == 12
+        assert samples["baton:request_time_per_output_token_seconds_count"] == 3
+        assert samples["baton:e2e_request_latency_seconds_count"] == 3
+        assert samples["baton:request_generation_tokens_sum"] == 15
+        assert samples["baton:prefix_cache_queries_total"] == 30
+        assert samples["baton:requests_by_plan_total"] == 3
+        assert samples["baton:kv_cache_usage_perc"] == 0.1 or abs(samples["baton:kv_cache_usage_perc"] - 0.1) < 1e-9
+        assert samples["baton:handovers_total"] == 3
+        assert 'baton:kv_transport_info{peer="peer-1",reason="one host",transport="shared_memory"' in text
+        assert 'baton:num_requests_running{model_name="bundled_model",worker="decode-0"}' in text
+
+
+async def test_workers_tell_their_state() -> None:
+    decode, prefill = ScriptedWorker(), ScriptedWorker("prefill-0", WORKER_ROLE_PREFILL)
+    async with running_router(decode, prefill) as router:
+        body = (await router.http.get("/workers")).json()
+        assert [worker["role"] for worker in body["workers"]] == ["decode", "prefill"]
+        assert {worker["state"] for worker in body["workers"]} == {"ready"}
+        assert body["workers"][0]["load"]["num_free_blocks"] == 900
+        assert body["workers"][0]["peer_transports"] == {"peer-1": "shared_memory: one host"}
+        assert body["router"]["ready"] is True
+        await prefill.stop()
+        while True:
+            gone = (await router.http.get("/workers")).json()["workers"][1]
+            if gone["state"] == "connecting":
+                break
+        assert gone["last_error"]

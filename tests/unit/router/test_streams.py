@@ -1,0 +1,133 @@
+"""Mailboxes, merged streams, load estimates, admission."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from engine.errors import QueueFull
+from protos.common_pb2 import FINISH_REASON_STOP, ServedBy
+from protos.worker_pb2 import RequestDelta, WorkerLoad
+from router.admission import Admission
+from router.errors import Draining, WorkerLost
+from router.load import LoadEstimate
+from router.mailbox import Mailbox
+from router.stream_merge import StreamMerge
+
+
+async def test_news_that_nobody_took_merge() -> None:
+    mailbox = Mailbox()
+    mailbox.put(RequestDelta(token_ids=[1], served_by=ServedBy(decode_worker="d")))
+    for token_id in range(2, 100):
+        mailbox.put(RequestDelta(token_ids=[token_id]))
+    mailbox.put(RequestDelta(token_ids=[100], finish_reason=FINISH_REASON_STOP))
+    delta = await mailbox.get()
+    assert list(delta.token_ids) == list(range(1, 101))
+    assert (delta.served_by.decode_worker, delta.finish_reason) == ("d", FINISH_REASON_STOP)
+
+
+async def test_a_reader_waits_and_is_woken() -> None:
+    mailbox = Mailbox()
+    reader = asyncio.create_task(mailbox.get())
+    await asyncio.sleep(0)
+    mailbox.put(RequestDelta(token_ids=[5]))
+    assert list((await reader).token_ids) == [5]
+
+
+async def test_an_error_comes_after_the_news() -> None:
+    mailbox = Mailbox()
+    mailbox.put(RequestDelta(token_ids=[5]))
+    mailbox.fail(WorkerLost("gone"))
+    assert list((await mailbox.get()).token_ids) == [5]
+    with pytest.raises(WorkerLost):
+        await mailbox.get()
+
+
+class Numbers:
+    """Streams that record whether they were closed."""
+
+    def __init__(self) -> None:
+        self.num_closed = 0
+        self.num_given = 0
+
+    async def stream(self, start: int, end: int | None, error: Exception | None = None) -> AsyncGenerator[int, None]:
+        try:
+            number = start
+            while end is None or number < end:
+                self.num_given += 1
+                yield number
+                number += 1
+                await asyncio.sleep(0)
+            if error is not None:
+                raise error
+        finally:
+            self.num_closed += 1
+
+
+async def test_merged_streams_give_everything_in_each_ones_order() -> None:
+    numbers = Numbers()
+    async with StreamMerge[int](bound=3) as merged:
+        merged.add(numbers.stream(0, 20))
+        got: list[int] = []
+        async for number in merged:
+            if number == 5:
+                merged.add(numbers.stream(100, 120))  # one may come later
+            got.append(number)
+    assert [each for each in got if each < 100] == list(range(20))
+    assert [each for each in got if each >= 100] == list(range(100, 120))
+    assert numbers.num_closed == 2
+
+
+async def test_leaving_a_merge_closes_its_streams_even_when_full() -> None:
+    numbers = Numbers()
+    async with StreamMerge[int](bound=2) as merged:
+        for start in (0, 1000):
+            merged.add(numbers.stream(start, None))
+        async for number in merged:
+            if number >= 1003:
+                break
+    assert numbers.num_closed == 2
+
+
+async def test_one_streams_error_ends_the_merge() -> None:
+    numbers = Numbers()
+
+    async def read() -> None:
+        async with StreamMerge[int](bound=2) as merged:
+            merged.add(numbers.stream(0, None))
+            merged.add(numbers.stream(1000, 1002, ValueError("broken")))
+            async for _ in merged:
+                pass
+
+    with pytest.raises(ValueError, match="broken"):
+        await read()
+    assert numbers.num_closed == 2
+
+
+def test_an_estimate_counts_what_a_report_cannot_know() -> None:
+    load = LoadEstimate()
+    load.report(WorkerLoad(num_running=2, num_waiting=1, num_queued_tokens=50))
+    load.add("a", 100)
+    assert (load.num_requests, load.num_queued_tokens) == (4, 150)
+    load.report(WorkerLoad(num_running=0))  # older than the request
+    assert (load.num_requests, load.num_queued_tokens) == (1, 100)
+    load.computed("a")
+    assert (load.num_requests, load.num_queued_tokens) == (1, 0)
+    load.remove("a")
+    load.remove("a")
+    assert (load.num_requests, load.num_queued_tokens, load.num_own_requests) == (0, 0, 0)
+
+
+async def test_admission_is_bounded_and_ends() -> None:
+    admission = Admission(max_inflight=3)
+    with admission.admit(2):
+        with pytest.raises(QueueFull, match="takes 3 at once"), admission.admit(2):
+            pass
+        idle = asyncio.create_task(admission.wait_idle())
+        await asyncio.sleep(0)
+        assert not idle.done()
+        admission.draining = True
+        with pytest.raises(Draining), admission.admit(1):
+            pass
+    await idle
+    assert admission.num_inflight == 0

@@ -1,0 +1,43 @@
+"""Errors to statuses and back."""
+
+import grpc
+import pytest
+
+from engine.errors import EngineError, InvalidRequest, QueueFull
+from kvtransfer.errors import PeerLost, TransferError
+from rpc.status import Cancelled, Internal, NotFound, Unavailable, code_number, error_from_code, status_of
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "http"),
+    [
+        (InvalidRequest("x"), grpc.StatusCode.INVALID_ARGUMENT, 400),
+        (QueueFull("x"), grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
+        (NotFound("x"), grpc.StatusCode.NOT_FOUND, 404),
+        (Unavailable("x"), grpc.StatusCode.UNAVAILABLE, 503),
+        (PeerLost("x"), grpc.StatusCode.UNAVAILABLE, 503),
+        (TransferError("x"), grpc.StatusCode.INTERNAL, 500),
+        (EngineError("x"), grpc.StatusCode.INTERNAL, 500),
+        (KeyError("x"), grpc.StatusCode.INTERNAL, 500),
+    ],
+)
+def test_errors_have_their_status(error: Exception, code: grpc.StatusCode, http: int) -> None:
+    assert (status_of(error).code, status_of(error).http) == (code, http)
+
+
+def test_a_subclass_has_the_status_of_its_nearest_base() -> None:
+    class TooLong(InvalidRequest):
+        pass
+
+    assert status_of(TooLong("x")).http == 400
+
+
+@pytest.mark.parametrize("kind", [InvalidRequest, QueueFull, NotFound, Unavailable, Cancelled, Internal])
+def test_an_error_survives_its_code(kind: type[Exception]) -> None:
+    error = error_from_code(code_number(kind("what is wrong")), "what is wrong")
+    assert type(error) is kind
+    assert str(error) == "what is wrong"
+
+
+def test_an_unknown_code_is_internal() -> None:
+    assert type(error_from_code(999, "x")) is Internal
