@@ -93,7 +93,7 @@ class ModelRunner:
             num_decodes=sum(query_len == 1 for query_len in query_lens),
         )
 
-    def _tensor(self, array: np.ndarray) -> Tensor:  # type: ignore[type-arg]  # int64 of any rank
+    def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.pool.device, non_blocking=True)
 
     def _select(self, logits: Tensor, rows: list[int]) -> Tensor:

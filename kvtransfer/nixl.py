@@ -27,6 +27,7 @@ from kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
 from kvtransfer.listener import Listener
 from kvtransfer.local_pool import LocalPool
 from kvtransfer.nixl_agent import NixlAgent
+from kvtransfer.nixl_peer import POLL, NixlPeer
 from kvtransfer.nixl_read import Read, Region
 from kvtransfer.quarantine import Quarantine
 from kvtransfer.rdma import has_rdma_device
@@ -36,7 +37,6 @@ from kvtransfer.transfers import Transfer, Transfers
 
 NAME = "nixl"
 MAX_TRIALS = 30
-ONE_SIDED = b"1"  # what a reader says once its reads need no polling on the other side
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +49,6 @@ class Endpoint:
     metadata: str  # NIXL's, base64
     base: int  # address of block 0
     rdma: int  # 1 if the host has an RDMA device
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Peer:
-    """A peer that NIXL can read, and the connection that tells of its end."""
-
-    description: PoolDescription
-    sock: socket.socket
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +75,11 @@ class NixlTransport:
         self.quarantine = quarantine if quarantine is not None else Quarantine()
         self._identity = identity
         self._host = host
+        self._connect_deadline_s = connect_deadline_s
         self._one_sided_only = one_sided_only
         self._registered: Registered | None = None
         self._listener: Listener | None = None
-        self._connections: Connections[Peer] = Connections(connect_deadline_s)
+        self._connections: Connections[NixlPeer] = Connections(connect_deadline_s)
         self._transfers = Transfers(self.quarantine)
         self._agent = NixlAgent(identity.incarnation)  # the life's id: a name that was dead once can never come back
 
@@ -126,8 +118,8 @@ class NixlTransport:
         registered = self._require_registered()
         registered.pool.check_blocks(connection.description, remote, local)
         if local:
-            start = partial(self._start, peer, registered.blocks, local, remote)
-            await self._transfers.run(peer, local, start, deadline_s)
+            read = partial(Read, peer, registered.blocks, local, remote, registered.pool.block_bytes)
+            await self._run(connection, read, local, deadline_s)
         if not self._connections.is_current(peer, connection):
             raise PeerLost(f"peer {peer} ended during the read")
 
@@ -151,42 +143,54 @@ class NixlTransport:
             raise ValueError("no pool was registered")
         return self._registered
 
-    def _start(
-        self, peer: PeerId, region: Any, local: Sequence[int], remote: Sequence[int], transfer: Transfer
-    ) -> "asyncio.Future[None]":
-        read = Read(peer, region, local, remote, self._require_registered().pool.block_bytes, transfer)
-        self._agent.read(read)
-        return asyncio.wrap_future(read.done)
+    async def _run(self, peer: NixlPeer, make: "partial[Read]", held: Sequence[int], deadline_s: float) -> Read:
+        """Starts a read and waits for its end; asks the peer to poll if it does not get on."""
+        loop = asyncio.get_running_loop()
+        reads: list[Read] = []
+
+        def start(transfer: Transfer) -> "asyncio.Future[None]":
+            reads.append(make(transfer, lambda: loop.call_soon_threadsafe(peer.ask)))
+            self._agent.read(reads[0])
+            return asyncio.wrap_future(reads[0].done)
+
+        def ended(_: bool) -> None:
+            if reads[0].has_asked:
+                peer.thank()
+
+        await self._transfers.run(peer.peer_id, held, start, deadline_s, ended=ended)
+        return reads[0]
 
     async def _serve(self, sock: socket.socket) -> None:
-        """UCX sets a connection up with both sides' help: polls until the reader says that it needs that no more."""
-        loop = asyncio.get_running_loop()
+        """Polls while a reader wants it, and learns of the reader's end."""
         keep_alive(sock)
-        self._agent.poll_for_peer(1)
+        polls = False
         try:
-            said = await loop.sock_recv(sock, 1)
+            while words := await asyncio.get_running_loop().sock_recv(sock, 64):
+                if words.endswith(POLL) != polls:
+                    polls = not polls
+                    self._agent.poll_for_peer(1 if polls else -1)
         finally:
-            self._agent.poll_for_peer(-1)
-        if said == ONE_SIDED:
-            await loop.sock_recv(sock, 1)  # a reader says nothing more: this is its end
+            self._agent.poll_for_peer(-1 if polls else 0)
 
-    async def _open(self, peer: PoolDescription) -> Peer:
+    async def _open(self, peer: PoolDescription) -> NixlPeer:
         address = endpoint.decode(Endpoint, peer, NAME)
         pool = self._require_registered().pool
         sock = await open_connection(address.host, address.port, address.key, pool, peer)
+        connection = NixlPeer(peer, sock)
+        connection.ask()  # UCX sets a connection up with both sides' help
         try:
-            reason = await self._try(peer, address)
-            if self._one_sided_only:
-                await asyncio.get_running_loop().sock_sendall(sock, ONE_SIDED)
+            connection.reason = await self._try(connection, address)
         except BaseException:
             sock.close()
             self._agent.call(partial(self._agent.remove_peer, peer.incarnation))
             raise
-        asyncio.get_running_loop().add_reader(sock.fileno(), self._lose, PeerId(peer.incarnation))
-        return Peer(peer, sock, reason)
+        connection.thank()
+        asyncio.get_running_loop().add_reader(sock.fileno(), self._lose, connection)
+        return connection
 
-    async def _try(self, peer: PoolDescription, address: Endpoint) -> str:
+    async def _try(self, connection: NixlPeer, address: Endpoint) -> str:
         """Reads a block, to see how; returns that in words."""
+        peer = connection.description
         region = Region(address.base, peer.block_bytes, peer.num_blocks)
         try:
             metadata = base64.b64decode(address.metadata, validate=True)
@@ -196,8 +200,10 @@ class NixlTransport:
         if name != peer.incarnation:
             self._agent.call(partial(self._agent.remove_peer, name))
             raise PeerRefused(f"the peer's NIXL agent is {name!r}, it was described as {peer.incarnation!r}")
+        trial_block = self._require_registered().trial_block
+        trial = partial(Read, peer.incarnation, trial_block, [0], [0], peer.block_bytes)
         for _ in range(MAX_TRIALS):  # the first ones go as they can while the two sides still set the connection up
-            if await self._trial_read(peer):
+            if (await self._run(connection, trial, [], self._connect_deadline_s)).finished_at_once:
                 return "cross-memory attach on one host"
         if address.rdma and has_rdma_device():
             return "both hosts have RDMA devices"
@@ -208,22 +214,9 @@ class NixlTransport:
             )
         return "reads emulated over TCP"
 
-    async def _trial_read(self, peer: PoolDescription) -> bool:
-        """Whether a read was done as soon as it was posted."""
-        registered = self._require_registered()
-        reads: list[Read] = []
-
-        def start(transfer: Transfer) -> "asyncio.Future[None]":
-            reads.append(Read(peer.incarnation, registered.trial_block, [0], [0], peer.block_bytes, transfer))
-            self._agent.read(reads[0])
-            return asyncio.wrap_future(reads[0].done)
-
-        deadline_s = 60.0  # the connection's own deadline comes first
-        await self._transfers.run(PeerId(peer.incarnation), [], start, deadline_s)
-        return reads[0].finished_at_once
-
-    def _lose(self, peer: PeerId) -> None:
-        self._drop(peer, PeerLost(f"peer {peer} ended"))
+    def _lose(self, connection: NixlPeer) -> None:
+        if self._connections.is_current(connection.peer_id, connection):
+            self._drop(connection.peer_id, PeerLost(f"peer {connection.peer_id} ended"))
 
     def _drop(self, peer: PeerId, reason: PeerLost) -> None:
         connection = self._connections.pop(peer)

@@ -22,6 +22,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 POLL_S = 20e-6  # between two looks at transfers that did not move
+FAREWELL_S = 0.1  # UCX closes a connection only while somebody polls
+FAREWELL_POLL_S = 1e-3
 CLOSED = "the transport was closed"
 
 
@@ -38,6 +40,7 @@ class NixlAgent:
         self._memory: list[Tensor] = []  # NIXL knows addresses only: what is registered must not go away before it
         self._local: list[Any] = []
         self._num_polled_for = 0
+        self._poll_until_s = 0.0
         self._closing = False
         ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(name, ready), name="baton-kv-nixl", daemon=True)
@@ -69,6 +72,7 @@ class NixlAgent:
 
         def count() -> None:
             self._num_polled_for += change
+            self._poll_until_s = time.monotonic() + FAREWELL_S
 
         self._put(count)
 
@@ -82,7 +86,7 @@ class NixlAgent:
         self._thread.join()
 
     def register(self, memory: Tensor, region: Region) -> Any:
-        """Makes memory readable for peers and a destination of reads; in the agent's thread. Returns its descriptors."""
+        """Has NIXL know memory, to be read by peers and into; in the agent's thread. Returns its descriptors."""
         self._registered.append(self._agent.register_memory(memory))
         self._memory.append(memory)
         self._local.append(self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", region.rows(), "DRAM"))
@@ -134,14 +138,17 @@ class NixlAgent:
         moved = [self._advance(read) for read in self._reads]
         self._reads = [read for read in self._reads if not read.done.done()]
         self._remove_peers()
-        if not self._reads and self._num_polled_for:
+        if not self._reads and self._is_polling():
             self._agent.get_new_notifs()  # lets UCX work
-        if not any(moved) and (self._reads or self._num_polled_for):
-            time.sleep(POLL_S)
+        if not any(moved) and self._is_polling():
+            time.sleep(POLL_S if self._reads or self._num_polled_for else FAREWELL_POLL_S)
+
+    def _is_polling(self) -> bool:
+        return bool(self._reads) or self._num_polled_for > 0 or time.monotonic() < self._poll_until_s
 
     def _obey(self) -> None:
         """Runs what was asked for; waits for it if there is nothing else to do."""
-        if not self._reads and not self._num_polled_for:
+        if not self._is_polling():
             self._commands.get()()
         while not self._commands.empty():
             self._commands.get()()
@@ -171,7 +178,7 @@ class NixlAgent:
         if state == "DONE":
             read.end_step()
             return True
-        read.finished_at_once = False
+        read.wait()
         return False
 
     def _remove_peers(self) -> None:
@@ -181,6 +188,7 @@ class NixlAgent:
             handle = self._remote.pop(name, None)
             if handle is not None:
                 handle.release()
+                self._poll_until_s = time.monotonic() + FAREWELL_S
                 try:
                     self._agent.remove_remote_agent(name)
                 except self._errors as error:

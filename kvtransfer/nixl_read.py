@@ -1,6 +1,7 @@
 """A read over NIXL, step by step."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from kvtransfer.transfers import Transfer
 
+ASK_AFTER_S = 1e-3  # a step by RDMA or cross-memory attach takes less time or gets on by itself
 MAX_STEP_BYTES = 16 << 20  # asked for at once; an aborted read ends after as much
 
 
@@ -38,14 +40,21 @@ class Read:
         theirs: Sequence[int],
         piece_bytes: int,
         transfer: Transfer,
+        ask: Callable[[], object],
     ) -> None:
-        """`local`: NIXL's prepared descriptors of our region; `ours` and `theirs`: indices of the pieces, pairwise."""
+        """`local`: NIXL's prepared descriptors of our region; `ours` and `theirs`: indices of the pieces, pairwise.
+
+        `ask` is called, in the agent's thread, if the read does not get on without the peer's polling.
+        """
         self.peer = peer
         self.local = local
         self.handle: Any = None  # of the step in flight
         self.done: Future[None] = Future()
         self.done.set_running_or_notify_cancel()
         self.finished_at_once = True  # NIXL never had a step in flight after it was posted
+        self._ask = ask
+        self._waits_since_s: float | None = None
+        self.has_asked = False
         self._all_ours = np.asarray(ours, np.int32)
         self._all_theirs = np.asarray(theirs, np.int32)
         self._step = max(1, MAX_STEP_BYTES // piece_bytes)
@@ -65,6 +74,17 @@ class Read:
         """The step in flight has ended well."""
         self.handle.release()
         self.handle = None
+        self._waits_since_s = None
+
+    def wait(self) -> None:
+        """The step in flight goes on."""
+        self.finished_at_once = False
+        now_s = time.monotonic()
+        if self._waits_since_s is None:
+            self._waits_since_s = now_s
+        elif not self.has_asked and now_s - self._waits_since_s > ASK_AFTER_S:
+            self.has_asked = True
+            self._ask()
 
     def finish(self) -> None:
         """All pieces are here."""

@@ -20,7 +20,8 @@ STATUS_BLOCKS = 0
 STATUS_REFUSED = 1
 MAX_REQUEST_BLOCKS = 1 << 20
 MAX_TEXT_BYTES = 4 << 10
-MAX_BUFFERS = 16  # a call: an aborted read is noticed between two; more of them are no faster
+MAX_BUFFERS = 256  # a call; the kernel's own limit is 1024
+MAX_STEP_BYTES = 4 << 20  # received between two looks at whether the read was aborted
 
 
 def send_request(sock: socket.socket, blocks: Sequence[int]) -> None:
@@ -67,9 +68,16 @@ def receive_response(sock: socket.socket, buffers: list[memoryview], check: Call
     expected = sum(len(buffer) for buffer in buffers)
     if status != STATUS_BLOCKS or num_bytes != expected:
         raise PeerRefused(f"the peer answered with status {status} and {num_bytes} bytes, {expected} were expected")
-    for first in range(0, len(buffers), MAX_BUFFERS):
-        check()
-        receive_into(sock, buffers[first : first + MAX_BUFFERS])
+    step: list[memoryview] = []
+    step_bytes = 0
+    for buffer in buffers:
+        step.append(buffer)
+        step_bytes += len(buffer)
+        if step_bytes >= MAX_STEP_BYTES or len(step) == MAX_BUFFERS:
+            check()
+            receive_into(sock, step)
+            step, step_bytes = [], 0
+    receive_into(sock, step)
 
 
 def receive_into(sock: socket.socket, buffers: list[memoryview]) -> None:
@@ -84,10 +92,10 @@ def receive_into(sock: socket.socket, buffers: list[memoryview]) -> None:
 
 
 def block_buffers(memory: memoryview, block_bytes: int, blocks: Sequence[int]) -> list[memoryview]:
-    """Where blocks lie in a pool's memory, neighbours joined."""
+    """Where blocks lie in a pool's memory, neighbours joined up to a step."""
     return [
         memory[run.local * block_bytes : (run.local + run.num_blocks) * block_bytes]
-        for run in runs(blocks, blocks, max_blocks=len(blocks) + 1)
+        for run in runs(blocks, blocks, max_blocks=max(1, MAX_STEP_BYTES // block_bytes))
     ]
 
 

@@ -131,11 +131,11 @@ class Dispatcher:
                     num_skipped -= num_old
                     del delta.prompt_logprobs[:num_old]
                     progress.num_prompt_logprobs += len(delta.prompt_logprobs)
-                if delta.finish_reason == common_pb2.FINISH_REASON_ERROR:
-                    raise error_from_code(delta.error.code, delta.error.message)
-                if delta.finish_reason == common_pb2.FINISH_REASON_ABORT:
-                    raise Unavailable(f"decode worker {plan.decode.worker_id} gave the request up")
-                yield delta
+                failure = take_failure(delta, plan.decode)
+                if delta.token_ids or delta.prompt_logprobs or delta.finish_reason:
+                    yield delta  # news that came before a failure count too: they are not generated again
+                if failure is not None:
+                    raise failure
                 if delta.finish_reason:
                     return
         finally:
@@ -170,6 +170,19 @@ def make_command(generation: Generation, index: int, plan: Plan, token_ids: list
         prefill=_peer(plan.prefill),
         prefix_source=_peer(plan.prefix_source),
     )
+
+
+def take_failure(delta: RequestDelta, worker: WorkerSnapshot) -> Exception | None:
+    """What a delta says of the request's failure, taken out of it; None if it did not fail."""
+    failure: Exception | None = None
+    if delta.finish_reason == common_pb2.FINISH_REASON_ERROR:
+        failure = error_from_code(delta.error.code, delta.error.message)
+    elif delta.finish_reason == common_pb2.FINISH_REASON_ABORT:
+        failure = Unavailable(f"decode worker {worker.worker_id} gave the request up")
+    if failure is not None:
+        delta.ClearField("finish_reason")
+        delta.ClearField("error")
+    return failure
 
 
 def _peer(worker: WorkerSnapshot | None) -> PeerWorker | None:

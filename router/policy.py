@@ -39,7 +39,7 @@ class PrefixPolicy:
             return price + missing, Plan(decode, None, None, reason)
         prefill = min(prefillers, key=lambda worker: (prefill_price(request, worker), worker.worker_id))
         price += HANDOVER_SHARE * missing + prefill_price(request, prefill)
-        source = find_prefix_source(request, cluster, decode, prefill)
+        source = find_prefix_source(request, cluster, prefill)
         return price, Plan(decode, prefill, source, f"{missing} tokens uncached at the decode worker")
 
 
@@ -100,16 +100,16 @@ def prefill_price(request: RoutedRequest, worker: WorkerSnapshot) -> int:
 
 
 def find_prefix_source(
-    request: RoutedRequest, cluster: ClusterSnapshot, decode: WorkerSnapshot, prefill: WorkerSnapshot
+    request: RoutedRequest, cluster: ClusterSnapshot, prefill: WorkerSnapshot
 ) -> WorkerSnapshot | None:
     """The worker with clearly more of the prefix cached than the prefill worker, if there is one.
 
-    Not the decode worker: it holds its own part of the prefix already while the prompt is computed for it.
+    It may be the decode worker: in a chat that has the turns before, which the prefill worker never saw whole.
     """
     others = [
         worker
         for worker in cluster.workers
-        if worker.fingerprint == prefill.fingerprint and worker.worker_id not in (decode.worker_id, prefill.worker_id)
+        if worker.fingerprint == prefill.fingerprint and worker.worker_id != prefill.worker_id
     ]
     if not others:
         return None

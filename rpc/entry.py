@@ -1,6 +1,5 @@
 """How a worker's or router's process runs: logging, lifeline, and a failure that is told to the supervisor."""
 
-import asyncio
 import functools
 import logging
 import os
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import ParamSpec
 
 import click
+import uvloop
 
 from rpc.lifeline import hold_lifeline
 from rpc.logs import LOG_LEVELS, set_up_logging
@@ -90,7 +90,7 @@ def run_process(options: ProcessOptions, start: Callable[[], Coroutine[object, o
         hold_lifeline(options.lifeline_fd)
     progress.loading(0)
     try:
-        asyncio.run(start())
+        uvloop.run(start())
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:

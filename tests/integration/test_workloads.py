@@ -17,7 +17,7 @@ from tests.integration.oracle import Oracle
 from tests.integration.worker_process import worker_process
 
 CHUNKED = ("--max-num-batched-tokens=40", "--max-num-seqs=12")
-SMALL_POOL = "--kv-cache-memory-bytes=700KiB"  # 56 blocks of the tiny model: a few requests
+SMALL_POOL = "--kv-cache-memory-bytes=340KiB"  # 27 blocks of the tiny model: two or three requests
 
 
 def workload(rng: random.Random, count: int) -> list[tuple[list[int], SamplingParams]]:

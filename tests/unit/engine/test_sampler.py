@@ -13,7 +13,7 @@ from engine.sampler import Sampler
 from tests.unit.engine.sampler_reference import choose, make_request, probabilities
 
 EOS = frozenset([2, 5])
-KNOWN_TOKENS = [0]
+KNOWN_TOKENS = [855, 2173, 1527, 1188]
 VOCAB_SIZES = (7, 64, 100, 640, 1024, 4100)
 
 

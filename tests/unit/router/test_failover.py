@@ -86,6 +86,16 @@ async def test_a_worker_that_gives_a_request_up_is_left_alone() -> None:
         assert len(quitter.commands) == len(other.commands) == 1
 
 
+async def test_tokens_that_came_with_a_failure_are_kept() -> None:
+    async with running_router(ScriptedWorker()) as router:
+        [choice] = (await complete(router))["choices"]
+    quitter, other = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
+    quitter.refusal = RequestDelta(token_ids=choice["token_ids"][:5], finish_reason=common_pb2.FINISH_REASON_ABORT)
+    async with running_router(quitter, other) as router:
+        assert (await complete(router))["choices"] == [choice]
+        assert len(other.commands[0].token_ids) == other.commands[0].num_prompt_tokens + 5
+
+
 async def test_a_draining_worker_keeps_its_requests_and_gets_no_new_ones() -> None:
     leaving, staying = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
     leaving.go_on.clear()

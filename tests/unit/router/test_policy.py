@@ -109,10 +109,11 @@ def test_a_little_more_of_the_prefix_makes_no_source() -> None:
     assert plan.prefix_source is None
 
 
-def test_the_decode_worker_itself_is_no_source() -> None:
+def test_the_decode_worker_itself_can_be_the_source() -> None:
     plan = POLICY(request(500, d=320), cluster(worker("d"), prefill("p")))
     assert plan.prefill is not None
-    assert plan.prefix_source is None
+    assert plan.prefix_source is not None
+    assert plan.prefix_source.worker_id == "d"
 
 
 def test_requests_just_sent_spread_over_equal_workers() -> None:

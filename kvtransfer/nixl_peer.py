@@ -1,0 +1,41 @@
+"""A peer that NIXL reads, and the plain connection beside NIXL."""
+
+import socket
+from contextlib import suppress
+
+from kvtransfer.base import PeerId, PoolDescription
+
+POLL = b"+"  # a reader's words to the other side: poll from now on
+REST = b"-"  # that will do
+
+
+class NixlPeer:
+    """Owns the connection that tells of the peer's end, and over which we ask it to poll."""
+
+    def __init__(self, description: PoolDescription, sock: socket.socket) -> None:
+        self.description = description
+        self.sock = sock
+        self.reason = ""  # for the choice of NIXL, once it is known
+        self._num_reads_in_need = 0
+
+    @property
+    def peer_id(self) -> PeerId:
+        """The peer's incarnation."""
+        return PeerId(self.description.incarnation)
+
+    def ask(self) -> None:
+        """A read needs the peer to poll."""
+        self._num_reads_in_need += 1
+        if self._num_reads_in_need == 1:
+            self._say(POLL)
+
+    def thank(self) -> None:
+        """A read that needed it has ended."""
+        self._num_reads_in_need -= 1
+        if self._num_reads_in_need == 0:
+            self._say(REST)
+
+    def _say(self, word: bytes) -> None:
+        # A peer that is gone or does not listen is noticed elsewhere: by its connection's end or the read's deadline.
+        with suppress(OSError):
+            self.sock.send(word)
