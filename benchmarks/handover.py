@@ -33,7 +33,9 @@ COLUMNS = ("transport", "prompt", "MB", "overhead p50 ms", "overhead p99 ms", "t
            "copy / transfer", "hidden %", "TTFT p50 ms")  # fmt: skip
 
 
-async def one_request(stub: "router_pb2_grpc.InferenceAsyncStub", prompt: list[int]) -> tuple[common_pb2.ServedBy, float]:
+async def one_request(
+    stub: "router_pb2_grpc.InferenceAsyncStub", prompt: list[int]
+) -> tuple[common_pb2.ServedBy, float]:
     """Runs a request; returns how it was served and its time to first token in seconds."""
     request = router_pb2.GenerateRequest(
         token_ids=router_pb2.TokenIds(ids=prompt),

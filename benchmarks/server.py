@@ -20,10 +20,10 @@ def free_port() -> int:
 
 @asynccontextmanager
 async def served(model: str, *flags: str) -> AsyncIterator[str]:
-    """`baton serve MODEL FLAGS`; yields the URL once a request would be served."""
+    """`baton serve MODEL FLAGS` ("": the bundled model); yields the URL once a request would be served."""
     port = free_port()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "baton", "serve", model, "--port", str(port), *flags,
+        sys.executable, "-m", "baton", "serve", *([model] if model else []), "--port", str(port), *flags,
         stdout=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     url = f"http://127.0.0.1:{port}"

@@ -80,8 +80,10 @@ class AutoTransport:
     async def connect(self, peer: PoolDescription) -> PeerId:
         """Tries the backends in order; see KVTransport."""
         peer_id = PeerId(peer.incarnation)
-        if peer_id in self.choices:
+        choices = self.choices
+        if peer_id in choices:
             return peer_id
+        self._connected = {known: connected for known, connected in self._connected.items() if known in choices}
         reasons: list[str] = []  # why the better ones were not chosen
         for backend in self._backends:
             if isinstance(backend, Unavailable):

@@ -15,7 +15,6 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,8 +55,8 @@ class Registered:
     """Our pool, and a block outside it for trial reads, as NIXL knows them."""
 
     pool: LocalPool
-    blocks: Any
-    trial_block: Any
+    blocks: int
+    trial_block: int
 
 
 class NixlTransport:
@@ -80,6 +79,7 @@ class NixlTransport:
         self._registered: Registered | None = None
         self._listener: Listener | None = None
         self._connections: Connections[NixlPeer] = Connections(connect_deadline_s)
+        self._dormant: dict[PeerId, NixlPeer] = {}  # forgotten, but alive
         self._transfers = Transfers(self.quarantine)
         self._agent = NixlAgent(identity.incarnation)  # the life's id: a name that was dead once can never come back
 
@@ -124,8 +124,14 @@ class NixlTransport:
             raise PeerLost(f"peer {peer} ended during the read")
 
     def forget(self, peer: PeerId) -> None:
-        """Has NIXL forget the peer once the reads in flight have ended; see KVTransport."""
-        self._drop(peer, PeerLost(f"peer {peer} was forgotten"))
+        """Ends the reads from the peer; see KVTransport.
+
+        NIXL's connection sleeps on until the peer ends: UCX does not give back a living peer's sockets.
+        """
+        connection = self._connections.pop(peer)
+        self._transfers.abort(peer, PeerLost(f"peer {peer} was forgotten"))
+        if connection is not None:
+            self._dormant[peer] = connection
 
     async def close(self) -> None:
         """Destroys the agent, which ends every transfer; see KVTransport."""
@@ -135,6 +141,8 @@ class NixlTransport:
         self._transfers.abort_all()
         for peer in self._connections.peers():
             self.forget(peer)
+        for connection in list(self._dormant.values()):
+            self._lose(connection)
         await run_in_thread("baton-kv-nixl-close", self._agent.close)
         await self._transfers.close()
 
@@ -156,6 +164,8 @@ class NixlTransport:
         def ended(_: bool) -> None:
             if reads[0].has_asked:
                 peer.thank()
+            if reads[0].is_broken:
+                self._lose(peer)
 
         await self._transfers.run(peer.peer_id, held, start, deadline_s, ended=ended)
         return reads[0]
@@ -173,6 +183,9 @@ class NixlTransport:
             self._agent.poll_for_peer(-1 if polls else 0)
 
     async def _open(self, peer: PoolDescription) -> NixlPeer:
+        dormant = self._dormant.pop(PeerId(peer.incarnation), None)
+        if dormant is not None:
+            return dormant
         address = endpoint.decode(Endpoint, peer, NAME)
         pool = self._require_registered().pool
         sock = await open_connection(address.host, address.port, address.key, pool, peer)
@@ -215,13 +228,14 @@ class NixlTransport:
         return "reads emulated over TCP"
 
     def _lose(self, connection: NixlPeer) -> None:
-        if self._connections.is_current(connection.peer_id, connection):
-            self._drop(connection.peer_id, PeerLost(f"peer {connection.peer_id} ended"))
-
-    def _drop(self, peer: PeerId, reason: PeerLost) -> None:
-        connection = self._connections.pop(peer)
-        self._transfers.abort(peer, reason)
-        if connection is not None:
-            asyncio.get_running_loop().remove_reader(connection.sock.fileno())
-            connection.sock.close()
-            self._agent.call(partial(self._agent.remove_peer, peer))
+        peer = connection.peer_id
+        if self._connections.is_current(peer, connection):
+            self._connections.pop(peer)
+            self._transfers.abort(peer, PeerLost(f"peer {peer} ended"))
+        elif self._dormant.get(peer) is connection:
+            del self._dormant[peer]
+        else:
+            return
+        asyncio.get_running_loop().remove_reader(connection.sock.fileno())
+        connection.sock.close()
+        self._agent.call(partial(self._agent.remove_peer, peer))

@@ -38,7 +38,7 @@ class NixlAgent:
         self._leaving: set[str] = set()  # peers to be removed when their last read has ended
         self._registered: list[Any] = []
         self._memory: list[Tensor] = []  # NIXL knows addresses only: what is registered must not go away before it
-        self._local: list[Any] = []
+        self._local: list[Any] = []  # prepared descriptors, by the region's number
         self._num_polled_for = 0
         self._poll_until_s = 0.0
         self._closing = False
@@ -85,12 +85,12 @@ class NixlAgent:
         self._commands.put(stop)  # idempotent: a thread that has ended takes no commands
         self._thread.join()
 
-    def register(self, memory: Tensor, region: Region) -> Any:
-        """Has NIXL know memory, to be read by peers and into; in the agent's thread. Returns its descriptors."""
+    def register(self, memory: Tensor, region: Region) -> int:
+        """Has NIXL know memory, to be read by peers and into; in the agent's thread. Returns the region's number."""
         self._registered.append(self._agent.register_memory(memory))
         self._memory.append(memory)
         self._local.append(self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", region.rows(), "DRAM"))
-        return self._local[-1]
+        return len(self._local) - 1
 
     def metadata(self) -> bytes:
         """What peers need to reach the registered memory; in the agent's thread."""
@@ -162,24 +162,25 @@ class NixlAgent:
                 remote = self._remote.get(read.peer)
                 if remote is None:
                     raise PeerLost(f"peer {read.peer} was removed")
-                read.handle = self._agent.make_prepped_xfer("READ", read.local, read.ours, remote, read.theirs, b"")
+                local = self._local[read.region]
+                read.handle = self._agent.make_prepped_xfer("READ", local, read.ours, remote, read.theirs, b"")
                 state = self._agent.transfer(read.handle)
             else:
                 read.finish()
                 return True
-            if state == "ERR":
-                raise PeerLost(f"NIXL could not read from peer {read.peer}")
         except self._errors as error:
-            read.fail(PeerLost(f"NIXL could not read from peer {read.peer}: {type(error).__name__}"))
-            return True
+            state = type(error).__name__
         except Exception as error:
             read.fail(error)
             return True
+        if state == "PROC":
+            read.wait()
+            return False
         if state == "DONE":
             read.end_step()
-            return True
-        read.wait()
-        return False
+        else:
+            read.break_off(PeerLost(f"NIXL could not read from peer {read.peer}: {state}"))
+        return True
 
     def _remove_peers(self) -> None:
         busy = {read.peer for read in self._reads}

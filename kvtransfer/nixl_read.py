@@ -35,22 +35,23 @@ class Read:
     def __init__(
         self,
         peer: str,
-        local: Any,
+        region: int,
         ours: Sequence[int],
         theirs: Sequence[int],
         piece_bytes: int,
         transfer: Transfer,
         ask: Callable[[], object],
     ) -> None:
-        """`local`: NIXL's prepared descriptors of our region; `ours` and `theirs`: indices of the pieces, pairwise.
+        """`region`: number of our region; `ours` and `theirs`: indices of the pieces, pairwise.
 
         `ask` is called, in the agent's thread, if the read does not get on without the peer's polling.
         """
         self.peer = peer
-        self.local = local
+        self.region = region
         self.handle: Any = None  # of the step in flight
         self.done: Future[None] = Future()
         self.done.set_running_or_notify_cancel()
+        self.is_broken = False
         self.finished_at_once = True  # NIXL never had a step in flight after it was posted
         self._ask = ask
         self._waits_since_s: float | None = None
@@ -89,6 +90,11 @@ class Read:
     def finish(self) -> None:
         """All pieces are here."""
         self.done.set_result(None)
+
+    def break_off(self, error: Exception) -> None:
+        """NIXL's connection is broken, and will not mend."""
+        self.is_broken = True
+        self.fail(error)
 
     def fail(self, error: Exception) -> None:
         """Nothing more will come; what NIXL says of an error ends its writes too."""

@@ -44,9 +44,9 @@ def train(output: Path, seed: int) -> None:
     others = [item for item in trained if item.module not in WELL_KNOWN_MODULES]
     pages = [plain_text(item) for item in trained]
     streams = [
-        Stream(partial(conversation_texts, core, 0.3), share=0.50, restart=True),
-        Stream(partial(conversation_texts, others, 0.0), share=0.25, restart=True),
-        Stream(lambda _: pages, share=0.25, restart=False),
+        Stream(partial(conversation_texts, core, 0.3), share=0.60, restart=True),
+        Stream(partial(conversation_texts, others, 0.0), share=0.20, restart=True),
+        Stream(lambda _: pages, share=0.20, restart=False),
     ]
     texts = [text for stream in streams for text in stream.draw(random.Random(seed))]
     tokenizer = train_tokenizer(texts, VOCAB_SIZE, MAX_LENGTH)

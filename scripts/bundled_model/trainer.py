@@ -1,4 +1,4 @@
-"""The training loop: bfloat16 weights as they will be saved, with float32 masters behind them."""
+"""The training loop. The model is trained in bfloat16, as it will be saved."""
 
 import math
 import random
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import Qwen3MoeForCausalLM
 
+from bundled_model.optimizer import Optimizer
 from bundled_model.windows import Corpus
 
 
@@ -28,11 +29,10 @@ class Stage:
 class TrainingPlan:
     """How long and how fast. Long windows come last: short ones teach more in the same time."""
 
-    stages: tuple[Stage, ...] = (Stage(2000, 256, 8), Stage(50, 4096, 1))
-    peak_learning_rate: float = 2.5e-3
+    stages: tuple[Stage, ...] = (Stage(1600, 256, 8), Stage(50, 4096, 1))
+    peak_learning_rate: float = 4e-3
     final_share: float = 0.03  # of the peak, at the last step
     warmup_steps: int = 60
-    weight_decay: float = 0.1
     clip_norm: float = 1.0
     report_every: int = 100
 
@@ -63,7 +63,7 @@ class Progress:
 
 @dataclass(slots=True)
 class Trainer:
-    """Owns the masters and the optimiser; the model is updated in place."""
+    """Takes the model through a plan; the model is updated in place."""
 
     model: Qwen3MoeForCausalLM
     corpus: Corpus
@@ -74,27 +74,12 @@ class Trainer:
 
     def run(self, report: Callable[[Progress], None]) -> None:
         """Trains through all stages; `report` is called at each line of the loss curve."""
-        parameters = list(self.model.parameters())
-        masters = [parameter.detach().float().requires_grad_() for parameter in parameters]
-        groups = [
-            {"params": [m for m in masters if m.ndim > 1], "weight_decay": self.plan.weight_decay},
-            {"params": [m for m in masters if m.ndim == 1], "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+        optimizer = Optimizer(self.model, self.plan.clip_norm)
         started_s, losses, num_tokens = time.monotonic(), [], 0
         for step, batch in enumerate(self._batches()):
-            for group in optimizer.param_groups:
-                group["lr"] = self.plan.learning_rate(step)
             losses.append(self._backward(batch))
             num_tokens += batch.numel()
-            for parameter, master in zip(parameters, masters, strict=True):
-                assert parameter.grad is not None
-                master.grad = parameter.grad.float()
-                parameter.grad = None
-            torch.nn.utils.clip_grad_norm_(masters, self.plan.clip_norm)
-            optimizer.step()
-            with torch.no_grad():
-                torch._foreach_copy_(parameters, masters)
+            optimizer.step(self.plan.learning_rate(step))
             if (step + 1) % self.plan.report_every == 0 or step + 1 == self.plan.num_steps:
                 elapsed_s = time.monotonic() - started_s
                 held_out_loss = mean_loss(self.model, self.held_out)

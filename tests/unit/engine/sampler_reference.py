@@ -13,13 +13,11 @@ from engine.sampling_params import SamplingParams
 MASK = (1 << 64) - 1
 
 
-def make_request(
-    prompt: list[int] | None = None, output: list[int] | None = None, *, name: str = "r", **options: object
-) -> Request:
+def make_request(prompt: list[int] | None = None, output: list[int] | None = None, /, **options: object) -> Request:
     """A request with some options under their own names."""
     prompt, output = prompt or [0], output or []
     params = SamplingParams(**{"max_tokens": 1 << 20, **options})  # type: ignore[arg-type]  # names are the options'
-    return Request(RequestId(name), prompt + output, len(prompt), params)
+    return Request(RequestId("request"), prompt + output, len(prompt), params)
 
 
 def splitmix(bits: int) -> int:

@@ -80,7 +80,13 @@ def test_many_rows_draw_the_same_as_few() -> None:
     vocab_size, num_rows = 40_000, 130
     rng = random.Random(0)
     logits = random_logits(num_rows, vocab_size)
-    options = [{}, {"top_p": 0.9}, {"top_k": 20, "temperature": 0.6}, {"temperature": 0.0}, {"min_p": 0.1}]
+    options: list[dict[str, object]] = [
+        {},
+        {"top_p": 0.9},
+        {"top_k": 20, "temperature": 0.6},
+        {"temperature": 0.0},
+        {"min_p": 0.1},
+    ]
     requests = [make_request(seed=i, **rng.choice(options)) for i in range(num_rows)]
     found = sample_ids(logits, requests)
     for start in (0, 41, 99):
@@ -105,7 +111,7 @@ def test_seeds_and_positions_matter() -> None:
 def test_known_answers() -> None:
     """Tokens that must never change for given logits: flat, by blocks, and truncated with few and many candidates."""
     logits = (torch.arange(3000) * 7919 % 3000).float()[None].expand(4, -1) / 300
-    options = [{}, {"top_k": 40}, {"top_p": 0.97}, {"temperature": 0.8, "min_p": 0.05}]
+    options: list[dict[str, object]] = [{}, {"top_k": 40}, {"top_p": 0.97}, {"temperature": 0.8, "min_p": 0.05}]
     requests = [make_request([1] * 10, seed=1234 + i, **option) for i, option in enumerate(options)]
     assert sample_ids(logits, requests) == KNOWN_TOKENS
 
@@ -173,7 +179,8 @@ def test_greedy_equals_argmax() -> None:
 
 
 def test_a_row_with_nothing_allowed_does_no_harm_to_others() -> None:
-    for options in ({}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}, {"top_k": 100, "top_p": 0.5}):
+    mixture: list[dict[str, object]] = [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}, {"top_k": 100, "top_p": 0.5}]
+    for options in mixture:
         logits = random_logits(3, 200)
         alone = sample_ids(logits[2:], [make_request(**options)])
         logits[1] = -torch.inf
@@ -185,7 +192,8 @@ def test_a_row_with_nothing_allowed_does_no_harm_to_others() -> None:
 def test_survives_large_and_tiny_temperatures() -> None:
     logits = random_logits(1, 500)
     best = int(logits.argmax())
-    for options in ({}, {"top_p": 0.9}, {"top_k": 50}, {"min_p": 0.1}):
+    mixture: list[dict[str, object]] = [{}, {"top_p": 0.9}, {"top_k": 50}, {"min_p": 0.1}]
+    for options in mixture:
         assert sample_ids(logits, [make_request(temperature=2e-5, **options)]) == [best]
         assert 0 <= sample_ids(logits * 1e6, [make_request(temperature=100, **options)])[0] < 500
 

@@ -47,7 +47,7 @@ class Gate:
         """Returns when the read has reached the gate; `block` is the read's first local block."""
         self._block = self._cluster.pool[block]
         if self._cluster.backend == "in_memory":
-            while not self._has_changed():  # noqa: ASYNC110 (nobody announces it)
+            while not self._has_changed():
                 await asyncio.sleep(0)
             peer.stop()
             self._resume = peer.resume
@@ -80,7 +80,7 @@ async def cluster_of(
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110 (nobody announces it)
+        while not condition():
             await asyncio.sleep(0.001)
 
 

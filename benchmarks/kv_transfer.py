@@ -1,0 +1,315 @@
+"""How fast blocks move between two processes, beside a memcpy and a raw socket in the same run.
+
+    python -m benchmarks.kv_transfer --seconds 10 --json benchmarks/results/kv_transfer.json
+
+Every figure is a median over interleaved rounds: a burst of other load hits all of them alike. A round of each method
+moves the same number of random blocks; the latency is that of one block, as a caller of `read` sees it.
+"""
+
+import asyncio
+import json
+import multiprocessing
+import os
+import random
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import click
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import MachineInfo, describe
+from kvtransfer.base import KVTransport, PeerId, PoolDescription, PoolIdentity
+from kvtransfer.errors import TransportUnavailable
+from kvtransfer.local_pool import block_bytes_of
+from kvtransfer.registry import create_transport
+from kvtransfer.shared_pool import SharedPool
+
+HOST = "127.0.0.1"
+TRANSPORTS = ("shared_memory", "nixl", "tcp")
+BASELINE = {"shared_memory": "memcpy", "nixl": "memcpy", "tcp": "raw socket"}
+TARGETS = {"shared_memory": 0.8, "nixl": 0.6, "tcp": 0.8}  # of the baseline, at 1 MiB
+POOL_BYTES = 256 << 20
+ROUND_BYTES = 64 << 20
+MIN_ROUNDS = 7
+NUM_LATENCIES = 20  # a round
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One line of the table."""
+
+    block_kib: int
+    method: str
+    gb_per_s: float
+    latency_us: float
+    ratio: float | None  # to the baseline
+    memory_ratio: float  # to what all cores together copy
+
+
+@dataclass(slots=True)
+class Samples:
+    """What was measured of one method."""
+
+    gb_per_s: list[float] = field(default_factory=list)
+    latency_s: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A way to move the peer's blocks `remote` into ours, `local`."""
+
+    name: str
+    move: Callable[[list[int], list[int]], Awaitable[None]]
+
+
+def serve(pipe: Connection, block_bytes: int) -> None:
+    """The other process: one pool, every transport that works here, and the raw socket."""
+    torch.set_num_threads(1)
+    asyncio.run(_serve(pipe, block_bytes))
+
+
+async def _serve(pipe: Connection, block_bytes: int) -> None:
+    memory = SharedPool()
+    pool = memory.allocate((POOL_BYTES // block_bytes, block_bytes), torch.uint8)
+    pool.random_(generator=torch.Generator().manual_seed(1))
+    transports = create_transports("owner", memory)
+    descriptions = {name: transport.register_pool(pool) for name, transport in transports.items()}
+    listener = socket.create_server((HOST, 0))
+    threading.Thread(target=serve_raw, args=(listener, block_bytes_of(pool)), daemon=True).start()
+    pipe.send((descriptions, listener.getsockname()))
+    await asyncio.to_thread(pipe.poll, None)  # until the reader has ended
+    for transport in transports.values():
+        await transport.close()
+
+
+def create_transports(incarnation: str, memory: SharedPool) -> dict[str, KVTransport]:
+    """The transports that work here."""
+    transports: dict[str, KVTransport] = {}
+    for name in TRANSPORTS:
+        try:
+            transports[name] = create_transport(name, PoolIdentity(incarnation, "benchmark"), memory, HOST)
+        except TransportUnavailable as error:
+            click.echo(f"{name} does not work here: {error}", err=True)
+    return transports
+
+
+def serve_raw(listener: socket.socket, blocks: NDArray[np.uint8]) -> None:
+    """Sends the blocks whose ids come in; the simplest thing that can be done with a socket."""
+    sock, _ = listener.accept()
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    while header := sock.recv(4, socket.MSG_WAITALL):
+        ids = np.frombuffer(sock.recv(int.from_bytes(header, "little") * 4, socket.MSG_WAITALL), np.uint32)
+        for block in ids:
+            sock.sendall(blocks[block])
+
+
+async def connect(
+    descriptions: dict[str, PoolDescription], transports: dict[str, KVTransport]
+) -> dict[str, tuple[KVTransport, PeerId]]:
+    """The transports that reach the other process."""
+    connected: dict[str, tuple[KVTransport, PeerId]] = {}
+    for name in transports.keys() & descriptions.keys():
+        try:
+            connected[name] = transports[name], await transports[name].connect(descriptions[name])
+        except TransportUnavailable as error:
+            click.echo(f"{name} does not work here: {error}", err=True)
+    return connected
+
+
+def memcpy(source: NDArray[np.uint8], target: NDArray[np.uint8]) -> Method:
+    """Copies within this process, one thread, one block after the other."""
+
+    async def move(remote: list[int], local: list[int]) -> None:
+        for theirs, ours in zip(remote, local, strict=True):
+            np.copyto(target[ours], source[theirs])
+
+    return Method("memcpy", move)
+
+
+def raw_socket(address: tuple[str, int], target: NDArray[np.uint8]) -> Method:
+    """Receives block after block from a plain socket, in this thread."""
+    sock = socket.create_connection(address)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    async def move(remote: list[int], local: list[int]) -> None:
+        sock.sendall(len(remote).to_bytes(4, "little") + np.asarray(remote, np.uint32).tobytes())
+        for block in local:
+            received = sock.recv_into(target[block], 0, socket.MSG_WAITALL)
+            assert received == target.shape[1]
+
+    return Method("raw socket", move)
+
+
+def transport_method(name: str, transport: KVTransport, peer: PeerId) -> Method:
+    """Reads as a worker does."""
+
+    async def move(remote: list[int], local: list[int]) -> None:
+        await transport.read(peer, remote, local, 60.0)
+
+    return Method(name, move)
+
+
+async def measure_block_size(block_bytes: int, seconds: float) -> list[Result]:
+    """All methods, interleaved, for one block size."""
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, block_bytes), daemon=True)
+    process.start()
+    theirs.close()
+    memory, local_source = SharedPool(), SharedPool()
+    shape = (POOL_BYTES // block_bytes, block_bytes)
+    pool = memory.allocate(shape, torch.uint8)
+    source = local_source.allocate(shape, torch.uint8)
+    transports = create_transports("reader", memory)
+    for transport in transports.values():
+        transport.register_pool(pool)
+    descriptions, address = await asyncio.to_thread(ours.recv)
+    target = block_bytes_of(pool)
+    methods = [memcpy(block_bytes_of(source), target), raw_socket(address, target)]
+    for name, (transport, peer) in sorted((await connect(descriptions, transports)).items()):
+        methods.append(transport_method(name, transport, peer))
+    samples = await measure(methods, block_bytes, seconds)
+    limit = copy_limit(block_bytes_of(source), target)
+    for transport in transports.values():
+        await transport.close()
+    ours.close()
+    process.join()
+    return results(block_bytes, samples, limit)
+
+
+async def measure(methods: list[Method], block_bytes: int, seconds: float) -> dict[str, Samples]:
+    """Runs rounds for so many seconds, each method once a round in a new order, with the same blocks."""
+    rng = random.Random(1)
+    num_blocks = POOL_BYTES // block_bytes
+    samples = {method.name: Samples() for method in methods}
+    end_s = time.perf_counter() + seconds
+    num_rounds = -1  # the first one warms up
+    while num_rounds < MIN_ROUNDS or time.perf_counter() < end_s:
+        remote = rng.sample(range(num_blocks), ROUND_BYTES // block_bytes)
+        local = rng.sample(range(num_blocks), ROUND_BYTES // block_bytes)
+        for method in rng.sample(methods, len(methods)):
+            elapsed_s = await timed(method.move(remote, local))
+            latencies = [await timed(method.move(remote[i : i + 1], local[i : i + 1])) for i in _few(len(remote))]
+            if num_rounds >= 0:
+                samples[method.name].gb_per_s.append(ROUND_BYTES / elapsed_s / 1e9)
+                samples[method.name].latency_s.extend(latencies)
+        num_rounds += 1
+    return samples
+
+
+def _few(count: int) -> list[int]:
+    return [index % count for index in range(NUM_LATENCIES)]
+
+
+async def timed(work: Awaitable[None]) -> float:
+    """Seconds until it is done."""
+    started_s = time.perf_counter()
+    await work
+    return time.perf_counter() - started_s
+
+
+def copy_limit(source: NDArray[np.uint8], target: NDArray[np.uint8]) -> float:
+    """GB/s that all cores together copy, best of several: what this machine's memory can do."""
+    num_threads = os.cpu_count() or 1
+    parts = np.array_split(np.arange(source.shape[0]), num_threads)
+    best_s = float("inf")
+    for _ in range(5):
+        threads = [
+            threading.Thread(target=np.copyto, args=(target[part[0] : part[-1] + 1], source[part[0] : part[-1] + 1]))
+            for part in parts
+            if len(part)
+        ]
+        started_s = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        best_s = min(best_s, time.perf_counter() - started_s)
+    return float(source.nbytes / best_s / 1e9)
+
+
+def results(block_bytes: int, samples: dict[str, Samples], limit: float) -> list[Result]:
+    """Medians and ratios; a ratio is the median of the rounds' ratios, since both sides of it felt the same load."""
+    lines = []
+    for name, sample in samples.items():
+        ratio = None
+        if name in BASELINE:
+            pairs = zip(sample.gb_per_s, samples[BASELINE[name]].gb_per_s, strict=True)
+            ratio = statistics.median(ours / baseline for ours, baseline in pairs)
+        speed = statistics.median(sample.gb_per_s)
+        latency_us = statistics.median(sample.latency_s) * 1e6
+        lines.append(Result(block_bytes >> 10, name, speed, latency_us, ratio, speed / limit))
+    return lines
+
+
+def checksum_gb_per_s() -> float:
+    """How fast a block of 1 MiB is checked, median."""
+    blocks = np.random.default_rng(1).integers(0, 256, (64, 1 << 20), np.uint8)
+    speeds = []
+    for _ in range(9):
+        started_s = time.perf_counter()
+        for block in blocks:
+            xxhash.xxh3_64_intdigest(block)
+        speeds.append(blocks.nbytes / (time.perf_counter() - started_s) / 1e9)
+    return statistics.median(speeds)
+
+
+def show(lines: list[Result], checksum: float, about: MachineInfo) -> None:
+    """The table."""
+    table = Table(title=f"KV transfer between two processes, {about.cpu}, {about.num_cores} cores")
+    for column in ("block", "method", "GB/s", "p50 of one", "ratio", "to reach", "of the limit"):
+        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
+    for line in lines:
+        target = TARGETS.get(line.method) if line.block_kib == 1024 else None
+        table.add_row(
+            f"{line.block_kib} KiB",
+            line.method,
+            f"{line.gb_per_s:.2f}",
+            f"{line.latency_us:.0f} us",
+            "" if line.ratio is None else f"{line.ratio:.2f} {BASELINE[line.method]}",
+            "" if target is None else f"{target:.2f}",
+            f"{line.memory_ratio:.2f}",
+            end_section=line is [each for each in lines if each.block_kib == line.block_kib][-1],
+        )
+    console = Console(width=100)
+    console.print(table)
+    console.print("limit: what all cores together copy from memory to memory")
+    console.print(f"checksum (xxh3-64) of 1 MiB blocks: {checksum:.1f} GB/s, one core")
+
+
+@click.command()
+@click.option("--seconds", default=10.0, show_default=True, help="Time for each block size.")
+@click.option("--block-kib", default="64,256,1024,4096", show_default=True, help="Block sizes, comma-separated.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here.")
+def main(seconds: float, block_kib: str, json_file: Path | None) -> None:
+    """Measures KV transfer between two processes of this machine."""
+    torch.set_num_threads(1)
+    about = describe()
+    load = os.getloadavg()[0]
+    lines: list[Result] = []
+    for kib in (int(size) for size in block_kib.split(",")):
+        lines += asyncio.run(measure_block_size(kib << 10, seconds))
+    checksum = checksum_gb_per_s()
+    show(lines, checksum, about)
+    if json_file is not None:
+        report = {
+            "machine": asdict(about),
+            "load_average_at_start": load,
+            "checksum_gb_per_s": checksum,
+            "results": [asdict(line) for line in lines],
+        }
+        json_file.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""A cluster's workers, as its router shows them."""
+
+import asyncio
+from typing import Any
+
+import httpx
+
+
+async def workers(url: str) -> list[dict[str, Any]]:
+    """The workers, from GET /workers."""
+    async with httpx.AsyncClient(trust_env=False) as client:
+        return list((await client.get(f"{url}/workers")).json()["workers"])
+
+
+async def wait_all_ready(url: str) -> None:
+    """Returns once every worker is attached."""
+    while not all(worker["state"] == "ready" for worker in await workers(url)):
+        await asyncio.sleep(0.05)
+
+
+async def wait_idle(url: str) -> list[dict[str, Any]]:
+    """Returns once no worker has a request and every block of every pool is free again."""
+    while True:
+        seen = await workers(url)
+        loads = [worker["load"] for worker in seen]
+        if all(
+            int(load["num_running"]) == int(load["num_waiting"]) == 0
+            and int(load["num_free_blocks"]) == int(load["num_blocks"])
+            for load in loads
+        ):
+            return seen
+        await asyncio.sleep(0.05)

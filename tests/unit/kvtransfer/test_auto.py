@@ -1,0 +1,88 @@
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kvtransfer.auto import AutoTransport, Backend, Unavailable
+from kvtransfer.base import PoolIdentity
+from kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
+from kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
+from kvtransfer.quarantine import Quarantine
+from kvtransfer.shared_memory import SharedMemoryTransport
+from kvtransfer.shared_pool import SharedPool
+from kvtransfer.tcp import TcpTransport
+
+
+class Side:
+    """A pool that is served over shared memory and TCP."""
+
+    def __init__(self, incarnation: str, value: int) -> None:
+        identity = PoolIdentity(incarnation, "model")
+        self.memory = SharedPool()
+        self.pool = self.memory.allocate((8, 1024), torch.int64).fill_(value)
+        quarantine = Quarantine()
+        self.transport = AutoTransport(
+            [
+                Backend("shared_memory", SharedMemoryTransport(identity, self.memory, quarantine)),
+                Unavailable("nixl", "no RDMA device on this host"),
+                Backend("tcp", TcpTransport(identity, "127.0.0.1", quarantine)),
+            ],
+            quarantine,
+        )
+        self.description = self.transport.register_pool(self.pool)
+
+    async def close(self) -> None:
+        await self.transport.close()
+        self.memory.close()
+
+
+async def test_the_best_transport_that_reaches_the_peer_is_chosen_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    ours, theirs = Side("ours", 0), Side("theirs", 7)
+    assert set(ours.description.endpoints) == {"shared_memory", "tcp"}
+    peer = await ours.transport.connect(theirs.description)
+    assert ours.transport.choices[peer].transport == "shared_memory"
+    assert ours.transport.choices[peer].reason == "same host"
+    ours.transport.forget(peer)
+    assert not ours.transport.choices
+    endpoints = dict(theirs.description.endpoints)
+    endpoints["shared_memory"] = endpoints["shared_memory"].replace(b'{"host": "', b'{"host": "elsewhere ')
+    await ours.transport.connect(replace(theirs.description, endpoints=endpoints))
+    choice = ours.transport.choices[peer]
+    assert choice.transport == "tcp"
+    assert "on another host" in choice.reason
+    assert "nixl: no RDMA device" in choice.reason
+    assert f"KV from peer theirs comes over tcp: {choice.reason}" in caplog.text
+    assert "KV transport nixl is not used: no RDMA device on this host" in caplog.text
+    await ours.transport.read(peer, [0, 1], [2, 3], 5.0)
+    assert bool((ours.pool[2:4] == 7).all())
+    assert bool((ours.pool[:2] == 0).all())
+    await ours.close()
+    await theirs.close()
+
+
+async def test_a_refusal_or_a_dead_peer_does_not_lead_to_the_next_transport() -> None:
+    ours, theirs = Side("ours", 0), Side("theirs", 7)
+    with pytest.raises(PeerRefused):
+        await ours.transport.connect(replace(theirs.description, incarnation="an earlier life"))
+    await theirs.close()
+    with pytest.raises(PeerLost):
+        await ours.transport.connect(theirs.description)
+    await ours.close()
+
+
+async def test_no_transport_at_all_says_why() -> None:
+    nowhere = AutoTransport([Unavailable("nixl", "not installed")], Quarantine())
+    with pytest.raises(TransportUnavailable, match="not installed"):
+        nowhere.register_pool(torch.zeros(2, 2))
+    network, quarantine = InMemoryNetwork(), Quarantine()
+    ours = AutoTransport(
+        [Backend("in_memory", InMemoryTransport(PoolIdentity("ours", "model"), network, quarantine))], quarantine
+    )
+    theirs = InMemoryTransport(PoolIdentity("theirs", "model"), network)
+    description = theirs.register_pool(torch.zeros(2, 2))
+    ours.register_pool(torch.zeros(2, 2))
+    with pytest.raises(TransportUnavailable, match="in_memory: peer theirs does not offer in_memory"):
+        await ours.connect(replace(description, endpoints={"tcp": b"{}"}))
+    await ours.close()

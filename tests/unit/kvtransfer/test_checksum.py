@@ -1,0 +1,39 @@
+import pytest
+import torch
+
+from kvtransfer.checksum import block_checksums, first_mismatch, verify
+from kvtransfer.errors import ChecksumMismatch
+
+XXH3_64_OF_A = 0xE6C632B61E964E1F  # of the single byte "a"
+
+
+def test_matches_the_published_vectors() -> None:
+    pool = torch.tensor([[ord("a")], [ord("b")]], dtype=torch.uint8)
+    assert block_checksums(pool, [0]) == [XXH3_64_OF_A]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_every_byte_of_a_block_counts_and_no_other_block(dtype: torch.dtype) -> None:
+    pool = torch.zeros(4, 2, 3, 8, dtype=dtype)
+    pool[:] = torch.arange(4).view(4, 1, 1, 1)
+    before = block_checksums(pool, [0, 1, 2, 3])
+    assert len(set(before)) == 4
+    raw = pool.view(torch.uint8)
+    for position in (0, raw[2].numel() - 1):
+        raw[2].view(-1)[position] ^= 1
+        after = block_checksums(pool, [0, 1, 2, 3])
+        assert [a == b for a, b in zip(after, before, strict=True)] == [True, True, False, True]
+        raw[2].view(-1)[position] ^= 1
+    assert block_checksums(pool, [3, 3, 0]) == [before[3], before[3], before[0]]
+
+
+def test_verify_names_the_first_wrong_block() -> None:
+    pool = torch.arange(40).view(5, 8)
+    checksums = block_checksums(pool, [4, 2, 3])
+    verify(pool, [4, 2, 3], checksums)
+    assert first_mismatch(pool, [4, 2, 3], checksums) is None
+    pool[2, 7] += 1
+    pool[3, 0] += 1
+    assert first_mismatch(pool, [4, 2, 3], checksums) == 1
+    with pytest.raises(ChecksumMismatch, match="block 2 "):
+        verify(pool, [4, 2, 3], checksums)
