@@ -1,0 +1,98 @@
+"""The README's commands, as a newcomer runs them, in a clone of the last commit."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+READY_TIMEOUT_S = 120
+
+
+def readme_commands() -> list[str]:
+    """Every shell block of the README."""
+    return re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A clone with an environment in which our dependencies are there already, and Baton is not."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no git checkout, so there is nothing to clone")
+    directory = tmp_path / "baton"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(directory)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", str(directory / ".venv")], check=True)
+    inner = sysconfig.get_path("purelib", vars={"base": str(directory / ".venv")})
+    outer = Path(sysconfig.get_path("purelib"))
+    for entry in outer.iterdir():  # all but our own distribution
+        if "baton" not in entry.name and not entry.name.startswith("pip"):
+            (Path(inner) / entry.name).symlink_to(entry)
+    return directory
+
+
+@contextmanager
+def running(command: str, directory: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The command in a session of its own; all of it is interrupted at the end, as by Ctrl-C."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, shell=True, cwd=directory, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(timeout=60)
+
+
+def wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()
+        try:
+            with urllib.request.urlopen(f"{url}/ready") as response:
+                if response.status == 200:
+                    return
+        except OSError:
+            time.sleep(0.2)
+    raise AssertionError(f"not ready: {log.read_text()}")
+
+
+def test_the_readme_is_true(clone: Path, tmp_path: Path) -> None:
+    serve, chat, status = readme_commands()[:3]
+    assert serve.strip() == "make serve"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = tmp_path / "serve.log"
+    with running(f"make serve PORT={port} PYTHON={sys.executable}", clone, log) as process:
+        url = f"http://127.0.0.1:{port}"
+        wait_ready(url, process, log)
+        answer = subprocess.run(
+            chat.replace("http://127.0.0.1:8000", url), shell=True, capture_output=True, text=True, check=True
+        ).stdout
+        assert '"finish_reason"' in answer
+        content = re.search(r'"content":\s*"(.*?)(?<!\\)"', answer)
+        assert content is not None
+        assert len(re.findall(r"[A-Za-z]{2,}", content[1])) >= 3, f"no words in {content[1]!r}"
+        table = subprocess.run(
+            f"{status.strip()} --url {url}", shell=True, cwd=clone, capture_output=True, text=True, check=True
+        ).stdout
+        assert "prefill-0" in table
+        assert "decode-0" in table
+        pids = subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True, text=True).stdout.split()
+        assert pids
+    assert "Traceback" not in log.read_text(), log.read_text()
+    leftover = subprocess.run(["pgrep", "-f", str(clone)], capture_output=True, text=True).stdout.split()
+    assert leftover == [], "processes were left behind"
+    assert shutil.which("make") is not None
