@@ -36,8 +36,9 @@ def clone(tmp_path: Path) -> Path:
     inner = sysconfig.get_path("purelib", vars={"base": str(directory / ".venv")})
     outer = Path(sysconfig.get_path("purelib"))
     for entry in outer.iterdir():  # all but our own distribution
-        if "baton" not in entry.name and not entry.name.startswith("pip"):
-            (Path(inner) / entry.name).symlink_to(entry)
+        link = Path(inner) / entry.name
+        if "baton" not in entry.name and not link.exists():
+            link.symlink_to(entry)
     return directory
 
 
