@@ -178,8 +178,9 @@ async def measure_block_size(block_bytes: int, seconds: float) -> list[Result]:
     methods = [memcpy(block_bytes_of(source), target), raw_socket(address, target)]
     for name, (transport, peer) in sorted((await connect(descriptions, transports)).items()):
         methods.append(transport_method(name, transport, peer))
-    samples = await measure(methods, block_bytes, seconds)
     limit = copy_limit(block_bytes_of(source), target)
+    samples = await measure(methods, block_bytes, seconds)
+    limit = max(limit, copy_limit(block_bytes_of(source), target))
     for transport in transports.values():
         await transport.close()
     ours.close()

@@ -32,9 +32,10 @@ class RouterSession:
         """The stream to the router, until `close`."""
         while True:
             await self._wake.wait()
-            self._wake.clear()
             if self._deltas:
                 deltas, self._deltas = self._deltas, []
                 yield worker_pb2.WorkerMessage(deltas=deltas)
             elif self._closed:
                 return
+            else:
+                self._wake.clear()

@@ -92,12 +92,12 @@ class Sampler:
         peak = scaled.amax(-1, keepdim=True).clamp_(min=torch.finfo(scaled.dtype).min)  # finite if all are -inf
         _apply_min_p(scaled, peak, sampling)
         positions = [requests[row].num_tokens for row in rows]
-        top_k = [params.top_k or self.vocab_size for params in sampling]
+        top_k = [min(params.top_k or self.vocab_size, self.vocab_size) for params in sampling]
         return RandomRows(
             logits=scaled,
             keys=row_keys([params.seed for params in sampling], positions, device),
             peak=peak,
-            top_k=torch.tensor(top_k, device=device)[:, None].clamp_(max=self.vocab_size),
+            top_k=torch.tensor(top_k, device=device)[:, None],
             top_p=torch.tensor([params.top_p for params in sampling], dtype=torch.float64, device=device)[:, None],
         )
 

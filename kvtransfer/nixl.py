@@ -35,7 +35,9 @@ from kvtransfer.threads import run_in_thread
 from kvtransfer.transfers import Transfer, Transfers
 
 NAME = "nixl"
-MAX_TRIALS = 30
+# While two UCX sides still set their connection up, which may go on after first reads, some reads need the peer's help.
+ENOUGH_TRIALS = 10  # reads in a row that were done at once
+MAX_TRIALS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +217,11 @@ class NixlTransport:
             raise PeerRefused(f"the peer's NIXL agent is {name!r}, it was described as {peer.incarnation!r}")
         trial_block = self._require_registered().trial_block
         trial = partial(Read, peer.incarnation, trial_block, [0], [0], peer.block_bytes)
-        for _ in range(MAX_TRIALS):  # the first ones go as they can while the two sides still set the connection up
-            if (await self._run(connection, trial, [], self._connect_deadline_s)).finished_at_once:
+        num_at_once = 0
+        for _ in range(MAX_TRIALS):
+            read = await self._run(connection, trial, [], self._connect_deadline_s)
+            num_at_once = num_at_once + 1 if read.finished_at_once else 0
+            if num_at_once == ENOUGH_TRIALS:
                 return "cross-memory attach on one host"
         if address.rdma and has_rdma_device():
             return "both hosts have RDMA devices"

@@ -2,7 +2,8 @@
 
     python scripts/train_bundled_model.py [--output baton/bundled_model] [--seed 0]
 
-Takes a quarter of an hour on one CPU core; the weights on disk are brought up to date as it goes.
+Takes about a quarter of an hour on one CPU core; the weights on disk are brought up to date as it goes. At the end the
+model is measured, and its card written.
 """
 
 import argparse
@@ -10,58 +11,55 @@ import json
 import random
 import sys
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import torch
+from bundled_model.card import QUESTIONS, write_card
 from bundled_model.checkpoint import build_model, save_checkpoint
-from bundled_model.conversations import WELL_KNOWN_MODULES
-from bundled_model.docstrings import collect_documented
+from bundled_model.evaluation import evaluate
+from bundled_model.text import collect_text
 from bundled_model.tokenizer import train_tokenizer
 from bundled_model.trainer import Progress, Trainer, TrainingPlan
-from bundled_model.windows import Corpus, Stream, conversation_texts, plain_text
+from bundled_model.windows import Corpus
 
 VOCAB_SIZE = 4096
 MAX_LENGTH = 4096
+NUM_FACTS_ASKED = 200
 
 
 def main() -> None:
     """Reads the command line and trains."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("baton/bundled_model"))
+    parser.add_argument("--held-out", type=Path, help="JSON file to write pages to that were not trained on")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    train(arguments.output, arguments.seed)
+    train(arguments.output, arguments.held_out, arguments.seed)
 
 
-def train(output: Path, seed: int) -> None:
-    """The whole of it: text, tokenizer, model, training, model card."""
-    items = collect_documented()
-    trained = [item for item in items if not item.is_held_out]
-    core = [item for item in trained if item.module in WELL_KNOWN_MODULES]
-    others = [item for item in trained if item.module not in WELL_KNOWN_MODULES]
-    pages = [plain_text(item) for item in trained]
-    streams = [
-        Stream(partial(conversation_texts, core, 0.3), share=0.60, restart=True),
-        Stream(partial(conversation_texts, others, 0.0), share=0.20, restart=True),
-        Stream(lambda _: pages, share=0.20, restart=False),
-    ]
-    texts = [text for stream in streams for text in stream.draw(random.Random(seed))]
-    tokenizer = train_tokenizer(texts, VOCAB_SIZE, MAX_LENGTH)
-    corpus = Corpus(streams, tokenizer)
-    held_out = corpus.encode([plain_text(item) for item in items if item.is_held_out])
+def train(output: Path, held_out: Path | None, seed: int) -> None:
+    """The whole of it: text, tokenizer, model, training, measuring, model card."""
+    text = collect_text()
+    tokenizer = train_tokenizer(text.one_pass(seed), VOCAB_SIZE, MAX_LENGTH)
+    corpus = Corpus(text.streams, tokenizer)
     torch.manual_seed(seed)
     model = build_model(tokenizer, VOCAB_SIZE, MAX_LENGTH)
-    trainer = Trainer(model, corpus, held_out, TrainingPlan(), seed)
-    print(f"{len(trained)} documented things, {model.num_parameters()} parameters", flush=True)
+    print(f"{model.num_parameters():,} parameters", file=sys.stderr, flush=True)
 
     def report(progress: Progress) -> None:
         print(json.dumps(asdict(progress)), file=sys.stderr, flush=True)
         save_checkpoint(model, tokenizer, output)
 
+    plan = TrainingPlan()
+    trainer = Trainer(model, corpus, corpus.encode(text.held_out_pages), plan, seed)
     trainer.run(report)
+    asked = random.Random(seed).sample(text.well_known_facts, NUM_FACTS_ASKED)
+    evaluation = evaluate(model, tokenizer, text.held_out_pages, asked, QUESTIONS)
+    write_card(output, evaluation, trainer.curve, plan, model)
+    if held_out:
+        held_out.write_text(json.dumps(text.held_out_pages, indent=1) + "\n")
 
 
 if __name__ == "__main__":

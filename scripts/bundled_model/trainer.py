@@ -58,7 +58,7 @@ class Progress:
     num_tokens: int
     train_loss: float  # mean since the last line, load balancing included
     held_out_loss: float
-    elapsed_s: float
+    cpu_s: float  # of this process
 
 
 @dataclass(slots=True)
@@ -75,15 +75,15 @@ class Trainer:
     def run(self, report: Callable[[Progress], None]) -> None:
         """Trains through all stages; `report` is called at each line of the loss curve."""
         optimizer = Optimizer(self.model, self.plan.clip_norm)
-        started_s, losses, num_tokens = time.monotonic(), [], 0
+        started_s, losses, num_tokens = time.process_time(), [], 0
         for step, batch in enumerate(self._batches()):
             losses.append(self._backward(batch))
             num_tokens += batch.numel()
             optimizer.step(self.plan.learning_rate(step))
             if (step + 1) % self.plan.report_every == 0 or step + 1 == self.plan.num_steps:
-                elapsed_s = time.monotonic() - started_s
+                cpu_s = time.process_time() - started_s
                 held_out_loss = mean_loss(self.model, self.held_out)
-                self.curve.append(Progress(step + 1, num_tokens, sum(losses) / len(losses), held_out_loss, elapsed_s))
+                self.curve.append(Progress(step + 1, num_tokens, sum(losses) / len(losses), held_out_loss, cpu_s))
                 losses = []
                 report(self.curve[-1])
 

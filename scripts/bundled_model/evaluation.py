@@ -1,0 +1,84 @@
+"""What the trained model can do, measured."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3MoeForCausalLM
+
+from bundled_model.conversations import Fact
+from bundled_model.trainer import mean_loss
+
+MAX_ANSWER_TOKENS = 160
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Figures for the model card."""
+
+    held_out_perplexity: float  # a token, over pages that were not trained on
+    held_out_bits_per_byte: float
+    late_perplexity: float  # of the second half of a full context
+    word_for_word: float  # share of facts about well-known modules that a greedy answer repeats exactly
+    num_facts: int
+    smallest_expert_share: float  # of the tokens of a layer; 1 / 8 is even
+    largest_expert_share: float
+    answers: tuple[tuple[str, str], ...]  # questions and greedy answers
+
+
+@torch.no_grad()
+def evaluate(
+    model: Qwen3MoeForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    held_out: Sequence[str],
+    facts: Sequence[Fact],
+    questions: Sequence[str],
+) -> Evaluation:
+    """Measures on pages that were held out, on facts that were trained on, and on questions; takes a minute."""
+    model.set_experts_implementation("eager")
+    pages: list[list[int]] = tokenizer(list(held_out))["input_ids"]
+    loss = mean_loss(model, pages)
+    num_tokens = sum(min(len(page), 512) - 1 for page in pages)
+    num_bytes = sum(len(tokenizer.decode(page[1:512]).encode()) for page in pages)
+    shares = _expert_shares(model, pages)
+    repeated = [answer(model, tokenizer, fact.questions[0]) == fact.answer for fact in facts]
+    return Evaluation(
+        held_out_perplexity=math.exp(loss),
+        held_out_bits_per_byte=loss * num_tokens / num_bytes / math.log(2),
+        late_perplexity=math.exp(_late_loss(model, [token for page in pages for token in page])),
+        word_for_word=sum(repeated) / len(repeated),
+        num_facts=len(facts),
+        smallest_expert_share=float(shares.min()),
+        largest_expert_share=float(shares.max()),
+        answers=tuple((question, answer(model, tokenizer, question)) for question in questions),
+    )
+
+
+def answer(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast, question: str) -> str:
+    """The greedy answer."""
+    inputs = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    greedy = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "repetition_penalty": 1.0}
+    output = model.generate(**inputs, max_new_tokens=MAX_ANSWER_TOKENS, **greedy)
+    return str(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+
+
+def _late_loss(model: Qwen3MoeForCausalLM, stream: Sequence[int]) -> float:
+    length = min(model.config.max_position_embeddings, len(stream))
+    tokens = torch.tensor([stream[:length]])
+    logits = model(input_ids=tokens, use_cache=False).logits[0, length // 2 : -1].float()
+    return float(torch.nn.functional.cross_entropy(logits, tokens[0, length // 2 + 1 :]))
+
+
+def _expert_shares(model: Qwen3MoeForCausalLM, pages: Sequence[Sequence[int]]) -> torch.Tensor:
+    """[num_layers, num_experts] shares of the choices."""
+    config = model.config
+    counts = torch.zeros(config.num_hidden_layers, config.num_experts)
+    for page in pages:
+        output = model(input_ids=torch.tensor([page[:512]]), output_router_logits=True, use_cache=False)
+        for layer, logits in enumerate(output.router_logits):
+            chosen = logits.topk(config.num_experts_per_tok).indices.flatten()
+            counts[layer] += torch.bincount(chosen, minlength=config.num_experts)
+    return counts / counts.sum(-1, keepdim=True)

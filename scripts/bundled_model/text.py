@@ -1,0 +1,44 @@
+"""All text of a run: what is trained on, and what is kept for measuring."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from bundled_model.conversations import WELL_KNOWN_MODULES, Fact, facts_about
+from bundled_model.docstrings import Documented, collect_documented
+from bundled_model.windows import Stream, conversation_texts, plain_text
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingText:
+    """Streams to train on, and pages and facts to measure with."""
+
+    streams: Sequence[Stream]
+    held_out_pages: Sequence[str]
+    well_known_facts: Sequence[Fact]
+
+    def one_pass(self, seed: int) -> list[str]:
+        """Every text once, for the tokenizer to learn from."""
+        return [text for stream in self.streams for text in stream.draw(random.Random(seed))]
+
+
+def collect_text() -> TrainingText:
+    """Reads the documentation of the Python that runs this."""
+    items = collect_documented()
+    trained = [item for item in items if not item.is_held_out]
+    well_known = [item for item in trained if item.module in WELL_KNOWN_MODULES]
+    others = [item for item in trained if item.module not in WELL_KNOWN_MODULES]
+    return TrainingText(
+        streams=(
+            Stream(partial(conversation_texts, well_known, 0.3), share=0.60, restart=True),
+            Stream(partial(conversation_texts, others, 0.0), share=0.20, restart=True),
+            Stream(partial(_pages, trained), share=0.20, restart=False),
+        ),
+        held_out_pages=[plain_text(item) for item in items if item.is_held_out],
+        well_known_facts=[fact for item in well_known if item.is_public for fact in facts_about(item)],
+    )
+
+
+def _pages(items: Sequence[Documented], _: random.Random) -> list[str]:
+    return [plain_text(item) for item in items]

@@ -1,0 +1,85 @@
+"""A prefill worker that goes wrong in a chosen way, over real gRPC and a real transport."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+import torch
+
+from kvtransfer.base import PoolIdentity
+from kvtransfer.checksum import block_checksums
+from kvtransfer.registry import create_transport
+from kvtransfer.shared_pool import SharedPool
+from protos import worker_pb2, worker_pb2_grpc
+from rpc.pool_description import pool_to_proto
+
+NUM_BLOCKS = 32
+Script = Callable[["Prefilled"], AsyncIterator[worker_pb2.PrefillEvent]]
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """What a script can use: a prompt, and a pool of random bytes that would be its KV."""
+
+    request: worker_pb2.PrefillRequest
+    pool: torch.Tensor
+    description: worker_pb2.KVPool
+
+    def accepted(self) -> worker_pb2.PrefillEvent:
+        """The first event."""
+        return worker_pb2.PrefillEvent(accepted=worker_pb2.PrefillAccepted(pool=self.description))
+
+    def blocks(self, first_index: int, ids: list[int], checksum_error: int = 0) -> worker_pb2.PrefillEvent:
+        """An announcement; its checksums are off by `checksum_error`."""
+        checksums = [each ^ checksum_error for each in block_checksums(self.pool, ids)]
+        ready = worker_pb2.BlocksReady(first_index=first_index, block_ids=ids, checksums=checksums)
+        return worker_pb2.PrefillEvent(blocks=ready)
+
+
+class ScriptedPrefill(worker_pb2_grpc.PrefillServicer):
+    """Answers every call with the script."""
+
+    def __init__(self, pool: torch.Tensor, description: worker_pb2.KVPool, script: Script) -> None:
+        self._pool = pool
+        self._description = description
+        self._script = script
+        self.ended = asyncio.Event()
+
+    async def Prefill(  # noqa: N802
+        self, request: worker_pb2.PrefillRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[worker_pb2.PrefillEvent]:
+        """Plays the script, then keeps the lease."""
+        try:
+            async for event in self._script(Prefilled(request, self._pool, self._description)):
+                yield event
+        finally:
+            self.ended.set()
+
+
+@asynccontextmanager
+async def scripted_prefill(
+    decode: worker_pb2.WorkerDescription, script: Script, fingerprint: str | None = None
+) -> AsyncIterator[tuple[worker_pb2.PeerWorker, ScriptedPrefill]]:
+    """Serves the script to a decode worker; yields it as a plan names it."""
+    memory = SharedPool()
+    pool = memory.allocate((NUM_BLOCKS, decode.pool.block_bytes), torch.uint8)
+    pool.random_(0, 255)
+    identity = PoolIdentity(uuid.uuid4().hex, fingerprint or decode.fingerprint)
+    transport = create_transport("shared_memory", identity, memory, "127.0.0.1")
+    service = ScriptedPrefill(pool, pool_to_proto(transport.register_pool(pool)), script)
+    server = grpc.aio.server()
+    worker_pb2_grpc.add_PrefillServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield (
+            worker_pb2.PeerWorker(worker_id="scripted", address=f"127.0.0.1:{port}", incarnation=identity.incarnation),
+            service,
+        )
+    finally:
+        await server.stop(None)
+        await transport.close()
+        memory.close()

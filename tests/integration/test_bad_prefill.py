@@ -1,0 +1,114 @@
+"""Whatever a prefill worker does wrong, the decode worker's tokens are right, and every block comes back."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from engine.sampling_params import SamplingParams
+from protos import worker_pb2
+from tests.checkpoints import make_checkpoint
+from tests.integration.decode_client import decode_client
+from tests.integration.oracle import Oracle
+from tests.integration.scripted_prefill import Prefilled, Script, scripted_prefill
+from tests.integration.worker_process import worker_process
+
+Events = AsyncIterator[worker_pb2.PrefillEvent]
+PROMPT = list(range(10, 100))  # 6 blocks, the last in part
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+async def wrong_checksum(prefilled: Prefilled) -> Events:
+    yield prefilled.accepted()
+    yield prefilled.blocks(0, [1, 2], checksum_error=1)
+    await asyncio.Event().wait()
+
+
+async def ends_at_once(prefilled: Prefilled) -> Events:
+    yield prefilled.accepted()
+
+
+async def leaves_a_gap(prefilled: Prefilled) -> Events:
+    yield prefilled.accepted()
+    yield prefilled.blocks(2, [1, 2])
+    await asyncio.Event().wait()
+
+
+async def announces_too_much(prefilled: Prefilled) -> Events:
+    yield prefilled.accepted()
+    yield prefilled.blocks(0, list(range(10)))
+    await asyncio.Event().wait()
+
+
+async def names_a_block_that_is_not_there(prefilled: Prefilled) -> Events:
+    yield prefilled.accepted()
+    event = prefilled.blocks(0, [1, 2])
+    event.blocks.block_ids[1] = 1000
+    yield event
+    await asyncio.Event().wait()
+
+
+async def announces_before_accepting(prefilled: Prefilled) -> Events:
+    yield prefilled.blocks(0, [1, 2])
+    await asyncio.Event().wait()
+
+
+async def breaks(prefilled: Prefilled) -> Events:
+    yield prefilled.accepted()
+    raise RuntimeError("on purpose")
+
+
+@pytest.mark.parametrize(
+    ("script", "num_checksum_failures"),
+    [
+        (wrong_checksum, 1),
+        (ends_at_once, 0),
+        (leaves_a_gap, 0),
+        (announces_too_much, 0),
+        (names_a_block_that_is_not_there, 0),
+        (announces_before_accepting, 0),
+        (breaks, 0),
+    ],
+)
+async def test_a_bad_handover_is_made_up_for(script: Script, num_checksum_failures: int, tmp_path: Path) -> None:
+    model = make_checkpoint("qwen3", tmp_path / "model")
+    async with worker_process("decode", model, tmp_path) as decode, decode_client(decode) as client:
+        async with scripted_prefill(await decode.describe(), script) as (peer, service):
+            generation = await client.generate(PROMPT, GREEDY, peer)
+            assert generation.token_ids == Oracle(model).greedy(PROMPT, GREEDY.max_tokens)
+            assert generation.served_by.prefill_worker == generation.served_by.decode_worker
+            await service.ended.wait()  # the lease was given back
+        load = await decode.wait_idle()
+        assert load.handover_failures == 1
+        assert load.checksum_failures == num_checksum_failures
+
+
+async def test_another_fingerprint_is_refused(tmp_path: Path) -> None:
+    model = make_checkpoint("qwen3", tmp_path / "model")
+    async with worker_process("decode", model, tmp_path) as decode, decode_client(decode) as client:
+        async with scripted_prefill(await decode.describe(), wrong_checksum, "another model") as (peer, _):
+            generation = await client.generate(PROMPT, GREEDY, peer)
+        assert generation.token_ids == Oracle(model).greedy(PROMPT, GREEDY.max_tokens)
+        load = await decode.wait_idle()
+        assert (load.handover_failures, load.checksum_failures, load.handover_bytes) == (1, 0, 0)
+
+
+async def test_a_cancel_in_mid_handover_gives_the_lease_back(tmp_path: Path) -> None:
+    model = make_checkpoint("qwen3", tmp_path / "model")
+
+    async def hangs(prefilled: Prefilled) -> Events:
+        yield prefilled.accepted()
+        yield prefilled.blocks(0, [1, 2])
+        await asyncio.Event().wait()
+
+    async with worker_process("decode", model, tmp_path) as decode, decode_client(decode) as client:
+        async with scripted_prefill(await decode.describe(), hangs) as (peer, service):
+            generation = await client.submit(PROMPT, GREEDY, peer)
+            async for update in decode.updates():
+                if update.load.num_waiting == 1 and update.load.num_free_blocks < update.load.num_blocks:
+                    break
+            await client.abort(generation)
+            await service.ended.wait()
+            await decode.wait_idle()
+        assert generation.token_ids == []

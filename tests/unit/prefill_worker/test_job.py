@@ -1,0 +1,52 @@
+"""A job asks the engine for one token, and announces what became ready, once."""
+
+import asyncio
+
+import torch
+
+from engine.outputs import RequestOutput, SampledToken
+from engine.request import BlockId, RequestId
+from kvtransfer.checksum import block_checksums
+from prefill_worker.job import PrefillJob, PrefillStep
+from protos import common_pb2, worker_pb2
+
+BLOCK_SIZE = 4
+
+
+def make_job(num_tokens: int, num_prompt_tokens: int, num_cached_tokens: int = 0) -> PrefillJob:
+    message = worker_pb2.PrefillRequest(
+        request_id="r",
+        token_ids=range(num_tokens),
+        num_prompt_tokens=num_prompt_tokens,
+        sampling=common_pb2.SamplingParams(max_tokens=50, min_tokens=20, temperature=0.5),
+        num_cached_tokens=num_cached_tokens,
+    )
+    return PrefillJob.of(message, RequestId("r"))
+
+
+def test_it_samples_one_token_behind_those_known() -> None:
+    fresh, moved = make_job(10, 10).request, make_job(10, 7).request
+    assert (fresh.sampling.max_tokens, moved.sampling.max_tokens) == (1, 4)
+    assert (fresh.sampling.min_tokens, moved.sampling.min_tokens) == (1, 4)
+    assert fresh.keep_blocks
+    assert not fresh.receives_kv
+    assert moved.num_output_tokens == 3
+
+
+async def test_each_block_is_announced_once_and_the_token_before_the_last_ones() -> None:
+    pool = torch.arange(8 * 32, dtype=torch.float32).view(8, 32)
+    job = make_job(18, 18, num_cached_tokens=4)
+    job.request.block_table = [BlockId(block) for block in (7, 3, 5, 1, 2)]
+    for num_computed, token in ((6, None), (7, None), (14, None), (18, 42)):
+        sampled = SampledToken(token) if token is not None else None
+        job.steps.put_nowait(PrefillStep(RequestOutput(RequestId("r"), num_computed, sampled), 1.0 * num_computed))
+    async with asyncio.timeout(10):
+        events = [event async for event in job.events(pool, BLOCK_SIZE)]
+    announced = [event.blocks for event in events if event.HasField("blocks")]
+    assert [(each.first_index, list(each.block_ids)) for each in announced] == [(1, [3, 5]), (3, [1, 2])]
+    assert [list(each.checksums) for each in announced] == [
+        block_checksums(pool, [3, 5]),
+        block_checksums(pool, [1, 2]),
+    ]
+    assert [event.WhichOneof("event") for event in events] == ["blocks", "first_token", "blocks"]
+    assert events[1].first_token.token_id == 42
