@@ -15,7 +15,7 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,10 +24,10 @@ import click
 import numpy as np
 import torch
 import xxhash
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.kv_methods import Method, copy_limit, memcpy, raw_socket, serve_raw, transport_method
 from benchmarks.machine import MachineInfo, describe
 from kvtransfer.base import KVTransport, PeerId, PoolDescription, PoolIdentity
 from kvtransfer.errors import TransportUnavailable
@@ -65,14 +65,6 @@ class Samples:
     latency_s: list[float] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
-    """A way to move the peer's blocks `remote` into ours, `local`."""
-
-    name: str
-    move: Callable[[list[int], list[int]], Awaitable[None]]
-
-
 def serve(pipe: Connection, block_bytes: int) -> None:
     """The other process: one pool, every transport that works here, and the raw socket."""
     torch.set_num_threads(1)
@@ -104,16 +96,6 @@ def create_transports(incarnation: str, memory: SharedPool) -> dict[str, KVTrans
     return transports
 
 
-def serve_raw(listener: socket.socket, blocks: NDArray[np.uint8]) -> None:
-    """Sends the blocks whose ids come in; the simplest thing that can be done with a socket."""
-    sock, _ = listener.accept()
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    while header := sock.recv(4, socket.MSG_WAITALL):
-        ids = np.frombuffer(sock.recv(int.from_bytes(header, "little") * 4, socket.MSG_WAITALL), np.uint32)
-        for block in ids:
-            sock.sendall(blocks[block])
-
-
 async def connect(
     descriptions: dict[str, PoolDescription], transports: dict[str, KVTransport]
 ) -> dict[str, tuple[KVTransport, PeerId]]:
@@ -125,39 +107,6 @@ async def connect(
         except TransportUnavailable as error:
             click.echo(f"{name} does not work here: {error}", err=True)
     return connected
-
-
-def memcpy(source: NDArray[np.uint8], target: NDArray[np.uint8]) -> Method:
-    """Copies within this process, one thread, one block after the other."""
-
-    async def move(remote: list[int], local: list[int]) -> None:
-        for theirs, ours in zip(remote, local, strict=True):
-            np.copyto(target[ours], source[theirs])
-
-    return Method("memcpy", move)
-
-
-def raw_socket(address: tuple[str, int], target: NDArray[np.uint8]) -> Method:
-    """Receives block after block from a plain socket, in this thread."""
-    sock = socket.create_connection(address)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    async def move(remote: list[int], local: list[int]) -> None:
-        sock.sendall(len(remote).to_bytes(4, "little") + np.asarray(remote, np.uint32).tobytes())
-        for block in local:
-            received = sock.recv_into(target[block], 0, socket.MSG_WAITALL)
-            assert received == target.shape[1]
-
-    return Method("raw socket", move)
-
-
-def transport_method(name: str, transport: KVTransport, peer: PeerId) -> Method:
-    """Reads as a worker does."""
-
-    async def move(remote: list[int], local: list[int]) -> None:
-        await transport.read(peer, remote, local, 60.0)
-
-    return Method(name, move)
 
 
 async def measure_block_size(block_bytes: int, seconds: float) -> list[Result]:
@@ -217,26 +166,6 @@ async def timed(work: Awaitable[None]) -> float:
     started_s = time.perf_counter()
     await work
     return time.perf_counter() - started_s
-
-
-def copy_limit(source: NDArray[np.uint8], target: NDArray[np.uint8]) -> float:
-    """GB/s that all cores together copy, best of several: what this machine's memory can do."""
-    num_threads = os.cpu_count() or 1
-    parts = np.array_split(np.arange(source.shape[0]), num_threads)
-    best_s = float("inf")
-    for _ in range(5):
-        threads = [
-            threading.Thread(target=np.copyto, args=(target[part[0] : part[-1] + 1], source[part[0] : part[-1] + 1]))
-            for part in parts
-            if len(part)
-        ]
-        started_s = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        best_s = min(best_s, time.perf_counter() - started_s)
-    return float(source.nbytes / best_s / 1e9)
 
 
 def results(block_bytes: int, samples: dict[str, Samples], limit: float) -> list[Result]:

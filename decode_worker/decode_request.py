@@ -45,14 +45,16 @@ class DecodeRequest:
         self.has_spoken = self.has_spoken or bool(delta.token_ids)
         self.session.add(delta)
 
-    def say_first_token(self, first: worker_pb2.FirstToken) -> None:
-        """Passes on the token that a prefill worker sampled."""
+    def say_first_token(self, first: worker_pb2.FirstToken, finish_reason: FinishReason | None) -> None:
+        """Passes on the token that a prefill worker sampled, and that it is the last one if it is."""
         self.has_spoken = True
         delta = worker_pb2.RequestDelta(
             request_id=self.command.request_id, token_ids=[first.token_id], served_by=self.served_by
         )
         if first.HasField("logprobs"):
             delta.logprobs.append(first.logprobs)
+        if finish_reason is not None:
+            delta.finish_reason = FINISH_REASONS[finish_reason]
         self.session.add(delta)
 
     def say_prompt_logprobs(self, logprobs: worker_pb2.PromptLogprobs) -> None:

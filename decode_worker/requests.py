@@ -12,27 +12,23 @@ A handover that fails costs time only: what has come stays, and the engine compu
 """
 
 import asyncio
-import logging
 from functools import partial
-
-import grpc
 
 from decode_worker.decode_request import DecodeRequest
 from decode_worker.handover import Handover
+from decode_worker.incoming_prompt import IncomingPrompt
 from decode_worker.router_session import RouterSession
 from engine.outputs import StepOutput
 from engine.request import Request, RequestId
-from engine.scheduler import Received
-from kvtransfer.errors import ChecksumMismatch, TransferError
-from protos import common_pb2, worker_pb2, worker_pb2_grpc
+from engine.schedule import Received
+from protos import common_pb2, worker_pb2
+from rpc.block_fills import BlockFills
 from rpc.drain import Drain
 from rpc.engine_host import EngineHost
 from rpc.peers import Channels
 from rpc.sampling import sampling_from_proto
 from rpc.status import Unavailable, code_number
 from rpc.worker_counters import WorkerCounters
-
-logger = logging.getLogger(__name__)
 
 
 class DecodeRequests:
@@ -54,7 +50,7 @@ class DecodeRequests:
         self._worker_id = worker_id
         self._deadline_s = deadline_s
         self._requests: dict[RequestId, DecodeRequest] = {}
-        self._handovers: set[asyncio.Task[None]] = set()
+        self._fills = BlockFills(host)
         host.listen(self._on_step)
 
     def submit(self, command: worker_pb2.GenerateCommand, session: RouterSession) -> None:
@@ -101,7 +97,7 @@ class DecodeRequests:
         """Aborts what is left; returns when nothing is written into any block any more."""
         for entry in list(self._requests.values()):
             self._abort(entry)
-        await asyncio.gather(*self._handovers, return_exceptions=True)
+        await self._fills.close()
 
     def _abort(self, entry: DecodeRequest) -> None:
         request_id = entry.request.request_id
@@ -130,54 +126,23 @@ class DecodeRequests:
         for request in step.receiving:
             entry = self._requests.get(request.request_id)
             if entry is None:  # aborted in the meantime
-                self._end_receive(request, Received(0))
+                self._fills.refuse(request)
             else:
-                entry.handover = asyncio.create_task(self._receive(entry))
-                self._handovers.add(entry.handover)
-                entry.handover.add_done_callback(self._handovers.discard)
+                self._begin_handover(entry)
 
-    async def _receive(self, entry: DecodeRequest) -> None:
+    def _begin_handover(self, entry: DecodeRequest) -> None:
         """Has a prefill worker compute the request's prompt, and takes over its KV."""
         request = entry.request
-        served_by = entry.served_by
-        served_by.decode_cached_tokens = request.num_cached_tokens
-        served_by.handed_over_tokens = request.num_tokens - request.num_computed_tokens
+        entry.served_by.decode_cached_tokens = request.num_cached_tokens
+        entry.served_by.handed_over_tokens = request.num_tokens - request.num_computed_tokens
+        incoming = IncomingPrompt(entry, self._host.finish_rule, self._abort)
+        handover = incoming.handover = Handover(self._host, request, incoming, self._deadline_s)
+        running = handover.run(self._channels, entry.command.prefill.address, self._prefill_request(entry))
 
-        def on_first_token(first: worker_pb2.FirstToken) -> None:
-            served_by.kv_transport = handover.peer_transport
-            served_by.prefill_cached_tokens = first.num_cached_tokens
-            served_by.prefix_pulled_tokens = first.num_pulled_tokens
-            entry.say_first_token(first)
+        def outcome(task: "asyncio.Task[None]") -> Received:
+            return incoming.outcome(task, self._counters, self._worker_id)
 
-        handover = Handover(self._host, request, on_first_token, entry.say_prompt_logprobs, self._deadline_s)
-        stub = worker_pb2_grpc.PrefillStub(self._channels.get(entry.command.prefill.address))
-        num_known_tokens = request.num_computed_tokens
-        try:
-            await handover.run(stub, self._prefill_request(entry))
-            self._counters.handovers += 1
-        except (grpc.aio.AioRpcError, TransferError) as error:
-            self._counters.handover_failures += 1
-            self._counters.checksum_failures += isinstance(error, ChecksumMismatch)
-            logger.warning("handover from %s failed: %s", entry.command.prefill.worker_id, error)
-        finally:
-            self._counters.handover_bytes += handover.num_bytes
-            if handover.received.sampled is None:
-                served_by.prefill_worker = self._worker_id
-            served_by.handed_over_tokens = max(0, handover.received.num_tokens - num_known_tokens)
-            _note_times(served_by, handover)
-            self._end_receive(request, handover.received)
-
-    def _end_receive(self, request: Request, received: Received) -> None:
-        ending = self._host.call(lambda engine: engine.end_receive(request.request_id, received))
-
-        def say_end(_: object) -> None:
-            entry = self._requests.get(request.request_id)
-            output = ending.result()
-            if output is not None and entry is not None:
-                entry.say_output(output)
-                self._end(entry)
-
-        ending.add_done_callback(say_end)
+        entry.handover = self._fills.start(request, running, outcome)
 
     def _prefill_request(self, entry: DecodeRequest) -> worker_pb2.PrefillRequest:
         command = entry.command
@@ -198,12 +163,3 @@ class DecodeRequests:
 
 def _request_id(session: RouterSession, request_id: str) -> RequestId:
     return RequestId(f"{session.session_id}/{request_id}")
-
-
-def _note_times(served_by: common_pb2.ServedBy, handover: Handover) -> None:
-    times = handover.times
-    served_by.transferred_bytes = handover.num_bytes
-    served_by.transfer_s = times.transfer_s
-    served_by.exposed_transfer_s = times.exposed_transfer_s
-    if times.complete_at_s:
-        served_by.handover_s = times.complete_at_s - times.last_computed_at_s

@@ -1,15 +1,20 @@
 """What one router is still to be told."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 
 from protos import worker_pb2
+
+logger = logging.getLogger(__name__)
+
+MAX_PENDING = 1 << 18  # news that a router may lag behind
 
 
 class RouterSession:
     """Collects news for one router; all that came since the last message goes into the next.
 
-    What piles up for a router that does not read is bounded by the output of the requests it has here.
+    A router that lags too far behind loses its session, and with it its requests.
     """
 
     def __init__(self, session_id: str) -> None:
@@ -22,6 +27,10 @@ class RouterSession:
         """News of one request."""
         self._deltas.append(delta)
         self._wake.set()
+        if len(self._deltas) > MAX_PENDING:
+            logger.warning("session %s is ended: its router does not read", self.session_id)
+            self._deltas.clear()
+            self.close()
 
     def close(self) -> None:
         """Ends `messages`."""

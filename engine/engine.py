@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,9 +10,11 @@ from torch import Tensor
 
 from engine.attention.torch_reference import TorchAttention
 from engine.block_manager import BlockManager
+from engine.capacity import context_length, num_blocks_in
 from engine.config import EngineConfig
-from engine.errors import EngineError, InvalidRequest
+from engine.errors import InvalidRequest
 from engine.fingerprint import compatibility_fingerprint
+from engine.finish_rule import FinishRule
 from engine.kv_cache import KVCacheLayout
 from engine.model_config import read_model_config
 from engine.model_runner import ModelRunner
@@ -19,9 +22,9 @@ from engine.models import load_model
 from engine.outputs import EngineStats, RequestOutput, StepOutput
 from engine.request import Request, RequestId
 from engine.sampler import Sampler
-from engine.scheduler import Received, Scheduler
+from engine.schedule import Received
+from engine.scheduler import Scheduler
 
-MIN_BLOCKS = 2
 STEP_TIME_WEIGHT = 0.1  # of the newest step in the running mean
 
 
@@ -46,29 +49,20 @@ class Engine:
         directory, device = Path(config.model), torch.device(config.device)
         self.config = config
         self.model_config = read_model_config(directory, config.dtype)
-        self.max_model_len = config.max_model_len or self.model_config.max_model_len
-        if self.max_model_len > self.model_config.max_model_len:
-            raise EngineError(
-                f"max_model_len is {self.max_model_len}, but the checkpoint's context is "
-                f"{self.model_config.max_model_len} tokens"
-            )
-        layout = KVCacheLayout.of(self.model_config, config.block_size)
-        num_blocks = config.kv_cache_memory_bytes // layout.block_bytes
-        if num_blocks < MIN_BLOCKS:
-            raise EngineError(
-                f"kv_cache_memory_bytes is {config.kv_cache_memory_bytes}, but must be at least "
-                f"{MIN_BLOCKS * layout.block_bytes}: {MIN_BLOCKS} blocks of {layout.block_bytes} bytes"
-            )
-        attention = TorchAttention.for_model(self.model_config, config.block_size)
-        model = load_model(directory, self.model_config, device, attention, on_progress)
-        self.layout = layout
-        self.pool = allocate_pool(layout.pool_shape(num_blocks), layout.dtype).to(device)
-        self.fingerprint = compatibility_fingerprint(directory, self.model_config, layout)
-        self.runner = ModelRunner(
-            model, self.pool, config.block_size, Sampler(self.model_config.vocab_size, self.model_config.eos_token_ids)
+        self.layout = KVCacheLayout.of(self.model_config, config.block_size)
+        num_blocks = num_blocks_in(config, self.layout)
+        self.finish_rule = FinishRule(
+            self.model_config.eos_token_ids, context_length(config, self.model_config, num_blocks)
         )
+        attention = TorchAttention.for_model(self.model_config, config.block_size)
+        served_config = replace(self.model_config, max_model_len=self.finish_rule.max_model_len)
+        model = load_model(directory, served_config, device, attention, on_progress)
+        self.pool = allocate_pool(self.layout.pool_shape(num_blocks), self.layout.dtype).to(device)
+        self.fingerprint = compatibility_fingerprint(directory, self.model_config, self.layout)
+        sampler = Sampler(self.model_config.vocab_size, self.model_config.eos_token_ids)
+        self.runner = ModelRunner(model, self.pool, config.block_size, sampler)
         self.blocks = BlockManager(num_blocks, config.block_size, config.enable_prefix_caching)
-        self.scheduler = Scheduler(config, self.blocks, self.max_model_len, self.model_config.eos_token_ids)
+        self.scheduler = Scheduler(config, self.blocks, self.finish_rule)
         self._step_s = 0.0
         self._num_generated_tokens = 0
         self._num_prefilled_tokens = 0
@@ -102,9 +96,9 @@ class Engine:
         """Ends a request wherever it stands and frees the blocks that it kept; False if there is none of that id."""
         return self.scheduler.abort(request_id)
 
-    def end_receive(self, request_id: RequestId, received: Received) -> RequestOutput | None:
+    def end_receive(self, request_id: RequestId, received: Received) -> None:
         """Whoever filled a receiving request's blocks is done; see `Scheduler.end_receive`."""
-        return self.scheduler.end_receive(request_id, received)
+        self.scheduler.end_receive(request_id, received)
 
     def stats(self) -> EngineStats:
         """Load now, and counters since the start."""

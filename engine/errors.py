@@ -3,6 +3,7 @@
 EngineError
 ├── InvalidRequest      the request can never be served as it is
 ├── QueueFull           it could be served, but not now
+├── EngineEnded         the engine has ended or failed
 ├── UnsupportedModel    the checkpoint asks for something that is not implemented
 └── InvalidCheckpoint   the checkpoint's files are missing, damaged or contradict each other
 """
@@ -18,6 +19,10 @@ class InvalidRequest(EngineError):
 
 class QueueFull(EngineError):
     """The waiting queue is at its bound; try again later."""
+
+
+class EngineEnded(EngineError):
+    """The engine has ended or failed; nothing can be asked of it any more."""
 
 
 class UnsupportedModel(EngineError):

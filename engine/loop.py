@@ -2,20 +2,40 @@
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from engine.engine import Engine
+from engine.errors import EngineEnded
 from engine.outputs import StepOutput
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Something to do between two steps, and where its outcome goes."""
+
+    function: Callable[[Engine], object]
+    future: "Future[Any]"
+
+    def run(self, engine: Engine) -> None:
+        """Does it, unless nobody waits any more."""
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            result = self.function(engine)
+        except Exception as error:  # handed to the caller, whose mistake it is
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
 
 
 class EngineLoop:
@@ -28,10 +48,11 @@ class EngineLoop:
         self._engine = engine
         self._on_step = on_step
         self._on_failure = on_failure
-        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._stopping = False
+        self._calls: SimpleQueue[Call] = SimpleQueue()
+        self._lock = threading.Lock()  # of `_has_ended` together with the last look at `_calls`
+        self._is_stopping = False
+        self._has_ended = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self.last_step_at_s = time.monotonic()
 
     def start(self) -> None:
         """Begins to step."""
@@ -39,52 +60,61 @@ class EngineLoop:
 
     def stop(self) -> None:
         """Ends after the step in progress, and waits for that."""
-
-        def end() -> None:
-            self._stopping = True
-
-        self._calls.put(end)
+        self.call(self._begin_stop)
         self._thread.join()
 
     def call(self, function: Callable[[Engine], T]) -> "Future[T]":
-        """Runs `function(engine)` between two steps; the future has its result or exception."""
+        """Runs `function(engine)` between two steps; the future has its result or exception.
+
+        Once the loop has ended, and for calls that it has not run by then, the exception is EngineEnded.
+        """
         future: Future[T] = Future()
-
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                result = function(self._engine)
-            except Exception as error:  # handed to the caller, whose mistake it is
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        self._calls.put(run)
+        with self._lock:
+            if not self._has_ended:
+                self._calls.put(Call(function, future))
+                return future
+        future.set_exception(EngineEnded("the engine has ended"))
         return future
+
+    def _begin_stop(self, _: Engine) -> None:
+        self._is_stopping = True
 
     def _run(self) -> None:
         if self._engine.config.num_threads is not None:
             torch.set_num_threads(self._engine.config.num_threads)
         try:
-            may_progress = True
-            while not self._stopping:
-                self._run_calls(wait=not (may_progress and self._engine.has_work))
-                if not self._stopping and self._engine.has_work:
-                    output = self._engine.step()
-                    may_progress = bool(output.outputs or output.receiving)
-                    self.last_step_at_s = time.monotonic()
-                    if may_progress:
-                        self._on_step(output)
+            self._step_until_stopped()
         except BaseException as error:
             logger.exception("the engine failed")
+            self._end()
             self._on_failure(error)
+        else:
+            self._end()
+
+    def _step_until_stopped(self) -> None:
+        may_progress = True
+        while not self._is_stopping:
+            self._run_calls(wait=not (may_progress and self._engine.has_work))
+            if not self._is_stopping and self._engine.has_work:
+                output = self._engine.step()
+                may_progress = bool(output.outputs or output.receiving)
+                if may_progress:
+                    self._on_step(output)
 
     def _run_calls(self, wait: bool) -> None:
         """Runs the calls that are there; waits for one if nothing but a call can change anything."""
         try:
-            self._calls.get(block=wait)()
+            self._calls.get(block=wait).run(self._engine)
             while True:
-                self._calls.get_nowait()()
+                self._calls.get_nowait().run(self._engine)
         except Empty:
             return
+
+    def _end(self) -> None:
+        """Nobody waits for ever: what was not run fails."""
+        with self._lock:
+            self._has_ended = True
+        while not self._calls.empty():
+            call = self._calls.get()
+            if call.future.set_running_or_notify_cancel():
+                call.future.set_exception(EngineEnded("the engine has ended"))

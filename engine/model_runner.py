@@ -12,7 +12,7 @@ from engine.block_pool import NULL_BLOCK
 from engine.models import Model
 from engine.outputs import PositionLogprobs, SampledToken
 from engine.sampler import Sampler
-from engine.scheduler import ScheduledRequest, StepResult
+from engine.schedule import ScheduledRequest, StepResult
 
 
 @dataclass(slots=True)

@@ -6,65 +6,21 @@ second number catch up with the first, under a token budget (Orca, OSDI 2022; ch
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest, QueueFull
-from engine.outputs import PositionLogprobs, RequestOutput, SampledToken
+from engine.finish_rule import FinishRule
+from engine.outputs import RequestOutput, SampledToken
 from engine.request import FinishReason, Request, RequestId, RequestStatus
+from engine.schedule import Received, Schedule, ScheduledRequest, StepResult
 from engine.waiting_queue import OrderedRequests
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
-    """A request and how many of its tokens the step computes."""
-
-    request: Request
-    num_new_tokens: int
-
-    @property
-    def samples(self) -> bool:
-        """Whether the step computes the last known token, so that the next can be sampled."""
-        return self.request.num_computed_tokens + self.num_new_tokens == self.request.num_tokens
-
-
-    @property
-    def num_new_prompt_tokens(self) -> int:
-        """How many of the tokens are prompt."""
-        left = self.request.num_prompt_tokens - self.request.num_computed_tokens
-        return min(max(left, 0), self.num_new_tokens)
-
-
-@dataclass(slots=True)
-class Schedule:
-    """A step's work; requests with one new token come first."""
-
-    requests: list[ScheduledRequest] = field(default_factory=list)
-    receiving: list[Request] = field(default_factory=list)  # got their blocks now; somebody else fills them
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What the model said about one scheduled request."""
-
-    sampled: SampledToken | None = None
-    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """What came of a request that was computed elsewhere, all of it already passed on."""
-
-    num_tokens: int  # whose KV is here, from the first on
-    sampled: SampledToken | None = None  # the token behind the known ones
-    num_prompt_logprobs: int = 0
 
 
 class Scheduler:
     """Owns the requests of an engine."""
 
-    def __init__(self, config: EngineConfig, blocks: BlockManager, max_model_len: int, eos_token_ids: frozenset[int]):
+    def __init__(self, config: EngineConfig, blocks: BlockManager, finish_rule: FinishRule) -> None:
         if config.max_num_batched_tokens <= config.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens is {config.max_num_batched_tokens}, but must exceed max_num_seqs "
@@ -72,8 +28,7 @@ class Scheduler:
             )
         self.config = config
         self.blocks = blocks
-        self.max_model_len = max_model_len
-        self.eos_token_ids = eos_token_ids
+        self.finish_rule = finish_rule
         self.waiting = OrderedRequests()
         self.running = OrderedRequests()
         self.num_preemptions = 0
@@ -109,7 +64,7 @@ class Scheduler:
         budget = self.config.max_num_batched_tokens - self._schedule_decodes(schedule)
         for request in self.running:
             missing = request.num_tokens - request.num_computed_tokens
-            if missing > 1 and budget > 0:
+            if missing > 1 and budget > 0 and len(schedule.requests) < self.config.max_num_seqs:
                 # Blocks lack at most for the last token, when that came with a prompt that did not come whole.
                 room = len(request.block_table) * self.config.block_size - request.num_computed_tokens
                 schedule.requests.append(ScheduledRequest(request, min(missing, budget, room)))
@@ -154,16 +109,15 @@ class Scheduler:
         self._finish(request)
         return True
 
-    def end_receive(self, request_id: RequestId, received: Received) -> RequestOutput | None:
+    def end_receive(self, request_id: RequestId, received: Received) -> None:
         """Whoever filled a request's blocks is done with them; called once for each receiving request, whatever came.
 
-        What did not come is computed here. Returns the request's end if the token that came ended it; None if the
-        request goes on, or was aborted.
+        What did not come is computed here. The request may have been aborted in the meantime.
         """
         self.blocks.end_fill(request_id)
         request = self._requests.get(request_id)
         if request is None:
-            return None
+            return
         num_tokens = received.num_tokens if received.sampled else min(received.num_tokens, request.num_tokens - 1)
         request.status = RequestStatus.RUNNING
         request.receives_kv = False
@@ -171,10 +125,8 @@ class Scheduler:
         self.running.add(request)
         self.blocks.advance(request, max(num_tokens, request.num_computed_tokens))
         if received.sampled is not None:
-            self._append(request, received.sampled)
-        if request.finish_reason is None:
-            return None
-        return RequestOutput(request_id, request.num_computed_tokens, finish_reason=request.finish_reason)
+            assert self.finish_rule.reason(request, received.sampled.token_id) is None
+            request.token_ids.append(received.sampled.token_id)
 
     def check_integrity(self) -> None:
         """Asserts that every block is held by exactly those who should hold it, and that the queues are right."""
@@ -190,12 +142,15 @@ class Scheduler:
             raise InvalidRequest(f"request id {request.request_id} is in use")
         if not 0 < request.num_prompt_tokens <= request.num_tokens:
             raise InvalidRequest("a prompt needs at least one token")
-        if request.num_tokens >= self.max_model_len:
+        max_model_len = self.finish_rule.max_model_len
+        if request.num_tokens >= max_model_len:
             raise InvalidRequest(
                 f"the prompt has {request.num_tokens} tokens, but must leave room for one more in the context of "
-                f"{self.max_model_len} tokens"
+                f"{max_model_len} tokens"
             )
-        most = min(request.num_prompt_tokens + request.sampling.max_tokens, self.max_model_len)
+        if request.num_output_tokens >= request.sampling.max_tokens:
+            raise InvalidRequest(f"the request has its {request.sampling.max_tokens} output tokens already")
+        most = min(request.num_prompt_tokens + request.sampling.max_tokens, max_model_len)
         needed, usable = self.blocks.num_blocks_for(most), self.blocks.num_usable
         if needed > usable:
             raise InvalidRequest(
@@ -206,6 +161,8 @@ class Scheduler:
     def _schedule_decodes(self, schedule: Schedule) -> int:
         """Schedules every request with one token missing, preempting the last in order while blocks lack."""
         for request in list(self.running):
+            if len(schedule.requests) == self.config.max_num_seqs:
+                break
             is_running = request.status is RequestStatus.RUNNING
             if is_running and request.num_tokens - request.num_computed_tokens == 1 and self._grow(request):
                 schedule.requests.append(ScheduledRequest(request, 1))
@@ -231,14 +188,18 @@ class Scheduler:
         self.waiting.add(request)
 
     def _admit(self, schedule: Schedule, budget: int) -> None:
-        """Admits waiting requests strictly in order, each with blocks for all its tokens, so that none starves."""
-        num_active = len(self.running) + self.blocks.num_fills
-        while len(self.waiting) > 0 and num_active < self.config.max_num_seqs:
+        """Admits waiting requests strictly in order, each with blocks for all its tokens, so that none starves.
+
+        Requests that are computed elsewhere are bounded by blocks alone: they take no part in the batch until then.
+        """
+        while len(self.waiting) > 0:
             request = self.waiting.first
-            if (budget == 0 and not request.receives_kv) or not self._take_blocks(request):
+            is_computed_here = not request.receives_kv
+            if is_computed_here and (budget == 0 or len(self.running) >= self.config.max_num_seqs):
+                return
+            if not self._take_blocks(request):
                 return
             self.waiting.remove(request)
-            num_active += 1
             if request.receives_kv:
                 request.status = RequestStatus.RECEIVING
                 self.blocks.begin_fill(request)
@@ -264,20 +225,11 @@ class Scheduler:
 
     def _append(self, request: Request, sampled: SampledToken) -> None:
         """Appends a sampled token, and ends the request if it is the last."""
+        request.finish_reason = self.finish_rule.reason(request, sampled.token_id)
         request.token_ids.append(sampled.token_id)
-        request.finish_reason = self._finish_reason(request, sampled.token_id)
         if request.finish_reason is not None:
             self.running.remove(request)
             self._finish(request)
-
-    def _finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
-        sampling = request.sampling
-        is_eos = token_id in self.eos_token_ids and not sampling.ignore_eos
-        if request.num_output_tokens >= sampling.min_tokens and (is_eos or token_id in sampling.stop_token_ids):
-            return FinishReason.STOP
-        if request.num_output_tokens >= sampling.max_tokens or request.num_tokens >= self.max_model_len:
-            return FinishReason.LENGTH
-        return None
 
     def _finish(self, request: Request) -> None:
         request.status = RequestStatus.FINISHED

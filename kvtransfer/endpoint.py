@@ -30,7 +30,7 @@ def decode(kind: type[E], peer: PoolDescription, transport: str) -> E:
     try:
         values = json.loads(encoded)
         given = {field.name: values[field.name] for field in fields(kind)}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise PeerRefused(f"peer {peer.incarnation} has a garbled {transport} endpoint: {error!r}") from error
     for field in fields(kind):
         if type(given[field.name]) is not field.type:

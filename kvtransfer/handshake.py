@@ -99,7 +99,10 @@ async def _receive(sock: socket.socket) -> dict[str, Any]:
     if size > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {size} bytes")
     body = await _receive_exactly(sock, size)
-    message = json.loads(body)
+    try:
+        message = json.loads(body)
+    except RecursionError as error:
+        raise ValueError("a frame that is nested too deeply") from error
     if not isinstance(message, dict):
         raise ValueError("a frame that is no object")
     return message

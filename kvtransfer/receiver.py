@@ -44,6 +44,11 @@ class BlockReceiver:
         self.num_bytes = 0  # read, checked or not
 
     @property
+    def peer(self) -> PeerId:
+        """Whose blocks they are."""
+        return self._peer
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of one block."""
         return self._pool[0].nbytes

@@ -13,6 +13,7 @@ from torch import Tensor
 # Absent from Python's mmap module: linux/mman.h, since Linux 5.14.
 MADV_POPULATE_READ = 22
 MADV_POPULATE_WRITE = 23
+POPULATE_STEP_BYTES = 16 << 20
 # A reader may rely on the size: a file that shrinks under a mapping kills whoever touches it.
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -65,10 +66,14 @@ class SharedPool:
 
 
 def populate(mapping: mmap.mmap, advice: int) -> None:
-    """Makes all pages of a mapping present; older kernels do it page by page at first touch instead."""
-    try:
-        mapping.madvise(advice)
-    except OSError as error:
-        if error.errno == errno.EINVAL:
-            return
-        raise MemoryError(f"no memory for a pool of {len(mapping)} bytes: {error}") from error
+    """Makes all pages of a mapping present; older kernels do it page by page at first touch instead.
+
+    In steps, since Python holds its lock during each. Raises MemoryError.
+    """
+    for start in range(0, len(mapping), POPULATE_STEP_BYTES):
+        try:
+            mapping.madvise(advice, start, min(POPULATE_STEP_BYTES, len(mapping) - start))
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                return
+            raise MemoryError(f"no memory for a pool of {len(mapping)} bytes: {error}") from error

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import socket
+from ipaddress import ip_address
 
 from kvtransfer.base import PoolDescription
 from kvtransfer.errors import PeerLost, TransportUnavailable
@@ -44,9 +45,11 @@ def keep_alive(sock: socket.socket) -> None:
 
 
 def listening_socket(host: str) -> socket.socket:
-    """Bound to a free port of `host`. Raises TransportUnavailable."""
+    """Bound to a free port of `host`, the address that peers are told. Raises TransportUnavailable."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        if ip_address(address[0]).is_unspecified:
+            raise TransportUnavailable(f"{host} is not an address that peers can reach")
         sock = socket.socket(family)
     except OSError as error:
         raise TransportUnavailable(f"cannot listen on {host!r}: {error}") from error

@@ -27,7 +27,9 @@ class PrefillJob:
 
     request: Request
     num_caller_tokens: int  # whose KV the caller has already
-    num_pulled_tokens: int = 0  # pulled from a third worker
+    prefix_source: worker_pb2.PeerWorker
+    num_pulled_tokens: int = 0  # pulled from the prefix source
+    pull: "asyncio.Task[None] | None" = None
     steps: "asyncio.Queue[PrefillStep]" = field(default_factory=asyncio.Queue)  # at most one for each chunk
 
     @classmethod
@@ -47,10 +49,12 @@ class PrefillJob:
                 ),
                 cache_salt=message.cache_salt,
                 priority=message.priority,
-                receives_kv=message.HasField("prefix_source"),
+                # The logprobs of a prompt come with its computation: nothing of it may be pulled then.
+                receives_kv=message.HasField("prefix_source") and sampling.prompt_logprobs is None,
                 keep_blocks=True,
             ),
             message.num_cached_tokens,
+            message.prefix_source,
         )
 
     async def events(self, pool: Tensor, block_size: int) -> AsyncIterator[worker_pb2.PrefillEvent]:

@@ -18,28 +18,33 @@ import grpc
 
 from engine.errors import EngineError
 from engine.outputs import StepOutput
-from engine.request import Request, RequestId
-from engine.scheduler import Received
+from engine.request import RequestId
+from engine.schedule import Received
 from prefill_worker.job import PrefillJob, PrefillStep
-from prefill_worker.prefix_pull import PrefixPuller
+from prefill_worker.prefix_pull import PrefixPull
 from protos import worker_pb2, worker_pb2_grpc
+from rpc.block_fills import BlockFills
 from rpc.drain import Drain
 from rpc.engine_host import EngineHost
-from rpc.peers import Context, check_peer
+from rpc.peers import Channels, Context, check_peer
 from rpc.pool_description import pool_to_proto
 from rpc.status import status_of
+from rpc.worker_counters import WorkerCounters
 
 
 class PrefillService(worker_pb2_grpc.PrefillServicer):
     """Owns the prompts that others asked this worker to compute; a call is a lease on its prompt's blocks."""
 
-    def __init__(self, host: EngineHost, drain: Drain, puller: PrefixPuller) -> None:
+    def __init__(
+        self, host: EngineHost, channels: Channels, counters: WorkerCounters, drain: Drain, deadline_s: float
+    ) -> None:
         self._host = host
+        self._channels = channels
+        self._counters = counters
         self._drain = drain
-        self._puller = puller
+        self._deadline_s = deadline_s
         self._jobs: dict[RequestId, PrefillJob] = {}
-        self._sources: dict[RequestId, worker_pb2.PeerWorker] = {}
-        self._pulls: dict[RequestId, asyncio.Task[None]] = {}
+        self._fills = BlockFills(host)
         self._numbers = itertools.count(1)
         host.listen(self._on_step)
 
@@ -54,7 +59,6 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         job = PrefillJob.of(request, request_id)
         with self._drain.request():
             self._jobs[request_id] = job
-            self._sources[request_id] = request.prefix_source
             try:
                 await self._host.call(lambda engine: engine.add(job.request))
                 yield worker_pb2.PrefillEvent(accepted=worker_pb2.PrefillAccepted(pool=pool_to_proto(self._host.pool)))
@@ -68,35 +72,37 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
 
     async def close(self) -> None:
         """Returns once no pull is under way."""
-        for pull in self._pulls.values():
-            pull.cancel()
-        await asyncio.gather(*self._pulls.values(), return_exceptions=True)
+        for request_id in list(self._jobs):
+            self._cancel_pull(request_id)
+        await self._fills.close()
 
     def _end(self, request_id: RequestId) -> None:
-        del self._jobs[request_id], self._sources[request_id]
         self._host.call(lambda engine: engine.abort(request_id))
-        if request_id in self._pulls:
-            self._pulls[request_id].cancel()
+        self._cancel_pull(request_id)
+        del self._jobs[request_id]
+
+    def _cancel_pull(self, request_id: RequestId) -> None:
+        pull = self._jobs[request_id].pull
+        if pull is not None:
+            pull.cancel()
 
     def _on_step(self, step: StepOutput) -> None:
         for output in step.outputs:
             if output.request_id in self._jobs:
                 self._jobs[output.request_id].steps.put_nowait(PrefillStep(output, step.finished_at_s))
         for request in step.receiving:
-            pull = asyncio.create_task(self._pull(request))
-            self._pulls[request.request_id] = pull
-            pull.add_done_callback(lambda _, request_id=request.request_id: self._pulls.pop(request_id))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
-
-    async def _pull(self, request: Request) -> None:
-        """Fills the request's first blocks from another worker's cache, as far as that has them."""
-        num_tokens = request.num_computed_tokens
-        source = self._sources.get(request.request_id)
-        try:
-            if source is not None:
-                num_tokens = await self._puller.pull(request, source)
-        finally:
             job = self._jobs.get(request.request_id)
-            if job is not None:
-                job.num_pulled_tokens = num_tokens - request.num_computed_tokens
-            received = Received(num_tokens)
-            await self._host.call(lambda engine: engine.end_receive(request.request_id, received))
+            if job is None:  # its call ended in the meantime
+                self._fills.refuse(request)
+            else:
+                self._begin_pull(job)
+
+    def _begin_pull(self, job: PrefillJob) -> None:
+        """Fills the prompt's first blocks from another worker's cache, as far as that has them."""
+        pull = PrefixPull(self._host, job.request, job.prefix_source, self._deadline_s)
+
+        def outcome(task: "asyncio.Task[None]") -> Received:
+            job.num_pulled_tokens = pull.num_pulled_tokens
+            return pull.outcome(task, self._counters)
+
+        job.pull = self._fills.start(job.request, pull.run(self._channels), outcome)

@@ -2,7 +2,6 @@
 
 import grpc
 
-from prefill_worker.prefix_pull import PrefixPuller
 from prefill_worker.service import PrefillService
 from protos import worker_pb2_grpc
 from rpc.worker_config import WorkerConfig
@@ -13,8 +12,9 @@ class PrefillWorker:
     """The services of the prefill role."""
 
     def __init__(self, core: WorkerCore) -> None:
-        puller = PrefixPuller(core.host, core.channels, core.counters, core.config.transfer_deadline_s)
-        self._service = PrefillService(core.host, core.drain, puller)
+        self._service = PrefillService(
+            core.host, core.channels, core.counters, core.drain, core.config.transfer_deadline_s
+        )
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the role's services to the server."""

@@ -22,6 +22,7 @@ class Subscription:
     removed: dict[BlockHash, None] = field(default_factory=dict)
     sequence: int = 0
     is_lost: bool = False  # it lagged too far behind; its stream must end, so that it asks again
+    has_ended: bool = False
 
     def add(self, changes: CacheChanges) -> None:
         """Merges newer changes into the pending ones."""
@@ -44,38 +45,62 @@ class Subscription:
         return events
 
 
+@dataclass(frozen=True, slots=True)
+class CacheState:
+    """What changed since the last look, and what the cache holds now."""
+
+    changes: CacheChanges
+    snapshot: list[BlockHash]
+
+
 class CacheFeed:
-    """Owns the subscriptions to one engine's cache."""
+    """Owns the subscriptions to one engine's cache.
+
+    What the engine hands out it hands out once. So it is spread in the callbacks of its futures, which run in the
+    engine's order, whether or not the stream that asked is still there.
+    """
 
     def __init__(self, host: EngineHost) -> None:
         self._host = host
         self._subscriptions: list[Subscription] = []
-        self._lock = asyncio.Lock()  # changes reach the subscriptions in the order in which they were taken
 
     @asynccontextmanager
     async def subscribe(self) -> AsyncIterator[Subscription]:
         """A subscription that starts with a snapshot."""
         subscription = Subscription()
-        async with self._lock:
-            changes, snapshot = await self._host.call(_changes_and_snapshot)
-            self._spread(changes)
-            subscription.stored = dict.fromkeys(snapshot)
-            self._subscriptions.append(subscription)
+
+        def begin(state: "asyncio.Future[CacheState]") -> None:
+            if not state.cancelled() and state.exception() is None:
+                self._spread(state.result().changes)
+                if not subscription.has_ended:
+                    subscription.stored = dict.fromkeys(state.result().snapshot)
+                    self._subscriptions.append(subscription)
+
+        asking = self._host.call(_state)
+        asking.add_done_callback(begin)
         try:
+            await asyncio.shield(asking)
             yield subscription
         finally:
-            self._subscriptions.remove(subscription)
+            subscription.has_ended = True
+            if subscription in self._subscriptions:
+                self._subscriptions.remove(subscription)
 
     async def refresh(self) -> None:
         """Takes what changed since the last time."""
-        async with self._lock:
-            self._spread(await self._host.call(lambda engine: engine.blocks.cache.take_changes()))
+
+        def spread(changes: "asyncio.Future[CacheChanges]") -> None:
+            if not changes.cancelled() and changes.exception() is None:
+                self._spread(changes.result())
+
+        asking = self._host.call(lambda engine: engine.blocks.cache.take_changes())
+        asking.add_done_callback(spread)
+        await asyncio.shield(asking)
 
     def _spread(self, changes: CacheChanges) -> None:
         for subscription in self._subscriptions:
             subscription.add(changes)
 
 
-def _changes_and_snapshot(engine: Engine) -> tuple[CacheChanges, list[BlockHash]]:
-    cache = engine.blocks.cache
-    return cache.take_changes(), cache.snapshot()
+def _state(engine: Engine) -> CacheState:
+    return CacheState(engine.blocks.cache.take_changes(), engine.blocks.cache.snapshot())

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.errors import EngineError
 from engine.loop import EngineLoop
 from engine.outputs import EngineStats, StepOutput
 from kvtransfer.base import KVTransport, PoolDescription
@@ -23,7 +24,7 @@ class EngineHost:
         """To be made on the event loop, which must run for as long as the host."""
         self.config: EngineConfig = engine.config
         self.fingerprint = engine.fingerprint
-        self.max_model_len = engine.max_model_len
+        self.finish_rule = engine.finish_rule
         self.block_bytes = engine.layout.block_bytes
         self.pool_tensor = engine.pool
         self.transport = transport
@@ -32,11 +33,6 @@ class EngineHost:
         self._loop = asyncio.get_running_loop()
         self._listeners: list[Callable[[StepOutput], None]] = []
         self._engine_loop = EngineLoop(engine, self._post_step, self._post_failure)
-
-    @property
-    def last_step_at_s(self) -> float:
-        """Monotonic clock at the end of the last step."""
-        return self._engine_loop.last_step_at_s
 
     def listen(self, listener: Callable[[StepOutput], None]) -> None:
         """`listener` hears every step's output, on the event loop."""
@@ -60,10 +56,6 @@ class EngineHost:
         """Load now, and counters since the start."""
         return await self.call(Engine.stats)
 
-    def stats_now(self) -> EngineStats:
-        """The same, for a thread that is not the event loop's."""
-        return self._engine_loop.call(Engine.stats).result()
-
     def _post_step(self, output: StepOutput) -> None:
         self._loop.call_soon_threadsafe(self._dispatch, output)
 
@@ -80,6 +72,7 @@ class EngineHost:
 
 
 def _note_failure(future: "asyncio.Future[T]") -> None:
-    """A call that nobody awaits must not fail unseen; one that somebody awaits fails there too."""
-    if not future.cancelled() and (error := future.exception()) is not None:
-        logger.debug("engine call refused: %s", error)
+    """A call that nobody awaits must not fail unseen."""
+    error = None if future.cancelled() else future.exception()
+    if error is not None and not isinstance(error, EngineError):
+        logger.error("a call into the engine failed", exc_info=error)

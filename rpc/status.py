@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from grpc import StatusCode
 
-from engine.errors import EngineError, InvalidRequest, QueueFull, UnsupportedModel
+from engine.errors import EngineEnded, EngineError, InvalidRequest, QueueFull, UnsupportedModel
 from kvtransfer.errors import (
     ChecksumMismatch,
     PeerLost,
@@ -57,6 +57,7 @@ _TABLE: dict[type[BaseException], Status] = {
     InvalidRequest: Status(StatusCode.INVALID_ARGUMENT, 400, "invalid_request_error"),
     QueueFull: Status(StatusCode.RESOURCE_EXHAUSTED, 429, "rate_limit_error"),
     UnsupportedModel: Status(StatusCode.UNIMPLEMENTED, 501, "invalid_request_error"),
+    EngineEnded: Status(StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),
     EngineError: _INTERNAL,
     NotFound: Status(StatusCode.NOT_FOUND, 404, "invalid_request_error"),
     Unavailable: Status(StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),

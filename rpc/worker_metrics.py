@@ -1,28 +1,51 @@
 """A worker's figures for Prometheus, under the names that vLLM's users know, with our prefix."""
 
+import asyncio
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from engine.outputs import EngineStats
+from kvtransfer.base import PeerId
 from rpc.engine_host import EngineHost
 from rpc.worker_counters import WorkerCounters
 
+SCRAPE_TIMEOUT_S = 5.0
 Family = CounterMetricFamily | GaugeMetricFamily
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerSnapshot:
+    """A worker's figures at one time."""
+
+    stats: EngineStats
+    counters: WorkerCounters
+    transports: dict[PeerId, str]
+
+
 class WorkerMetrics(Collector):
-    """Reads the engine's and the worker's counters whenever it is scraped."""
+    """Reads the engine's and the worker's counters whenever it is scraped, from the event loop, which owns them."""
 
     def __init__(self, host: EngineHost, counters: WorkerCounters, worker_id: str, model: str) -> None:
         self._host = host
         self._counters = counters
         self._labels = {"worker": worker_id, "model_name": model}
+        self._loop = asyncio.get_running_loop()
+
+    async def _snapshot(self) -> WorkerSnapshot:
+        stats = await self._host.stats()
+        choices = self._host.transport.choices
+        return WorkerSnapshot(
+            stats, replace(self._counters), {peer: choice.transport for peer, choice in choices.items()}
+        )
 
     def collect(self) -> Iterator[Family]:
-        """All figures, from one look at the engine between two steps."""
-        stats, counters = self._host.stats_now(), self._counters
+        """All figures; called on a thread of the HTTP server."""
+        snapshot = asyncio.run_coroutine_threadsafe(self._snapshot(), self._loop).result(SCRAPE_TIMEOUT_S)
+        stats, counters = snapshot.stats, snapshot.counters
         usage = 1 - stats.num_free_blocks / stats.num_blocks
         yield self._gauge("num_requests_running", "Requests in the batch.", stats.num_running)
         yield self._gauge("num_requests_waiting", "Requests admitted and not in the batch.", stats.num_waiting)
@@ -40,9 +63,13 @@ class WorkerMetrics(Collector):
         transports = GaugeMetricFamily(
             "baton:kv_transport_info", "Transport in use for each peer.", labels=[*self._labels, "peer", "transport"]
         )
-        for peer, choice in self._host.transport.choices.items():
-            transports.add_metric([*self._labels.values(), peer, choice.transport], 1)
+        for peer, transport in snapshot.transports.items():
+            transports.add_metric([*self._labels.values(), peer, transport], 1)
         yield transports
+
+    def describe(self) -> Iterator[Family]:
+        """Nothing: a registry that asks for the figures' names at its start would wait for this very event loop."""
+        return iter(())
 
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
         family = GaugeMetricFamily(f"baton:{name}", text, labels=list(self._labels))

@@ -15,7 +15,7 @@ ENGINE_OPTIONS = {
     "max_model_len": OptionInfo("Longest prompt plus output in tokens; unset: what the checkpoint allows.", minimum=1),
     "max_num_batched_tokens": OptionInfo("Token budget of an engine step.", minimum=1),
     "max_num_seqs": OptionInfo("Most requests in a batch.", minimum=1),
-    "max_num_waiting": OptionInfo("Most requests in the waiting queue; more are refused.", minimum=0),
+    "max_num_waiting": OptionInfo("Most requests in the waiting queue; more are refused.", minimum=1),
     "enable_prefix_caching": OptionInfo("Keep the KV of finished requests for prompts that start alike."),
     "num_threads": OptionInfo("Threads of torch.", minimum=1, maximum=4096),
 }

@@ -120,7 +120,7 @@ def _register_common(server: grpc.aio.Server, core: WorkerCore, health_servicer:
         fingerprint=host.fingerprint,
         block_size=host.config.block_size,
         num_blocks=host.pool.num_blocks,
-        max_model_len=host.max_model_len,
+        max_model_len=host.finish_rule.max_model_len,
         pool=pool_to_proto(host.pool),
         transport=config.transport,
     )
@@ -148,7 +148,10 @@ async def _wait(stopping: asyncio.Event, host: EngineHost) -> None:
 
 
 async def _drain(core: WorkerCore) -> None:
-    try:
-        await asyncio.wait_for(core.drain.wait_idle(), core.config.drain_timeout_s)
-    except TimeoutError:
-        logger.warning("%d requests had not ended when the drain's time was over", core.drain.num_requests)
+    """Returns once no request is left, the time is over, or the engine fails."""
+    idle = asyncio.ensure_future(core.drain.wait_idle())
+    waits: list[asyncio.Future[Any]] = [idle, core.host.failed]
+    await asyncio.wait(waits, timeout=core.config.drain_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    if not idle.done():
+        logger.warning("%d requests had not ended when the drain was over", core.drain.num_requests)
+        idle.cancel()

@@ -29,7 +29,7 @@ class Stage:
 class TrainingPlan:
     """How long and how fast. Long windows come last: short ones teach more in the same time."""
 
-    stages: tuple[Stage, ...] = (Stage(1600, 256, 8), Stage(50, 4096, 1))
+    stages: tuple[Stage, ...] = (Stage(1000, 256, 8), Stage(500, 1024, 2), Stage(80, 4096, 1))
     peak_learning_rate: float = 4e-3
     final_share: float = 0.03  # of the peak, at the last step
     warmup_steps: int = 60

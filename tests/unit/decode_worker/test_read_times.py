@@ -2,19 +2,31 @@
 
 import pytest
 
-from decode_worker.handover import ReadTimes
+from decode_worker.read_times import Read, ReadTimes
 
 
 def test_reads_before_the_last_chunk_are_hidden() -> None:
-    times = ReadTimes(reads=[(1.0, 0.2), (2.0, 0.3), (5.2, 0.2)], last_computed_at_s=5.0)
+    times = ReadTimes([Read(1.0, 0.2), Read(2.0, 0.3), Read(5.2, 0.2)], last_computed_at_s=5.0, complete_at_s=5.3)
     assert times.transfer_s == pytest.approx(0.7)
     assert times.exposed_transfer_s == pytest.approx(0.2)
+    assert times.handover_s == pytest.approx(0.3)
 
 
 def test_a_read_that_was_under_way_is_hidden_in_part() -> None:
-    times = ReadTimes(reads=[(5.1, 0.4)], last_computed_at_s=5.0)
+    times = ReadTimes()
+    times.note_computed(5.0, 5.05)
+    times.note_read(5.1, 0.4)
     assert times.exposed_transfer_s == pytest.approx(0.1)
 
 
-def test_without_reads_nothing_is_exposed() -> None:
-    assert ReadTimes(last_computed_at_s=5.0).exposed_transfer_s == 0
+def test_what_never_came_took_no_time() -> None:
+    times = ReadTimes(last_computed_at_s=5.0)
+    assert times.exposed_transfer_s == 0
+    assert times.handover_s == 0
+
+
+@pytest.mark.parametrize("other_clock_s", [7.0, 1_000_000.0, -3.0])
+def test_another_hosts_clock_is_not_believed(other_clock_s: float) -> None:
+    times = ReadTimes()
+    times.note_computed(other_clock_s, 5.0 if other_clock_s == 7.0 else 500.0)
+    assert times.last_computed_at_s == (5.0 if other_clock_s == 7.0 else 500.0)

@@ -9,7 +9,7 @@ from zlib import crc32
 
 from engine.outputs import SampledToken
 from engine.request import BlockId, Request
-from engine.scheduler import ScheduledRequest, StepResult
+from engine.schedule import ScheduledRequest, StepResult
 
 VOCAB = 50
 

@@ -7,7 +7,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import InvalidRequest
+from engine.errors import EngineEnded, InvalidRequest
 from engine.loop import EngineLoop
 from engine.outputs import StepOutput
 from engine.request import FinishReason, Request, RequestId
@@ -74,14 +74,12 @@ def test_a_request_that_cannot_go_on_costs_no_steps(model: Path) -> None:
     _, pinned = loop.call(lambda engine: (0, engine.blocks.cache.allocate(engine.blocks.num_usable))).result(timeout=60)
     loop.call(lambda engine: engine.add(make_request("a", 4))).result(timeout=60)
     loop.call(Engine.stats).result(timeout=60)
-    steps_before = loop.last_step_at_s
     for _ in range(20):  # each wakes the loop for one try at most
         loop.call(Engine.stats).result(timeout=60)
     assert "a" not in listener.tokens
     loop.call(lambda engine: engine.blocks.cache.release(pinned)).result(timeout=60)
     assert listener.ended.wait(60)
     assert len(listener.tokens["a"]) == 4
-    assert loop.last_step_at_s > steps_before
     loop.stop()
 
 
@@ -98,3 +96,28 @@ def test_a_failing_step_ends_the_loop(model: Path, monkeypatch: pytest.MonkeyPat
     loop.call(lambda engine: engine.add(make_request("a", 4))).result(timeout=60)
     assert listener.ended.wait(60)
     assert [str(error) for error in listener.errors] == ["broken model"]
+    with pytest.raises(EngineEnded):
+        loop.call(Engine.stats).result(timeout=60)
+
+
+def test_calls_that_come_too_late_fail(model: Path) -> None:
+    listener = Listener()
+    loop = EngineLoop(make_engine(model), listener.on_step, listener.on_failure)
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold(_: Engine) -> None:
+        entered.set()
+        leave.wait(60)
+
+    loop.start()
+    loop.call(hold)
+    assert entered.wait(60)
+    stopping = threading.Thread(target=loop.stop)
+    stopping.start()
+    late = loop.call(Engine.stats)
+    leave.set()
+    stopping.join(60)
+    outcome = late.exception(timeout=60)  # it came before the loop's last look or after it
+    assert outcome is None or isinstance(outcome, EngineEnded)
+    with pytest.raises(EngineEnded):
+        loop.call(Engine.stats).result(timeout=60)

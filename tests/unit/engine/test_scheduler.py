@@ -8,10 +8,12 @@ import pytest
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest, QueueFull
+from engine.finish_rule import FinishRule
 from engine.outputs import RequestOutput, SampledToken
 from engine.request import FinishReason, Request, RequestId, RequestStatus
 from engine.sampling_params import SamplingParams
-from engine.scheduler import Received, Scheduler
+from engine.schedule import Received
+from engine.scheduler import Scheduler
 from tests.unit.engine.fake_model import VOCAB, FakeModel, reference
 
 BLOCK_SIZE = 4
@@ -28,7 +30,7 @@ class Rig:
 
     def __post_init__(self) -> None:
         blocks = BlockManager(self.num_blocks, BLOCK_SIZE, self.config.enable_prefix_caching)
-        self.scheduler = Scheduler(self.config, blocks, max_model_len=100, eos_token_ids=frozenset({VOCAB}))
+        self.scheduler = Scheduler(self.config, blocks, FinishRule(frozenset({VOCAB}), max_model_len=100))
         self.model = FakeModel(self.num_blocks, BLOCK_SIZE)
         self.outputs: dict[RequestId, list[int]] = {}
         self.ends: dict[RequestId, FinishReason] = {}
@@ -55,7 +57,7 @@ class Rig:
         lens = [item.num_new_tokens for item in schedule.requests]
         assert sum(lens) <= self.config.max_num_batched_tokens
         assert lens == sorted(lens, key=lambda length: length > 1)
-        assert len(self.scheduler.running) <= self.config.max_num_seqs
+        assert len(lens) <= self.config.max_num_seqs
         for output in self.scheduler.update(schedule.requests, self.model.run(schedule.requests)):
             self.take(output)
         self.scheduler.check_integrity()
@@ -78,10 +80,12 @@ class Rig:
             if with_token:
                 sampled = SampledToken(reference(request.token_ids, 1)[0])
                 self.outputs[request.request_id].append(sampled.token_id)
-        output = self.scheduler.end_receive(request.request_id, Received(num_tokens, sampled))
+                reason = self.scheduler.finish_rule.reason(request, sampled.token_id)
+                if reason is not None:
+                    self.ends[request.request_id] = reason
+                    self.scheduler.abort(request.request_id)
+        self.scheduler.end_receive(request.request_id, Received(num_tokens, sampled))
         self.scheduler.check_integrity()
-        if output is not None:
-            self.take(output)
 
     def run_to_end(self) -> None:
         """Steps until nothing is left."""
@@ -273,6 +277,24 @@ def test_the_queue_is_bounded_and_ids_are_unique() -> None:
     with pytest.raises(QueueFull, match="bound"):
         rig.add("c", [1], 1)
     rig.run_to_end()
+
+
+def test_requests_computed_elsewhere_do_not_keep_others_out() -> None:
+    rig = Rig(num_blocks=60)
+    for number in range(20):
+        rig.add(f"elsewhere {number}", [number] * 6, 4, receives_kv=True)
+    rig.add("here", [1, 2, 3], 1)
+    rig.step()
+    assert len(rig.receiving) == 20
+    assert rig.outputs[RequestId("here")] == reference([1, 2, 3], 1)
+    rig.run_to_end()
+    assert rig.outputs[RequestId("elsewhere 19")] == reference([19] * 6, 4)
+
+
+def test_a_request_that_has_all_its_tokens_is_refused() -> None:
+    rig = Rig()
+    with pytest.raises(InvalidRequest, match="2 output tokens already"):
+        rig.scheduler.add(Request(RequestId("moved"), [1, 2, 3, 4], 2, SamplingParams(max_tokens=2)))
 
 
 def test_a_budget_that_would_starve_prompts_is_refused() -> None:

@@ -1,0 +1,73 @@
+"""Fills requests' blocks from elsewhere, and makes sure that every fill ends."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from engine.errors import EngineEnded
+from engine.request import Request
+from engine.schedule import Received
+from kvtransfer.receiver import BlockReceiver
+from protos import worker_pb2
+from rpc.engine_host import EngineHost
+from rpc.pool_description import pool_from_proto
+
+logger = logging.getLogger(__name__)
+
+
+class BlockFills:
+    """Owns the tasks that fill blocks of receiving requests.
+
+    A fill may be cancelled at any moment, even before its first step. It ends in the engine only when it is over and
+    nothing can be written into the request's blocks any more.
+    """
+
+    def __init__(self, host: EngineHost) -> None:
+        self._host = host
+        self._endings: set[asyncio.Task[None]] = set()
+
+    def start(
+        self,
+        request: Request,
+        filling: Coroutine[Any, Any, None],
+        outcome: Callable[["asyncio.Task[None]"], Received],
+    ) -> "asyncio.Task[None]":
+        """Runs `filling`; when it has ended, however, `outcome` says what came. The task returned may be cancelled."""
+        task = asyncio.create_task(filling)
+        ending = asyncio.create_task(self._end(request, list(request.block_table), task, outcome))
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+        return task
+
+    def refuse(self, request: Request) -> None:
+        """Ends the fill of a request that nobody wants any more."""
+        self._host.call(lambda engine: engine.end_receive(request.request_id, Received(0)))
+
+    async def close(self) -> None:
+        """Returns once every fill has ended; the caller has cancelled them."""
+        while self._endings:
+            await asyncio.wait(self._endings)
+
+    async def _end(
+        self,
+        request: Request,
+        blocks: list[int],
+        task: "asyncio.Task[None]",
+        outcome: Callable[["asyncio.Task[None]"], Received],
+    ) -> None:
+        await asyncio.wait([task])
+        received = outcome(task)
+        await self._host.transport.quarantine.wait_clear(blocks)
+        try:
+            await self._host.call(lambda engine: engine.end_receive(request.request_id, received))
+        except EngineEnded:
+            logger.info("the engine ended before the fill of %s did", request.request_id)
+
+
+async def connect_receiver(
+    host: EngineHost, pool: worker_pb2.KVPool, blocks: list[int], num_known_blocks: int, deadline_s: float
+) -> BlockReceiver:
+    """Gets ready to read a peer's blocks into `blocks`, the first `num_known_blocks` of which are here already."""
+    peer = await host.transport.connect(pool_from_proto(pool))
+    return BlockReceiver(host.transport, peer, host.pool_tensor, blocks, deadline_s, num_known_blocks)
