@@ -177,6 +177,7 @@ class TcpTransport:
         if peer.idle:
             sock = peer.idle.pop()
             asyncio.get_running_loop().remove_reader(sock.fileno())
+            sock.setblocking(True)  # a loop on libuv makes whatever it watches non-blocking
             return sock
         try:
             async with asyncio.timeout(deadline_s):

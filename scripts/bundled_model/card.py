@@ -69,9 +69,9 @@ The documentation strings are part of Python, copyright Python Software Foundati
 | smallest and largest share of an expert in its layer's tokens | \
 {evaluation.smallest_expert_share:.1%}, {evaluation.largest_expert_share:.1%} |
 
-Training loss is the mean over the steps since the line before, on a mixture of pages and conversations, load-balancing
-term included; held-out loss is on pages only. Both are in nats a token. The last {long_steps} steps are on full
-contexts.
+Training loss is the mean over the steps since the line before, on a mixture of pages and conversations; held-out loss
+is on pages only, of at most 512 tokens. Both are in nats a token. Training windows grow: {stages}
+tokens.
 
 | step | tokens | training loss | held-out loss |
 |---:|---:|---:|---:|
@@ -105,7 +105,7 @@ def write_card(
         vocab=config.vocab_size,
         context=config.max_position_embeddings,
         held_out_one_in=HELD_OUT_ONE_IN,
-        long_steps=plan.stages[-1].num_steps,
+        stages=", then ".join(f"{stage.num_steps} steps on windows of {stage.window}" for stage in plan.stages),
         evaluation=evaluation,
         curve="\n".join(rows),
         answers="\n".join(f"- **{question}**\n  {answer}" for question, answer in evaluation.answers),

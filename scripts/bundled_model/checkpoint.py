@@ -24,7 +24,6 @@ def build_model(tokenizer: PreTrainedTokenizerFast, vocab_size: int, max_length:
         num_experts=8,
         num_experts_per_tok=2,
         norm_topk_prob=True,
-        router_aux_loss_coef=0.02,
         tie_word_embeddings=True,
         max_position_embeddings=max_length,
         eos_token_id=tokenizer.convert_tokens_to_ids(END_OF_TURN),
@@ -43,7 +42,7 @@ def save_checkpoint(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFa
         temperature=0.7,
         top_p=0.9,
         top_k=20,
-        repetition_penalty=1.05,
+        max_new_tokens=512,  # should it not find an end
         eos_token_id=[tokenizer.convert_tokens_to_ids(name) for name in (END_OF_TURN, END_OF_TEXT)],
         pad_token_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT),
     )

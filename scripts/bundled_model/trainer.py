@@ -34,6 +34,7 @@ class TrainingPlan:
     final_share: float = 0.03  # of the peak, at the last step
     warmup_steps: int = 60
     clip_norm: float = 1.0
+    balance_weight: float = 0.03  # of the load-balancing loss
     report_every: int = 100
 
     @property
@@ -56,7 +57,7 @@ class Progress:
 
     step: int
     num_tokens: int
-    train_loss: float  # mean since the last line, load balancing included
+    train_loss: float  # mean since the last line
     held_out_loss: float
     cpu_s: float  # of this process
 
@@ -71,6 +72,11 @@ class Trainer:
     plan: TrainingPlan
     seed: int
     curve: list[Progress] = field(default_factory=list)
+
+    @property
+    def top_k(self) -> int:
+        """Experts that work on a token."""
+        return int(self.model.config.num_experts_per_tok)
 
     def run(self, report: Callable[[Progress], None]) -> None:
         """Trains through all stages; `report` is called at each line of the loss curve."""
@@ -93,9 +99,24 @@ class Trainer:
             yield from islice(self.corpus.batches(stage.num_windows, stage.window, rng), stage.num_steps)
 
     def _backward(self, batch: Tensor) -> float:
-        output = self.model(input_ids=batch, labels=batch, output_router_logits=True, use_cache=False)
-        output.loss.backward()
-        return float(output.loss.detach())
+        output = self.model(input_ids=batch, output_router_logits=True, use_cache=False)
+        logits = output.logits[:, :-1].float()
+        loss = functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        balance = torch.stack([load_balance(router_logits, self.top_k) for router_logits in output.router_logits])
+        (loss + self.plan.balance_weight * balance.mean()).backward()
+        return float(loss.detach())
+
+
+def load_balance(router_logits: Tensor, top_k: int) -> Tensor:
+    """1 if the experts of a layer are used evenly, more if not (Fedus et al. 2021, Switch Transformers, section 2.2).
+
+    router_logits: [num_tokens, num_experts]. Layer by layer: summed over all, layers could make up for one another.
+    """
+    num_experts = router_logits.shape[1]
+    probabilities = router_logits.float().softmax(-1)
+    chosen = probabilities.topk(top_k).indices.flatten()
+    shares = torch.bincount(chosen, minlength=num_experts) / len(chosen)
+    return num_experts * (shares * probabilities.mean(0)).sum()
 
 
 @torch.no_grad()

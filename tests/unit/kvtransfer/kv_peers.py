@@ -12,6 +12,7 @@ from multiprocessing.context import ForkServerProcess
 from typing import Protocol
 
 import torch
+import uvloop
 from torch import Tensor
 
 from kvtransfer.auto import AutoTransport, Backend
@@ -152,7 +153,7 @@ def serve(pipe: Connection, backend: str, identity: PoolIdentity, shape: tuple[i
     if backend == "nixl_emulated":
         os.environ["UCX_TLS"] = "tcp"
     logging.getLogger().setLevel(logging.ERROR)
-    asyncio.run(_serve(pipe, backend, identity, shape, seed))
+    uvloop.run(_serve(pipe, backend, identity, shape, seed))
 
 
 async def _serve(pipe: Connection, backend: str, identity: PoolIdentity, shape: tuple[int, int], seed: int) -> None:
