@@ -29,5 +29,10 @@ lint: setup
 	$(BIN)/lint-imports
 	sh scripts/check_protos.sh
 
+bench: setup
+	$(BIN)/python -m benchmarks.kv_transfer --json benchmarks/results/kv_transfer.json
+	$(BIN)/python -m benchmarks.handover --json benchmarks/results/handover.json
+	$(BIN)/python -m benchmarks.serve --json benchmarks/results/serve.json
+
 protos: setup
 	sh scripts/generate_protos.sh

@@ -42,6 +42,8 @@ class ClusterPlan:
         env = {"OMP_NUM_THREADS": str(num_threads)} if num_threads is not None else {}
         # A step's tensors come and go; kept by the allocator, their pages are not faulted in again each time.
         env |= {"MALLOC_MMAP_THRESHOLD_": str(MMAP_THRESHOLD_BYTES), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+        # Every step reads all weights: in huge pages (where the kernel gives them to who asks) a fifth faster.
+        env |= {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
         return self._spec(worker.worker_id, module, flags_of(worker), log_dir, env)
 
     def _spec(self, name: str, module: str, flags: list[str], log_dir: Path, env: dict[str, str]) -> ProcessSpec:

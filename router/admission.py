@@ -9,7 +9,7 @@ from router.errors import Draining
 
 
 class Admission:
-    """Owns the count of choices being generated, and whether new ones are taken."""
+    """Owns the count of choices taken on, from before their prompts are tokenised, and whether new ones are."""
 
     def __init__(self, max_inflight: int) -> None:
         self._max_inflight = max_inflight

@@ -8,6 +8,7 @@ from protos.worker_pb2 import AbortCommand, GenerateCommand, Hello, RouterMessag
 from protos.worker_pb2_grpc import DecodeStub
 from router.errors import WorkerLost
 from router.mailbox import Mailbox
+from rpc.status import Unavailable
 
 
 class AttachStream:
@@ -18,10 +19,10 @@ class AttachStream:
         self._mailboxes: dict[str, Mailbox] = {}
         # Bounded by the router's bound on requests: one command and at most one abort each.
         self._outgoing: asyncio.Queue[RouterMessage] = asyncio.Queue()
-        self._lost: WorkerLost | None = None
+        self._lost: Unavailable | None = None
 
     def submit(self, command: GenerateCommand) -> Mailbox:
-        """Sends a request; its news come to the mailbox. Raises WorkerLost if the stream has ended."""
+        """Sends a request; its news come to the mailbox. Raises what the stream was closed with, if it was."""
         if self._lost is not None:
             raise self._lost
         mailbox = self._mailboxes[command.request_id] = Mailbox()
@@ -53,8 +54,8 @@ class AttachStream:
             await asyncio.gather(writer, return_exceptions=True)
             call.cancel()
 
-    def close(self, error: WorkerLost) -> None:
-        """The stream has ended: every request on it fails with the error."""
+    def close(self, error: Unavailable) -> None:
+        """No request goes on: every one, and any to come, fails with the error."""
         self._lost = error
         mailboxes, self._mailboxes = self._mailboxes, {}
         for mailbox in mailboxes.values():

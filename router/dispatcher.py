@@ -5,12 +5,13 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 
 from engine.errors import QueueFull
 from protos import common_pb2
 from protos.worker_pb2 import GenerateCommand, PeerWorker, RequestDelta
 from router.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerSnapshot
-from router.errors import NoWorker, WorkerLost
+from router.errors import Draining, NoWorker, WorkerLost
 from router.generation import Generation
 from router.load import LoadEstimate
 from router.metrics import RouterMetrics
@@ -55,7 +56,7 @@ class Dispatcher:
     ) -> AsyncGenerator[RequestDelta, None]:
         """News of a choice until its end. `preferred`: id of a decode worker that has the prompt cached.
 
-        Raises NoWorker, QueueFull, InvalidRequest or what else the worker said. Closing it cancels the choice.
+        Raises NoWorker, Draining, QueueFull, InvalidRequest or what else the worker said. Closing it cancels the choice.
         """
         progress = _Progress(list(generation.token_ids))
         while True:
@@ -65,7 +66,7 @@ class Dispatcher:
                     async for delta in deltas:
                         yield delta
                 return
-            except NoWorker:
+            except (NoWorker, Draining):
                 raise
             except (QueueFull, Unavailable) as error:
                 if not isinstance(error, WorkerLost):
@@ -98,12 +99,12 @@ class Dispatcher:
         if preferred is not None and not progress.attempt:
             plan = _pinned(plan, cluster, preferred)
         self._pool.take_turn()
-        self._metrics.plans.labels(plan.kind.value).inc()
+        self._metrics.planned(plan.kind.value)
         logger.debug("%s: %s", generation.request.request_id, plan.reason)
         return plan
 
     def _routed(self, generation: Generation, progress: _Progress, cluster: ClusterSnapshot) -> RoutedRequest:
-        cached = self._pool.cached_tokens(cluster, progress.token_ids, generation.request.cache_salt)
+        cached = self._pool.cached_tokens(cluster, partial(generation.hashes.extended, progress.token_ids))
         num_final_tokens = len(generation.token_ids) + generation.sampling.max_tokens
         return RoutedRequest(len(progress.token_ids), cached, num_final_tokens)
 

@@ -6,6 +6,7 @@ from hashlib import blake2b
 
 from engine.sampling_params import SamplingParams
 from protos.common_pb2 import PositionLogprobs, ServedBy
+from router.prompt_hashes import PromptHashes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,10 @@ class Generation:
     request: GenerationRequest
     token_ids: list[int]  # of the prompt
     sampling: SamplingParams  # seed and max_tokens are set
+    hashes: PromptHashes = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hashes", PromptHashes(self.token_ids, self.request.cache_salt))
 
     def choice_sampling(self, index: int) -> SamplingParams:
         """Options of one choice: each has a seed of its own, the first the request's."""

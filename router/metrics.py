@@ -9,6 +9,7 @@ PREFIX = "baton:"
 TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
 REQUEST_BUCKETS_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+CHOICE_BUCKETS = (1, 2, 5, 10, 20)
 LENGTH_BUCKETS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 
 
@@ -28,8 +29,10 @@ class RouterMetrics:
             ["model_name", "finished_reason"],
             registry=self.registry,
         )
-        self.plans = Counter(f"{PREFIX}requests_by_plan", "Requests routed, by plan.", ["plan"], registry=self.registry)
-        self.failovers = Counter(f"{PREFIX}failovers", "Requests sent again to a worker.", registry=self.registry)
+        self._plans = Counter(
+            f"{PREFIX}requests_by_plan", "Requests routed, by plan.", ["model_name", "plan"], registry=self.registry
+        )
+        self.failovers = self._counter("failovers", "Requests sent again to a worker.")
         self._ttft = self._histogram("time_to_first_token_seconds", "Request to first token.", TTFT_BUCKETS_S)
         self._itl = self._histogram("inter_token_latency_seconds", "Between two tokens.", TOKEN_BUCKETS_S)
         self._tpot = self._histogram(
@@ -38,7 +41,10 @@ class RouterMetrics:
         self._e2e = self._histogram("e2e_request_latency_seconds", "Request to last token.", REQUEST_BUCKETS_S)
         self._prompt_length = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", LENGTH_BUCKETS)
         self._output_length = self._histogram("request_generation_tokens", "Tokens of a choice.", LENGTH_BUCKETS)
-        self.inflight = Gauge(f"{PREFIX}router_inflight", "Choices being generated.", registry=self.registry)
+        self._max_tokens = self._histogram("request_params_max_tokens", "Most tokens of a choice.", LENGTH_BUCKETS)
+        self._num_choices = self._histogram("request_params_n", "Choices of a prompt.", CHOICE_BUCKETS)
+        inflight = Gauge(f"{PREFIX}router_inflight", "Choices taken on.", ["model_name"], registry=self.registry)
+        self.inflight = inflight.labels(model_name)
 
     def _counter(self, name: str, text: str) -> Counter:
         counter = Counter(f"{PREFIX}{name}", text, ["model_name"], registry=self.registry)
@@ -47,6 +53,15 @@ class RouterMetrics:
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         histogram = Histogram(f"{PREFIX}{name}", text, ["model_name"], buckets=buckets, registry=self.registry)
         return histogram.labels(self.model_name)
+
+    def request_came(self, max_tokens: int, num_choices: int) -> None:
+        """A prompt with these options is to be served."""
+        self._max_tokens.observe(max_tokens)
+        self._num_choices.observe(num_choices)
+
+    def planned(self, plan: str) -> None:
+        """A choice was routed by a plan of this kind."""
+        self._plans.labels(self.model_name, plan).inc()
 
     def prompt_done(self, num_tokens: int, num_cached_tokens: int) -> None:
         """A prompt was computed."""

@@ -14,6 +14,7 @@ class ModelInfo:
 
     name: str  # for clients
     vocab_size: int  # logits a position
+    max_model_len: int  # tokens of the checkpoint's context; workers may take fewer
     sampling_defaults: SamplingParams  # of generation_config.json, else the usual ones
     default_max_tokens: int | None  # of generation_config.json
     created_s: int  # Unix time at which this router began to serve it
@@ -31,4 +32,7 @@ def read_model_info(directory: str, name: str) -> ModelInfo:
         min_p=usual.min_p if given.min_p is None else given.min_p,
         repetition_penalty=usual.repetition_penalty if given.repetition_penalty is None else given.repetition_penalty,
     )
-    return ModelInfo(name, read_model_config(path).vocab_size, defaults, given.max_new_tokens, int(time.time()))
+    config = read_model_config(path)
+    return ModelInfo(
+        name, config.vocab_size, config.max_model_len, defaults, given.max_new_tokens, int(time.time())
+    )

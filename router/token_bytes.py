@@ -46,7 +46,9 @@ class TokenBytes:
         if token is None:
             return b""  # models may have more logits than the vocabulary has tokens
         if self._byte_level:
-            return bytes(self._byte_of_character[character] for character in token)
+            # A character outside the table was added to the vocabulary as it is.
+            table = self._byte_of_character
+            return b"".join(bytes([table[each]]) if each in table else each.encode() for each in token)
         if self._sentencepiece:
             byte = BYTE_TOKEN.fullmatch(token)
             return bytes([int(byte[1], 16)]) if byte else token.replace(METASPACE, " ").encode()

@@ -7,7 +7,6 @@ requests fail with WorkerLost (and are sent again by whoever waits for them), an
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable
 from enum import Enum
 
@@ -17,24 +16,19 @@ from protos.worker_pb2 import DescribeRequest, Hello, WatchRequest, WorkerDescri
 from protos.worker_pb2 import WorkerRole as RoleNumber
 from protos.worker_pb2_grpc import WorkerStub
 from router.attach_stream import AttachStream
+from router.backoff import Backoff
 from router.cluster import WorkerRole, WorkerSnapshot
 from router.errors import WorkerLost
 from router.load import LoadEstimate
 from router.prefix_index import PrefixIndex
+from rpc.grpc_options import CHANNEL_OPTIONS
+from rpc.status import Unavailable
 
 logger = logging.getLogger(__name__)
 
 DESCRIBE_TIMEOUT_S = 5.0
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 1.0
-CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.keepalive_time_ms", 10_000),  # finds a worker out that is stopped or whose host is gone
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # a new attempt really connects anew, without an earlier one's backoff
-)
 ROLES = {
     RoleNumber.WORKER_ROLE_PREFILL: WorkerRole.PREFILL,
     RoleNumber.WORKER_ROLE_DECODE: WorkerRole.DECODE,
@@ -73,7 +67,7 @@ class WorkerConnection:
 
     async def run(self) -> None:
         """Keeps the connection until cancelled."""
-        backoff_s = FIRST_BACKOFF_S
+        backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
         while True:
             reason = "the router closed the connection"
             try:
@@ -81,10 +75,13 @@ class WorkerConnection:
             except* (grpc.RpcError, WorkerLost, ValueError) as group:
                 reason = _reason(group)
             finally:
-                was_ready = self.state is not ConnectionState.CONNECTING
                 self._forget(reason)
-            backoff_s = FIRST_BACKOFF_S if was_ready else min(2 * backoff_s, LAST_BACKOFF_S)
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            await backoff.wait()
+
+    def fail_requests(self, error: Unavailable) -> None:
+        """Ends every request at the worker with the error, and any that would be sent there in this life of it."""
+        if self.attach is not None:
+            self.attach.close(error)
 
     def snapshot(self) -> WorkerSnapshot | None:
         """The worker as a policy sees it; None if it takes no requests."""
@@ -120,11 +117,13 @@ class WorkerConnection:
                 tasks.create_task(self._watch(channel, description))
 
     async def _watch(self, channel: grpc.aio.Channel, description: WorkerDescription) -> None:
+        backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
         while True:
             try:
                 await self._follow(channel, description)
             except SequenceGap as gap:
                 logger.warning("%s: %s; taking a new snapshot", description.worker_id, gap)
+            await backoff.wait()  # a worker that finds us too slow must not get slower by our asking
 
     async def _follow(self, channel: grpc.aio.Channel, description: WorkerDescription) -> None:
         """Applies updates until a cache event is missing (SequenceGap) or the stream ends (an error)."""
@@ -168,8 +167,7 @@ class WorkerConnection:
         if self.state is not ConnectionState.CONNECTING or not self.last_error:
             logger.info("no connection to %s: %s", self.address, reason)
         self.last_error = reason
-        if self.attach is not None:
-            self.attach.close(WorkerLost(f"the worker at {self.address} is lost: {reason}"))
+        self.fail_requests(WorkerLost(f"the worker at {self.address} is lost: {reason}"))
         if self.description is not None:
             self._index.reset(self.description.incarnation)
         self.description = self.attach = None

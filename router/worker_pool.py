@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from engine.block_hash import hash_blocks
+from engine.block_hash import BlockHash
 from router.cluster import ClusterSnapshot
 from router.prefix_index import PrefixIndex
 from router.worker_connection import WorkerConnection
+from rpc.status import Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +23,7 @@ class WorkerPool:
         ]
         self._change = asyncio.Event()
         self._turn = 0
+        self._ended: Unavailable | None = None
 
     async def run(self) -> None:
         """Keeps all connections until cancelled."""
@@ -46,12 +48,24 @@ class WorkerPool:
                 return connection
         return None
 
-    def cached_tokens(self, cluster: ClusterSnapshot, token_ids: Sequence[int], cache_salt: str) -> dict[str, int]:
-        """How many of a prompt's first tokens each worker has cached, by incarnation; 0 is left out."""
+    def end(self, error: Unavailable) -> None:
+        """Ends every request at the workers, and every wait for a worker, with the error."""
+        self._ended = error
+        for connection in self.connections:
+            connection.fail_requests(error)
+        self._notify()
+
+    def cached_tokens(
+        self, cluster: ClusterSnapshot, hashes: Callable[[int], Sequence[BlockHash]]
+    ) -> dict[str, int]:
+        """How many of a prompt's first tokens each worker has cached, by incarnation; 0 is left out.
+
+        `hashes` gives the prompt's block hashes for a block size.
+        """
         sizes = {worker.incarnation: worker.block_size for worker in cluster.workers}
         cached: dict[str, int] = {}
         for block_size in set(sizes.values()):
-            for incarnation, num_blocks in self.index.match(hash_blocks(token_ids, block_size, cache_salt)).items():
+            for incarnation, num_blocks in self.index.match(hashes(block_size)).items():
                 if sizes.get(incarnation) == block_size:
                     cached[incarnation] = num_blocks * block_size
         return cached
@@ -61,7 +75,9 @@ class WorkerPool:
         return max((worker.max_model_len for worker in self.snapshot().decoders()), default=None)
 
     async def wait_change(self, timeout_s: float) -> None:
-        """Returns when a worker came or went, or after the time-out."""
+        """Returns when a worker came or went, or after the time-out; raises what the pool ended with."""
+        if self._ended is not None:
+            raise self._ended
         change = self._change
         try:
             await asyncio.wait_for(change.wait(), timeout_s)

@@ -71,13 +71,14 @@ class WorkerSeries(Collector):
         info = GaugeMetricFamily(
             f"{PREFIX}kv_transport_info",
             "1 for the transport in use between a worker and a peer.",
-            labels=("worker", "peer", "transport", "reason"),
+            labels=("model_name", "worker", "peer", "transport", "reason"),
         )
         for connection in self._pool.connections:
             if connection.description is None:
                 continue
             for peer, text in connection.load.reported.peer_transports.items():
                 transport, _, reason = text.partition(" ")
-                labels = (connection.description.worker_id, names.get(peer, peer), transport.rstrip(":,"), reason)
+                worker_id = connection.description.worker_id
+                labels = (self._model_name, worker_id, names.get(peer, peer), transport.rstrip(":,"), reason)
                 info.add_metric(labels, 1)
         return info

@@ -22,7 +22,8 @@ from protos import worker_pb2, worker_pb2_grpc
 from rpc.drain import Drain
 from rpc.engine_host import EngineHost
 from rpc.kv_source import KVSourceService
-from rpc.peers import SERVER_OPTIONS, Channels
+from rpc.peers import Channels
+from rpc.grpc_options import SERVER_OPTIONS
 from rpc.pool_description import pool_to_proto
 from rpc.progress import ProgressReporter
 from rpc.worker_config import WorkerConfig
@@ -38,6 +39,7 @@ ROLES = {
     "decode": worker_pb2.WORKER_ROLE_DECODE,
     "both": worker_pb2.WORKER_ROLE_BOTH,
 }
+ROLE_SERVICES = {"prefill": "Prefill", "decode": "Decode", "both": "Decode"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,11 @@ async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], Worke
     server = grpc.aio.server(options=SERVER_OPTIONS)
     health_servicer = HealthServicer()
     services.register(server)
-    port = _register_common(server, core, health_servicer)
+    port, names = _register_common(server, core, health_servicer)
     host.start()
     await server.start()
-    await health_servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    for name in ("", *names):
+        await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
     if config.metrics_port is not None:
         serve_metrics(
             WorkerMetrics(host, core.counters, config.worker_id, core.model_name), config.host, config.metrics_port
@@ -107,8 +110,10 @@ async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], Worke
         memory.close()
 
 
-def _register_common(server: grpc.aio.Server, core: WorkerCore, health_servicer: HealthServicer) -> int:
-    """Adds what every worker serves, and binds the port; returns the port."""
+def _register_common(
+    server: grpc.aio.Server, core: WorkerCore, health_servicer: HealthServicer
+) -> tuple[int, list[str]]:
+    """Adds what every worker serves, and binds the port; returns the port and the names of the worker services."""
     config, host = core.config, core.host
     port = server.add_insecure_port(f"{config.host}:{config.port}")
     description = worker_pb2.WorkerDescription(
@@ -132,9 +137,10 @@ def _register_common(server: grpc.aio.Server, core: WorkerCore, health_servicer:
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     worker_pb2_grpc.add_KVSourceServicer_to_server(KVSourceService(host, core.drain), server)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    names = [service.full_name for service in worker_pb2.DESCRIPTOR.services_by_name.values()]
+    services = worker_pb2.DESCRIPTOR.services_by_name
+    names = [services[name].full_name for name in ("Worker", "KVSource", ROLE_SERVICES[config.role])]
     reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-    return port
+    return port, names
 
 
 async def _wait(stopping: asyncio.Event, host: EngineHost) -> None:

@@ -1,0 +1,119 @@
+"""Every fill ends in the engine, whenever it is cancelled, and only when nothing can be written any more."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.outputs import StepOutput
+from engine.request import Request, RequestId
+from engine.sampling_params import SamplingParams
+from engine.schedule import Received
+from kvtransfer.base import PoolIdentity
+from kvtransfer.registry import create_transport
+from kvtransfer.shared_pool import SharedPool
+from rpc.block_fills import BlockFills
+from rpc.engine_host import EngineHost
+from tests.checkpoints import make_checkpoint
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("qwen3", tmp_path_factory.mktemp("fills") / "model")
+
+
+@pytest_asyncio.fixture
+async def host(model: Path) -> AsyncIterator[EngineHost]:
+    memory = SharedPool()
+    config = EngineConfig(model=str(model), kv_cache_memory_bytes=1 << 20, num_threads=1)
+    engine = Engine(config, memory.allocate)
+    identity = PoolIdentity(uuid.uuid4().hex, engine.fingerprint)
+    host = EngineHost(engine, create_transport("shared_memory", identity, memory, "127.0.0.1"))
+    host.start()
+    yield host
+    await host.stop()
+    await host.transport.close()
+    memory.close()
+
+
+async def receiving(host: EngineHost) -> Request:
+    """A request that has its blocks and waits for their content."""
+    admitted: asyncio.Future[Request] = asyncio.get_running_loop().create_future()
+
+    def on_step(step: StepOutput) -> None:
+        if step.receiving and not admitted.done():
+            admitted.set_result(step.receiving[0])
+
+    host.listen(on_step)
+    sampling = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    request = Request(RequestId(uuid.uuid4().hex), list(range(3, 53)), 50, sampling, receives_kv=True)
+    await host.call(lambda engine: engine.add(request))
+    return await admitted
+
+
+async def num_held(host: EngineHost) -> int:
+    """Blocks that somebody holds; asserts on the way that all are accounted for."""
+    await host.call(Engine.check_integrity)
+    stats = await host.stats()
+    return stats.num_blocks - stats.num_free_blocks
+
+
+def nothing(_: "asyncio.Task[None]") -> Received:
+    return Received(0)
+
+
+async def test_a_fill_cancelled_before_its_first_step_ends(host: EngineHost) -> None:
+    request = await receiving(host)
+    fills = BlockFills(host)
+    task = fills.start(request, asyncio.sleep(1000), nothing)
+    host.call(lambda engine: engine.abort(request.request_id))
+    task.cancel()
+    await fills.close()
+    assert await num_held(host) == 0
+
+
+async def test_blocks_in_quarantine_are_not_given_back(host: EngineHost) -> None:
+    request = await receiving(host)
+    blocks = list(request.block_table)
+    fills = BlockFills(host)
+    task = fills.start(request, asyncio.sleep(1000), nothing)
+    host.transport.quarantine.hold(blocks[1:3])
+    await host.call(lambda engine: engine.abort(request.request_id))
+    task.cancel()
+    await asyncio.wait([task])
+    closing = asyncio.ensure_future(fills.close())
+    assert await num_held(host) == len(blocks)
+    assert not closing.done()
+    host.transport.quarantine.release(blocks[1:3])
+    await closing
+    assert await num_held(host) == 0
+
+
+async def test_a_fill_that_fails_leaves_the_rest_to_the_engine(host: EngineHost) -> None:
+    request = await receiving(host)
+
+    async def fail() -> None:
+        raise ConnectionError("gone")
+
+    fills = BlockFills(host)
+    fills.start(request, fail(), nothing)
+    await fills.close()
+    while await num_held(host):
+        await asyncio.sleep(0.01)
+    assert request.num_output_tokens == 3
+
+
+async def test_an_ended_engine_keeps_nobody_waiting(host: EngineHost) -> None:
+    request = await receiving(host)
+    fills = BlockFills(host)
+    task = fills.start(request, asyncio.sleep(1000), nothing)
+    await host.stop()
+    task.cancel()
+    async with asyncio.timeout(30):
+        await fills.close()
+    assert task.cancelled()
