@@ -42,6 +42,7 @@ def checkpoint(tmp_path: Path) -> Path:
     directory = tmp_path / "tiny"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(QWEN3))
+    (directory / "tokenizer.json").write_text("{}")
     save_file({"model.embed_tokens.weight": np.zeros((32, 16), np.float32)}, directory / "model.safetensors")
     return directory
 
@@ -117,12 +118,19 @@ def test_an_unsupported_model_is_refused_before_anything_starts(checkpoint: Path
     assert "GPT2LMHeadModel" in result.output
 
 
-def test_a_checkpoint_without_weights_is_refused(checkpoint: Path) -> None:
-    (checkpoint / "model.safetensors").unlink()
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
+def test_a_checkpoint_without_weights_or_tokenizer_is_refused(checkpoint: Path, file: str) -> None:
+    (checkpoint / file).unlink()
     result = run("serve", str(checkpoint))
     assert result.exit_code == 1
-    assert "cannot serve tiny" in result.output
-    assert "safetensors" in result.output
+    assert "cannot serve tiny: no " in result.output
+    assert file.removeprefix("model") in result.output
+
+
+def test_a_context_beyond_the_checkpoints_is_refused_before_anything_starts(checkpoint: Path) -> None:
+    result = run("serve", str(checkpoint), "--max-model-len", "65")
+    assert result.exit_code == 2
+    assert "max_model_len: 65 tokens are over the checkpoint's context of 64" in result.output
 
 
 def test_what_is_neither_directory_nor_hub_id_is_refused() -> None:

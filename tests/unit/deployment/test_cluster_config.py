@@ -129,7 +129,14 @@ def test_flags_win_over_every_section(tmp_path: Path) -> None:
         ("policy: prefix", "policy: unknown option here; it belongs under router"),
         ("prefil: 1", "prefil: unknown option; did you mean prefill"),
         ("decode_engine: {model: x}", "decode_engine.model: unknown option"),
-        ("router: {port: 1}", "router.port: unknown option"),
+        ("router: {port: 1}", "router.port: unknown option here; it belongs under the top level"),
+        ("router: {drain_timeout_s: 4}", "router.drain_timeout_s: unknown option here; it belongs under the top level"),
+        ("router: {max_num_seqs: 4}", "router.max_num_seqs: unknown option here; it belongs under engine"),
+        ("prefill_engine: {block_size: 32}", "block_size: 32 for prefill, 16 for decode, but workers"),
+        (
+            "engine: {dtype: bfloat16}\ndecode_engine: {dtype: float32}",
+            "dtype: bfloat16 for prefill, float32 for decode",
+        ),
         ("prefill: -1", "prefill: -1 is not allowed; it must be a whole number from 0 to 256"),
         ("engine: {kv_cache_memory_bytes: lots}", "engine.kv_cache_memory_bytes: 'lots' is not allowed"),
         ("transport: pigeon", "transport: 'pigeon' is not allowed; it must be one of auto"),
@@ -139,6 +146,18 @@ def test_a_wrong_file_is_refused_by_key(tmp_path: Path, text: str, message: str)
     with pytest.raises(OptionError) as raised:
         settings(tmp_path, text)
     assert message in str(raised.value)
+
+
+def test_workers_that_are_not_there_need_not_be_alike(tmp_path: Path) -> None:
+    text = "prefill: 0\nengine:\nprefill_engine: {block_size: 32}\n"
+    assert by_id(plan(settings(tmp_path, text)))["decode-0"].engine.block_size == 16
+    alike = "prefill_engine: {block_size: 32}\ndecode_engine: {block_size: 32}\n"
+    assert {worker.engine.block_size for worker in plan(settings(tmp_path, alike)).workers} == {32}
+
+
+def test_a_context_beyond_the_checkpoints_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="max_model_len: 40961 tokens are over the checkpoint's context of 40960"):
+        plan(settings(tmp_path, "", max_model_len=40961))
 
 
 def test_memory_for_kv_has_bounds(tmp_path: Path) -> None:

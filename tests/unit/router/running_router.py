@@ -49,8 +49,8 @@ async def running_router(*workers: ScriptedWorker, **options: object) -> AsyncIt
     addresses = tuple([await worker.start() for worker in workers])
     read_fd, write_fd = os.pipe()
     config = RouterConfig(
-        model=MODEL, port=0, grpc_port=0, workers=addresses, watch_interval_ms=1, progress_fd=write_fd,
-        **options,  # type: ignore[arg-type]  # a test's own choice of options
+        port=0, grpc_port=0, workers=addresses, watch_interval_ms=1, progress_fd=write_fd,
+        **{"model": MODEL, **options},  # type: ignore[arg-type]  # a test's own choice of options
     )  # fmt: skip
     stopping = asyncio.Event()
     task = asyncio.create_task(serve(config, stopping))

@@ -57,7 +57,8 @@ async def test_token_ids_logprobs_and_stop() -> None:
         ({}, grpc.StatusCode.INVALID_ARGUMENT, "text or token_ids is needed"),
         ({"text": "a", "model": "other"}, grpc.StatusCode.NOT_FOUND, "does not exist"),
         ({"text": "a", "n": 1000}, grpc.StatusCode.INVALID_ARGUMENT, "n is 1000"),
-        ({"text": "a", "stop": [""]}, grpc.StatusCode.INVALID_ARGUMENT, "none of them empty"),
+        ({"text": "a", "stop": [""]}, grpc.StatusCode.INVALID_ARGUMENT, "not 1 to 1024 characters"),
+        ({"text": "a", "stop": ["x" * 1025]}, grpc.StatusCode.INVALID_ARGUMENT, "not 1 to 1024 characters"),
         ({"text": "a", "sampling": {"top_p": 2}}, grpc.StatusCode.INVALID_ARGUMENT, "top_p is 2"),
     ],
 )
@@ -83,5 +84,6 @@ async def test_cancelling_the_call_cancels_the_request() -> None:
 async def test_health() -> None:
     async with running_router() as router, grpc.aio.insecure_channel(router.grpc_address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        answer = await asyncio.wait_for(stub.Check(health_pb2.HealthCheckRequest()), 10)
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        for service in ("", "baton.v1.Inference"):
+            answer = await asyncio.wait_for(stub.Check(health_pb2.HealthCheckRequest(service=service)), 10)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING

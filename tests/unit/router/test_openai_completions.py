@@ -1,10 +1,12 @@
 """Completions through the real client, over real HTTP."""
 
+import threading
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from router.openai.completion_shape import CompletionShape
 from tests.unit.router.running_router import RunningRouter, running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
 
@@ -95,6 +97,22 @@ async def test_echo_with_logprobs_begins_with_the_prompt(stream: bool) -> None:
         assert block["top_logprobs"][0] is None
         starts = [*block["text_offset"], len(text)]
         assert [text[start:end] for start, end in pairwise(starts)] == block["tokens"]
+
+
+async def test_large_answers_are_worded_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    word = CompletionShape.whole
+
+    def whole(*arguments: Any) -> Any:
+        threads.append(threading.current_thread())
+        return word(*arguments)
+
+    monkeypatch.setattr(CompletionShape, "whole", whole)
+    async with running_router(ScriptedWorker()) as router:
+        answer = await complete(router, n=2, max_tokens=3, logprobs=5, echo=True)
+        assert len(answer.choices) == 2
+    assert threading.main_thread() not in threads
+    assert len(threads) == 1
 
 
 async def test_echo_of_the_prompt_alone() -> None:

@@ -45,7 +45,7 @@ async def test_what_is_wrong_with_a_request_is_said() -> None:
             (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, "not supported", "response_format"),
             (CHAT, {"messages": HELLO, "audio": {"voice": "x"}}, "audio is not supported", "audio"),
             (CHAT, {"messages": HELLO, "top_logprobs": 2}, "logprobs is true", "top_logprobs"),
-            (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "from 0 to 20", "logprobs"),
+            (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "equal to 20", "top_logprobs"),
             (CHAT, {"messages": HELLO, "stream_options": {}}, "stream is true", "stream_options"),
             (CHAT, {"messages": HELLO, "stream": True, "prompt_logprobs": 1}, "not available", "prompt_logprobs"),
             (CHAT, {"messages": HELLO, "logit_bias": {"99999": 1}}, "below 4096", "logit_bias"),
@@ -53,16 +53,34 @@ async def test_what_is_wrong_with_a_request_is_said() -> None:
             (CHAT, {"messages": HELLO, "continue_final_message": True}, "not both", "continue_final_message"),
             (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text", "messages"),
             (CHAT, {"messages": HELLO, "chat_template_kwargs": {"tokenize": 1}}, "must not set tokenize", None),
-            (COMPLETIONS, {"prompt": ""}, "prompt is empty", None),
+            (COMPLETIONS, {"prompt": ""}, "prompt is empty", "prompt"),
             (COMPLETIONS, {"prompt": []}, "prompt is empty", "prompt"),
-            (COMPLETIONS, {"prompt": [4096]}, "outside 0 to 4095", None),
+            (COMPLETIONS, {"prompt": [4096]}, "outside 0 to 4095", "prompt"),
+            (COMPLETIONS, {"prompt": None}, "prompt must be a text, a list of texts", "prompt"),
+            (COMPLETIONS, {"prompt": [True]}, "prompt[0] is True; prompt must be", "prompt"),
+            (COMPLETIONS, {"prompt": [1, "2"]}, "prompt[1] is '2', but must be a token id", "prompt"),
+            (COMPLETIONS, {"prompt": "a", "stop": {}}, "stop: must be a text or a list", "stop"),
+            (COMPLETIONS, {"prompt": "a", "stop": ["b", 1]}, "stop.1: Input should be a valid string", "stop"),
+            (COMPLETIONS, {"prompt": "a", "stop_token_ids": ["1"]}, "valid integer", "stop_token_ids"),
+            (COMPLETIONS, {"prompt": "a", "stop_token_ids": [1] * 5000}, "has 5000 entries", "stop_token_ids"),
+            (COMPLETIONS, {"prompt": "a", "min_tokens": 300}, "but the context leaves 255 tokens", "min_tokens"),
+            (COMPLETIONS, {"prompt": "a", "best_of": -4}, "greater than or equal to 1", "best_of"),
+            (COMPLETIONS, {"prompt": "a" * 5889}, "maximum context length is 256 tokens", "prompt"),
+            (CHAT, {"messages": [{"role": "user", "content": "a" * 5889}]}, "at most 5888 characters", "messages"),
+            (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content: must be a text", "messages"),
+            (CHAT, {"messages": [None] * 20000}, "has 20000 messages", "messages"),
+            (CHAT, {"messages": HELLO, "chat_template_kwargs": {"self": 1}}, "must not set self", None),
             (COMPLETIONS, {"prompt": "a", "suffix": "b"}, "suffix is not supported", "suffix"),
             (COMPLETIONS, {"prompt": "a", "best_of": 2}, "more than n", "best_of"),
             (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "unless echo", "max_tokens"),
-            (COMPLETIONS, {"prompt": "a", "max_tokens": 5000}, "maximum context length is 256 tokens", None),
-            (COMPLETIONS, {"prompt": [5] * 256}, "256 input tokens", None),
+            (COMPLETIONS, {"prompt": "a", "max_tokens": 5000}, "maximum context length is 256 tokens", "max_tokens"),
+            (COMPLETIONS, {"prompt": [5] * 256}, "256 input tokens", "prompt"),
+            (CHAT, {"messages": [{"role": "user", "content": "a b" * 300}]}, "input tokens", "messages"),
             ("/tokenize", {}, "prompt or messages", None),
             ("/detokenize", {"tokens": [-1]}, "outside 0 to 4095", "tokens"),
+            ("/detokenize", {"tokens": [True]}, "tokens[0] is True", "tokens"),
+            ("/detokenize", {"tokens": [5] * 257}, "has 257 ids", "tokens"),
+            ("/tokenize", {"prompt": "a" * 5889}, "at most 5888 characters", "prompt"),
         ]  # fmt: skip
         for path, body, message, param in cases:
             check(await router.http.post(path, json=body), 400, message, param)
@@ -93,6 +111,12 @@ async def test_broken_bodies_and_wrong_paths() -> None:
         check(await http.post(COMPLETIONS, content=lone, headers=headers), 400, "no valid JSON")
         deep = b'{"prompt": ' + b"[" * 1900
         check(await http.post(COMPLETIONS, content=deep, headers=headers), 400, "no valid JSON")
+        form = {"content-type": "application/x-www-form-urlencoded"}  # what curl -d says
+        check(
+            await http.post(COMPLETIONS, content=b'{"prompt": "a"}', headers=form),
+            415,
+            "content-type: application/json",
+        )
         check(await http.get("/v1/nothing"), 404, "Not Found")
         check(await http.get(CHAT), 405, "Method Not Allowed")
         check(await http.get("/v1/models/other"), 404, "`other` does not exist")
@@ -124,8 +148,36 @@ async def test_too_many_requests_are_429() -> None:
             answer = await router.http.post(CHAT, json={"messages": HELLO, "stream": stream})
             check(answer, 429, "try again soon")
             assert answer.headers["retry-after"]
+        # Nothing is done for a request that is not taken: its prompt is not even tokenised and found too long.
+        check(await router.http.post(COMPLETIONS, json={"prompt": "a" * 6000}), 429, "try again soon")
         worker.go_on.set()
         assert (await first).status_code == 200
+
+
+async def test_what_can_never_be_taken_is_400_and_not_429() -> None:
+    async with running_router(ScriptedWorker(), max_inflight=3) as router:
+        check(await router.http.post(CHAT, json={"messages": HELLO, "n": 4}), 400, "limit of 3 choices", "n")
+        body = {"prompt": ["a", "b"], "n": 2}
+        check(await router.http.post(COMPLETIONS, json=body), 400, "n is 2 for each of 2 prompts", "n")
+        assert (await router.http.post(COMPLETIONS, json={**body, "n": 1})).status_code == 200
+
+
+async def test_all_prompts_of_a_request_are_taken_or_none() -> None:
+    worker = ScriptedWorker()
+    worker.go_on.clear()
+    async with running_router(worker, max_inflight=3) as router:
+        first = asyncio.create_task(router.http.post(COMPLETIONS, json={"prompt": ["a", "b"], "max_tokens": 3}))
+        await until(lambda: len(worker.commands) == 2)
+        check(await router.http.post(COMPLETIONS, json={"prompt": ["c", "d"]}), 429, "2 choices are being generated")
+        assert len(worker.commands) == 2
+        worker.go_on.set()
+        assert (await first).status_code == 200
+
+
+async def test_the_default_length_is_at_least_min_tokens() -> None:
+    async with running_router(ScriptedWorker()) as router:
+        answer = await router.http.post(COMPLETIONS, json={"prompt": "a", "min_tokens": 17})
+        assert answer.json()["usage"]["completion_tokens"] == 17
 
 
 @pytest.mark.parametrize(("code", "status"), [(3, 400), (8, 429), (13, 500)])

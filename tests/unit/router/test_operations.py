@@ -1,9 +1,13 @@
 """What operators ask of a router."""
 
+from pathlib import Path
+
 from prometheus_client.parser import text_string_to_metric_families
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.processors import TemplateProcessing
 
 from protos.worker_pb2 import WORKER_ROLE_BOTH, WORKER_ROLE_PREFILL
-from tests.unit.router.running_router import running_router
+from tests.unit.router.running_router import MODEL, running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
 
 
@@ -34,6 +38,19 @@ async def test_tokenize_and_detokenize() -> None:
         assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
+async def test_an_empty_text_has_the_tokens_that_every_prompt_begins_with(tmp_path: Path) -> None:
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((Path(MODEL) / name).read_bytes())
+    tokenizer = FastTokenizer.from_file(f"{MODEL}/tokenizer.json")
+    first = tokenizer.id_to_token(0)
+    tokenizer.post_processor = TemplateProcessing(single=f"{first} $A", special_tokens=[(first, 0)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    async with running_router(ScriptedWorker(), model=str(tmp_path)) as router:
+        assert (await router.http.post("/tokenize", json={"prompt": ""})).json()["tokens"] == [0]
+        body = {"prompt": "", "add_special_tokens": False}
+        assert (await router.http.post("/tokenize", json=body)).json()["tokens"] == []
+
+
 async def test_metrics_count_what_was_served() -> None:
     async with running_router(ScriptedWorker()) as router:
         body = {"prompt": [300] * 10, "max_tokens": 5, "temperature": 0}
@@ -58,7 +75,12 @@ async def test_metrics_count_what_was_served() -> None:
         assert samples["baton:requests_by_plan_total"] == 3
         assert samples["baton:kv_cache_usage_perc"] == 0.1 or abs(samples["baton:kv_cache_usage_perc"] - 0.1) < 1e-9
         assert samples["baton:handovers_total"] == 3
-        assert 'baton:kv_transport_info{peer="peer-1",reason="one host",transport="shared_memory"' in text
+        assert samples["baton:request_params_max_tokens_sum"] == 15
+        assert samples["baton:request_params_n_sum"] == 3
+        transport = 'model_name="bundled_model",peer="peer-1",reason="one host",transport="shared_memory"'
+        assert f"baton:kv_transport_info{{{transport}" in text
+        for name in ("requests_by_plan_total", "failovers_total", "router_inflight"):
+            assert f'baton:{name}{{model_name="bundled_model"' in text
         assert 'baton:num_requests_running{model_name="bundled_model",worker="decode-0"}' in text
 
 

@@ -1,11 +1,13 @@
 """The index against the plain definition of a longest cached prefix."""
 
 import random
+from hashlib import blake2b
 
 import pytest
 
 from engine.block_hash import BlockHash, hash_blocks
 from router.prefix_index import PrefixIndex
+from router.prompt_hashes import PromptHashes
 
 
 def longest_prefix(cached: set[BlockHash], hashes: list[BlockHash]) -> int:
@@ -52,3 +54,22 @@ def test_no_blocks_match_nothing() -> None:
 def test_a_cut_hash_is_an_error() -> None:
     with pytest.raises(ValueError, match="17 bytes"):
         PrefixIndex().update("a", b"", b"x" * 17)
+
+
+def test_a_prompt_is_hashed_once_for_all_its_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt, output = list(range(21)), [7] * 9
+    expected = [hash_blocks([*prompt, *output[:num]], 4, "salt") for num in range(10)]
+    hashes = PromptHashes(prompt, "salt")
+    assert hashes.extended(prompt, 8) == hash_blocks(prompt, 8, "salt")
+    assert hashes.extended(prompt, 4) == expected[0]
+    num_hashed = 0
+
+    def counted(*arguments: object, **options: int) -> object:
+        nonlocal num_hashed
+        num_hashed += 1
+        return blake2b(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("engine.block_hash.blake2b", counted)
+    for num in range(10):
+        assert hashes.extended([*prompt, *output[:num]], 4) == expected[num]
+    assert num_hashed == sum(len(each) - len(expected[0]) for each in expected)

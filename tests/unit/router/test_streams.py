@@ -9,6 +9,7 @@ from engine.errors import QueueFull
 from protos.common_pb2 import FINISH_REASON_STOP, ServedBy
 from protos.worker_pb2 import RequestDelta, WorkerLoad
 from router.admission import Admission
+from router.backoff import Backoff
 from router.errors import Draining, WorkerLost
 from router.load import LoadEstimate
 from router.mailbox import Mailbox
@@ -118,16 +119,34 @@ def test_an_estimate_counts_what_a_report_cannot_know() -> None:
     assert (load.num_requests, load.num_queued_tokens, load.num_own_requests) == (0, 0, 0)
 
 
+async def test_pauses_double_and_are_short_again_after_a_good_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses, time_s = [], [100.0]
+
+    async def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        time_s[0] += pause_s
+
+    monkeypatch.setattr("router.backoff.asyncio.sleep", sleep)
+    monkeypatch.setattr("router.backoff.random.uniform", lambda low, high: high)
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time_s[0])
+    backoff = Backoff(first_s=0.25, last_s=1.0)
+    for _ in range(4):
+        await backoff.wait()
+    time_s[0] += 1.5
+    await backoff.wait()
+    assert pauses == [0.25, 0.5, 1.0, 1.0, 0.25]
+
+
 async def test_admission_is_bounded_and_ends() -> None:
     admission = Admission(max_inflight=3)
     with admission.admit(2):
         with pytest.raises(QueueFull, match="takes 3 at once"), admission.admit(2):
             pass
-        idle = asyncio.create_task(admission.wait_idle())
+        idle = asyncio.create_task(admission.wait_idle(10))
         await asyncio.sleep(0)
         assert not idle.done()
         admission.draining = True
         with pytest.raises(Draining), admission.admit(1):
             pass
-    await idle
+    assert await idle
     assert admission.num_inflight == 0

@@ -1,5 +1,6 @@
 """Text to tokens and back, without torch."""
 
+import asyncio
 import random
 import subprocess
 import sys
@@ -98,7 +99,7 @@ async def test_a_prompt_that_ends_within_a_character_is_not_repeated(tokenizer: 
 def test_random_tokens_give_the_text_of_the_whole(tokenizer: Tokenizer) -> None:
     rng = random.Random(2)
     for _ in range(50):
-        token_ids = [rng.randrange(tokenizer.vocab_size) for _ in range(60)]
+        token_ids = [rng.randrange(tokenizer.backend.get_vocab_size()) for _ in range(60)]
         detokenizer = tokenizer.detokenizer([], skip_special_tokens=True)
         text = "".join(detokenizer.push(token_id) for token_id in token_ids) + detokenizer.flush()
         assert text == tokenizer.backend.decode(token_ids, skip_special_tokens=True)
@@ -137,6 +138,13 @@ def test_bytes_of_sentencepiece_tokens() -> None:
     assert [detokenizer.push(token_id) for token_id in emoji] == ["", "", "", "🎉"]
 
 
+def test_a_character_outside_the_byte_table_is_itself() -> None:
+    tokenizer = FastTokenizer(models.BPE({"a€": 0, "Ġb": 1}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    token_bytes = TokenBytes(tokenizer)
+    assert (token_bytes[0], token_bytes[1]) == ("a€".encode(), b" b")
+
+
 async def test_text_offsets_count_characters(tokenizer: Tokenizer) -> None:
     token_ids = await tokenizer.encode("é🎉x", add_special_tokens=False)
     offsets = await tokenizer.text_offsets(token_ids, skip_special_tokens=True)
@@ -156,11 +164,36 @@ async def test_chat_template(tokenizer: Tokenizer) -> None:
 async def test_template_options_must_not_change_how_it_is_called(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequest, match="must not set tokenize"):
         await tokenizer.render([{"role": "user", "content": "hi"}], True, False, {"tokenize": True})
+    with pytest.raises(InvalidRequest, match="must not set conversations, self"):
+        await tokenizer.render([{"role": "user", "content": "hi"}], True, False, {"self": 1, "conversations": []})
 
 
 async def test_what_the_template_refuses_is_the_clients_error(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequest, match="chat template refuses"):
         await tokenizer.render([{"role": "user", "content": {"not": "text"}}], True, False, {})
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ 1 // 0 }}", "{{ ''.join(messages) }}", "{{ messages[7].role }}", "{{ raise_exception('no') }}"]
+)
+async def test_a_template_may_fail_in_any_way(template: str, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((Path(MODEL) / name).read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(template)
+    tokenizer = Tokenizer(str(tmp_path))
+    with pytest.raises(InvalidRequest, match="chat template refuses"):
+        await tokenizer.render([{"role": "user", "content": "hi"}], True, False, {})
+    tokenizer.close()
+
+
+async def test_a_long_text_holds_up_neither_the_loop_nor_short_texts(tokenizer: Tokenizer) -> None:
+    long = asyncio.gather(*(tokenizer.encode("The cat sat. " * 40_000, False) for _ in range(2)))
+    num_short = 0
+    while not long.done():
+        assert await tokenizer.encode("hello world", False)
+        num_short += 1
+    assert num_short > 20
+    assert len((await long)[0]) > 40_000
 
 
 def test_a_directory_without_a_tokenizer(tmp_path: Path) -> None:

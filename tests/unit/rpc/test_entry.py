@@ -17,16 +17,17 @@ from rpc.progress import Failed, Loading, parse_progress
 
 SCRIPT = """
 import asyncio, logging, sys
+from engine.errors import UnsupportedModel
 from rpc.entry import ProcessOptions, run_process
 
 async def work(fails):
     logging.getLogger("engine").info("at work")
     logging.getLogger("httpx").info("noise")
     if fails:
-        raise ValueError("no such layer")
+        raise {"fail": ValueError, "refuse": UnsupportedModel, "taken": OSError}[fails]("no such layer")
 
 fd = int(sys.argv[1])
-run_process(ProcessOptions(name="decode-7", progress_fd=fd), lambda: work(sys.argv[2] == "fail"))
+run_process(ProcessOptions(name="decode-7", progress_fd=fd), lambda: work(sys.argv[2]))
 """
 
 
@@ -46,8 +47,17 @@ def test_a_failure_is_logged_and_told_in_one_line() -> None:
     assert "Traceback" in done.stderr
 
 
+@pytest.mark.parametrize(("mode", "kind"), [("refuse", "UnsupportedModel"), ("taken", "OSError")])
+def test_what_says_itself_what_is_wrong_has_no_traceback(mode: str, kind: str) -> None:
+    done, lines = run_script(mode)
+    assert done.returncode == 1
+    assert parse_progress(lines[-1]) == Failed(f"{kind}: no such layer")
+    assert done.stderr.splitlines()[1:] == [done.stderr.splitlines()[-1]]
+    assert done.stderr.endswith(f"cannot go on: {kind}: no such layer\n")
+
+
 def test_a_good_end_is_status_0_and_records_name_time_level_and_process() -> None:
-    done, lines = run_script("work")
+    done, lines = run_script("")
     assert done.returncode == 0
     assert [parse_progress(line) for line in lines] == [Loading(0)]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO    decode-7 engine: at work\n", done.stderr)

@@ -68,13 +68,15 @@ def load_text(tmp_path: Path, text: str, **flags: object) -> Outer:
         ("1.5 kb", 1500),
         ("64 KiB", 65536),
         ("2TB", 2 * 10**12),
+        ("1e9", 10**9),
+        ("1.5e3 KiB", 1500 << 10),
     ],
 )
 def test_sizes(text: str, num_bytes: int) -> None:
     assert parse_bytes(text) == num_bytes
 
 
-@pytest.mark.parametrize("text", ["", "M", "4 gigs", "-1G", "1e9", "0x10"])
+@pytest.mark.parametrize("text", ["", "M", "4 gigs", "-1G", "e9", "1e-3", "0x10"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
         parse_bytes(text)
@@ -100,6 +102,12 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
         ("name: a\nlimit: 1.5", "limit: 1.5 is not allowed; it must be a whole number"),
         ("name: a\nratio: 2", "ratio: 2 is not allowed; it must be a number from 0 to 1"),
         ("name: a\nratio: .nan", "ratio: nan is not allowed"),
+        (f"name: a\nratio: 1{'0' * 400}", "is not allowed; it must be a number from 0 to 1"),
+        ("name: a\ninner: {pool_bytes: 1e999}", "inner.pool_bytes: '1e999' is not allowed"),
+        ("name: a\ninner: {pool_bytes: .inf}", "inner.pool_bytes: inf is not allowed"),
+        ("name: a\nratio: 1\nratio: 0", "ratio stands there twice"),
+        ("name: a\ninner: {pool_bytes: 1K, pool_bytes: 2K}", "pool_bytes stands there twice"),
+        ("name: a\ninner: {pool_bytes: 1K, pool-bytes: 2K}", "inner: pool_bytes stands there twice, with a dash"),
         ("name: a\ncareful: 1", "careful: 1 is not allowed; it must be true or false"),
         ("name: a\nmode: quick", "mode: 'quick' is not allowed; it must be one of fast, slow"),
         ("name: a\npeers: {b: 1}", "peers: {'b': 1} is not allowed; it must be a list of texts"),
@@ -118,6 +126,10 @@ def test_a_wrong_file_is_refused_by_key(tmp_path: Path, text: str, message: str)
     with pytest.raises(OptionError) as raised:
         load_text(tmp_path, text)
     assert message in str(raised.value)
+
+
+def test_an_empty_section_is_none_at_all(tmp_path: Path) -> None:
+    assert load_text(tmp_path, "name: a\ninner:\n") == Outer(name="a", inner=Inner())
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,51 @@
+"""`baton serve DIR` of a checkpoint saved by transformers, by default settings, gives transformers' greedy tokens."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import httpx
+import pytest
+from tokenizers import Tokenizer, models
+
+from benchmarks.server import served
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.integration.oracle import Oracle
+from tests.integration.workers_view import wait_all_ready
+
+NUM_TOKENS = 64
+ARCHITECTURES = (
+    "llama2", "llama3", "mistral", "qwen2", "qwen3", "mixtral", "qwen3-moe", "deepseek-v2", "deepseek-v3",
+)  # fmt: skip
+
+
+def any_tokenizer() -> Tokenizer:
+    """One word for each id: prompts are token ids here."""
+    return Tokenizer(models.WordLevel({f"w{index}": index for index in range(VOCAB_SIZE)}, unk_token="w0"))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+async def test_greedy_tokens_through_a_handover(architecture: str, tmp_path: Path) -> None:
+    model = make_checkpoint(architecture, tmp_path / "model", tokenizer=any_tokenizer())
+    oracle = Oracle(model)
+    rng = random.Random(2)
+    prompts = [[rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(70, 300))] for _ in range(4)]
+    async with served(str(model)) as url:
+        await wait_all_ready(url)
+        async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client:
+
+            async def complete(prompt: list[int]) -> httpx.Response:
+                body = {
+                    "prompt": prompt,
+                    "max_tokens": NUM_TOKENS,
+                    "temperature": 0,
+                    "ignore_eos": True,
+                    "return_token_ids": True,
+                }
+                return (await client.post("/v1/completions", json=body)).raise_for_status()
+
+            responses = await asyncio.gather(*(complete(prompt) for prompt in prompts))
+    for prompt, response in zip(prompts, responses, strict=True):
+        assert response.headers["x-baton-prefill"] == "prefill-0"
+        assert response.headers["x-baton-handed-over-tokens"] == str(len(prompt))
+        assert response.json()["choices"][0]["token_ids"] == oracle.greedy(prompt, NUM_TOKENS)

@@ -1,0 +1,67 @@
+"""Prompts as clients send them."""
+
+import pytest
+
+from router.errors import FieldError
+from router.openai.prompts import Prompt, read_prompts
+
+
+class Unread(list[object]):
+    """A list whose length may be asked for, and its first element, but no more."""
+
+    def __getitem__(self, place: object) -> object:
+        assert place == 0
+        return super().__getitem__(0)
+
+    def __iter__(self) -> object:  # type: ignore[override]  # it is never iterated
+        raise AssertionError("an element was looked at")
+
+
+@pytest.mark.parametrize(
+    ("given", "prompts"),
+    [
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+        ([[]], [[]]),
+    ],
+)
+def test_the_four_kinds(given: object, prompts: list[Prompt]) -> None:
+    assert read_prompts(given, max_prompts=2, context_len=4) == prompts
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, "prompt must be a text"),
+        ({}, "prompt must be a text"),
+        (1, "prompt must be a text"),
+        ([1.5], r"prompt\[0\] is 1.5; prompt must be"),
+        ([None], r"prompt\[0\] is None; prompt must be"),
+        ([{}], r"prompt\[0\] is something else; prompt must be"),
+        ([1, True], r"prompt\[1\] is True, but must be a token id"),
+        ([1, "2"], r"prompt\[1\] is '2', but must be a token id"),
+        (["1", 2], r"prompt\[1\] is 2; prompt must be"),
+        ([[1], "a"], r"prompt\[1\] is no list of token ids"),
+        ([[1], [2, 3.5]], r"prompt\[1\]\[1\] is 3.5, but must be a token id"),
+    ],
+)
+def test_what_is_none_of_them_is_named(given: object, message: str) -> None:
+    with pytest.raises(FieldError, match=message) as caught:
+        read_prompts(given, max_prompts=2, context_len=4)
+    assert caught.value.field == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (Unread([[1]] * 3), "3 prompts, over the limit of 2"),
+        (Unread(["a"] * 3), "3 prompts, over the limit of 2"),
+        (Unread([1] * 4), "4 input tokens"),
+        ([Unread([1] * 4)], "4 input tokens"),
+    ],
+)
+def test_what_is_too_long_is_not_looked_at(given: object, message: str) -> None:
+    with pytest.raises(FieldError, match=message):
+        read_prompts(given, max_prompts=2, context_len=4)
