@@ -109,7 +109,7 @@ def _talk(conversation: Conversation, console: Console, verbose: bool) -> None:
 def _say(conversation: Conversation, text: str, console: Console, verbose: bool, interactive: bool) -> None:
     try:
         conversation.say(text, console, verbose)
-    except ServerError as error:
+    except (ServerError, httpx.TransportError) as error:
         if not interactive:
             raise
-        console.print(Text(str(error), style="red"))
+        console.print(Text(str(error) or type(error).__name__, style="red"))

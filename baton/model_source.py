@@ -23,8 +23,9 @@ def find_checkpoint(model: str | None, dtype: str) -> Checkpoint:
         config = read_model_config(directory, dtype)
     except EngineError as error:
         raise click.ClickException(f"cannot serve {name}: {error}") from error
-    if not any(directory.glob("*.safetensors")):
-        raise click.ClickException(f"cannot serve {name}: no *.safetensors in {directory}")
+    for pattern in ("*.safetensors", "tokenizer.json"):
+        if not any(directory.glob(pattern)):
+            raise click.ClickException(f"cannot serve {name}: no {pattern} in {directory}")
     return Checkpoint(directory, name, config)
 
 

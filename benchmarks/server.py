@@ -20,7 +20,7 @@ def free_port() -> int:
 
 @asynccontextmanager
 async def served(model: str, *flags: str) -> AsyncIterator[str]:
-    """`baton serve MODEL FLAGS` ("": the bundled model); yields the URL once a request would be served."""
+    """`baton serve MODEL FLAGS` ("": the bundled model); yields the URL once all workers are ready."""
     port = free_port()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "baton", "serve", *([model] if model else []), "--port", str(port), *flags,
@@ -38,13 +38,17 @@ async def served(model: str, *flags: str) -> AsyncIterator[str]:
 
 
 async def _wait_ready(url: str, process: asyncio.subprocess.Process) -> None:
-    async with httpx.AsyncClient(trust_env=False) as client:
-        while True:
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        while not await _all_ready(client):
             if process.returncode is not None:
                 raise RuntimeError(f"the server ended with status {process.returncode}")
-            try:
-                if (await client.get(f"{url}/ready")).status_code == httpx.codes.OK:
-                    return
-            except httpx.TransportError:
-                pass  # it does not listen yet
             await asyncio.sleep(0.1)
+
+
+async def _all_ready(client: httpx.AsyncClient) -> bool:
+    """Whether every worker is attached; /ready alone says that a request would be served by somebody."""
+    try:
+        workers = (await client.get("/workers")).json()["workers"]
+    except httpx.TransportError:
+        return False  # it does not listen yet
+    return all(worker["state"] == "ready" for worker in workers)

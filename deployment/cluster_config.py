@@ -114,29 +114,48 @@ def load_settings(file: Path | None, flags: Mapping[str, object]) -> ClusterSett
     that, `prefill_engine` and `decode_engine` have the parts'. Raises OptionError naming the offending key.
     """
     content = read_config_file(file) if file is not None else {}
-    engine = _take(content, "engine", engine_options())
+    top_options = {**cluster_options(), **worker_options()}
+    elsewhere = {
+        **dict.fromkeys(top_options, "the top level"),
+        **dict.fromkeys(router_options(), "router"),
+        **dict.fromkeys(engine_options(), "engine"),
+    }
+
+    def take(section: str, options: Mapping[str, Option]) -> dict[str, Value]:
+        return check_section(options, as_section(content.pop(section, {}), section), f"{section}.", elsewhere)
+
+    engine = take("engine", engine_options())
     by_role = {
-        "prefill": {**engine, **_take(content, "prefill_engine", engine_options())},
-        "decode": {**engine, **_take(content, "decode_engine", engine_options())},
+        "prefill": {**engine, **take("prefill_engine", engine_options())},
+        "decode": {**engine, **take("decode_engine", engine_options())},
         "both": engine,
     }
-    router = _take(content, "router", router_options())
-    elsewhere = {**dict.fromkeys(router_options(), "router"), **dict.fromkeys(engine_options(), "engine")}
-    top = check_section({**cluster_options(), **worker_options()}, content, elsewhere=elsewhere)
+    router = take("router", router_options())
+    top = check_section(top_options, content, elsewhere=elsewhere)
     cluster = build(ClusterConfig, cluster_options(), pick(cluster_options(), top), pick(cluster_options(), flags))
     _check_pools(cluster)
+    given_engine = pick(engine_options(), flags)
+    engines = {role: {**values, **given_engine} for role, values in by_role.items()}
+    _check_alike(cluster, engines)
     return ClusterSettings(
         cluster=cluster,
         worker={**pick(worker_options(), top), **pick(worker_options(), flags)},
         router={**router, **pick(router_options(), flags)},
-        engine={role: {**values, **pick(engine_options(), flags)} for role, values in by_role.items()},
+        engine=engines,
     )
-
-
-def _take(content: dict[str, object], section: str, options: Mapping[str, Option]) -> dict[str, Value]:
-    return check_section(options, as_section(content.pop(section, {}), section), f"{section}.")
 
 
 def _check_pools(cluster: ClusterConfig) -> None:
     if cluster.num_decode + cluster.both == 0:
         raise OptionError("decode: no worker decodes; ask for at least one with --decode or --both")
+
+
+def _check_alike(cluster: ClusterConfig, engines: Mapping[str, Mapping[str, Value]]) -> None:
+    """KV goes only between workers whose blocks are alike: a cluster of others would quietly never hand over."""
+    counts = {"prefill": cluster.num_prefill, "decode": cluster.num_decode, "both": cluster.both}
+    for name in ("dtype", "block_size"):
+        default = engine_options()[name].default
+        values = {role: engines[role].get(name, default) for role, count in counts.items() if count}
+        if len(set(values.values())) > 1:
+            told = ", ".join(f"{value} for {role}" for role, value in values.items())
+            raise OptionError(f"{name}: {told}, but workers that hand KV over must have the same")

@@ -10,6 +10,7 @@ from deployment.machine import Machine
 from deployment.process import ProcessSpec
 from engine.config import EngineConfig, ModelConfig
 from router.config import RouterConfig
+from rpc.option_values import OptionError
 from rpc.options import flags_of
 from rpc.worker_config import Role, WorkerConfig
 
@@ -68,7 +69,10 @@ def plan_cluster(
     ports: list[int],
     log_level: str = "info",
 ) -> ClusterPlan:
-    """Gives every process its config; workers share cores and KV memory evenly unless the settings say otherwise."""
+    """Gives every process its config; workers share cores and KV memory evenly unless the settings say otherwise.
+
+    Raises OptionError for what the checkpoint does not allow.
+    """
     cluster = settings.cluster
     name = cluster.served_model_name or checkpoint.name
     roles: list[tuple[Role, int]] = [
@@ -109,6 +113,11 @@ def _engine(settings: ClusterSettings, role: Role, checkpoint: Checkpoint, machi
     if pool_bytes.get(role) is not None:
         given["kv_cache_memory_bytes"] = pool_bytes[role]
     engine = EngineConfig(model=str(checkpoint.directory), **given)  # type: ignore[arg-type]  # checked when read
+    longest = checkpoint.config.max_model_len
+    if engine.max_model_len is not None and engine.max_model_len > longest:
+        raise OptionError(
+            f"max_model_len: {engine.max_model_len} tokens are over the checkpoint's context of {longest}"
+        )
     if "kv_cache_memory_bytes" in given:
         return engine
     kv_bytes = default_kv_bytes(machine.memory_bytes, cluster.num_workers, checkpoint.config, engine)

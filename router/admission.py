@@ -37,6 +37,10 @@ class Admission:
             if not self.num_inflight:
                 self._idle.set()
 
-    async def wait_idle(self) -> None:
-        """Returns once nothing is being generated."""
-        await self._idle.wait()
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Returns once nothing is being generated (True) or the time is over (False)."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True

@@ -16,9 +16,11 @@ from grpc_reflection.v1alpha import reflection
 from protos import router_pb2
 from protos.router_pb2_grpc import add_InferenceServicer_to_server
 from router.config import RouterConfig
+from router.errors import Draining
 from router.openai.http_app import make_http_app
 from router.server import InferenceService
 from router.service import RouterService, make_service
+from rpc.grpc_options import SERVER_OPTIONS
 from rpc.progress import ProgressReporter
 
 logger = logging.getLogger(__name__)
@@ -26,11 +28,6 @@ logger = logging.getLogger(__name__)
 STOP_GRACE_S = 1.0
 KEEP_ALIVE_S = 30  # of an idle HTTP connection
 BACKLOG = 2048
-GRPC_OPTIONS = (
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.so_reuseport", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-)
 
 
 class HttpServer(uvicorn.Server):
@@ -89,7 +86,7 @@ async def _start_grpc(
     config: RouterConfig, service: RouterService, health_servicer: HealthServicer
 ) -> tuple[grpc.aio.Server, str | None]:
     """A server that serves (on no port, if the config has none), and its address."""
-    server = grpc.aio.server(options=GRPC_OPTIONS)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     add_InferenceServicer_to_server(InferenceService(service), server)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     name = router_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -98,7 +95,8 @@ async def _start_grpc(
     if config.grpc_port is not None:
         address = f"{config.host}:{server.add_insecure_port(f'{config.host}:{config.grpc_port}')}"
     await server.start()
-    await health_servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    for service_name in ("", name):
+        await health_servicer.set(service_name, health_pb2.HealthCheckResponse.SERVING)
     return server, address
 
 
@@ -134,12 +132,13 @@ async def _first(http: asyncio.Task[None], pool: asyncio.Task[None], wait: Corou
 
 
 async def _drain(service: RouterService) -> None:
-    """Takes no new requests and lets running ones finish, within the config's bound."""
+    """Takes no new requests and lets running ones finish, within the config's bound; tells the clients of the rest."""
     service.admission.draining = True
-    try:
-        await asyncio.wait_for(service.admission.wait_idle(), service.config.drain_timeout_s)
-    except TimeoutError:
-        logger.warning("%d choices had not ended when the drain's time was over", service.admission.num_inflight)
+    if await service.admission.wait_idle(service.config.drain_timeout_s):
+        return
+    logger.warning("%d choices had not ended when the drain's time was over", service.admission.num_inflight)
+    service.pool.end(Draining("the router is shutting down, and the time for running requests is over"))
+    await service.admission.wait_idle(STOP_GRACE_S)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -56,7 +56,7 @@ class Dispatcher:
     ) -> AsyncGenerator[RequestDelta, None]:
         """News of a choice until its end. `preferred`: id of a decode worker that has the prompt cached.
 
-        Raises NoWorker, Draining, QueueFull, InvalidRequest or what else the worker said. Closing it cancels the choice.
+        Raises NoWorker, Draining, QueueFull, InvalidRequest or what else the worker said. Closing cancels the choice.
         """
         progress = _Progress(list(generation.token_ids))
         while True:

@@ -33,6 +33,4 @@ def read_model_info(directory: str, name: str) -> ModelInfo:
         repetition_penalty=usual.repetition_penalty if given.repetition_penalty is None else given.repetition_penalty,
     )
     config = read_model_config(path)
-    return ModelInfo(
-        name, config.vocab_size, config.max_model_len, defaults, given.max_new_tokens, int(time.time())
-    )
+    return ModelInfo(name, config.vocab_size, config.max_model_len, defaults, given.max_new_tokens, int(time.time()))

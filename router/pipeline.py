@@ -1,5 +1,6 @@
 """The life of a request in the router.
 
+0. Take it on, if the router is not full or shutting down (`Admission`, held by the front end to the answer's end).
 1. Render the chat template and tokenise the prompt, off the event loop.
 2. Check that it fits the model, draw a seed if none was given.
 3. Choose workers by what their caches hold and what they have to do, and send the first choice (`Dispatcher`).
@@ -13,11 +14,11 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from engine.errors import InvalidRequest
-from router.admission import Admission
 from router.choice import ChoiceOutput
 from router.dispatcher import Dispatcher
-from router.errors import NoWorker
+from router.errors import FieldError, NoWorker
 from router.generation import ChatPrompt, ChoiceDelta, Generation, GenerationRequest, cached_tokens
+from router.limits import context_error
 from router.metrics import ChoiceMeter, RouterMetrics
 from router.model_info import ModelInfo
 from router.stream_merge import StreamMerge
@@ -34,29 +35,34 @@ class Pipeline:
         tokenizer: Tokenizer,
         pool: WorkerPool,
         dispatcher: Dispatcher,
-        admission: Admission,
         metrics: RouterMetrics,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._pool = pool
         self._dispatcher = dispatcher
-        self._admission = admission
         self._metrics = metrics
 
     async def prepare(self, request: GenerationRequest) -> Generation:
         """The request as tokens within the model's limits. Raises InvalidRequest, or NoWorker when none is ready."""
+        field = prompt_field(request.prompt)
+        if self._pool.max_model_len() is None:
+            raise NoWorker("no decode worker is ready")
         token_ids = await self.tokenize(request.prompt, request.add_special_tokens)
+        if not token_ids:
+            raise FieldError(field, "the prompt is empty; at least one token is needed")
         seed = secrets.randbits(63) if request.seed is None else request.seed % (1 << 64)
         max_tokens = self._fit(len(token_ids), request)
         sampling = replace(request.sampling, seed=seed, max_tokens=max_tokens)
         if sampling.min_tokens > max_tokens and request.max_tokens is None:
             raise InvalidRequest(f"min_tokens is {sampling.min_tokens}, but the context leaves {max_tokens} tokens")
         sampling.validate(self._model.vocab_size)
+        self._metrics.request_came(max_tokens, request.n)
         return Generation(request, token_ids, sampling)
 
     async def tokenize(self, prompt: str | Sequence[int] | ChatPrompt, add_special_tokens: bool) -> list[int]:
-        """Token ids of a prompt. Raises InvalidRequest if it is empty or has ids that the model does not know."""
+        """Token ids of a prompt. Raises FieldError if it cannot fit the context or has ids that the model lacks."""
+        field = prompt_field(prompt)
         if isinstance(prompt, ChatPrompt):
             prompt = await self._tokenizer.render(
                 prompt.messages,
@@ -65,37 +71,44 @@ class Pipeline:
                 prompt.template_options,
             )
         if isinstance(prompt, str):
-            token_ids = await self._tokenizer.encode(prompt, add_special_tokens)
-        else:
-            token_ids = list(prompt)
-        if not token_ids:
-            raise InvalidRequest("the prompt is empty; at least one token is needed")
-        if min(token_ids) < 0 or max(token_ids) >= self._model.vocab_size:
-            raise InvalidRequest(f"the prompt has a token id outside 0 to {self._model.vocab_size - 1}")
+            max_chars = self.context_len() * self._tokenizer.max_token_chars
+            if len(prompt) > max_chars:
+                raise FieldError(
+                    field,
+                    f"This model's maximum context length is {self.context_len()} tokens, at most {max_chars} "
+                    f"characters. However, your request has {len(prompt)} characters. Please reduce its length.",
+                )
+            return await self._tokenizer.encode(prompt, add_special_tokens)
+        token_ids = list(prompt)
+        if token_ids and (min(token_ids) < 0 or max(token_ids) >= self._model.vocab_size):
+            raise FieldError(field, f"the prompt has a token id outside 0 to {self._model.vocab_size - 1}")
         return token_ids
+
+    def context_len(self) -> int:
+        """The longest prompt plus output in tokens: the workers', or while there is none the checkpoint's."""
+        return self._pool.max_model_len() or self._model.max_model_len
 
     async def generate(self, generation: Generation) -> AsyncGenerator[ChoiceDelta, None]:
         """News of the generation's choices, each to its end. Closing it cancels what is left at the workers."""
         num_choices = generation.request.n
-        with self._admission.admit(num_choices):
-            if num_choices == 1:
-                async with aclosing(self._choice(generation, 0)) as news:
-                    async for delta in news:
-                        yield delta
-                return
-            async with StreamMerge[ChoiceDelta]() as merged:
-                merged.add(self._choice(generation, 0))
-                num_first_tokens, decode_worker = 0, ""
-                async for delta in merged:
-                    if num_choices > 1 and delta.index == 0:
-                        num_first_tokens += len(delta.token_ids)
-                        decode_worker = delta.served_by.decode_worker if delta.served_by else decode_worker
-                        # The second token shows that the whole prompt is there, however it came.
-                        if num_first_tokens > 1 or delta.finish_reason is not None:
-                            for index in range(1, num_choices):
-                                merged.add(self._choice(generation, index, decode_worker))
-                            num_choices = 1
+        if num_choices == 1:
+            async with aclosing(self._choice(generation, 0)) as news:
+                async for delta in news:
                     yield delta
+            return
+        async with StreamMerge[ChoiceDelta]() as merged:
+            merged.add(self._choice(generation, 0))
+            num_first_tokens, decode_worker = 0, ""
+            async for delta in merged:
+                if num_choices > 1 and delta.index == 0:
+                    num_first_tokens += len(delta.token_ids)
+                    decode_worker = delta.served_by.decode_worker if delta.served_by else decode_worker
+                    # The second token shows that the whole prompt is there, however it came.
+                    if num_first_tokens > 1 or delta.finish_reason is not None:
+                        for index in range(1, num_choices):
+                            merged.add(self._choice(generation, index, decode_worker))
+                        num_choices = 1
+                yield delta
 
     async def _choice(
         self, generation: Generation, index: int, decode_worker: str | None = None
@@ -130,17 +143,20 @@ class Pipeline:
             raise NoWorker("no decode worker is ready")
         left = max_model_len - num_prompt_tokens
         if left < 1:
-            raise InvalidRequest(
-                f"This model's maximum context length is {max_model_len} tokens. However, your request has "
-                f"{num_prompt_tokens} input tokens. Please reduce the length of the input messages."
-            )
+            raise context_error(prompt_field(request.prompt), max_model_len, num_prompt_tokens)
         if request.max_tokens is None:
             wanted = request.default_max_tokens or self._model.default_max_tokens or left
-            return min(wanted, left)
+            return min(max(wanted, request.sampling.min_tokens), left)
         if request.max_tokens > left:
-            raise InvalidRequest(
+            raise FieldError(
+                "max_tokens",
                 f"'max_tokens' or 'max_completion_tokens' is too large: {request.max_tokens}. This model's maximum "
                 f"context length is {max_model_len} tokens and your request has {num_prompt_tokens} input tokens "
-                f"({request.max_tokens} > {max_model_len} - {num_prompt_tokens})."
+                f"({request.max_tokens} > {max_model_len} - {num_prompt_tokens}).",
             )
         return max(1, request.max_tokens)  # workers generate at least one; the choice leaves it out if it is unwanted
+
+
+def prompt_field(prompt: str | Sequence[int] | ChatPrompt) -> str:
+    """The field that a prompt came in."""
+    return "messages" if isinstance(prompt, ChatPrompt) else "prompt"

@@ -14,6 +14,7 @@ from protos.router_pb2 import GenerateRequest, GenerateResponse
 from protos.router_pb2 import Usage as UsageMessage
 from protos.router_pb2_grpc import InferenceServicer
 from router.generation import ChoiceDelta, Generation, GenerationRequest, cached_tokens
+from router.limits import check_choices, check_stop
 from router.service import RouterService
 from rpc.sampling import sampling_from_proto
 from rpc.status import status_of
@@ -35,10 +36,12 @@ class InferenceService(InferenceServicer):
         """One prompt in, its output as it comes; the caller's cancellation ends it everywhere."""
         request_id = request.request_id or secrets.token_hex(8)
         try:
-            generation = await self._service.pipeline.prepare(self._generation_request(request, request_id))
-            async with aclosing(self._responses(generation, request_id)) as responses:
-                async for response in responses:
-                    yield response
+            wanted = self._generation_request(request, request_id)
+            with self._service.admission.admit(wanted.n):
+                generation = await self._service.pipeline.prepare(wanted)
+                async with aclosing(self._responses(generation, request_id)) as responses:
+                    async for response in responses:
+                        yield response
         except Exception as error:
             status = status_of(error)
             if status.code is grpc.StatusCode.INTERNAL:
@@ -71,10 +74,8 @@ class InferenceService(InferenceServicer):
         if request.WhichOneof("prompt") is None:
             raise InvalidRequest("text or token_ids is needed")
         num_choices = request.n or 1
-        if num_choices > service.config.max_choices:
-            raise InvalidRequest(f"n is {num_choices}, but must be at most {service.config.max_choices}")
-        if len(request.stop) > service.config.max_stop or not all(request.stop):
-            raise InvalidRequest(f"stop must be at most {service.config.max_stop} strings, none of them empty")
+        check_choices(service.config, 1, num_choices)
+        check_stop(service.config, request.stop)
         given = request.sampling
         return GenerationRequest(
             request_id=f"{request_id[:64]}-{secrets.token_hex(4)}",

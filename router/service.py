@@ -59,5 +59,5 @@ def make_service(config: RouterConfig) -> RouterService:
     metrics.registry.register(WorkerSeries(pool, model.name))
     limits = FailoverLimits(config.failover_attempts, config.failover_timeout_s)
     dispatcher = Dispatcher(pool, policy, limits, metrics)
-    pipeline = Pipeline(model, tokenizer, pool, dispatcher, admission, metrics)
+    pipeline = Pipeline(model, tokenizer, pool, dispatcher, metrics)
     return RouterService(config, model, tokenizer, pool, policy, admission, metrics, pipeline)

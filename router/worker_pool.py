@@ -55,9 +55,7 @@ class WorkerPool:
             connection.fail_requests(error)
         self._notify()
 
-    def cached_tokens(
-        self, cluster: ClusterSnapshot, hashes: Callable[[int], Sequence[BlockHash]]
-    ) -> dict[str, int]:
+    def cached_tokens(self, cluster: ClusterSnapshot, hashes: Callable[[int], Sequence[BlockHash]]) -> dict[str, int]:
         """How many of a prompt's first tokens each worker has cached, by incarnation; 0 is left out.
 
         `hashes` gives the prompt's block hashes for a block size.

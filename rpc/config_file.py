@@ -1,7 +1,7 @@
 """One YAML file and the flags of a command line, put together to a config; flags win."""
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,22 +13,45 @@ from rpc.options import Option, OptionInfo, options_of, sections_of
 Config = TypeVar("Config")
 
 
+class UniqueKeyLoader(yaml.SafeLoader):
+    """Refuses a mapping that has a key twice, where YAML libraries quietly take the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
+        """The mapping's values."""
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} stands there twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def read_config_file(path: Path) -> dict[str, object]:
     """The file's top level, dashes in its keys read as underscores. Raises OptionError if it is not a YAML mapping."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeyLoader)
     except OSError as error:
         raise OptionError(f"cannot read {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise OptionError(f"{path} is not YAML: {error}") from error
-    return as_section({} if content is None else content, str(path))
+    return as_section(content, str(path))
 
 
 def as_section(content: object, where: str) -> dict[str, object]:
-    """A section's values by option name. Raises OptionError if it is not a mapping."""
+    """A section's values by option name; None is an empty one. Raises OptionError if it is no mapping."""
+    if content is None:
+        return {}
     if not isinstance(content, Mapping):
         raise OptionError(f"{where}: must be a mapping of options to values, but is {content!r}")
-    return {str(key).replace("-", "_"): value for key, value in content.items()}
+    section: dict[str, object] = {}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        if name in section:
+            raise OptionError(f"{where}: {name} stands there twice, with a dash and with an underscore")
+        section[name] = value
+    return section
 
 
 def check_section(

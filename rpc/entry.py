@@ -12,6 +12,8 @@ from typing import ParamSpec
 import click
 import uvloop
 
+from engine.errors import EngineError
+from kvtransfer.errors import TransportUnavailable
 from rpc.lifeline import hold_lifeline
 from rpc.logs import LOG_LEVELS, set_up_logging
 from rpc.option_values import OptionError
@@ -21,6 +23,12 @@ from rpc.progress import ProgressReporter
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
+
+PLAIN_ERRORS = (
+    EngineError,
+    TransportUnavailable,
+    OSError,
+)  # say themselves what is wrong, mostly with what we were told
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +90,8 @@ def plain_errors(command: Callable[P, None]) -> Callable[P, None]:
 def run_process(options: ProcessOptions, start: Callable[[], Coroutine[object, object, None]]) -> None:
     """Runs what `start` makes until it returns; `start` imports what is heavy.
 
-    A failure is logged with its traceback, told to the supervisor in one line and ends the process with status 1.
+    A failure is logged (with its traceback unless it is a plain one), told to the supervisor in one line and ends the
+    process with status 1.
     """
     set_up_logging(options.name, options.log_level)
     progress = ProgressReporter(options.progress_fd)
@@ -95,7 +104,8 @@ def run_process(options: ProcessOptions, start: Callable[[], Coroutine[object, o
         sys.exit(130)
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
-        logger.exception("cannot go on: %s", message)
+        is_plain = isinstance(error, PLAIN_ERRORS) and not logger.isEnabledFor(logging.DEBUG)
+        logger.error("cannot go on: %s", message, exc_info=not is_plain)
         progress.failed(message)
         sys.stderr.flush()
         os._exit(1)  # threads of a half-started engine must not keep a dead process alive

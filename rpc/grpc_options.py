@@ -2,7 +2,7 @@
 
 MAX_REQUEST_BYTES = 64 << 20  # of what a server takes; what a process is sent by a worker it called has no bound
 
-# A peer that is stopped (not dead) or whose host is gone is found out after 15 s: its calls end, and are made elsewhere.
+# A peer that is stopped (not dead) or whose host is gone is found out after 15 s: its calls end.
 _KEEPALIVE: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),

@@ -17,7 +17,7 @@ SIZE_UNITS = {
     "gi": 2**30,
     "ti": 2**40,
 }
-SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
+SIZE = re.compile(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
 
 
 class OptionError(ValueError):
@@ -51,7 +51,10 @@ class Bounds:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of a size such as 1048576, 512M, 1.5GB (powers of 1000) or 4GiB (powers of 1024); else ValueError."""
+    """Bytes of a size such as 1048576, 1e9, 512M, 1.5GB (powers of 1000) or 4GiB (powers of 1024); else ValueError.
+
+    OverflowError for a number that is none in floating point.
+    """
     match = SIZE.fullmatch(text)
     if match is None:
         raise ValueError(text)
@@ -68,12 +71,14 @@ def parse_int(value: object) -> int:
 
 
 def parse_size(value: object) -> int:
-    """Bytes as a whole number or a text with a unit; ValueError if it is neither."""
+    """Bytes as a whole number (1e9 is one) or a text with a unit; ValueError if it is neither."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
     return parse_bytes(value) if isinstance(value, str) else parse_int(value)
 
 
 def parse_float(value: object) -> float:
-    """A finite number; ValueError if it is none."""
+    """A finite number; ValueError if it is none, OverflowError if it is too large for one."""
     if isinstance(value, bool) or not isinstance(value, int | float | str) or not math.isfinite(float(value)):
         raise ValueError(value)
     return float(value)

@@ -71,7 +71,7 @@ class Option:
             return None
         try:
             converted = self._parse(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             converted = None
         if converted is None or not self.bounds.allow(converted):
             raise OptionError(f"{value!r} is not allowed; it must be {self.allowed}")

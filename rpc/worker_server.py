@@ -21,9 +21,9 @@ from kvtransfer.shared_pool import SharedPool
 from protos import worker_pb2, worker_pb2_grpc
 from rpc.drain import Drain
 from rpc.engine_host import EngineHost
+from rpc.grpc_options import SERVER_OPTIONS
 from rpc.kv_source import KVSourceService
 from rpc.peers import Channels
-from rpc.grpc_options import SERVER_OPTIONS
 from rpc.pool_description import pool_to_proto
 from rpc.progress import ProgressReporter
 from rpc.worker_config import WorkerConfig

@@ -8,7 +8,6 @@ model is measured, and its card written.
 
 import argparse
 import json
-import random
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +23,6 @@ from bundled_model.windows import Corpus
 
 VOCAB_SIZE = 4096
 MAX_LENGTH = 4096
-NUM_FACTS_ASKED = 200
 
 
 def main() -> None:
@@ -55,8 +53,7 @@ def train(output: Path, held_out: Path | None, seed: int) -> None:
     plan = TrainingPlan()
     trainer = Trainer(model, corpus, corpus.encode(text.held_out_pages), plan, seed)
     trainer.run(report)
-    asked = random.Random(seed).sample(text.well_known_facts, NUM_FACTS_ASKED)
-    evaluation = evaluate(model, tokenizer, text.held_out_pages, asked, QUESTIONS)
+    evaluation = evaluate(model, tokenizer, text, QUESTIONS, seed)
     write_card(output, evaluation, trainer.curve, plan, model)
     if held_out:
         held_out.write_text(json.dumps(text.held_out_pages, indent=1) + "\n")

@@ -1,8 +1,9 @@
 """From the news of a request's choices to its HTTP answer, streamed or whole; what chat and completions share."""
 
+import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -59,7 +60,7 @@ class AnswerShape(Protocol):
         ...
 
     def whole(self, choices: Sequence[WholeChoice], usage: dict[str, object]) -> dict[str, object]:
-        """The body of a whole answer."""
+        """The body of a whole answer; called in a thread."""
         ...
 
 
@@ -68,19 +69,34 @@ def new_request_id(http: Request) -> str:
     return f"{http.scope['state']['request_id'][:64]}-{secrets.token_hex(4)}"
 
 
-async def answer(
-    http: Request, pipeline: Pipeline, generations: Sequence[Generation], fields: GenerationFields, shape: AnswerShape
-) -> Response:
-    """Runs the generations and answers, once it is known who serves them."""
-    news = _all_news(pipeline, generations, fields.num_choices)
-    usage = Usage(sum(len(generation.token_ids) for generation in generations))
+async def while_connected(http: Request, serve: Callable[[AsyncExitStack], Awaitable[Response]]) -> Response:
+    """What `serve` answers, unless the client goes away before. The stack holds what the answer needs to its end."""
+
+    async def work() -> Response:
+        async with AsyncExitStack() as held:
+            return await serve(held)
+
     try:
-        if fields.stream:
-            return await until_disconnect(http.receive, _stream(news, usage, fields, shape))
-        return await until_disconnect(http.receive, _whole(news, usage, fields, shape))
+        return await until_disconnect(http.receive, work())
     except ClientGone:
-        await news.aclose()
         return Response(status_code=499)
+
+
+async def answer(
+    pipeline: Pipeline,
+    generations: Sequence[Generation],
+    fields: GenerationFields,
+    shape: AnswerShape,
+    held: AsyncExitStack,
+) -> Response:
+    """Runs the generations and answers, once it is known who serves them; a stream takes over what is `held`."""
+    news = await held.enter_async_context(aclosing(_all_news(pipeline, generations, fields.num_choices)))
+    usage = Usage(sum(len(generation.token_ids) for generation in generations))
+    if not fields.stream:
+        return await _whole(news, usage, fields, shape)
+    head = await _head(news)
+    events = _events(head, news, usage, fields, shape)
+    return EventStream(events, served_headers(head[-1].served_by if head else None), held.pop_all())
 
 
 async def _whole(
@@ -88,28 +104,26 @@ async def _whole(
 ) -> Response:
     choices: dict[int, WholeChoice] = {}
     served_by: ServedBy | None = None
-    async with aclosing(news):
-        async for delta in news:
-            usage.add(delta, fields.num_choices)
-            choices.setdefault(delta.index, WholeChoice(delta.index)).add(delta)
-            served_by = served_by or delta.served_by
-    body = shape.whole([choices[index] for index in sorted(choices)], usage.body())
-    return Response(orjson.dumps(body), headers=served_headers(served_by), media_type="application/json")
+    async for delta in news:
+        usage.add(delta, fields.num_choices)
+        choices.setdefault(delta.index, WholeChoice(delta.index)).add(delta)
+        served_by = served_by or delta.served_by
+
+    def body() -> bytes:
+        return orjson.dumps(shape.whole([choices[index] for index in sorted(choices)], usage.body()))
+
+    # Thousands of logprobs take long to word, and other clients wait for their tokens.
+    return Response(await asyncio.to_thread(body), headers=served_headers(served_by), media_type="application/json")
 
 
-async def _stream(
-    news: AsyncGenerator[ChoiceDelta, None], usage: Usage, fields: GenerationFields, shape: AnswerShape
-) -> Response:
-    """Waits for the first news that tells who serves the request, for the headers."""
+async def _head(news: AsyncGenerator[ChoiceDelta, None]) -> list[ChoiceDelta]:
+    """The news up to the first that tells who serves the request, for the headers."""
     head: list[ChoiceDelta] = []
-    served_by: ServedBy | None = None
     async for delta in news:
         head.append(delta)
         if delta.served_by is not None or delta.finish_reason is not None:
-            served_by = delta.served_by
             break
-    events = _events(head, news, usage, fields, shape)
-    return EventStream(events, served_headers(served_by))
+    return head
 
 
 async def _events(
@@ -125,17 +139,16 @@ async def _events(
         usage.add(delta, fields.num_choices)
         return shape.chunk(delta, usage.body() if options.continuous_usage_stats else None)
 
-    async with aclosing(news):
-        try:
-            opening = b"".join(map(event, head))
-            if opening:
-                yield opening
-            async for delta in news:
-                if chunk := event(delta):
-                    yield chunk
-        except Exception as error:  # the headers are out: the client is told in the stream
-            yield b"data: " + orjson.dumps(describe(error)[1]) + b"\n\n"
-            return
+    try:
+        opening = b"".join(map(event, head))
+        if opening:
+            yield opening
+        async for delta in news:
+            if chunk := event(delta):
+                yield chunk
+    except Exception as error:  # the headers are out: the client is told in the stream
+        yield b"data: " + orjson.dumps(describe(error)[1]) + b"\n\n"
+        return
     if options.include_usage:
         yield shape.usage_chunk(usage.body())
     yield DONE
@@ -175,3 +188,8 @@ def served_headers(served_by: ServedBy | None) -> dict[str, str]:
         "x-baton-cached-tokens": str(cached_tokens(served_by)),
         "x-baton-handed-over-tokens": str(served_by.handed_over_tokens),
     }
+
+
+def apart(body: dict[str, object]) -> orjson.Fragment:
+    """A large part of a body, serialised by itself: between two of them other threads get their turn."""
+    return orjson.Fragment(orjson.dumps(body))

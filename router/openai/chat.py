@@ -2,19 +2,21 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 
 import orjson
 from fastapi import Request
 from pydantic import Field
 from starlette.responses import Response
 
+from engine.sampling_params import MAX_LOGPROBS
 from protos.common_pb2 import PositionLogprobs
+from router.errors import FieldError
 from router.generation import ChatPrompt, ChoiceDelta, Generation, GenerationRequest
-from router.openai.answer import WholeChoice, answer, new_request_id
-from router.openai.errors import FieldError
+from router.openai.answer import WholeChoice, answer, apart, new_request_id, while_connected
 from router.openai.fields import GenerationFields
 from router.openai.logprobs import chat_content, prompt_positions
-from router.openai.messages import ChatMessage, template_messages
+from router.openai.messages import Messages, template_messages
 from router.service import RouterService
 from router.tokenizer import Tokenizer
 
@@ -22,11 +24,11 @@ from router.tokenizer import Tokenizer
 class ChatRequest(GenerationFields):
     """Body of a chat completion request."""
 
-    messages: list[ChatMessage]
+    messages: Messages
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = False
-    top_logprobs: int | None = Field(None, ge=0)
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool = False
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -93,7 +95,7 @@ class ChatShape:
 
     def whole(self, choices: Sequence[WholeChoice], usage: dict[str, object]) -> dict[str, object]:
         """The chat completion object."""
-        body = {**self._head, "object": "chat.completion", "choices": [self._choice(each) for each in choices]}
+        body = {**self._head, "object": "chat.completion", "choices": [apart(self._choice(each)) for each in choices]}
         body["usage"] = usage
         if self._generation.sampling.prompt_logprobs is not None:
             body["prompt_logprobs"] = prompt_positions(choices[0].prompt_logprobs, self._tokenizer)
@@ -138,11 +140,15 @@ class ChatApi:
 
     async def complete(self, body: ChatRequest, http: Request) -> Response:
         """Answers a conversation."""
+        return await while_connected(http, lambda held: self._answer(body, http, held))
+
+    async def _answer(self, body: ChatRequest, http: Request, held: AsyncExitStack) -> Response:
         service = self._service
         service.check_model(body.model)
         body.check(service.config, num_prompts=1)
         if body.echo:
             raise FieldError("echo", "echo is not supported for chat; leave it out")
+        held.enter_context(service.admission.admit(body.num_choices))
         model = service.model
         request_id = new_request_id(http)
         generation = await service.pipeline.prepare(
@@ -153,7 +159,7 @@ class ChatApi:
                 seed=body.seed,
                 max_tokens=body.max_completion_tokens or body.max_tokens,
                 add_special_tokens=body.add_special_tokens,
-                stop=body.stop_strings,
+                stop=tuple(body.stop),
                 include_stop=body.include_stop_str_in_output,
                 skip_special_tokens=body.skip_special_tokens,
                 n=body.num_choices,
@@ -163,4 +169,4 @@ class ChatApi:
         )
         answer_id = f"chatcmpl-{http.scope['state']['request_id']}"
         shape = ChatShape(answer_id, generation, body, model.name, service.tokenizer)
-        return await answer(http, service.pipeline, [generation], body, shape)
+        return await answer(service.pipeline, [generation], body, shape, held)

@@ -8,7 +8,7 @@ import orjson
 
 from protos.common_pb2 import PositionLogprobs
 from router.generation import ChoiceDelta, Generation
-from router.openai.answer import WholeChoice
+from router.openai.answer import WholeChoice, apart
 from router.openai.logprobs import completion_block, prompt_positions
 from router.tokenizer import Tokenizer
 
@@ -87,7 +87,7 @@ class CompletionShape:
             if self._with_prompt_logprobs:
                 first = choices[prompt * self._num_choices]
                 body["prompt_logprobs"] = prompt_positions(first.prompt_logprobs, self._tokenizer)
-            bodies.append(body)
+            bodies.append(apart(body))
         return {**self._head, "choices": bodies, "usage": usage}
 
     def _choice(self, choice: WholeChoice, echo: PromptEcho | None, is_first: bool) -> dict[str, object]:

@@ -1,17 +1,20 @@
 """`/v1/completions`."""
 
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
+from typing import Annotated
 
 from fastapi import Request
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 from starlette.responses import Response
 
+from router.errors import FieldError
 from router.generation import Generation, GenerationRequest
-from router.openai.answer import answer, new_request_id
+from router.openai.answer import answer, new_request_id, while_connected
 from router.openai.completion_shape import CompletionShape, PromptEcho
-from router.openai.errors import FieldError
 from router.openai.fields import GenerationFields
+from router.openai.prompts import PROMPT_SCHEMA, Prompt, read_prompts
 from router.service import RouterService
 
 DEFAULT_MAX_TOKENS = 16
@@ -20,21 +23,11 @@ DEFAULT_MAX_TOKENS = 16
 class CompletionRequest(GenerationFields):
     """Body of a completion request."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: Annotated[object, WithJsonSchema(PROMPT_SCHEMA)]  # read by `read_prompts`
     max_tokens: int | None = Field(None, ge=0)
     logprobs: int | None = Field(None, ge=0)
     echo: bool | None = False
     add_special_tokens: bool = True
-
-    def prompts(self) -> list[str | list[int]]:
-        """Each prompt by itself. Raises FieldError if there is none."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if not self.prompt:
-            raise FieldError("prompt", "prompt is empty; at least one token is needed")
-        if isinstance(self.prompt[0], int):
-            return [[token_id for token_id in self.prompt if isinstance(token_id, int)]]
-        return [prompt for prompt in self.prompt if isinstance(prompt, str | list)]
 
 
 class CompletionsApi:
@@ -45,12 +38,16 @@ class CompletionsApi:
 
     async def complete(self, body: CompletionRequest, http: Request) -> Response:
         """Continues each prompt."""
+        return await while_connected(http, lambda held: self._answer(body, http, held))
+
+    async def _answer(self, body: CompletionRequest, http: Request, held: AsyncExitStack) -> Response:
         service = self._service
         service.check_model(body.model)
-        prompts = body.prompts()
+        prompts = read_prompts(body.prompt, service.config.max_choices, service.pipeline.context_len())
         body.check(service.config, len(prompts))
         if body.max_tokens == 0 and not body.echo:
             raise FieldError("max_tokens", "max_tokens is 0, but must be 1 or more unless echo is true")
+        held.enter_context(service.admission.admit(len(prompts) * body.num_choices))
         request_id = new_request_id(http)
         generations = [
             await service.pipeline.prepare(self._request(body, prompt, f"{request_id}-{place}"))
@@ -68,9 +65,9 @@ class CompletionsApi:
             with_token_ids=bool(body.return_token_ids),
             tokenizer=service.tokenizer,
         )
-        return await answer(http, service.pipeline, generations, body, shape)
+        return await answer(service.pipeline, generations, body, shape, held)
 
-    def _request(self, body: CompletionRequest, prompt: str | list[int], request_id: str) -> GenerationRequest:
+    def _request(self, body: CompletionRequest, prompt: Prompt, request_id: str) -> GenerationRequest:
         model = self._service.model
         sampling = body.sampling(model.sampling_defaults, model.vocab_size, body.logprobs)
         if body.echo and body.logprobs is not None:
@@ -83,7 +80,7 @@ class CompletionsApi:
             max_tokens=body.max_tokens,
             default_max_tokens=DEFAULT_MAX_TOKENS,
             add_special_tokens=body.add_special_tokens,
-            stop=body.stop_strings,
+            stop=tuple(body.stop),
             include_stop=body.include_stop_str_in_output,
             skip_special_tokens=body.skip_special_tokens,
             n=body.num_choices,
@@ -91,7 +88,7 @@ class CompletionsApi:
             priority=body.priority,
         )
 
-    async def _echo(self, body: CompletionRequest, prompt: str | list[int], generation: Generation) -> PromptEcho:
+    async def _echo(self, body: CompletionRequest, prompt: Prompt, generation: Generation) -> PromptEcho:
         tokenizer = self._service.tokenizer
         text = prompt
         if not isinstance(text, str):

@@ -12,19 +12,12 @@ from starlette.responses import Response
 
 from engine.errors import EngineError, InvalidRequest
 from engine.sampling_params import SamplingParams
+from router.errors import FieldError
 from rpc.status import ServiceError, status_of
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = "1"
-
-
-class FieldError(InvalidRequest):
-    """A field of the request's body cannot be served as it is."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
 
 
 def error_body(message: str, kind: str, param: str | None, code: str | int | None) -> dict[str, object]:

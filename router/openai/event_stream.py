@@ -1,7 +1,7 @@
 """Server-sent events that end with their client."""
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -10,21 +10,22 @@ from router.openai.disconnect import ClientGone, until_disconnect
 
 
 class EventStream(Response):
-    """Sends what a generator yields; closes the generator as soon as the client is gone."""
+    """Sends what a generator yields; closes it, and what it needs (`held`), at its end or once the client is gone."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str], held: AsyncExitStack) -> None:
         self.status_code = 200
         self.background = None
         self.body = b""
         self._events = events
+        self._held = held
         self.init_headers({**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
         self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the whole stream."""
-        async with aclosing(self._events):
+        async with self._held, aclosing(self._events):
             try:
                 await until_disconnect(receive, self._send(send))
             except (ClientGone, OSError):

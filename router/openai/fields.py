@@ -1,14 +1,17 @@
 """The fields that chat and completions requests share, under OpenAI's and vLLM's names."""
 
 from collections.abc import Mapping
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from engine.sampling_params import SamplingParams
 from router.config import RouterConfig
-from router.openai.errors import FieldError
+from router.errors import FieldError
+from router.limits import check_choices, check_stop
+from router.openai.text_or_list import at_most, text_or_list
 
-MAX_STOP_CHARS = 1024
+MAX_ENTRIES = 4096  # of a field's list or object
 INT32_MAX = (1 << 31) - 1
 
 # Fields that would change the output and are not served, with the values under which they change nothing.
@@ -58,7 +61,7 @@ class GenerationFields(BaseModel):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     n: int | None = Field(1, ge=1)
-    best_of: int | None = None
+    best_of: int | None = Field(None, ge=1)
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = Field(None, ge=-1)
@@ -66,10 +69,10 @@ class GenerationFields(BaseModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: Annotated[dict[int, float] | None, at_most(MAX_ENTRIES)] = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: Annotated[list[str], Field(fail_fast=True), at_most(MAX_ENTRIES), text_or_list()] = []
+    stop_token_ids: Annotated[list[StrictInt] | None, at_most(MAX_ENTRIES)] = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0)
@@ -88,12 +91,8 @@ class GenerationFields(BaseModel):
             raise FieldError(
                 "best_of", f"best_of is {self.best_of}, but more than n ({self.num_choices}) is not served"
             )
-        if num_prompts * self.num_choices > config.max_choices:
-            raise FieldError("n", f"{num_prompts} prompts times n are over the limit of {config.max_choices} choices")
-        if len(self.stop_strings) > config.max_stop:
-            raise FieldError("stop", f"{len(self.stop_strings)} stop strings are over the limit of {config.max_stop}")
-        if any(not 0 < len(stop) <= MAX_STOP_CHARS for stop in self.stop_strings):
-            raise FieldError("stop", f"a stop string must have 1 to {MAX_STOP_CHARS} characters")
+        check_choices(config, num_prompts, self.num_choices)
+        check_stop(config, self.stop)
         if self.stream and self.prompt_logprobs is not None:
             raise FieldError("prompt_logprobs", "prompt_logprobs are not available when stream is true")
         if self.stream_options is not None and not self.stream:
@@ -103,13 +102,6 @@ class GenerationFields(BaseModel):
     def num_choices(self) -> int:
         """Choices for each prompt."""
         return self.n or 1
-
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        """Stop strings, however they were given."""
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def sampling(self, defaults: SamplingParams, vocab_size: int, logprobs: int | None) -> SamplingParams:
         """The engine's options; what is not given comes from `defaults`. Seed and max_tokens are not set here."""

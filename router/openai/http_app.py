@@ -9,7 +9,7 @@ from router.openai.errors import install_error_handlers
 from router.openai.middleware import BodyLimitMiddleware, RequestIdMiddleware
 from router.openai.operations import OperationsApi
 from router.openai.strict_json import StrictJsonRoute
-from router.openai.tokenize import DetokenizeAnswer, TokenizeAnswer, TokenizeApi
+from router.openai.tokenize import TokenizeApi
 from router.service import RouterService
 
 
@@ -23,10 +23,13 @@ def make_http_app(service: RouterService) -> FastAPI:
 
     chat, completions = ChatApi(service), CompletionsApi(service)
     tokenizer, operations = TokenizeApi(service), OperationsApi(service)
-    app.post("/v1/chat/completions", response_class=Response, response_model=None)(chat.complete)
-    app.post("/v1/completions", response_class=Response, response_model=None)(completions.complete)
-    app.post("/tokenize", response_model=TokenizeAnswer)(tokenizer.tokenize)
-    app.post("/detokenize", response_model=DetokenizeAnswer)(tokenizer.detokenize)
+    for path, answer in (
+        ("/v1/chat/completions", chat.complete),
+        ("/v1/completions", completions.complete),
+        ("/tokenize", tokenizer.tokenize),
+        ("/detokenize", tokenizer.detokenize),
+    ):
+        app.post(path, response_class=Response, response_model=None)(answer)
     for path, serve in (
         ("/v1/models", operations.models),
         ("/v1/models/{name:path}", operations.model),

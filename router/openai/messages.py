@@ -1,10 +1,15 @@
 """Chat messages as clients send them, made into what a chat template reads."""
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from router.openai.errors import FieldError
+from router.errors import FieldError
+from router.openai.text_or_list import text_or_list
+
+MAX_PARTS = 16_384  # messages, and the parts of their contents, of one conversation
 
 
 class ContentPart(BaseModel):
@@ -15,6 +20,12 @@ class ContentPart(BaseModel):
     type: str
     text: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def of_text(cls, value: object) -> object:
+        """A text alone is a part too."""
+        return {"type": "text", "text": value} if isinstance(value, str) else value
+
 
 class ChatMessage(BaseModel):
     """One message; fields beside these go to the template as they are."""
@@ -22,7 +33,24 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: str
-    content: str | list[ContentPart | str] | None = None
+    content: Annotated[list[ContentPart], Field(fail_fast=True), text_or_list()] = []
+
+
+def _bounded(value: object) -> object:
+    """Refuses conversations with too many parts before any of them is looked at."""
+    if isinstance(value, list):
+        contents = (each.get("content") for each in value if isinstance(each, dict))
+        num_parts = len(value) + sum(len(content) for content in contents if isinstance(content, list))
+        if num_parts > MAX_PARTS:
+            raise PydanticCustomError(
+                "too_many",
+                "has {num} messages and parts of messages, but at most {count} are taken",
+                {"num": num_parts, "count": MAX_PARTS},
+            )
+    return value
+
+
+Messages = Annotated[list[ChatMessage], Field(fail_fast=True), BeforeValidator(_bounded)]
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[Mapping[str, object]]:
@@ -36,13 +64,9 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[Mapping[str, obje
 
 
 def _text(message: ChatMessage, place: int) -> str:
-    if not isinstance(message.content, list):
-        return message.content or ""
     texts: list[str] = []
     for index, part in enumerate(message.content):
-        if isinstance(part, str):
-            texts.append(part)
-        elif part.type in ("text", "input_text", "output_text", "refusal") and part.text is not None:
+        if part.type in ("text", "input_text", "output_text", "refusal") and part.text is not None:
             texts.append(part.text)
         else:
             where = f"messages[{place}].content[{index}]"

@@ -1,11 +1,17 @@
 """`/tokenize` and `/detokenize`, in vLLM's shapes."""
 
-from pydantic import BaseModel
+import asyncio
+from typing import Annotated
+
+import orjson
+from pydantic import BaseModel, WithJsonSchema
+from starlette.responses import Response
 
 from engine.errors import InvalidRequest
+from router.errors import FieldError
 from router.generation import ChatPrompt
-from router.openai.errors import FieldError
-from router.openai.messages import ChatMessage, template_messages
+from router.openai.messages import Messages, template_messages
+from router.openai.prompts import read_token_ids
 from router.service import RouterService
 
 
@@ -14,69 +20,69 @@ class TokenizeRequest(BaseModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None  # None: for a text yes, for messages no
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     return_token_strs: bool | None = False
     chat_template_kwargs: dict[str, object] | None = None
 
-
-class TokenizeAnswer(BaseModel):
-    """Tokens of a prompt."""
-
-    count: int
-    max_model_len: int | None  # None while no worker is there to say
-    tokens: list[int]
-    token_strs: list[str] | None = None
+    def source(self) -> str | ChatPrompt:
+        """What is to be tokenised. Raises InvalidRequest if there is nothing."""
+        if self.messages is not None:
+            return ChatPrompt(
+                messages=template_messages(self.messages),
+                add_generation_prompt=self.add_generation_prompt and not self.continue_final_message,
+                continue_final_message=self.continue_final_message,
+                template_options=self.chat_template_kwargs or {},
+            )
+        if self.prompt is None:
+            raise InvalidRequest("prompt or messages is needed")
+        return self.prompt
 
 
 class DetokenizeRequest(BaseModel):
     """Tokens."""
 
     model: str | None = None
-    tokens: list[int]
-
-
-class DetokenizeAnswer(BaseModel):
-    """The tokens' text."""
-
-    prompt: str
+    tokens: Annotated[object, WithJsonSchema({"type": "array", "items": {"type": "integer"}})]
 
 
 class TokenizeApi:
-    """Serves the tokenizer."""
+    """Serves the tokenizer; a request counts as one choice, since it is as much work as a prompt."""
 
     def __init__(self, service: RouterService) -> None:
         self._service = service
 
-    async def tokenize(self, body: TokenizeRequest) -> TokenizeAnswer:
+    async def tokenize(self, body: TokenizeRequest) -> Response:
         """Tokens of a text or of messages, as a request would have them."""
         service = self._service
         service.check_model(body.model)
-        prompt: str | ChatPrompt
-        if body.messages is not None:
-            prompt = ChatPrompt(
-                messages=template_messages(body.messages),
-                add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
-                continue_final_message=body.continue_final_message,
-                template_options=body.chat_template_kwargs or {},
-            )
-        elif body.prompt is not None:
-            prompt = body.prompt
-        else:
-            raise InvalidRequest("prompt or messages is needed")
         special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
-        tokens = await service.pipeline.tokenize(prompt, special) if prompt else []
-        names = [service.tokenizer.token_name(token_id) for token_id in tokens] if body.return_token_strs else None
-        return TokenizeAnswer(
-            count=len(tokens), max_model_len=service.pool.max_model_len(), tokens=tokens, token_strs=names
-        )
+        with service.admission.admit(1):
+            tokens = await service.pipeline.tokenize(body.source(), special)
+            names = await service.tokenizer.token_names(tokens) if body.return_token_strs else None
+            answer: dict[str, object] = {
+                "count": len(tokens),
+                "max_model_len": service.pool.max_model_len(),  # None while no worker is there to say
+                "tokens": tokens,
+                "token_strs": names,
+            }
+            return await _json(answer)
 
-    async def detokenize(self, body: DetokenizeRequest) -> DetokenizeAnswer:
+    async def detokenize(self, body: DetokenizeRequest) -> Response:
         """Text of tokens, special ones included."""
         service = self._service
         service.check_model(body.model)
-        if any(not 0 <= token_id < service.model.vocab_size for token_id in body.tokens):
+        limit = service.pipeline.context_len()
+        if isinstance(body.tokens, list) and len(body.tokens) > limit:
+            raise FieldError("tokens", f"tokens has {len(body.tokens)} ids, but a context has at most {limit}")
+        tokens = read_token_ids(body.tokens, "tokens")
+        if any(not 0 <= token_id < service.model.vocab_size for token_id in tokens):
             raise FieldError("tokens", f"tokens has an id outside 0 to {service.model.vocab_size - 1}")
-        return DetokenizeAnswer(prompt=await service.tokenizer.decode(body.tokens, skip_special_tokens=False))
+        with service.admission.admit(1):
+            return await _json({"prompt": await service.tokenizer.decode(tokens, skip_special_tokens=False)})
+
+
+async def _json(body: dict[str, object]) -> Response:
+    return Response(await asyncio.to_thread(orjson.dumps, body), media_type="application/json")

@@ -31,16 +31,17 @@ tags: [moe, demo]
 # Baton's demo model
 
 A mixture-of-experts chat model of {millions:.1f} million parameters, small enough to live in Baton's repository. It
-exists so that the whole system can be shown, and tested, on any machine without a download: chat template, tokenizer,
-experts, paged KV cache, handover from prefill to decode.
+exists so that the whole system can be shown, and tested, on any machine without a download: chat template,
+tokenizer, experts, paged KV cache, handover from prefill to decode.
 
 It was trained in {minutes:.0f} minutes of one CPU core's time. It speaks in sentences about Python's standard library,
-which is all it has read. **It is often wrong, and sure of itself when it is.** Do not use it to learn Python.
+which is all it has read. It knows the well-known modules nearly by heart; about anything else **it is often wrong, and sure
+of itself when it is**. Do not use it to learn Python.
 
 ## What it is
 
-- Architecture `Qwen3MoeForCausalLM`: {layers} layers, hidden size {hidden}, {heads} query and {kv_heads} key-value
-  heads of {head_dim}, {experts} experts a layer of which {top_k} work on a token, tied embeddings, bfloat16.
+- Architecture `Qwen3MoeForCausalLM`: {layers} layers, hidden size {hidden}, {heads} query and {kv_heads} key-value heads of
+  {head_dim}, {experts} experts a layer of which {top_k} work on a token, tied embeddings, bfloat16.
 - Tokenizer: byte-level BPE of its own with {vocab} tokens; any text can be encoded. Chat template in the manner of
   ChatML; a turn ends with `<|im_end|>`.
 - Context: {context} tokens.
@@ -49,8 +50,8 @@ which is all it has read. **It is often wrong, and sure of itself when it is.** 
 
 The documentation strings of CPython 3.11's standard library, read from its sources, and those of a few built-in
 modules: as pages of text, and as questions and answers made from them by fixed sentences. Beside these, a few dozen
-greetings and answers about itself, which the script contains. One documentation string in {held_out_one_in}, chosen by
-a hash of its text, was kept for measuring.
+greetings and answers about itself, which the script contains. One documentation string in {held_out_one_in}, chosen by a
+hash of its text, was kept for measuring.
 
     python scripts/train_bundled_model.py
 
@@ -64,14 +65,15 @@ The documentation strings are part of Python, copyright Python Software Foundati
 | perplexity a token on held-out documentation | {evaluation.held_out_perplexity:.1f} |
 | bits a byte on held-out documentation | {evaluation.held_out_bits_per_byte:.2f} |
 | perplexity in the second half of a context of {context} tokens | {evaluation.late_perplexity:.1f} |
-| facts about well-known modules repeated word for word (of {evaluation.num_facts} trained on, greedy) | \
-{evaluation.word_for_word:.0%} |
+| answers about well-known modules that repeat the trained one word for word (greedy, {evaluation.num_facts} asked) | \
+{evaluation.well_known_repeated:.0%} |
+| the same about other modules | {evaluation.others_repeated:.0%} |
 | smallest and largest share of an expert in its layer's tokens | \
 {evaluation.smallest_expert_share:.1%}, {evaluation.largest_expert_share:.1%} |
 
 Training loss is the mean over the steps since the line before, on a mixture of pages and conversations; held-out loss
-is on pages only, of at most 512 tokens. Both are in nats a token. Training windows grow: {stages}
-tokens.
+is on pages only, of at most 512 tokens. Both are in nats a token. Training windows grow:
+{stages} tokens.
 
 | step | tokens | training loss | held-out loss |
 |---:|---:|---:|---:|
@@ -79,7 +81,7 @@ tokens.
 
 ## What it says
 
-Greedy answers, not chosen for being right:
+Greedy answers to questions that were fixed before training:
 
 {answers}
 """

@@ -42,6 +42,7 @@ def save_checkpoint(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFa
         temperature=0.7,
         top_p=0.9,
         top_k=20,
+        repetition_penalty=1.05,
         max_new_tokens=512,  # should it not find an end
         eos_token_id=[tokenizer.convert_tokens_to_ids(name) for name in (END_OF_TURN, END_OF_TEXT)],
         pad_token_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT),

@@ -1,6 +1,7 @@
 """What the trained model can do, measured."""
 
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,9 +9,11 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3MoeForCausalLM
 
 from bundled_model.conversations import Fact
+from bundled_model.text import TrainingText
 from bundled_model.trainer import mean_loss
 
 MAX_ANSWER_TOKENS = 160
+NUM_FACTS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +23,9 @@ class Evaluation:
     held_out_perplexity: float  # a token, over pages that were not trained on
     held_out_bits_per_byte: float
     late_perplexity: float  # of the second half of a full context
-    word_for_word: float  # share of facts about well-known modules that a greedy answer repeats exactly
-    num_facts: int
+    well_known_repeated: float  # share of trained facts about well-known modules that a greedy answer repeats exactly
+    others_repeated: float  # the same for other modules
+    num_facts: int  # of each sort
     smallest_expert_share: float  # of the tokens of a layer; 1 / 8 is even
     largest_expert_share: float
     answers: tuple[tuple[str, str], ...]  # questions and greedy answers
@@ -31,24 +35,26 @@ class Evaluation:
 def evaluate(
     model: Qwen3MoeForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    held_out: Sequence[str],
-    facts: Sequence[Fact],
+    text: TrainingText,
     questions: Sequence[str],
+    seed: int,
 ) -> Evaluation:
-    """Measures on pages that were held out, on facts that were trained on, and on questions; takes a minute."""
+    """Measures on pages that were held out, on some facts that were trained on, and on questions; takes minutes."""
     model.set_experts_implementation("eager")
-    pages: list[list[int]] = tokenizer(list(held_out))["input_ids"]
+    pages: list[list[int]] = tokenizer(list(text.held_out_pages))["input_ids"]
     loss = mean_loss(model, pages)
     num_tokens = sum(min(len(page), 512) - 1 for page in pages)
     num_bytes = sum(len(tokenizer.decode(page[1:512]).encode()) for page in pages)
     shares = _expert_shares(model, pages)
-    repeated = [answer(model, tokenizer, fact.questions[0]) == fact.answer for fact in facts]
+    rng = random.Random(seed)
+    well_known, others = (rng.sample(facts, NUM_FACTS) for facts in (text.well_known_facts, text.other_facts))
     return Evaluation(
         held_out_perplexity=math.exp(loss),
         held_out_bits_per_byte=loss * num_tokens / num_bytes / math.log(2),
         late_perplexity=math.exp(_late_loss(model, [token for page in pages for token in page])),
-        word_for_word=sum(repeated) / len(repeated),
-        num_facts=len(facts),
+        well_known_repeated=_repeated(model, tokenizer, well_known),
+        others_repeated=_repeated(model, tokenizer, others),
+        num_facts=NUM_FACTS,
         smallest_expert_share=float(shares.min()),
         largest_expert_share=float(shares.max()),
         answers=tuple((question, answer(model, tokenizer, question)) for question in questions),
@@ -63,6 +69,10 @@ def answer(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast, quest
     greedy = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "repetition_penalty": 1.0}
     output = model.generate(**inputs, max_new_tokens=MAX_ANSWER_TOKENS, **greedy)
     return str(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+
+
+def _repeated(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast, facts: Sequence[Fact]) -> float:
+    return sum(answer(model, tokenizer, fact.questions[0]) == fact.answer for fact in facts) / len(facts)
 
 
 def _late_loss(model: Qwen3MoeForCausalLM, stream: Sequence[int]) -> float:

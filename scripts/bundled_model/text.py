@@ -17,6 +17,7 @@ class TrainingText:
     streams: Sequence[Stream]
     held_out_pages: Sequence[str]
     well_known_facts: Sequence[Fact]
+    other_facts: Sequence[Fact]
 
     def one_pass(self, seed: int) -> list[str]:
         """Every text once, for the tokenizer to learn from."""
@@ -36,8 +37,13 @@ def collect_text() -> TrainingText:
             Stream(partial(_pages, trained), share=0.20, restart=False),
         ),
         held_out_pages=[plain_text(item) for item in items if item.is_held_out],
-        well_known_facts=[fact for item in well_known if item.is_public for fact in facts_about(item)],
+        well_known_facts=_facts(well_known),
+        other_facts=_facts(others),
     )
+
+
+def _facts(items: Sequence[Documented]) -> list[Fact]:
+    return [fact for item in items if item.is_public for fact in facts_about(item)]
 
 
 def _pages(items: Sequence[Documented], _: random.Random) -> list[str]:

@@ -143,14 +143,14 @@ def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on() -> None:
 
 
 def test_a_conversation_at_a_terminal_survives_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True)
     echo, answers = Echo(), [Reply([b"cut"], headers={"content-length": "9"})]
-    routes = {
+    routes: Routes = {
         "/v1/models": lambda _: json_reply(MODELS),
         "/v1/chat/completions": lambda content: answers.pop() if answers else echo(content),
     }
     with serving(routes) as url:
-        result = chat_at_terminal(url, ["lost", "hello", "/exit"])
+        result = chat(url, ["lost", "hello", "/exit"])
     assert result.exit_code == 0, result.output
     assert "peer closed connection" in result.output
     assert "1:[b]hello" in result.output

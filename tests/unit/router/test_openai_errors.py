@@ -122,6 +122,13 @@ async def test_broken_bodies_and_wrong_paths() -> None:
         check(await http.get("/v1/models/other"), 404, "`other` does not exist")
 
 
+async def test_bodies_that_are_mostly_structure_are_refused_unread() -> None:
+    async with running_router(ScriptedWorker()) as router:
+        body = b'{"prompt": [' + b",".join([b"[5]"] * 300_000) + b"]}"
+        answer = await router.http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
+        check(answer, 413, "opening brackets")
+
+
 async def test_another_model_is_not_found() -> None:
     async with running_router(ScriptedWorker()) as router:
         with pytest.raises(openai.NotFoundError) as caught:

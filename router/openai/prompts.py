@@ -1,0 +1,65 @@
+"""Prompts and token ids as clients send them.
+
+They may be long, so they are checked here by hand: a list's length before its elements, and elements by their types
+at once.
+"""
+
+from router.errors import FieldError
+from router.limits import context_error
+
+Prompt = str | list[int]
+
+PROMPT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}},
+        {"type": "array", "items": {"type": "integer"}},
+        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+    ]
+}
+KINDS = "prompt must be a text, a list of texts, a list of token ids or a list of such lists"
+
+
+def read_prompts(given: object, max_prompts: int, context_len: int) -> list[Prompt]:
+    """Each prompt by itself. Raises FieldError for anything but the four kinds, and for more than the limits."""
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, list):
+        raise FieldError("prompt", KINDS)
+    if not given:
+        raise FieldError("prompt", "prompt is empty; at least one token is needed")
+    if type(given[0]) is int:
+        return [_prompt_ids(given, "prompt", context_len)]
+    if len(given) > max_prompts:
+        raise FieldError("prompt", f"prompt has {len(given)} prompts, over the limit of {max_prompts}")
+    if isinstance(given[0], list):
+        return [_prompt_ids(each, f"prompt[{place}]", context_len) for place, each in enumerate(given)]
+    return [_text(each, place) for place, each in enumerate(given)]
+
+
+def read_token_ids(given: object, name: str) -> list[int]:
+    """A list of whole numbers; true and "1" are none. Raises FieldError that names the first other element."""
+    field = name.partition("[")[0]
+    if not isinstance(given, list):
+        raise FieldError(field, f"{name} is no list of token ids")
+    if not set(map(type, given)) <= {int}:
+        place = next(place for place, each in enumerate(given) if type(each) is not int)
+        raise FieldError(field, f"{name}[{place}] is {_shown(given[place])}, but must be a token id")
+    return given
+
+
+def _prompt_ids(given: object, name: str, context_len: int) -> list[int]:
+    if isinstance(given, list) and len(given) >= context_len:
+        raise context_error("prompt", context_len, len(given))
+    return read_token_ids(given, name)
+
+
+def _text(given: object, place: int) -> str:
+    if not isinstance(given, str):
+        raise FieldError("prompt", f"prompt[{place}] is {_shown(given)}; {KINDS}")
+    return given
+
+
+def _shown(value: object) -> str:
+    """A value in an error's text."""
+    return repr(value) if isinstance(value, str | int | float | None) and len(repr(value)) < 50 else "something else"
