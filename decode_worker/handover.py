@@ -2,8 +2,8 @@
 
 1. `Prefill` is called at the prefill worker with the tokens and how many of them have their KV here already.
 2. It accepts and says how its pool is read; the transport connects.
-3. It announces blocks chunk by chunk. Announcements are read one after the other into the request's own blocks, and
-   checked, while the prefill worker computes the next chunk.
+3. It announces blocks chunk by chunk. Announcements are read one after the other into the request's own blocks while
+   the prefill worker computes the next chunk; what was read is checked while the next announcement is read.
 4. The token that follows the prompt comes as soon as it is sampled, and is passed on at once.
 5. When the last block is in, the call is ended, which ends the lease at the prefill worker.
 """
@@ -19,7 +19,7 @@ from engine.outputs import SampledToken
 from engine.request import Request
 from engine.schedule import Received
 from kvtransfer.errors import PeerRefused
-from kvtransfer.receiver import BlockReceiver
+from kvtransfer.receiver import Arrived, BlockReceiver
 from protos import worker_pb2, worker_pb2_grpc
 from rpc.block_fills import connect_receiver
 from rpc.engine_host import EngineHost
@@ -55,6 +55,7 @@ class Handover:
         self._num_known_blocks = request.num_computed_tokens // host.config.block_size
         self._receiver: BlockReceiver | None = None
         self._announced: asyncio.Queue[worker_pb2.BlocksReady] = asyncio.Queue()
+        self._arrived: asyncio.Queue[Arrived] = asyncio.Queue()
         self._sampled: SampledToken | None = None
         self._num_prompt_logprobs = 0
 
@@ -77,7 +78,7 @@ class Handover:
     async def run(self, channels: Channels, address: str, message: worker_pb2.PrefillRequest) -> None:
         """Returns when all is here; raises AioRpcError or TransferError, with `received` saying what came."""
         call: PrefillCall = worker_pb2_grpc.PrefillStub(channels.get(address)).Prefill(message)
-        tasks = [asyncio.create_task(self._listen(call)), asyncio.create_task(self._pull())]
+        tasks = [asyncio.create_task(each) for each in (self._listen(call), self._pull(), self._check())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
@@ -119,12 +120,21 @@ class Handover:
 
     async def _pull(self) -> None:
         """Reads what is announced, until the last block is here."""
-        while self.num_blocks < len(self._blocks):
+        num_read = self._num_known_blocks
+        while num_read < len(self._blocks):
             blocks = await self._announced.get()
             if self._receiver is None:
                 raise PeerRefused("the prefill worker announced blocks before it accepted")
             transfer_s = self._receiver.transfer_s
-            try:
-                await self._receiver.receive(blocks.first_index, blocks.block_ids, blocks.checksums)
-            finally:
-                self.times.note_read(time.monotonic(), self._receiver.transfer_s - transfer_s)
+            arrived = await self._receiver.read(blocks.first_index, blocks.block_ids, blocks.checksums)
+            self.times.note_read(time.monotonic(), self._receiver.transfer_s - transfer_s)
+            num_read = self._receiver.num_blocks_read
+            if arrived is not None:
+                self._arrived.put_nowait(arrived)
+
+    async def _check(self) -> None:
+        """Checks what was read, while more is being read."""
+        while self.num_blocks < len(self._blocks):
+            arrived = await self._arrived.get()
+            assert self._receiver is not None
+            await self._receiver.check(arrived)

@@ -14,7 +14,9 @@ class EngineConfig:
     block_size: int = 16  # tokens a block
     kv_cache_memory_bytes: int = 512 << 20  # of the block pool
     max_model_len: int | None = None  # longest prompt plus output; None: what the checkpoint allows
-    max_num_batched_tokens: int = 512  # token budget of a step
+    max_num_batched_tokens: int = (
+        256  # token budget of a step: how much a handover cannot hide, and how long decodes wait
+    )
     max_num_seqs: int = 64  # requests in the batch
     max_num_waiting: int = 1024  # bound of the waiting queue
     enable_prefix_caching: bool = True

@@ -35,13 +35,13 @@ exists so that the whole system can be shown, and tested, on any machine without
 tokenizer, experts, paged KV cache, handover from prefill to decode.
 
 It was trained in {minutes:.0f} minutes of one CPU core's time. It speaks in sentences about Python's standard library,
-which is all it has read. It knows the well-known modules nearly by heart; about anything else **it is often wrong, and sure
-of itself when it is**. Do not use it to learn Python.
+which is all it has read. It knows the well-known modules nearly by heart; about anything else **it is often wrong,
+and sure of itself when it is**. Do not use it to learn Python.
 
 ## What it is
 
-- Architecture `Qwen3MoeForCausalLM`: {layers} layers, hidden size {hidden}, {heads} query and {kv_heads} key-value heads of
-  {head_dim}, {experts} experts a layer of which {top_k} work on a token, tied embeddings, bfloat16.
+- Architecture `Qwen3MoeForCausalLM`: {layers} layers, hidden size {hidden}, {heads} query and {kv_heads} key-value
+  heads of {head_dim}, {experts} experts a layer of which {top_k} work on a token, tied embeddings, bfloat16.
 - Tokenizer: byte-level BPE of its own with {vocab} tokens; any text can be encoded. Chat template in the manner of
   ChatML; a turn ends with `<|im_end|>`.
 - Context: {context} tokens.
@@ -50,8 +50,8 @@ of itself when it is**. Do not use it to learn Python.
 
 The documentation strings of CPython 3.11's standard library, read from its sources, and those of a few built-in
 modules: as pages of text, and as questions and answers made from them by fixed sentences. Beside these, a few dozen
-greetings and answers about itself, which the script contains. One documentation string in {held_out_one_in}, chosen by a
-hash of its text, was kept for measuring.
+greetings and answers about itself, which the script contains. One documentation string in {held_out_one_in}, chosen
+by a hash of its text, was kept for measuring.
 
     python scripts/train_bundled_model.py
 

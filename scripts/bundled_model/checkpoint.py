@@ -48,6 +48,7 @@ def save_checkpoint(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFa
         pad_token_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT),
     )
     model.save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)  # it is written for its owner alone
     tokenizer.save_pretrained(folder)
     # The name that every release of transformers reads; the newest writes one of its own.
     path = folder / "tokenizer_config.json"
