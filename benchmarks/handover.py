@@ -27,7 +27,8 @@ from benchmarks.server import free_port, served
 from engine.model_config import read_model_config
 from protos import common_pb2, router_pb2, router_pb2_grpc
 
-PROMPT_LENS = (128, 512, 2048)
+PROMPT_LENS = (128, 512, 4096)
+LONG_PROMPT = 2048  # from here on a third of the requests
 TRANSPORTS = ("shared_memory", "nixl", "tcp")
 COLUMNS = ("transport", "prompt", "MB", "overhead p50 ms", "overhead p99 ms", "transfer ms", "plain copy ms",
            "copy / transfer", "hidden %", "TTFT p50 ms")  # fmt: skip
@@ -73,7 +74,8 @@ async def measure(model: Path, transport: str, num_requests: int, report: Report
     async with served(str(model), *flags), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub: router_pb2_grpc.InferenceAsyncStub = router_pb2_grpc.InferenceStub(channel)
         for prompt_len in PROMPT_LENS:
-            prompts = [[rng.randrange(vocab_size) for _ in range(prompt_len)] for _ in range(num_requests + 1)]
+            count = 1 + (num_requests if prompt_len < LONG_PROMPT else max(3, num_requests // 3))
+            prompts = [[rng.randrange(vocab_size) for _ in range(prompt_len)] for _ in range(count)]
             results = [await one_request(stub, prompt) for prompt in prompts][1:]  # the first one warms up
             overheads = [1e3 * (served_by.handover_s - served_by.exposed_transfer_s) for served_by, _ in results]
             transfers = [1e3 * served_by.transfer_s for served_by, _ in results]

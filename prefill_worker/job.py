@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.outputs import RequestOutput, SampledToken
 from engine.request import Request, RequestId
 from protos import worker_pb2
-from rpc.announcement import announce
+from rpc.announcement import Announcement
 from rpc.sampling import logprobs_to_proto, sampling_from_proto
 
 
@@ -64,14 +64,16 @@ class PrefillJob:
         while not is_last:
             step = await self.steps.get()
             sampled, num_ready = step.output.sampled, step.output.num_computed_tokens // block_size
+            if sampled is not None:
+                is_last, num_ready = True, len(self.request.block_table)
+            blocks = self.request.block_table[num_announced:num_ready]
+            announcement = Announcement(pool, num_announced, blocks, step.computed_at_s)
             if step.output.prompt_logprobs:
                 positions = [logprobs_to_proto(position) for position in step.output.prompt_logprobs]
                 yield worker_pb2.PrefillEvent(prompt_logprobs=worker_pb2.PromptLogprobs(positions=positions))
             if sampled is not None:
-                is_last, num_ready = True, len(self.request.block_table)
                 yield worker_pb2.PrefillEvent(first_token=self._first_token(sampled))
-            blocks = self.request.block_table[num_announced:num_ready]
-            async for ready in announce(pool, num_announced, blocks, step.computed_at_s):
+            async for ready in announcement.messages():
                 yield worker_pb2.PrefillEvent(blocks=ready)
             num_announced = max(num_announced, num_ready)
 
