@@ -5,6 +5,7 @@ import logging
 import signal
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -77,7 +78,7 @@ async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], Worke
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     progress = ProgressReporter(config.progress_fd)
     memory = SharedPool()
-    engine = await asyncio.to_thread(Engine, config.engine, memory.allocate, progress.loading)
+    engine = await _load(lambda: Engine(config.engine, memory.allocate, progress.loading))
     identity = PoolIdentity(uuid.uuid4().hex, engine.fingerprint)
     host = EngineHost(engine, create_transport(config.transport, identity, memory, config.host))
     core = WorkerCore(config, host, Channels(), WorkerCounters(), Drain())
@@ -108,6 +109,17 @@ async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], Worke
         await core.channels.close()
         await host.transport.close()
         memory.close()
+
+
+async def _load(make_engine: Callable[[], Engine]) -> Engine:
+    """Makes the engine on a thread that ends with it.
+
+    OpenMP keeps a team of threads for each thread that ever computed. A second team, even an idle one, is more threads
+    than cores, and then the waits between the parallel parts of a step are slept through and not spun: on two cores a
+    decode step took half as long again.
+    """
+    with ThreadPoolExecutor(1, "load") as loader:
+        return await asyncio.get_running_loop().run_in_executor(loader, make_engine)
 
 
 def _register_common(
