@@ -28,6 +28,7 @@ from engine.model_config import read_model_config
 from protos import common_pb2, router_pb2, router_pb2_grpc
 
 PROMPT_LENS = (128, 512, 4096)
+NUM_OUTPUT_TOKENS = 4
 LONG_PROMPT = 2048  # from here on a third of the requests
 TRANSPORTS = ("shared_memory", "nixl", "tcp")
 COLUMNS = ("transport", "prompt", "MB", "overhead p50 ms", "overhead p99 ms", "transfer ms", "plain copy ms",
@@ -40,7 +41,7 @@ async def one_request(
     """Runs a request; returns how it was served and its time to first token in seconds."""
     request = router_pb2.GenerateRequest(
         token_ids=router_pb2.TokenIds(ids=prompt),
-        sampling=common_pb2.SamplingParams(temperature=0, max_tokens=4, ignore_eos=True),
+        sampling=common_pb2.SamplingParams(temperature=0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True),
     )
     started_s, first_s = time.perf_counter(), 0.0
     served_by = common_pb2.ServedBy()
@@ -67,15 +68,15 @@ def copy_s(num_bytes: int) -> float:
 
 async def measure(model: Path, transport: str, num_requests: int, report: Report) -> None:
     """Adds the rows of one transport."""
-    vocab_size = read_model_config(model).vocab_size
+    config = read_model_config(model)
     rng = random.Random(0)
     port = free_port()
     flags = ("--prefill", "1", "--decode", "1", "--transport", transport, "--grpc-port", str(port))
     async with served(str(model), *flags), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub: router_pb2_grpc.InferenceAsyncStub = router_pb2_grpc.InferenceStub(channel)
-        for prompt_len in PROMPT_LENS:
+        for prompt_len in (min(prompt_len, config.max_model_len - NUM_OUTPUT_TOKENS) for prompt_len in PROMPT_LENS):
             count = 1 + (num_requests if prompt_len < LONG_PROMPT else max(3, num_requests // 3))
-            prompts = [[rng.randrange(vocab_size) for _ in range(prompt_len)] for _ in range(count)]
+            prompts = [[rng.randrange(config.vocab_size) for _ in range(prompt_len)] for _ in range(count)]
             results = [await one_request(stub, prompt) for prompt in prompts][1:]  # the first one warms up
             overheads = [1e3 * (served_by.handover_s - served_by.exposed_transfer_s) for served_by, _ in results]
             transfers = [1e3 * served_by.transfer_s for served_by, _ in results]
