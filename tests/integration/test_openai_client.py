@@ -132,7 +132,7 @@ async def test_a_cancelled_stream_frees_everything(api: openai.AsyncOpenAI, clus
     for stream in streams:
         await anext(aiter(stream))
         await stream.close()
-    await wait_idle(cluster_url)
+    assert len(await wait_idle(cluster_url)) == 2
 
 
 async def test_tokenize_and_detokenize_are_inverse(cluster_url: str) -> None:
