@@ -44,7 +44,8 @@ class Engine:
     ) -> None:
         """Loads the checkpoint. Raises UnsupportedModel if it asks for something that is not implemented.
 
-        `allocate_pool` gives the pool's memory, zeroed; `on_progress` hears the share of the weights that is loaded.
+        `allocate_pool` gives the pool's memory, zeroed, since attention multiplies unused slots by zero;
+        `on_progress` hears the share of the weights that is loaded.
         """
         directory, device = Path(config.model), torch.device(config.device)
         self.config = config

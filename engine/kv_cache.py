@@ -44,10 +44,6 @@ class KVCacheLayout:
         """Shape of a pool."""
         return (num_blocks, *self.block_shape)
 
-    def allocate(self, num_blocks: int, device: torch.device) -> Tensor:
-        """A pool of zeros. It must hold finite numbers from the start: attention multiplies unused slots by zero."""
-        return torch.zeros(self.pool_shape(num_blocks), dtype=self.dtype, device=device)
-
     @staticmethod
     def layer_cache(pool: Tensor, layer: int) -> Tensor:
         """One layer's view of a pool: [num_blocks, *layer_shape]."""

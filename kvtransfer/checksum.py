@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import xxhash
 from torch import Tensor
 
-from kvtransfer.errors import ChecksumMismatch
 from kvtransfer.local_pool import block_bytes_of
 
 
@@ -25,10 +24,3 @@ def first_mismatch(pool: Tensor, blocks: Sequence[int], expected: Sequence[int])
         if xxhash.xxh3_64_intdigest(data[block]) != checksum:
             return index
     return None
-
-
-def verify(pool: Tensor, blocks: Sequence[int], expected: Sequence[int]) -> None:
-    """Raises ChecksumMismatch naming the first block whose bytes are not the expected ones."""
-    index = first_mismatch(pool, blocks, expected)
-    if index is not None:
-        raise ChecksumMismatch(f"block {blocks[index]} does not have the announced checksum {expected[index]:#018x}")
