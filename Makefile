@@ -9,7 +9,7 @@ BIN := .venv/bin
 
 setup: .venv/.done
 
-.venv/.done: pyproject.toml
+.venv/.done: pyproject.toml setup.py $(wildcard */native/*.cpp */native/*.hpp)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
@@ -30,6 +30,7 @@ lint: setup
 	sh scripts/check_protos.sh
 
 bench: setup
+	$(BIN)/python -m benchmarks.prefix_index --json benchmarks/results/prefix_index.json
 	$(BIN)/python -m benchmarks.kv_transfer --json benchmarks/results/kv_transfer.json
 	$(BIN)/python -m benchmarks.handover --json benchmarks/results/handover.json
 	$(BIN)/python -m benchmarks.serve --json benchmarks/results/serve.json

@@ -9,7 +9,8 @@ COMMANDS = {
     "chat": "Chat with a running server in the terminal.",
     "status": "Show a running server's workers.",
     "worker": "Run one worker in this process.",
-    "router": "Run one router in this process.",
+    "router": "Run a router: one process, or several that share its ports.",
+    "simulate": "Run simulated workers in this process, for tests and benchmarks of routers.",
 }
 
 

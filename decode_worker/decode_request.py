@@ -1,13 +1,14 @@
 """A request in a decode worker: whose it is, how it is computed, and what was said about it."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from decode_worker.router_session import RouterSession
 from engine.outputs import RequestOutput
-from engine.request import FinishReason, Request
+from engine.request import FinishReason, Request, RequestId
 from protos import common_pb2, worker_pb2
-from rpc.sampling import logprobs_to_proto
+from rpc.sampling import logprobs_to_proto, sampling_from_proto
 
 FINISH_REASONS = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
@@ -26,6 +27,44 @@ class DecodeRequest:
     served_by: common_pb2.ServedBy
     handover: "asyncio.Task[None] | None" = None
     has_spoken: bool = field(default=False)  # a token was passed on
+
+    @classmethod
+    def of(cls, command: worker_pb2.GenerateCommand, session: RouterSession, worker_id: str) -> "DecodeRequest":
+        """The request that a command asks this worker for."""
+        return cls(
+            request=Request(
+                request_id=engine_request_id(session, command.request_id),
+                token_ids=list(command.token_ids),
+                num_prompt_tokens=command.num_prompt_tokens,
+                sampling=sampling_from_proto(command.sampling),
+                cache_salt=command.cache_salt,
+                priority=command.priority,
+                receives_kv=command.HasField("prefill"),
+            ),
+            session=session,
+            command=command,
+            served_by=common_pb2.ServedBy(
+                prefill_worker=command.prefill.worker_id or worker_id, decode_worker=worker_id
+            ),
+        )
+
+    def prefill_request(self, fingerprint: str, num_cached_tokens: int) -> worker_pb2.PrefillRequest:
+        """What the plan's prefill worker is asked; this worker has the KV of the first `num_cached_tokens`."""
+        command = self.command
+        return worker_pb2.PrefillRequest(
+            request_id=command.request_id,
+            token_ids=command.token_ids,
+            num_prompt_tokens=command.num_prompt_tokens,
+            sampling=command.sampling,
+            cache_salt=command.cache_salt,
+            priority=command.priority,
+            incarnation=command.prefill.incarnation,
+            fingerprint=fingerprint,
+            num_cached_tokens=num_cached_tokens,
+            prefix_source=command.prefix_source if command.HasField("prefix_source") else None,
+            router_id=self.session.router_id,
+            number=command.number,
+        )
 
     def say_output(self, output: RequestOutput) -> None:
         """Passes on what a step did for the request."""
@@ -57,11 +96,9 @@ class DecodeRequest:
             delta.finish_reason = FINISH_REASONS[finish_reason]
         self.session.add(delta)
 
-    def say_prompt_logprobs(self, logprobs: worker_pb2.PromptLogprobs) -> None:
+    def say_prompt_logprobs(self, positions: Sequence[common_pb2.PositionLogprobs]) -> None:
         """Passes on what a prefill worker says about the prompt."""
-        self.session.add(
-            worker_pb2.RequestDelta(request_id=self.command.request_id, prompt_logprobs=logprobs.positions)
-        )
+        self.session.add(worker_pb2.RequestDelta(request_id=self.command.request_id, prompt_logprobs=positions))
 
     def say_error(self, code: int, message: str) -> None:
         """The request failed; these are its last news."""
@@ -73,3 +110,8 @@ class DecodeRequest:
                 served_by=self.served_by,
             )
         )
+
+
+def engine_request_id(session: RouterSession, request_id: str) -> RequestId:
+    """A request's id in the engine: routers choose ids without knowing of each other's."""
+    return RequestId(f"{session.session_id}/{request_id}")

@@ -3,13 +3,14 @@
 1. `Prefill` is called at the prefill worker with the tokens and how many of them have their KV here already.
 2. It accepts and says how its pool is read; the transport connects.
 3. It announces blocks chunk by chunk. Announcements are read one after the other into the request's own blocks while
-   the prefill worker computes the next chunk; what was read is checked while the next announcement is read.
+   the prefill worker computes the next chunk. Their checksums come a little later, and are compared.
 4. The token that follows the prompt comes as soon as it is sampled, and is passed on at once.
 5. When the last block is in, the call is ended, which ends the lease at the prefill worker.
 """
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 import grpc
@@ -18,9 +19,9 @@ from decode_worker.read_times import ReadTimes
 from engine.outputs import SampledToken
 from engine.request import Request
 from engine.schedule import Received
-from kvtransfer.errors import PeerRefused
-from kvtransfer.receiver import Arrived, BlockReceiver
-from protos import worker_pb2, worker_pb2_grpc
+from kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline
+from kvtransfer.receiver import BlockReceiver
+from protos import common_pb2, worker_pb2, worker_pb2_grpc
 from rpc.block_fills import connect_receiver
 from rpc.engine_host import EngineHost
 from rpc.peers import Channels
@@ -36,7 +37,7 @@ class HandoverListener(Protocol):
         """The token that follows the prompt."""
         ...
 
-    def on_prompt_logprobs(self, logprobs: worker_pb2.PromptLogprobs) -> None:
+    def on_prompt_logprobs(self, positions: Sequence[common_pb2.PositionLogprobs]) -> None:
         """Logprobs of the next prompt positions."""
         ...
 
@@ -54,8 +55,10 @@ class Handover:
         self._blocks: list[int] = list(request.block_table)
         self._num_known_blocks = request.num_computed_tokens // host.config.block_size
         self._receiver: BlockReceiver | None = None
-        self._announced: asyncio.Queue[worker_pb2.BlocksReady] = asyncio.Queue()
-        self._arrived: asyncio.Queue[Arrived] = asyncio.Queue()
+        self._announced: asyncio.Queue[worker_pb2.BlocksReady] = asyncio.Queue(len(self._blocks) + 1)
+        self._all_expected = asyncio.Event()  # every block's checksum is known
+        if self._num_known_blocks == len(self._blocks):
+            self._all_expected.set()
         self._sampled: SampledToken | None = None
         self._num_prompt_logprobs = 0
 
@@ -78,7 +81,7 @@ class Handover:
     async def run(self, channels: Channels, address: str, message: worker_pb2.PrefillRequest) -> None:
         """Returns when all is here; raises AioRpcError or TransferError, with `received` saying what came."""
         call: PrefillCall = worker_pb2_grpc.PrefillStub(channels.get(address)).Prefill(message)
-        tasks = [asyncio.create_task(each) for each in (self._listen(call), self._pull(), self._check())]
+        tasks = [asyncio.create_task(each) for each in (self._listen(call), self._pull())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
@@ -91,50 +94,73 @@ class Handover:
             await asyncio.wait(tasks)
 
     async def _listen(self, call: PrefillCall) -> None:
-        """Takes the call's events, until the last block is announced and the token is here."""
-        num_announced = self._num_known_blocks
+        """Takes the call's events, until the last block's checksum and the token are here."""
+        num_announced = num_expected = self._num_known_blocks
         async for event in call:
             if event.HasField("accepted"):
                 await self._accept(event.accepted)
-            elif event.HasField("blocks"):
-                self.times.note_computed(event.blocks.computed_at_s, time.monotonic())
-                self._announced.put_nowait(event.blocks)
+            if event.HasField("blocks"):
+                self._queue(event.blocks)
                 num_announced = max(num_announced, event.blocks.first_index + len(event.blocks.block_ids))
-            elif event.HasField("prompt_logprobs"):
-                self._num_prompt_logprobs += len(event.prompt_logprobs.positions)
+            if event.prompt_logprobs:
+                self._num_prompt_logprobs += len(event.prompt_logprobs)
                 self._listener.on_prompt_logprobs(event.prompt_logprobs)
-            elif event.HasField("first_token"):
-                first = event.first_token
-                logprobs = logprobs_from_proto(first.logprobs) if first.HasField("logprobs") else None
-                self._sampled = SampledToken(first.token_id, logprobs)
-                self._listener.on_first_token(first)
-            if self._sampled is not None and num_announced == len(self._blocks):
-                return
+            if event.HasField("first_token"):
+                self._take_token(event.first_token)
+            if event.HasField("checksums"):
+                receiver = self._connected()
+                receiver.expect(event.checksums.first_index, event.checksums.checksums)
+                num_expected = receiver.num_blocks_expected
+                if num_expected > num_announced:
+                    raise PeerRefused("the prefill worker sent checksums of blocks that it had not announced")
+            if num_expected == len(self._blocks):
+                self._all_expected.set()
+                if self._sampled is not None:
+                    return
         raise PeerRefused("the prefill worker ended the call before all blocks were announced")
 
     async def _accept(self, accepted: worker_pb2.PrefillAccepted) -> None:
+        if self._receiver is not None:
+            raise PeerRefused("the prefill worker accepted twice")
         self._receiver = await connect_receiver(
             self._host, accepted.pool, self._blocks, self._num_known_blocks, self._deadline_s
         )
-        self.peer_transport = self._host.transport.choices[self._receiver.peer].transport
+        choice = self._host.transport.choices.get(self._receiver.peer)
+        if choice is None:
+            raise PeerLost(f"peer {self._receiver.peer} ended as soon as it was connected")
+        self.peer_transport = choice.transport
+
+    def _queue(self, blocks: worker_pb2.BlocksReady) -> None:
+        self.times.note_computed(blocks.computed_at_s, time.monotonic())
+        try:
+            self._announced.put_nowait(blocks)
+        except asyncio.QueueFull:
+            raise PeerRefused("the prefill worker announced more often than there are blocks") from None
+
+    def _take_token(self, first: worker_pb2.FirstToken) -> None:
+        if self._sampled is not None or first.token_id >= self._host.vocab_size:
+            raise PeerRefused(f"the prefill worker sent token {first.token_id}, a second one or none of the model's")
+        logprobs = logprobs_from_proto(first.logprobs) if first.HasField("logprobs") else None
+        self._sampled = SampledToken(first.token_id, logprobs)
+        self._listener.on_first_token(first)
 
     async def _pull(self) -> None:
-        """Reads what is announced, until the last block is here."""
+        """Reads what is announced, until the last block is here and its checksum is known."""
         num_read = self._num_known_blocks
         while num_read < len(self._blocks):
             blocks = await self._announced.get()
-            if self._receiver is None:
-                raise PeerRefused("the prefill worker announced blocks before it accepted")
-            transfer_s = self._receiver.transfer_s
-            arrived = await self._receiver.read(blocks.first_index, blocks.block_ids, blocks.checksums)
-            self.times.note_read(time.monotonic(), self._receiver.transfer_s - transfer_s)
-            num_read = self._receiver.num_blocks_read
-            if arrived is not None:
-                self._arrived.put_nowait(arrived)
+            receiver = self._connected()
+            transfer_s = receiver.transfer_s
+            await receiver.read(blocks.first_index, blocks.block_ids)
+            self.times.note_read(time.monotonic(), receiver.transfer_s - transfer_s)
+            num_read = receiver.num_blocks_read
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await self._all_expected.wait()
+        except TimeoutError as error:
+            raise TransferDeadline(f"no checksums came within {self._deadline_s:.3f} s of the last block") from error
 
-    async def _check(self) -> None:
-        """Checks what was read, while more is being read."""
-        while self.num_blocks < len(self._blocks):
-            arrived = await self._arrived.get()
-            assert self._receiver is not None
-            await self._receiver.check(arrived)
+    def _connected(self) -> BlockReceiver:
+        if self._receiver is None:
+            raise PeerRefused("the prefill worker announced blocks before it accepted")
+        return self._receiver

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import grpc
 
@@ -11,7 +11,7 @@ from decode_worker.handover import Handover
 from engine.finish_rule import FinishRule
 from engine.schedule import Received
 from kvtransfer.errors import ChecksumMismatch, TransferError
-from protos import worker_pb2
+from protos import common_pb2, worker_pb2
 from rpc.worker_counters import WorkerCounters
 
 logger = logging.getLogger(__name__)
@@ -41,9 +41,9 @@ class IncomingPrompt:
         if reason is not None:
             self._end(self._entry)
 
-    def on_prompt_logprobs(self, logprobs: worker_pb2.PromptLogprobs) -> None:
+    def on_prompt_logprobs(self, positions: Sequence[common_pb2.PositionLogprobs]) -> None:
         """Passes them on."""
-        self._entry.say_prompt_logprobs(logprobs)
+        self._entry.say_prompt_logprobs(positions)
 
     def outcome(self, task: "asyncio.Task[None]", counters: WorkerCounters, own_worker_id: str) -> Received:
         """What came. A failure is logged and counted, and costs only what did not come."""
@@ -59,6 +59,7 @@ class IncomingPrompt:
         counters.handover_failures += error is not None
         counters.checksum_failures += isinstance(error, ChecksumMismatch)
         counters.handover_bytes += self.handover.num_bytes
+        counters.note_read(self.handover.num_bytes, self.handover.times.transfer_s)
         if self.handover.received.sampled is None:
             self._entry.served_by.prefill_worker = own_worker_id  # which computes the rest
         self._note_transfer()

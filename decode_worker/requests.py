@@ -14,19 +14,18 @@ A handover that fails costs time only: what has come stays, and the engine compu
 import asyncio
 from functools import partial
 
-from decode_worker.decode_request import DecodeRequest
+from decode_worker.decode_request import DecodeRequest, engine_request_id
 from decode_worker.handover import Handover
 from decode_worker.incoming_prompt import IncomingPrompt
 from decode_worker.router_session import RouterSession
 from engine.outputs import StepOutput
-from engine.request import Request, RequestId
+from engine.request import RequestId
 from engine.schedule import Received
-from protos import common_pb2, worker_pb2
+from protos import worker_pb2
 from rpc.block_fills import BlockFills
 from rpc.drain import Drain
 from rpc.engine_host import EngineHost
 from rpc.peers import Channels
-from rpc.sampling import sampling_from_proto
 from rpc.status import Unavailable, code_number
 from rpc.worker_counters import WorkerCounters
 
@@ -55,22 +54,7 @@ class DecodeRequests:
 
     def submit(self, command: worker_pb2.GenerateCommand, session: RouterSession) -> None:
         """Takes a request; whatever becomes of it is told over the session."""
-        entry = DecodeRequest(
-            request=Request(
-                request_id=_request_id(session, command.request_id),
-                token_ids=list(command.token_ids),
-                num_prompt_tokens=command.num_prompt_tokens,
-                sampling=sampling_from_proto(command.sampling),
-                cache_salt=command.cache_salt,
-                priority=command.priority,
-                receives_kv=command.HasField("prefill"),
-            ),
-            session=session,
-            command=command,
-            served_by=common_pb2.ServedBy(
-                prefill_worker=command.prefill.worker_id or self._worker_id, decode_worker=self._worker_id
-            ),
-        )
+        entry = DecodeRequest.of(command, session, self._worker_id)
         if self._drain.has_begun:
             error = Unavailable("this worker is draining; ask another")
             entry.say_error(code_number(error), str(error))
@@ -84,7 +68,7 @@ class DecodeRequests:
 
     def abort(self, request_id: str, session: RouterSession) -> None:
         """Ends a request; nothing more is told about it."""
-        entry = self._requests.get(_request_id(session, request_id))
+        entry = self._requests.get(engine_request_id(session, request_id))
         if entry is not None:
             self._abort(entry)
 
@@ -111,6 +95,7 @@ class DecodeRequests:
             self._drain.leave()
 
     def _on_added(self, entry: DecodeRequest, adding: "asyncio.Future[None]") -> None:
+        self._counters.taken.note(entry.session.router_id, entry.command.number)
         error = asyncio.CancelledError() if adding.cancelled() else adding.exception()
         if error is not None and entry.request.request_id in self._requests:
             entry.say_error(code_number(error), str(error))
@@ -137,29 +122,10 @@ class DecodeRequests:
         entry.served_by.handed_over_tokens = request.num_tokens - request.num_computed_tokens
         incoming = IncomingPrompt(entry, self._host.finish_rule, self._abort)
         handover = incoming.handover = Handover(self._host, request, incoming, self._deadline_s)
-        running = handover.run(self._channels, entry.command.prefill.address, self._prefill_request(entry))
+        message = entry.prefill_request(self._host.fingerprint, request.num_computed_tokens)
+        running = handover.run(self._channels, entry.command.prefill.address, message)
 
         def outcome(task: "asyncio.Task[None]") -> Received:
             return incoming.outcome(task, self._counters, self._worker_id)
 
         entry.handover = self._fills.start(request, running, outcome)
-
-    def _prefill_request(self, entry: DecodeRequest) -> worker_pb2.PrefillRequest:
-        command = entry.command
-        has_source = command.HasField("prefix_source")
-        return worker_pb2.PrefillRequest(
-            request_id=command.request_id,
-            token_ids=command.token_ids,
-            num_prompt_tokens=command.num_prompt_tokens,
-            sampling=command.sampling,
-            cache_salt=command.cache_salt,
-            priority=command.priority,
-            incarnation=command.prefill.incarnation,
-            fingerprint=self._host.fingerprint,
-            num_cached_tokens=entry.request.num_computed_tokens,
-            prefix_source=command.prefix_source if has_source else None,
-        )
-
-
-def _request_id(session: RouterSession, request_id: str) -> RequestId:
-    return RequestId(f"{session.session_id}/{request_id}")

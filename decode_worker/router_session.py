@@ -17,8 +17,9 @@ class RouterSession:
     A router that lags too far behind loses its session, and with it its requests.
     """
 
-    def __init__(self, session_id: str) -> None:
+    def __init__(self, session_id: str, router_id: str = "") -> None:
         self.session_id = session_id
+        self.router_id = router_id
         self._deltas: list[worker_pb2.RequestDelta] = []
         self._wake = asyncio.Event()
         self._closed = False

@@ -3,19 +3,35 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
+from typing import Protocol
 
 import grpc
 
-from decode_worker.requests import DecodeRequests
 from decode_worker.router_session import RouterSession
 from protos import worker_pb2, worker_pb2_grpc
 from rpc.peers import Context
 
 
+class Requests(Protocol):
+    """Whoever computes what routers ask for: a decode worker's requests, or a simulated one's."""
+
+    def submit(self, command: worker_pb2.GenerateCommand, session: RouterSession) -> None:
+        """Takes a request; whatever becomes of it is told over the session."""
+        ...
+
+    def abort(self, request_id: str, session: RouterSession) -> None:
+        """Ends a request; nothing more is told about it."""
+        ...
+
+    def abort_all(self, session: RouterSession) -> None:
+        """Ends every request of a session."""
+        ...
+
+
 class DecodeService(worker_pb2_grpc.DecodeServicer):
     """One session a stream; the requests of a session end with it."""
 
-    def __init__(self, requests: DecodeRequests, incarnation: str) -> None:
+    def __init__(self, requests: Requests, incarnation: str) -> None:
         self._requests = requests
         self._incarnation = incarnation
         self._numbers = itertools.count(1)
@@ -30,7 +46,7 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
         elif first.hello.incarnation != self._incarnation:
             text = f"meant for incarnation {first.hello.incarnation}, but this worker is in another life"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
-        session = RouterSession(f"{next(self._numbers)}")
+        session = RouterSession(f"{next(self._numbers)}", first.hello.router_id)
         reading = asyncio.create_task(self._read(request_iterator, session))
         try:
             yield worker_pb2.WorkerMessage()  # the router may send

@@ -25,6 +25,7 @@ class ClusterConfig:
     prefill: int | None = None  # workers; None: 1, or 0 beside colocated ones
     decode: int | None = None
     both: int = 0
+    router_processes: int = 1
     prefill_kv_cache_memory_bytes: int | None = None  # of each prefill worker
     decode_kv_cache_memory_bytes: int | None = None  # of each decode worker
     log_dir: str | None = None
@@ -53,13 +54,24 @@ CLUSTER_OPTIONS = {
     "prefill": OptionInfo("Prefill workers; 1 unless there are colocated workers.", minimum=0, maximum=256),
     "decode": OptionInfo("Decode workers; 1 unless there are colocated workers.", minimum=0, maximum=256),
     "both": OptionInfo("Colocated workers, which prefill and decode.", minimum=0, maximum=256),
+    "router_processes": OptionInfo("Router processes that share the port.", minimum=1, maximum=256),
     "prefill_kv_cache_memory_bytes": OptionInfo("Memory of each prefill worker's KV cache.", minimum=1 << 16),
     "decode_kv_cache_memory_bytes": OptionInfo("Memory of each decode worker's KV cache.", minimum=1 << 16),
     "log_dir": OptionInfo("Directory for the processes' logs; unset: a temporary one, removed after a good end."),
 }
-WORKER_PLANNED = frozenset({"role", "worker_id", "host", "port", "served_model_name", "metrics_port", "progress_fd"})
-ROUTER_PLANNED = frozenset({"model", "served_model_name", "host", "port", "workers", "progress_fd", "drain_timeout_s"})
+WORKER_PLANNED = frozenset(
+    {"role", "worker_id", "host", "port", "served_model_name", "registry", "lease_s", "metrics_port", "progress_fd"}
+)
+ROUTER_PLANNED = frozenset(
+    {
+        *("model", "served_model_name", "host", "port", "workers", "registry", "progress_fd", "drain_timeout_s"),
+        *("processes", "process", "group_dir"),
+    }
+)
 ENGINE_PLANNED = frozenset({"model"})
+# Workers that share one machine's cores gain nothing from each other: by price every prompt would be prefilled where it
+# is decoded. What runs here is to be what runs in a cluster.
+LOCAL_PREFILL_BELOW = 64
 ENGINE_INFOS = {
     **WORKER_OPTIONS,
     "kv_cache_memory_bytes": OptionInfo(
@@ -93,7 +105,9 @@ def worker_options() -> dict[str, Option]:
 
 def router_options() -> dict[str, Option]:
     """The options of the router that a plan leaves open."""
-    return _without(options_of(RouterConfig, ROUTER_OPTIONS), ROUTER_PLANNED)
+    options = _without(options_of(RouterConfig, ROUTER_OPTIONS), ROUTER_PLANNED)
+    below = options["local_prefill_below"]
+    return {**options, below.name: replace(below, default=LOCAL_PREFILL_BELOW)}
 
 
 def engine_options() -> dict[str, Option]:
@@ -140,7 +154,7 @@ def load_settings(file: Path | None, flags: Mapping[str, object]) -> ClusterSett
     return ClusterSettings(
         cluster=cluster,
         worker={**pick(worker_options(), top), **pick(worker_options(), flags)},
-        router={**router, **pick(router_options(), flags)},
+        router={"local_prefill_below": LOCAL_PREFILL_BELOW, **router, **pick(router_options(), flags)},
         engine=engines,
     )
 

@@ -34,7 +34,8 @@ class ClusterPlan:
 
     def specs(self, log_dir: Path) -> list[ProcessSpec]:
         """The processes to run, the router first."""
-        router = self._spec("router", "router", flags_of(self.router), log_dir, {})
+        module, command = ("baton", ["router"]) if self.router.processes > 1 else ("router", [])
+        router = self._spec("router", module, [*command, *self._common, *flags_of(self.router)], log_dir, {})
         return [router, *(self._worker_spec(worker, log_dir) for worker in self.workers)]
 
     def _worker_spec(self, worker: WorkerConfig, log_dir: Path) -> ProcessSpec:
@@ -45,11 +46,16 @@ class ClusterPlan:
         env |= {"MALLOC_MMAP_THRESHOLD_": str(MMAP_THRESHOLD_BYTES), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
         # Every step reads all weights: in huge pages (where the kernel gives them to who asks) a fifth faster.
         env |= {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-        return self._spec(worker.worker_id, module, flags_of(worker), log_dir, env)
+        return self._spec(worker.worker_id, module, [*self._common, *flags_of(worker)], log_dir, env)
 
-    def _spec(self, name: str, module: str, flags: list[str], log_dir: Path, env: dict[str, str]) -> ProcessSpec:
+    @property
+    def _common(self) -> list[str]:
+        """Flags of every process."""
+        return [f"--log-level={self.log_level}"]
+
+    def _spec(self, name: str, module: str, words: list[str], log_dir: Path, env: dict[str, str]) -> ProcessSpec:
         # -P: a folder of the same name where the user stands must not be run instead of ours.
-        argv = (sys.executable, "-P", "-m", module, f"--log-level={self.log_level}", *flags)
+        argv = (sys.executable, "-P", "-m", module, *words)
         return ProcessSpec(name, argv, log_dir / f"{name}.log", {"PYTHONUNBUFFERED": "1", **env})
 
 
@@ -99,6 +105,7 @@ def plan_cluster(
         host=cluster.host,
         port=cluster.port,
         workers=tuple(f"{WORKER_HOST}:{port}" for port in ports),
+        processes=cluster.router_processes,
         **{name: settings.worker[name] for name in ("drain_timeout_s",) if name in settings.worker},  # type: ignore[arg-type]
         **settings.router,  # type: ignore[arg-type]  # checked when they were read
     )

@@ -8,7 +8,7 @@ FIRST_PORT, LAST_PORT = 20000, 32000  # below the range from which systems give 
 NUM_ATTEMPTS = 1000
 
 
-class PortInUse(Exception):
+class PortInUse(OSError):
     """Another process listens on the port."""
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +20,7 @@ class ProcessSpec:
 
     name: str
     argv: tuple[str, ...]
-    log_path: Path
+    log_path: Path | None  # None: it writes where we do
     env: Mapping[str, str] = field(default_factory=dict)  # beside our own environment
 
 
@@ -43,7 +44,7 @@ class ChildProcess:
         progress_read, progress_write = os.pipe()
         lifeline_read, lifeline_write = os.pipe()
         try:
-            with spec.log_path.open("ab") as log:
+            with nullcontext() if spec.log_path is None else spec.log_path.open("ab") as log:
                 process = await asyncio.create_subprocess_exec(
                     *spec.argv,
                     f"--progress-fd={progress_write}",
@@ -72,6 +73,11 @@ class ChildProcess:
     def pid(self) -> int:
         """Its process id, which is also its process group's."""
         return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its end is known."""
+        return self._process.returncode is not None
 
     async def progress(self) -> AsyncIterator[Progress]:
         """What it says, until it ends or closes the pipe. Lines that are no progress messages are passed over."""

@@ -111,12 +111,13 @@ class Supervisor:
             self._listener(Progressed(self.spec.name, progress))
 
     def _explain(self, life: Life, num_early_deaths: int) -> str:
-        name, where = self.spec.name, f"Its log: {self.spec.log_path}"
+        name, log = self.spec.name, self.spec.log_path
+        where = f"\nIts log: {log}" if log is not None else ""
         if life.failure is not None:
-            return f"{name} cannot serve: {life.failure}\n{where}"
+            return f"{name} cannot serve: {life.failure}{where}"
         times = f"{num_early_deaths} times in a row" if num_early_deaths > 1 else "once"
-        tail = log_tail(self.spec.log_path, TAIL_LINES)
-        return f"{name} died {times} before it was ready; it {describe_exit(life.status)}.\n{tail}\n{where}"
+        tail = f"\n{log_tail(log, TAIL_LINES)}" if log is not None else ""
+        return f"{name} died {times} before it was ready; it {describe_exit(life.status)}.{tail}{where}"
 
     async def stop(self, timeout_s: float) -> None:
         """Ends the process: SIGTERM, and SIGKILL if it has not ended after `timeout_s`. `run` returns afterwards."""

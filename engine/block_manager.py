@@ -37,6 +37,10 @@ class BlockManager:
         """Blocks that so many tokens fill, the last perhaps in part."""
         return -(-num_tokens // self.block_size)
 
+    def num_cached_tokens(self, request: Request) -> int:
+        """Tokens of a waiting request that the cache has now; at least one is left to compute."""
+        return len(self.cache.match(self._usable_hashes(request))) * self.block_size
+
     def take(self, request: Request, reserve: int, reads_cache: bool) -> bool:
         """Gives a waiting request what the cache has of it and blocks for the rest, and sets its computed tokens.
 
@@ -67,14 +71,21 @@ class BlockManager:
         request.block_table = []
 
     def advance(self, request: Request, num_computed_tokens: int) -> None:
-        """Raises the number of computed tokens, and offers blocks that became full to the cache."""
+        """Raises the number of computed tokens, and offers blocks that became full to the cache.
+
+        If the cache has lost the block before them, which another request may have stored, it is offered this
+        request's own blocks from there on.
+        """
         first = request.num_computed_tokens // self.block_size
         last = num_computed_tokens // self.block_size
         request.num_computed_tokens = num_computed_tokens
         if self.cache.enabled and last > first:
             self._extend_hashes(request)
+            hashes = request.block_hashes
+            while first > 0 and hashes[first - 1] not in self.cache:
+                first -= 1
             for index in range(first, last):
-                self.cache.store(request.block_table[index], request.block_hashes[index])
+                self.cache.store(request.block_table[index], hashes[index], hashes[index - 1] if index else None)
 
     def begin_fill(self, request: Request) -> None:
         """Somebody else fills the request's blocks behind its computed tokens, and holds them too."""

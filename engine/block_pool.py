@@ -58,6 +58,11 @@ class BlockPool:
                 if not cached:
                     self._free.move_to_end(block, last=False)
 
+    def empty(self, block: BlockId) -> None:
+        """The block's content is of no use any more: if it is free, it is taken next."""
+        if block in self._free:
+            self._free.move_to_end(block, last=False)
+
     def check_integrity(self, holders: Iterable[BlockId]) -> None:
         """Asserts that the counts are exactly what `holders` (one entry a hold) says, and that the rest is free."""
         expected = [0] * self.num_blocks

@@ -19,11 +19,12 @@ from engine.kv_cache import KVCacheLayout
 from engine.model_config import read_model_config
 from engine.model_runner import ModelRunner
 from engine.models import load_model
-from engine.outputs import EngineStats, RequestOutput, StepOutput
+from engine.outputs import EngineStats, StepOutput
 from engine.request import Request, RequestId
 from engine.sampler import Sampler
-from engine.schedule import Received
+from engine.schedule import Received, Schedule
 from engine.scheduler import Scheduler
+from engine.step_rates import StepTimes, StepWork
 
 STEP_TIME_WEIGHT = 0.1  # of the newest step in the running mean
 
@@ -65,6 +66,7 @@ class Engine:
         self.blocks = BlockManager(num_blocks, config.block_size, config.enable_prefix_caching)
         self.scheduler = Scheduler(config, self.blocks, self.finish_rule)
         self._step_s = 0.0
+        self._step_times = StepTimes()
         self._num_generated_tokens = 0
         self._num_prefilled_tokens = 0
 
@@ -81,17 +83,20 @@ class Engine:
             raise InvalidRequest(f"a prompt token id is out of range; ids go from 0 to {vocab_size - 1}")
         self.scheduler.add(request)
 
-    def step(self) -> StepOutput:
-        """Computes one step; nothing is scheduled if every request waits for blocks that others hold."""
+    def schedule(self) -> Schedule:
+        """What the next step computes, and which requests got their blocks for somebody to fill; perhaps nothing."""
+        return self.scheduler.schedule()
+
+    def run(self, schedule: Schedule) -> StepOutput:
+        """Computes a step."""
         started_at_s = time.monotonic()
-        schedule = self.scheduler.schedule()
-        outputs: list[RequestOutput] = []
-        if schedule.requests:
-            self._num_prefilled_tokens += sum(item.num_new_prompt_tokens for item in schedule.requests)
-            outputs = self.scheduler.update(schedule.requests, self.runner.run(schedule.requests))
-            self._num_generated_tokens += sum(output.sampled is not None for output in outputs)
-            self._step_s += STEP_TIME_WEIGHT * (time.monotonic() - started_at_s - self._step_s)
-        return StepOutput(outputs, schedule.receiving, time.monotonic())
+        self._num_prefilled_tokens += sum(item.num_new_prompt_tokens for item in schedule.requests)
+        outputs = self.scheduler.update(schedule.requests, self.runner.run(schedule.requests))
+        self._num_generated_tokens += sum(output.sampled is not None for output in outputs)
+        step_s = time.monotonic() - started_at_s
+        self._step_s += STEP_TIME_WEIGHT * (step_s - self._step_s)
+        self._step_times.add(StepWork.of(schedule.requests), step_s)
+        return StepOutput(outputs, finished_at_s=time.monotonic())
 
     def abort(self, request_id: RequestId) -> bool:
         """Ends a request wherever it stands and frees the blocks that it kept; False if there is none of that id."""
@@ -104,6 +109,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """Load now, and counters since the start."""
         num_running = len(self.scheduler.running)
+        rates = self._step_times.rates()
         return EngineStats(
             num_running=num_running,
             num_waiting=self.scheduler.num_unfinished - num_running,
@@ -116,6 +122,9 @@ class Engine:
             num_preemptions=self.scheduler.num_preemptions,
             num_cached_tokens=self.scheduler.num_cached_tokens,
             num_looked_up_tokens=self.scheduler.num_looked_up_tokens,
+            prefill_tokens_per_s=rates.prefill_tokens_per_s,
+            decode_step_s=rates.decode_step_s,
+            decode_sequence_s=rates.decode_sequence_s,
         )
 
     def check_integrity(self) -> None:

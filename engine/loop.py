@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -96,10 +97,12 @@ class EngineLoop:
         while not self._is_stopping:
             self._run_calls(wait=not (may_progress and self._engine.has_work))
             if not self._is_stopping and self._engine.has_work:
-                output = self._engine.step()
-                may_progress = bool(output.outputs or output.receiving)
-                if may_progress:
-                    self._on_step(output)
+                schedule = self._engine.schedule()
+                may_progress = bool(schedule.requests or schedule.receiving)
+                if schedule.receiving:  # whoever fills their blocks need not wait for the step
+                    self._on_step(StepOutput(receiving=schedule.receiving, finished_at_s=time.monotonic()))
+                if schedule.requests:
+                    self._on_step(self._engine.run(schedule))
 
     def _run_calls(self, wait: bool) -> None:
         """Runs the calls that are there; waits for one if nothing but a call can change anything."""

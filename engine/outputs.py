@@ -46,7 +46,7 @@ class StepOutput:
     """What a step did."""
 
     outputs: list[RequestOutput] = field(default_factory=list)
-    receiving: list[Request] = field(default_factory=list)  # got their blocks in this step; somebody must fill them
+    receiving: list[Request] = field(default_factory=list)  # got their blocks; somebody must fill them
     finished_at_s: float = 0.0  # monotonic clock when the step's results were known
 
 
@@ -65,3 +65,6 @@ class EngineStats:
     num_preemptions: int
     num_cached_tokens: int
     num_looked_up_tokens: int
+    prefill_tokens_per_s: float  # lately, beside a step's fixed time; 0: not known yet
+    decode_step_s: float  # of a step with one sequence, lately; 0: not known yet
+    decode_sequence_s: float  # that each further sequence adds, lately

@@ -43,7 +43,7 @@ class Request:
     block_table: list[BlockId] = field(default_factory=list)
     block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks, extended as they fill
     num_computed_tokens: int = 0  # tokens whose KV is in the block table
-    num_cached_tokens: int = 0  # of these, found in the prefix cache at first admission
+    num_cached_tokens: int = 0  # found in the prefix cache: when it came, then at first admission
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     num_preemptions: int = 0

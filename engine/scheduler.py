@@ -44,9 +44,12 @@ class Scheduler:
 
     @property
     def num_queued_tokens(self) -> int:
-        """Tokens to compute before every request has caught up."""
-        unfinished = (r for r in self._requests.values() if r.status is not RequestStatus.FINISHED)
-        return sum(request.num_tokens - request.num_computed_tokens for request in unfinished)
+        """Tokens to compute here before every request has caught up.
+
+        What a waiting request will find in the cache is left out, as far as it was there when the request came, and so
+        is what others compute for it.
+        """
+        return sum(map(_tokens_to_compute, self._requests.values()))
 
     def add(self, request: Request) -> None:
         """Queues a request. Raises InvalidRequest if it could never run, QueueFull if the queue is at its bound."""
@@ -55,6 +58,7 @@ class Scheduler:
             raise QueueFull(f"{len(self.waiting)} requests are waiting, which is the bound; try again later")
         self._num_arrivals += 1
         request.arrival = self._num_arrivals
+        request.num_cached_tokens = 0 if self._computes_all(request) else self.blocks.num_cached_tokens(request)
         self._requests[request.request_id] = request
         self.waiting.add(request)
 
@@ -212,16 +216,19 @@ class Scheduler:
                 budget -= num_new_tokens
 
     def _take_blocks(self, request: Request) -> bool:
-        reports_prompt = request.sampling.prompt_logprobs is not None
-        computes_all = reports_prompt and request.num_prompt_logprobs < request.num_prompt_tokens - 1
         reserve = len(self.running)  # each of these may soon need one more
-        if not self.blocks.take(request, reserve, reads_cache=not computes_all):
+        if not self.blocks.take(request, reserve, reads_cache=not self._computes_all(request)):
             return False
         if request.num_preemptions == 0:
             request.num_cached_tokens = request.num_computed_tokens
             self.num_cached_tokens += request.num_cached_tokens
             self.num_looked_up_tokens += request.num_tokens
         return True
+
+    def _computes_all(self, request: Request) -> bool:
+        """Whether logprobs are wanted of positions whose KV alone does not give them."""
+        reports_prompt = request.sampling.prompt_logprobs is not None
+        return reports_prompt and request.num_prompt_logprobs < request.num_prompt_tokens - 1
 
     def _append(self, request: Request, sampled: SampledToken) -> None:
         """Appends a sampled token, and ends the request if it is the last."""
@@ -236,3 +243,10 @@ class Scheduler:
         if not request.keep_blocks:
             self.blocks.free(request)
             del self._requests[request.request_id]
+
+
+def _tokens_to_compute(request: Request) -> int:
+    if request.status is RequestStatus.FINISHED or request.receives_kv:
+        return 0
+    expects_cached = request.status is RequestStatus.WAITING and request.num_preemptions == 0
+    return request.num_tokens - (request.num_cached_tokens if expects_cached else request.num_computed_tokens)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from kvtransfer.base import KVTransport, PeerId, PoolDescription, TransportChoice
+from kvtransfer.base import KVTransport, Landed, PeerId, PoolDescription, TransportChoice, nobody
 from kvtransfer.errors import PeerLost, TransportUnavailable
 from kvtransfer.quarantine import Quarantine
 
@@ -94,23 +94,34 @@ class AutoTransport:
             except TransportUnavailable as error:
                 reasons.append(f"{backend.name}: {error}")
                 continue
-            reason = "; ".join([backend.transport.choices[peer_id].reason, *reasons])
+            choice = backend.transport.choices.get(peer_id)
+            if choice is None:
+                raise PeerLost(f"peer {peer_id} ended as soon as it was connected")
+            reason = "; ".join([choice.reason, *reasons])
             self._connected[peer_id] = Connected(backend, TransportChoice(backend.name, reason))
             logger.info("KV from peer %s comes over %s: %s", peer_id, backend.name, reason)
             return peer_id
         raise TransportUnavailable(f"no KV transport reaches peer {peer_id}: {'; '.join(reasons)}")
 
-    async def read(self, peer: PeerId, remote: Sequence[int], local: Sequence[int], deadline_s: float) -> None:
+    async def read(
+        self,
+        peer: PeerId,
+        remote: Sequence[int],
+        local: Sequence[int],
+        deadline_s: float,
+        landed: Landed = nobody,
+    ) -> None:
         """Reads over the backend that was chosen for the peer; see KVTransport."""
         if peer not in self._connected:
             raise PeerLost(f"peer {peer} is not connected")
-        await self._connected[peer].backend.transport.read(peer, remote, local, deadline_s)
+        await self._connected[peer].backend.transport.read(peer, remote, local, deadline_s, landed)
 
     def forget(self, peer: PeerId) -> None:
         """Drops the peer; see KVTransport."""
-        connected = self._connected.pop(peer, None)
-        if connected is not None:
-            connected.backend.transport.forget(peer)
+        self._connected.pop(peer, None)
+        for backend in self._backends:  # one of them may be connecting just now
+            if isinstance(backend, Backend):
+                backend.transport.forget(peer)
 
     async def close(self) -> None:
         """Closes every backend; see KVTransport."""

@@ -1,6 +1,6 @@
 """What every transport is: a way to read a peer's blocks into one's own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NewType, Protocol
 
@@ -9,6 +9,11 @@ from torch import Tensor
 from kvtransfer.quarantine import Quarantine
 
 PeerId = NewType("PeerId", str)  # the peer's incarnation
+Landed = Callable[[int], None]  # takes how many more of a read's blocks have come
+
+
+def nobody(_num_blocks: int) -> None:
+    """Does not want to know what has landed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +75,18 @@ class KVTransport(Protocol):
         """
         ...
 
-    async def read(self, peer: PeerId, remote: Sequence[int], local: Sequence[int], deadline_s: float) -> None:
+    async def read(
+        self,
+        peer: PeerId,
+        remote: Sequence[int],
+        local: Sequence[int],
+        deadline_s: float,
+        landed: Landed = nobody,
+    ) -> None:
         """Copies the peer's blocks `remote` into our blocks `local`, pairwise, within `deadline_s` seconds from now.
+
+        `landed` hears how many more blocks of `local` have come, in their order, while they are in the processor's
+        cache. It is called on the thread that copies, so it must neither wait nor raise.
 
         Raises PeerLost, TransferDeadline, PeerRefused for a block that the peer does not have, ValueError for wrong
         local blocks. After an error or a cancellation the local blocks' contents are undefined, and they stay in

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from kvtransfer.base import PeerId, PoolDescription, PoolIdentity, TransportChoice
+from kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
 from kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline, TransportUnavailable
 from kvtransfer.local_pool import LocalPool
 from kvtransfer.quarantine import Quarantine
@@ -85,7 +85,14 @@ class InMemoryTransport:
         self._peers[PeerId(peer.incarnation)] = peer
         return PeerId(peer.incarnation)
 
-    async def read(self, peer: PeerId, remote: Sequence[int], local: Sequence[int], deadline_s: float) -> None:
+    async def read(
+        self,
+        peer: PeerId,
+        remote: Sequence[int],
+        local: Sequence[int],
+        deadline_s: float,
+        landed: Landed = nobody,
+    ) -> None:
         """See KVTransport."""
         if peer not in self._peers:
             raise PeerLost(f"peer {peer} is not connected")
@@ -100,6 +107,7 @@ class InMemoryTransport:
                     if peer not in self._peers:
                         raise PeerLost(f"peer {peer} was forgotten")
                     target[ours] = source.as_bytes()[theirs]
+                    landed(1)
         except TimeoutError as error:
             raise TransferDeadline(f"blocks from peer {peer} did not come within {deadline_s} s") from error
         finally:

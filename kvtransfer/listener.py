@@ -32,11 +32,6 @@ class Listener:
         self._callers: set[asyncio.Task[None]] = set()
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
-    @property
-    def num_callers(self) -> int:
-        """Connections that are open now."""
-        return len(self._callers)
-
     async def close(self) -> None:
         """Ends every connection that came in."""
         tasks = [self._accepting, *self._callers]

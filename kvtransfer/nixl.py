@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kvtransfer import endpoint
-from kvtransfer.base import PeerId, PoolDescription, PoolIdentity, TransportChoice
+from kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
 from kvtransfer.connections import Connections
 from kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
 from kvtransfer.listener import Listener
@@ -114,13 +114,20 @@ class NixlTransport:
         await self._connections.ensure(peer_id, lambda: self._open(peer))
         return peer_id
 
-    async def read(self, peer: PeerId, remote: Sequence[int], local: Sequence[int], deadline_s: float) -> None:
+    async def read(
+        self,
+        peer: PeerId,
+        remote: Sequence[int],
+        local: Sequence[int],
+        deadline_s: float,
+        landed: Landed = nobody,
+    ) -> None:
         """Reads in the agent's thread, some MiB at a time; see KVTransport."""
         connection = self._connections.get(peer)
         registered = self._require_registered()
         registered.pool.check_blocks(connection.description, remote, local)
         if local:
-            read = partial(Read, peer, registered.blocks, local, remote, registered.pool.block_bytes)
+            read = partial(Read, peer, registered.blocks, local, remote, registered.pool.block_bytes, landed=landed)
             await self._run(connection, read, local, deadline_s)
         if not self._connections.is_current(peer, connection):
             raise PeerLost(f"peer {peer} ended during the read")

@@ -42,6 +42,8 @@ class NixlAgent:
         self._num_polled_for = 0
         self._poll_until_s = 0.0
         self._closing = False
+        self._lock = threading.Lock()  # of `_has_ended` together with the last look at `_commands`
+        self._has_ended = False
         ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(name, ready), name="baton-kv-nixl", daemon=True)
         self._thread.start()
@@ -113,9 +115,10 @@ class NixlAgent:
         self._leaving.add(name)
 
     def _put(self, command: Callable[[], None]) -> None:
-        if not self._thread.is_alive():
-            raise PeerLost(CLOSED)
-        self._commands.put(command)
+        with self._lock:
+            if self._has_ended:
+                raise PeerLost(CLOSED)
+            self._commands.put(command)
 
     def _run(self, name: str, ready: "Future[None]") -> None:
         try:
@@ -168,18 +171,18 @@ class NixlAgent:
             else:
                 read.finish()
                 return True
+            if state == "PROC":
+                read.wait()
+                return False
+            if state == "DONE":
+                read.end_step()
+                return True
         except self._errors as error:
             state = type(error).__name__
         except Exception as error:
             read.fail(error)
             return True
-        if state == "PROC":
-            read.wait()
-            return False
-        if state == "DONE":
-            read.end_step()
-        else:
-            read.break_off(PeerLost(f"NIXL could not read from peer {read.peer}: {state}"))
+        read.break_off(PeerLost(f"NIXL could not read from peer {read.peer}: {state}"))
         return True
 
     def _remove_peers(self) -> None:
@@ -208,6 +211,8 @@ class NixlAgent:
         self._registered.clear()
         del self._agent
         self._memory.clear()
+        with self._lock:
+            self._has_ended = True
         while not self._commands.empty():
             self._commands.get()()
         for read in self._reads:

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtransfer.base import Landed, nobody
 from kvtransfer.transfers import Transfer
 
 ASK_AFTER_S = 1e-3  # a step by RDMA or cross-memory attach takes less time or gets on by itself
-MAX_STEP_BYTES = 16 << 20  # asked for at once; an aborted read ends after as much
+MAX_STEP_BYTES = 4 << 20  # asked for at once; an aborted read ends after as much
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,12 @@ class Read:
         piece_bytes: int,
         transfer: Transfer,
         ask: Callable[[], object],
+        landed: Landed = nobody,
     ) -> None:
         """`region`: number of our region; `ours` and `theirs`: indices of the pieces, pairwise.
 
-        `ask` is called, in the agent's thread, if the read does not get on without the peer's polling.
+        `ask` is called, in the agent's thread, if the read does not get on without the peer's polling. `landed`: see
+        KVTransport.read.
         """
         self.peer = peer
         self.region = region
@@ -54,6 +57,7 @@ class Read:
         self.is_broken = False
         self.finished_at_once = True  # NIXL never had a step in flight after it was posted
         self._ask = ask
+        self._landed = landed
         self._waits_since_s: float | None = None
         self.has_asked = False
         self._all_ours = np.asarray(ours, np.int32)
@@ -76,6 +80,7 @@ class Read:
         self.handle.release()
         self.handle = None
         self._waits_since_s = None
+        self._landed(len(self.ours))
 
     def wait(self) -> None:
         """The step in flight goes on."""

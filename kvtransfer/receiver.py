@@ -1,32 +1,24 @@
 """A request's blocks on their way in."""
 
-import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from kvtransfer.base import KVTransport, PeerId
-from kvtransfer.checksum import first_mismatch
+from kvtransfer.checksum import checksum
 from kvtransfer.errors import ChecksumMismatch, PeerRefused
+from kvtransfer.local_pool import block_bytes_of
 
-INLINE_BYTES = 128 << 10  # checking this much takes less time than waking a thread
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """Blocks that were read and not checked yet."""
-
-    local: list[int]
-    checksums: list[int]
+MAX_READ_BYTES = 64 << 20  # read in one go: the deadline is for as much, and a failure costs no more
 
 
 class BlockReceiver:
-    """Pulls announced blocks of one peer into a request's own blocks and checks them.
+    """Pulls announced blocks of one peer into a request's own blocks and compares them with their checksums.
 
-    The blocks before `num_blocks_received` are whole and checked, whatever fails later. After an error the request's
-    blocks may be used again only when `transport.quarantine.wait_clear` says so.
+    A block's own checksum is made as it lands; the peer's may be announced before or after that. The blocks before
+    `num_blocks_received` are whole and checked, whatever fails later. After an error the receiver is of no more use,
+    and the request's blocks may be used again only when `transport.quarantine.wait_clear` says so.
     """
 
     def __init__(
@@ -40,67 +32,92 @@ class BlockReceiver:
     ) -> None:
         """`block_table`: ids of the request's blocks in `pool`; the first `num_blocks_received` are here already.
 
-        `deadline_s` is for each announcement's transfer.
+        `deadline_s` is for each 64 MiB.
         """
         self._transport = transport
         self._peer = peer
-        self._pool = pool
+        self._blocks = block_bytes_of(pool)
         self._block_table = list(block_table)
         self._deadline_s = deadline_s
-        self.num_blocks_read = num_blocks_received
+        self._num_known = num_blocks_received
+        self._landed: list[int] = []  # checksums of the blocks that were read
+        self._announced: list[int] = []  # checksums of the same blocks in the peer's pool
         self.num_blocks_received = num_blocks_received
-        self.transfer_s = 0.0  # spent in reads
+        self.transfer_s = 0.0  # spent in reads, without making checksums
 
     @property
     def peer(self) -> PeerId:
         """Whose blocks they are."""
         return self._peer
 
-    async def receive(self, first_index: int, remote: Sequence[int], checksums: Sequence[int]) -> None:
-        """Reads and checks announced blocks; see `read` and `check`."""
-        arrived = await self.read(first_index, remote, checksums)
-        if arrived is not None:
-            await self.check(arrived)
+    @property
+    def num_blocks_read(self) -> int:
+        """Blocks that are here, checked or not."""
+        return self._num_known + len(self._landed)
 
-    async def read(self, first_index: int, remote: Sequence[int], checksums: Sequence[int]) -> Arrived | None:
+    @property
+    def num_blocks_expected(self) -> int:
+        """Blocks whose checksums are known."""
+        return self._num_known + len(self._announced)
+
+    async def read(self, first_index: int, remote: Sequence[int]) -> None:
         """Reads the peer's blocks `remote`, which stand in the block table from `first_index` on.
 
-        Returns what is to be checked, in this order and perhaps while more is read; None if all of it was read before.
-        Raises what `KVTransport.read` raises, and PeerRefused for an announcement that leaves a gap or does not fit
-        the block table.
+        Raises what `KVTransport.read` raises, PeerRefused for an announcement that leaves a gap or does not fit the
+        block table, and ChecksumMismatch.
         """
-        end = first_index + len(remote)
-        if len(checksums) != len(remote):
-            raise PeerRefused(f"{len(remote)} blocks were announced with {len(checksums)} checksums")
-        if not 0 <= first_index <= self.num_blocks_read or end > len(self._block_table):
+        num_here = self._num_here(first_index, len(remote), self.num_blocks_read)
+        remote = remote[num_here:]
+        step = max(1, MAX_READ_BYTES // self._blocks.shape[1])
+        for start in range(0, len(remote), step):
+            await self._read_once(remote[start : start + step])
+            self._compare()
+
+    def expect(self, first_index: int, checksums: Sequence[int]) -> None:
+        """Takes the announced checksums of the blocks from `first_index` on.
+
+        Raises PeerRefused if they leave a gap or do not fit the block table, and ChecksumMismatch.
+        """
+        num_here = self._num_here(first_index, len(checksums), self.num_blocks_expected)
+        self._announced += checksums[num_here:]
+        self._compare()
+
+    def _num_here(self, first_index: int, count: int, num_blocks: int) -> int:
+        """How many of the announced blocks are before `num_blocks`, the next one wanted."""
+        end = first_index + count
+        if not 0 <= first_index <= num_blocks or end > len(self._block_table):
             raise PeerRefused(
-                f"blocks {first_index} to {end} were announced, expected {self.num_blocks_read} next "
-                f"of {len(self._block_table)}"
+                f"blocks {first_index} to {end} were announced, expected {num_blocks} next of {len(self._block_table)}"
             )
-        num_known = self.num_blocks_read - first_index
-        remote, checksums = remote[num_known:], checksums[num_known:]
-        if not remote:
-            return None
-        local = self._block_table[self.num_blocks_read : end]
+        return num_blocks - first_index
+
+    async def _read_once(self, remote: Sequence[int]) -> None:
+        local = self._block_table[self.num_blocks_read : self.num_blocks_read + len(remote)]
+        checksums: list[int] = []
+        checksums_s = 0.0
+
+        def landed(num_blocks: int) -> None:
+            nonlocal checksums_s
+            started = time.perf_counter()
+            come = local[len(checksums) : len(checksums) + num_blocks]
+            checksums.extend([checksum(self._blocks[block]) for block in come])
+            checksums_s += time.perf_counter() - started
+
         started = time.perf_counter()
         try:
-            await self._transport.read(self._peer, remote, local, self._deadline_s)
+            await self._transport.read(self._peer, remote, local, self._deadline_s, landed)
         finally:
-            self.transfer_s += time.perf_counter() - started
-        self.num_blocks_read = end
-        return Arrived(local, list(checksums))
+            self.transfer_s += time.perf_counter() - started - checksums_s
+        self._landed += checksums
 
-    async def check(self, arrived: Arrived) -> None:
-        """Compares the blocks with the announced checksums. Raises ChecksumMismatch naming the first that differs."""
-        local = arrived.local
-        if len(local) * self._pool[0].nbytes <= INLINE_BYTES:
-            wrong = first_mismatch(self._pool, local, arrived.checksums)
-        else:
-            wrong = await asyncio.to_thread(first_mismatch, self._pool, local, arrived.checksums)
-        self.num_blocks_received += len(local) if wrong is None else wrong
-        if wrong is not None:
-            self.num_blocks_read = self.num_blocks_received
-            raise ChecksumMismatch(
-                f"block {self.num_blocks_received} of the request, in block {local[wrong]}, does not have the checksum "
-                f"that peer {self._peer} announced"
-            )
+    def _compare(self) -> None:
+        """Counts the blocks that are as announced. Raises ChecksumMismatch naming the first that is not."""
+        start = self.num_blocks_received - self._num_known
+        for landed, announced in zip(self._landed[start:], self._announced[start:], strict=False):
+            if landed != announced:
+                raise ChecksumMismatch(
+                    f"block {self.num_blocks_received} of the request, in block "
+                    f"{self._block_table[self.num_blocks_received]}, does not have the checksum that peer "
+                    f"{self._peer} announced"
+                )
+            self.num_blocks_received += 1

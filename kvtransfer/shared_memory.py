@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvtransfer import endpoint
-from kvtransfer.base import PeerId, PoolDescription, PoolIdentity, TransportChoice
+from kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
 from kvtransfer.connections import Connections
 from kvtransfer.copy_threads import CopyThreads
 from kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
@@ -36,7 +36,7 @@ from kvtransfer.transfers import Transfer, Transfers
 __all__ = ["SharedMemoryTransport", "SharedPool"]
 
 NAME = "shared_memory"
-MAX_STEP_BYTES = 4 << 20  # copied between two looks at whether the read was aborted
+MAX_STEP_BYTES = 1 << 20  # copied between two looks at whether the read was aborted; fits a core's own cache
 INLINE_BYTES = 128 << 10  # copying this much takes less time than waking a thread
 
 
@@ -100,7 +100,14 @@ class SharedMemoryTransport:
         await self._connections.ensure(peer_id, lambda: self._open(peer))
         return peer_id
 
-    async def read(self, peer: PeerId, remote: Sequence[int], local: Sequence[int], deadline_s: float) -> None:
+    async def read(
+        self,
+        peer: PeerId,
+        remote: Sequence[int],
+        local: Sequence[int],
+        deadline_s: float,
+        landed: Landed = nobody,
+    ) -> None:
         """Copies in a thread, or at once if it is little; see KVTransport."""
         connection = self._connections.get(peer)
         pool = self._require_pool()
@@ -114,6 +121,7 @@ class SharedMemoryTransport:
                     transfer.check()
                 source = connection.blocks[run.remote : run.remote + run.num_blocks]
                 np.copyto(target[run.local : run.local + run.num_blocks], source)
+                landed(run.num_blocks)
 
         if len(local) * pool.block_bytes <= INLINE_BYTES:
             copy(None)
@@ -133,10 +141,10 @@ class SharedMemoryTransport:
         if self._listener is not None:
             await self._listener.close()
         await self._connections.close()
+        for peer in self._connections.peers():  # no read can start from now on
+            self.forget(peer)
         await self._transfers.close()
         self._threads.close()
-        for peer in self._connections.peers():
-            self.forget(peer)
 
     def _require_pool(self) -> LocalPool:
         if self._pool is None:
@@ -149,7 +157,7 @@ class SharedMemoryTransport:
         if uid != os.getuid():
             sock.send(b"u")  # without the file: another user's process has no business in this one's memory
             return
-        # Read-only, so that no peer can write into this pool whatever it does.
+        # Read-only; and the file is sealed against being opened again for writing.
         fd = os.open(f"/proc/self/fd/{self._memory.fd}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             socket.send_fds(sock, [b"m"], [fd])
@@ -178,6 +186,8 @@ class SharedMemoryTransport:
             await loop.sock_connect(sock, f"\0{address.name}")
         except OSError as error:
             raise PeerLost(f"peer {peer.incarnation} does not listen any more: {error}") from error
+        except ValueError as error:
+            raise PeerRefused(f"peer {peer.incarnation} has a garbled address: {error}") from error
         await greet(sock, self._require_pool(), peer, address.key)
         fd = await _receive_fd(sock, peer)
         mapping = map_blocks(fd, peer)
@@ -230,6 +240,8 @@ def map_blocks(fd: int, peer: PoolDescription) -> mmap.mmap:
         if os.fstat(fd).st_size != num_bytes or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS:
             raise PeerRefused(f"peer {peer.incarnation} passed a file that is not a sealed pool of {num_bytes} bytes")
         return mmap.mmap(fd, num_bytes, prot=mmap.PROT_READ)
+    except OSError as error:
+        raise PeerRefused(f"peer {peer.incarnation} passed a file that is no pool: {error}") from error
     finally:
         os.close(fd)
 

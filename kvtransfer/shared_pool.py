@@ -16,6 +16,7 @@ MADV_POPULATE_WRITE = 23
 POPULATE_STEP_BYTES = 16 << 20
 # A reader may rely on the size: a file that shrinks under a mapping kills whoever touches it.
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h, since Linux 5.1: nobody else can ever write, whatever it does with the file
 
 
 class SharedPool:
@@ -41,6 +42,7 @@ class SharedPool:
         os.ftruncate(self._fd, num_bytes)
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, SEALS)
         mapping = mmap.mmap(self._fd, num_bytes)
+        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, F_SEAL_FUTURE_WRITE)
         populate(mapping, MADV_POPULATE_WRITE)
         self._tensor = torch.frombuffer(mapping, dtype=torch.uint8).view(dtype).view(*shape)
         return self._tensor

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from kvtransfer import endpoint, tcp_frames
-from kvtransfer.base import PeerId, PoolDescription, PoolIdentity, TransportChoice
+from kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
 from kvtransfer.connections import Connections
 from kvtransfer.copy_threads import CopyThreads
 from kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline
@@ -28,7 +28,8 @@ from kvtransfer.transfers import Transfer, Transfers
 
 NAME = "tcp"
 MAX_IDLE_CONNECTIONS = 4  # a peer
-MAX_READS = 32  # at once; more wait for a thread
+MAX_READS = 64  # at once; more wait for a thread
+MAX_PEER_READS = 8  # of one peer, so that one that does not answer leaves threads to the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class Peer:
     description: PoolDescription
     address: Endpoint
     idle: list[socket.socket] = field(default_factory=list)
+    reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_PEER_READS))
 
 
 class TcpTransport:
@@ -89,25 +91,50 @@ class TcpTransport:
         await self._connections.ensure(peer_id, lambda: self._connect(peer))
         return peer_id
 
-    async def read(self, peer: PeerId, remote: Sequence[int], local: Sequence[int], deadline_s: float) -> None:
+    async def read(
+        self,
+        peer: PeerId,
+        remote: Sequence[int],
+        local: Sequence[int],
+        deadline_s: float,
+        landed: Landed = nobody,
+    ) -> None:
         """Receives in a thread; see KVTransport."""
         connected = self._connections.get(peer)
         pool = self._require_pool()
         pool.check_blocks(connected.description, remote, local)
         if not local:
             return
-        started = asyncio.get_running_loop().time()
-        sock = await self._take(connected, deadline_s)
+        end_s = asyncio.get_running_loop().time() + deadline_s
+        try:
+            async with asyncio.timeout_at(end_s):
+                await connected.reads.acquire()
+        except TimeoutError as error:
+            raise TransferDeadline(f"peer {peer} has {MAX_PEER_READS} reads to answer that were before") from error
+        try:
+            await self._read(connected, remote, local, end_s, landed)
+        finally:
+            connected.reads.release()
+
+    async def _read(
+        self, connected: Peer, remote: Sequence[int], local: Sequence[int], end_s: float, landed: Landed
+    ) -> None:
+        peer = PeerId(connected.description.incarnation)
+        clock = asyncio.get_running_loop().time
+        sock = await self._take(connected, end_s - clock())
         if not self._connections.is_current(peer, connected):
             sock.close()
             raise PeerLost(f"peer {peer} was forgotten")
+        pool = self._require_pool()
         memory = pool.memory()
 
         def copy(transfer: Transfer) -> None:
             try:
                 tcp_frames.send_request(sock, remote)
                 buffers = tcp_frames.block_buffers(memory, pool.block_bytes, local)
-                tcp_frames.receive_response(sock, buffers, transfer.check)
+                for buffer in tcp_frames.receive_response(sock, buffers):
+                    landed(len(buffer) // pool.block_bytes)
+                    transfer.check()
             except (OSError, PeerLost) as error:
                 transfer.check()
                 raise PeerLost(f"peer {peer} broke the connection: {error}") from error
@@ -117,7 +144,7 @@ class TcpTransport:
                 sock.shutdown(socket.SHUT_RDWR)
 
         try:
-            remaining_s = max(0.0, deadline_s - (asyncio.get_running_loop().time() - started))
+            remaining_s = max(0.0, end_s - clock())
             await self._transfers.run(
                 peer,
                 local,
@@ -139,10 +166,10 @@ class TcpTransport:
         if self._listener is not None:
             await self._listener.close()
         await self._connections.close()
+        for peer in self._connections.peers():  # no read can start from now on
+            self.forget(peer)
         await self._transfers.close()
         self._threads.close()
-        for peer in self._connections.peers():
-            self.forget(peer)
 
     def _require_pool(self) -> LocalPool:
         if self._pool is None:

@@ -6,7 +6,7 @@ import socket
 from ipaddress import ip_address
 
 from kvtransfer.base import PoolDescription
-from kvtransfer.errors import PeerLost, TransportUnavailable
+from kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
 from kvtransfer.handshake import greet
 from kvtransfer.local_pool import LocalPool
 
@@ -21,6 +21,9 @@ async def open_connection(host: str, port: int, key: str, pool: LocalPool, peer:
         await asyncio.get_running_loop().sock_connect(sock, (host, port))
         await greet(sock, pool, peer, key)
         keep_alive(sock)
+    except (ValueError, OverflowError) as error:
+        sock.close()
+        raise PeerRefused(f"peer {peer.incarnation} has a garbled address: {error}") from error
     except OSError as error:
         sock.close()
         if error.errno in UNREACHABLE:

@@ -7,7 +7,7 @@ All numbers are little-endian.
 
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -20,7 +20,7 @@ STATUS_BLOCKS = 0
 STATUS_REFUSED = 1
 MAX_REQUEST_BLOCKS = 1 << 20
 MAX_TEXT_BYTES = 4 << 10
-MAX_STEP_BYTES = 4 << 20  # received between two looks at whether the read was aborted
+MAX_STEP_BYTES = 1 << 20  # received between two looks at whether the read was aborted; fits a core's own cache
 
 
 def send_request(sock: socket.socket, blocks: Sequence[int]) -> None:
@@ -51,10 +51,10 @@ def send_response(sock: socket.socket, status: int, buffers: list[memoryview]) -
         sock.sendall(buffer)
 
 
-def receive_response(sock: socket.socket, buffers: list[memoryview], check: Callable[[], None]) -> None:
-    """Receives the blocks that were asked for, straight into the given memory. Raises PeerRefused or PeerLost.
+def receive_response(sock: socket.socket, buffers: list[memoryview]) -> Iterator[memoryview]:
+    """Receives the blocks that were asked for, straight into the given memory; yields each buffer when it is full.
 
-    `check` is called between two steps and may raise.
+    Raises PeerRefused or PeerLost.
     """
     header = bytearray(RESPONSE.size)
     receive_into(sock, memoryview(header))
@@ -67,8 +67,8 @@ def receive_response(sock: socket.socket, buffers: list[memoryview], check: Call
     if status != STATUS_BLOCKS or num_bytes != expected:
         raise PeerRefused(f"the peer answered with status {status} and {num_bytes} bytes, {expected} were expected")
     for buffer in buffers:
-        check()
         receive_into(sock, buffer)
+        yield buffer
 
 
 def receive_into(sock: socket.socket, buffer: memoryview) -> None:

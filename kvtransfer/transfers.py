@@ -28,6 +28,10 @@ class Transfer:
             if self._interrupt is not None:
                 self._interrupt()
 
+    def end(self) -> None:
+        """It has ended: what it used may be another transfer's by now, and must not be interrupted any more."""
+        self._interrupt = None
+
     def check(self) -> None:
         """Raises the reason if the transfer was aborted."""
         if self._reason is not None:
@@ -61,6 +65,7 @@ class Transfers:
         self._active[transfer] = future
 
         def finish(done: "asyncio.Future[None]") -> None:
+            transfer.end()
             del self._active[transfer]
             self.quarantine.release(local)
             # The reader may be gone already, and then nobody else takes the error.
@@ -91,7 +96,7 @@ class Transfers:
             transfer.abort(PeerLost("the transport was closed"))
 
     async def close(self) -> None:
-        """Aborts every read and waits until all have ended."""
-        self.abort_all()
-        if self._active:
+        """Aborts every read, those too that start meanwhile, and waits until all have ended."""
+        while self._active:
+            self.abort_all()
             await asyncio.wait(self._active.values())

@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.outputs import RequestOutput, SampledToken
 from engine.request import Request, RequestId
 from protos import worker_pb2
-from rpc.announcement import Announcement
+from rpc.announcement import Announcements
 from rpc.sampling import logprobs_to_proto, sampling_from_proto
 
 
@@ -58,23 +58,24 @@ class PrefillJob:
         )
 
     async def events(self, pool: Tensor, block_size: int) -> AsyncIterator[worker_pb2.PrefillEvent]:
-        """The prompt's events from its first step to its last block."""
+        """The prompt's events from its first step to its last block. What a step did goes before older checksums."""
+        announcements = Announcements(pool)
         num_announced = self.num_caller_tokens // block_size
         is_last = False
-        while not is_last:
+        while not is_last or announcements.has_unchecked:
+            if announcements.has_unchecked and self.steps.empty():
+                yield worker_pb2.PrefillEvent(checksums=await announcements.next_checksums())
+                continue
             step = await self.steps.get()
             sampled, num_ready = step.output.sampled, step.output.num_computed_tokens // block_size
             if sampled is not None:
                 is_last, num_ready = True, len(self.request.block_table)
             blocks = self.request.block_table[num_announced:num_ready]
-            announcement = Announcement(pool, num_announced, blocks, step.computed_at_s)
-            if step.output.prompt_logprobs:
-                positions = [logprobs_to_proto(position) for position in step.output.prompt_logprobs]
-                yield worker_pb2.PrefillEvent(prompt_logprobs=worker_pb2.PromptLogprobs(positions=positions))
-            if sampled is not None:
-                yield worker_pb2.PrefillEvent(first_token=self._first_token(sampled))
-            async for ready in announcement.messages():
-                yield worker_pb2.PrefillEvent(blocks=ready)
+            yield worker_pb2.PrefillEvent(
+                blocks=announcements.announce(num_announced, blocks, step.computed_at_s),
+                prompt_logprobs=map(logprobs_to_proto, step.output.prompt_logprobs),
+                first_token=self._first_token(sampled) if sampled is not None else None,
+            )
             num_announced = max(num_announced, num_ready)
 
     def _first_token(self, sampled: SampledToken) -> worker_pb2.FirstToken:

@@ -7,7 +7,7 @@ import grpc
 
 from engine.request import Request
 from engine.schedule import Received
-from kvtransfer.errors import ChecksumMismatch, PeerRefused, TransferError
+from kvtransfer.errors import ChecksumMismatch, PeerRefused, TransferDeadline, TransferError
 from kvtransfer.receiver import BlockReceiver
 from protos import worker_pb2, worker_pb2_grpc
 from rpc.block_fills import connect_receiver
@@ -67,20 +67,36 @@ class PrefixPull:
             logger.error("pulling a prefix from %s failed", self._source.worker_id, exc_info=error)
         counters.handover_failures += error is not None
         counters.checksum_failures += isinstance(error, ChecksumMismatch)
-        counters.handover_bytes += self.num_pulled_tokens // self._host.config.block_size * self._host.block_bytes
+        num_bytes = self.num_pulled_tokens // self._host.config.block_size * self._host.block_bytes
+        counters.handover_bytes += num_bytes
+        counters.note_read(num_bytes, self._receiver.transfer_s if self._receiver is not None else 0.0)
         return Received(self.num_tokens)
 
     async def _receive(self, call: LeaseCall) -> None:
         num_leased = 0
-        async for event in call:
+        while event := await self._next_event(call):
             if event.HasField("accepted"):
+                if self._receiver is not None:
+                    raise PeerRefused("the peer accepted twice")
                 num_leased = event.accepted.num_blocks
                 self._receiver = await connect_receiver(
                     self._host, event.accepted.pool, self._blocks, self._num_known_blocks, self._deadline_s
                 )
             elif self._receiver is None:
                 raise PeerRefused("the peer announced blocks before it accepted")
+            elif event.HasField("blocks"):
+                await self._receiver.read(event.blocks.first_index, event.blocks.block_ids)
             else:
-                await self._receiver.receive(event.blocks.first_index, event.blocks.block_ids, event.blocks.checksums)
+                self._receiver.expect(event.checksums.first_index, event.checksums.checksums)
             if self._receiver is not None and self._receiver.num_blocks_received >= num_leased:
                 return
+        raise PeerRefused("the peer ended the call before all that it had leased was announced")
+
+    async def _next_event(self, call: LeaseCall) -> worker_pb2.LeaseEvent | None:
+        """The source computes nothing for a lease: it has no reason to be slow. None at the call's end."""
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                event = await call.read()
+        except TimeoutError as error:
+            raise TransferDeadline(f"{self._source.worker_id} said nothing for {self._deadline_s:.3f} s") from error
+        return event if isinstance(event, worker_pb2.LeaseEvent) else None  # else grpc.aio.EOF

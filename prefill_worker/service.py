@@ -3,7 +3,7 @@
 1. A decode worker calls `Prefill` with the tokens, and how many of them it has the KV of.
 2. The engine takes what its prefix cache has. If the call names a worker that has more, that is pulled first.
 3. The engine computes the rest in chunks, batched with other prompts. After each chunk the blocks that became full are
-   announced with their checksums, while the next chunk computes.
+   announced, and then their checksums, while the next chunk computes.
 4. With the last chunk the next token is sampled and sent at once; then the last blocks are announced, partial or not.
 5. The decode worker reads the blocks and ends the call. Only then are they released; they stay in the prefix cache.
 
@@ -60,7 +60,10 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         with self._drain.request():
             self._jobs[request_id] = job
             try:
-                await self._host.call(lambda engine: engine.add(job.request))
+                try:
+                    await self._host.call(lambda engine: engine.add(job.request))
+                finally:
+                    self._counters.taken.note(request.router_id, request.number)
                 yield worker_pb2.PrefillEvent(accepted=worker_pb2.PrefillAccepted(pool=pool_to_proto(self._host.pool)))
                 async for event in job.events(self._host.pool_tensor, self._host.config.block_size):
                     yield event

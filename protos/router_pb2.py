@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/router.proto\x12\x08\x62\x61ton.v1\x1a\x13protos/common.proto\"\x9f\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x1e\n\x16include_stop_in_output\x18\x07 \x01(\x08\x12\t\n\x01n\x18\x08 \x01(\r\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x10\n\x08priority\x18\n \x01(\x05\x12\x1b\n\x13skip_special_tokens\x18\x0b \x01(\x08\x42\x08\n\x06prompt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xaf\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.baton.v1.PositionLogprobs\x12\x33\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x1a.baton.v1.PositionLogprobs\x12-\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12%\n\tserved_by\x18\x08 \x01(\x0b\x32\x12.baton.v1.ServedBy\x12\x1e\n\x05usage\x18\t \x01(\x0b\x32\x0f.baton.v1.Usage\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r2P\n\tInference\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/router.proto\x12\x08\x62\x61ton.v1\x1a\x13protos/common.proto\"\xef\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x1e\n\x16include_stop_in_output\x18\x07 \x01(\x08\x12\t\n\x01n\x18\x08 \x01(\r\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x10\n\x08priority\x18\n \x01(\x05\x12\x1b\n\x13skip_special_tokens\x18\x0b \x01(\x08\x12%\n\x05hints\x18\x0c \x01(\x0b\x32\x16.baton.v1.RoutingHints\x12\x11\n\ttimeout_s\x18\r \x01(\x02\x12\x14\n\x0c\x66\x61irness_key\x18\x0e \x01(\tB\x08\n\x06prompt\"K\n\x0cRoutingHints\x12\x15\n\rdecode_worker\x18\x01 \x01(\t\x12\x16\n\x0eprefill_worker\x18\x02 \x01(\t\x12\x0c\n\x04plan\x18\x03 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xaf\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.baton.v1.PositionLogprobs\x12\x33\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x1a.baton.v1.PositionLogprobs\x12-\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12%\n\tserved_by\x18\x08 \x01(\x0b\x32\x12.baton.v1.ServedBy\x12\x1e\n\x05usage\x18\t \x01(\x0b\x32\x0f.baton.v1.Usage\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r2P\n\tInference\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,13 +33,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.router_pb2', _global
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST']._serialized_start=55
-  _globals['_GENERATEREQUEST']._serialized_end=342
-  _globals['_TOKENIDS']._serialized_start=344
-  _globals['_TOKENIDS']._serialized_end=367
-  _globals['_GENERATERESPONSE']._serialized_start=370
-  _globals['_GENERATERESPONSE']._serialized_end=673
-  _globals['_USAGE']._serialized_start=675
-  _globals['_USAGE']._serialized_end=755
-  _globals['_INFERENCE']._serialized_start=757
-  _globals['_INFERENCE']._serialized_end=837
+  _globals['_GENERATEREQUEST']._serialized_end=422
+  _globals['_ROUTINGHINTS']._serialized_start=424
+  _globals['_ROUTINGHINTS']._serialized_end=499
+  _globals['_TOKENIDS']._serialized_start=501
+  _globals['_TOKENIDS']._serialized_end=524
+  _globals['_GENERATERESPONSE']._serialized_start=527
+  _globals['_GENERATERESPONSE']._serialized_end=830
+  _globals['_USAGE']._serialized_start=832
+  _globals['_USAGE']._serialized_end=912
+  _globals['_INFERENCE']._serialized_start=914
+  _globals['_INFERENCE']._serialized_end=994
 # @@protoc_insertion_point(module_scope)

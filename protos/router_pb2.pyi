@@ -36,6 +36,9 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    HINTS_FIELD_NUMBER: _builtins.int
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    FAIRNESS_KEY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """chosen by the router when empty"""
     model: _builtins.str
@@ -52,6 +55,10 @@ class GenerateRequest(_message.Message):
     """lower is served earlier"""
     skip_special_tokens: _builtins.bool
     """leave special tokens out of the text"""
+    timeout_s: _builtins.float
+    """from arrival to the last token; 0: no limit"""
+    fairness_key: _builtins.str
+    """requests of one key wait behind each other, not behind other keys'"""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """taken as they are"""
@@ -63,6 +70,10 @@ class GenerateRequest(_message.Message):
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """end before one of these strings appears"""
+
+    @_builtins.property
+    def hints(self) -> Global___RoutingHints:
+        """which workers should serve it, for pinning and debugging"""
 
     def __init__(
         self,
@@ -78,16 +89,49 @@ class GenerateRequest(_message.Message):
         cache_salt: _builtins.str = ...,
         priority: _builtins.int = ...,
         skip_special_tokens: _builtins.bool = ...,
+        hints: Global___RoutingHints | None = ...,
+        timeout_s: _builtins.float = ...,
+        fairness_key: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hints", b"hints", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "include_stop_in_output", b"include_stop_in_output", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "fairness_key", b"fairness_key", "hints", b"hints", "include_stop_in_output", b"include_stop_in_output", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "timeout_s", b"timeout_s", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class RoutingHints(_message.Message):
+    """A worker that is named and not there is an error."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECODE_WORKER_FIELD_NUMBER: _builtins.int
+    PREFILL_WORKER_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    decode_worker: _builtins.str
+    """id; empty: any"""
+    prefill_worker: _builtins.str
+    """id; empty: any; implies plan "remote" """
+    plan: _builtins.str
+    """"local" or "remote"; empty: either"""
+    def __init__(
+        self,
+        *,
+        decode_worker: _builtins.str = ...,
+        prefill_worker: _builtins.str = ...,
+        plan: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_worker", b"decode_worker", "plan", b"plan", "prefill_worker", b"prefill_worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoutingHints: _TypeAlias = RoutingHints  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):

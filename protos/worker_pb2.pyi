@@ -78,6 +78,8 @@ class WorkerDescription(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     TRANSPORT_FIELD_NUMBER: _builtins.int
+    MAX_NUM_SEQS_FIELD_NUMBER: _builtins.int
+    MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """name, the same over restarts"""
     incarnation: _builtins.str
@@ -98,6 +100,10 @@ class WorkerDescription(_message.Message):
     """longest prompt plus output"""
     transport: _builtins.str
     """the transport setting: auto, or a backend's name"""
+    max_num_seqs: _builtins.int
+    """most sequences in the batch; more wait"""
+    max_num_batched_tokens: _builtins.int
+    """most tokens of a step, prompts' and outputs' together"""
     @_builtins.property
     def pool(self) -> Global___KVPool:
         """how to read its blocks"""
@@ -116,10 +122,12 @@ class WorkerDescription(_message.Message):
         max_model_len: _builtins.int = ...,
         pool: Global___KVPool | None = ...,
         transport: _builtins.str = ...,
+        max_num_seqs: _builtins.int = ...,
+        max_num_batched_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "model", b"model", "num_blocks", b"num_blocks", "pool", b"pool", "role", b"role", "transport", b"transport", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "num_blocks", b"num_blocks", "pool", b"pool", "role", b"role", "transport", b"transport", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -190,16 +198,20 @@ class WatchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INTERVAL_MS_FIELD_NUMBER: _builtins.int
+    ROUTER_ID_FIELD_NUMBER: _builtins.int
     interval_ms: _builtins.int
     """least time between two updates"""
+    router_id: _builtins.str
+    """who watches, as in its Hello; set: updates say which of its commands were taken"""
     def __init__(
         self,
         *,
         interval_ms: _builtins.int = ...,
+        router_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["interval_ms", b"interval_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["interval_ms", b"interval_ms", "router_id", b"router_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -215,6 +227,7 @@ class WorkerUpdate(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    TAKEN_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """the life that speaks; another one means: forget all and start over"""
     draining: _builtins.bool
@@ -227,6 +240,10 @@ class WorkerUpdate(_message.Message):
     def cache(self) -> Global___CacheEvents:
         """since the last update"""
 
+    @_builtins.property
+    def taken(self) -> Global___TakenCommands:
+        """the watcher's commands that the load includes, if the worker keeps count; not in the"""
+
     def __init__(
         self,
         *,
@@ -234,14 +251,39 @@ class WorkerUpdate(_message.Message):
         load: Global___WorkerLoad | None = ...,
         cache: Global___CacheEvents | None = ...,
         draining: _builtins.bool = ...,
+        taken: Global___TakenCommands | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "load", b"load"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "load", b"load", "taken", b"taken"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "draining", b"draining", "incarnation", b"incarnation", "load", b"load"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "draining", b"draining", "incarnation", b"incarnation", "load", b"load", "taken", b"taken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerUpdate: _TypeAlias = WorkerUpdate  # noqa: Y015
+
+@_typing.final
+class TakenCommands(_message.Message):
+    """Commands that a worker has taken since the last update, each told once."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """GenerateCommand.number, PrefillRequest.number"""
+
+    def __init__(
+        self,
+        *,
+        numbers: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["numbers", b"numbers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakenCommands: _TypeAlias = TakenCommands  # noqa: Y015
 
 @_typing.final
 class WorkerLoad(_message.Message):
@@ -283,14 +325,20 @@ class WorkerLoad(_message.Message):
     HANDOVER_FAILURES_FIELD_NUMBER: _builtins.int
     CHECKSUM_FAILURES_FIELD_NUMBER: _builtins.int
     PEER_TRANSPORTS_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    DECODE_STEP_S_FIELD_NUMBER: _builtins.int
+    DECODE_SEQUENCE_S_FIELD_NUMBER: _builtins.int
+    READ_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     """requests in the batch"""
     num_waiting: _builtins.int
     """requests admitted and not in the batch (receiving ones included)"""
     num_queued_tokens: _builtins.int
-    """tokens to compute before all admitted requests are decoding"""
+    """tokens to compute here before all admitted requests are decoding; without what is"""
     num_free_blocks: _builtins.int
-    """blocks that an allocation could take"""
+    """cached or computed elsewhere
+    blocks that an allocation could take
+    """
     num_blocks: _builtins.int
     """blocks in the pool"""
     step_s: _builtins.float
@@ -309,6 +357,14 @@ class WorkerLoad(_message.Message):
     """handovers that failed since the start"""
     checksum_failures: _builtins.int
     """blocks refused for their checksum since the start"""
+    prefill_tokens_per_s: _builtins.float
+    """prompt tokens a second while it prefills, lately; 0: not known yet"""
+    decode_step_s: _builtins.float
+    """seconds of a step that decodes one sequence, lately; 0: not known yet"""
+    decode_sequence_s: _builtins.float
+    """seconds that each further sequence adds to a step, lately"""
+    read_bytes_per_s: _builtins.float
+    """of KV read from peers, lately; 0: not known yet"""
     @_builtins.property
     def peer_transports(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """incarnation of a peer to the transport in use and why"""
@@ -330,10 +386,14 @@ class WorkerLoad(_message.Message):
         handover_failures: _builtins.int = ...,
         checksum_failures: _builtins.int = ...,
         peer_transports: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        prefill_tokens_per_s: _builtins.float = ...,
+        decode_step_s: _builtins.float = ...,
+        decode_sequence_s: _builtins.float = ...,
+        read_bytes_per_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum_failures", b"checksum_failures", "handover_bytes", b"handover_bytes", "handover_failures", b"handover_failures", "handovers", b"handovers", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_generated_tokens", b"num_generated_tokens", "num_preemptions", b"num_preemptions", "num_prefilled_tokens", b"num_prefilled_tokens", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_waiting", b"num_waiting", "peer_transports", b"peer_transports", "step_s", b"step_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum_failures", b"checksum_failures", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "handover_bytes", b"handover_bytes", "handover_failures", b"handover_failures", "handovers", b"handovers", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_generated_tokens", b"num_generated_tokens", "num_preemptions", b"num_preemptions", "num_prefilled_tokens", b"num_prefilled_tokens", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_waiting", b"num_waiting", "peer_transports", b"peer_transports", "prefill_tokens_per_s", b"prefill_tokens_per_s", "read_bytes_per_s", b"read_bytes_per_s", "step_s", b"step_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -475,6 +535,7 @@ class GenerateCommand(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     PREFILL_FIELD_NUMBER: _builtins.int
     PREFIX_SOURCE_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """unique among the router's requests"""
     num_prompt_tokens: _builtins.int
@@ -483,6 +544,8 @@ class GenerateCommand(_message.Message):
     """keeps tenants' caches apart"""
     priority: _builtins.int
     """lower is served earlier"""
+    number: _builtins.int
+    """the router's own count of its commands, from 1 on; 0: it does not count"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the prompt, then output tokens it has already"""
@@ -510,10 +573,11 @@ class GenerateCommand(_message.Message):
         priority: _builtins.int = ...,
         prefill: Global___PeerWorker | None = ...,
         prefix_source: Global___PeerWorker | None = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefill", b"prefill", "prefix_source", b"prefix_source", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "num_prompt_tokens", b"num_prompt_tokens", "prefill", b"prefill", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "num_prompt_tokens", b"num_prompt_tokens", "number", b"number", "prefill", b"prefill", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -665,6 +729,8 @@ class PrefillRequest(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     PREFIX_SOURCE_FIELD_NUMBER: _builtins.int
+    ROUTER_ID_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """unique among the caller's requests"""
     num_prompt_tokens: _builtins.int
@@ -679,6 +745,10 @@ class PrefillRequest(_message.Message):
     """the caller's"""
     num_cached_tokens: _builtins.int
     """the caller has the KV of so many tokens: not announced"""
+    router_id: _builtins.str
+    """whose command the prompt came with"""
+    number: _builtins.int
+    """of that command"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the tokens to compute"""
@@ -704,10 +774,12 @@ class PrefillRequest(_message.Message):
         fingerprint: _builtins.str = ...,
         num_cached_tokens: _builtins.int = ...,
         prefix_source: Global___PeerWorker | None = ...,
+        router_id: _builtins.str = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefix_source", b"prefix_source", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "num_cached_tokens", b"num_cached_tokens", "num_prompt_tokens", b"num_prompt_tokens", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "num_cached_tokens", b"num_cached_tokens", "num_prompt_tokens", b"num_prompt_tokens", "number", b"number", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "router_id", b"router_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -715,8 +787,8 @@ Global___PrefillRequest: _TypeAlias = PrefillRequest  # noqa: Y015
 
 @_typing.final
 class PrefillEvent(_message.Message):
-    """The life of a prefill: accepted; blocks and prompt logprobs chunk by chunk; the first token at once when it is
-    sampled, before the last blocks. The caller knows how many blocks there are, and ends the call when it has them.
+    """The life of a prefill: accepted; one event a chunk, the last one with the first token, each followed by the checksums
+    of its blocks. The caller knows how many blocks there are, and ends the call when it has them.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -725,31 +797,35 @@ class PrefillEvent(_message.Message):
     BLOCKS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    CHECKSUMS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> Global___PrefillAccepted: ...
     @_builtins.property
-    def blocks(self) -> Global___BlocksReady: ...
-    @_builtins.property
-    def prompt_logprobs(self) -> Global___PromptLogprobs: ...
-    @_builtins.property
-    def first_token(self) -> Global___FirstToken:
-        """all prompt logprobs have been sent"""
+    def blocks(self) -> Global___BlocksReady:
+        """became final with this chunk"""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PositionLogprobs]:
+        """of the next prompt positions, from position 1 on"""
+
+    @_builtins.property
+    def first_token(self) -> Global___FirstToken: ...
+    @_builtins.property
+    def checksums(self) -> Global___BlockChecksums: ...
     def __init__(
         self,
         *,
         accepted: Global___PrefillAccepted | None = ...,
         blocks: Global___BlocksReady | None = ...,
-        prompt_logprobs: Global___PromptLogprobs | None = ...,
+        prompt_logprobs: _abc.Iterable[_common_pb2.PositionLogprobs] | None = ...,
         first_token: Global___FirstToken | None = ...,
+        checksums: Global___BlockChecksums | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "blocks", b"blocks", "event", b"event", "first_token", b"first_token", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "blocks", b"blocks", "checksums", b"checksums", "first_token", b"first_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "blocks", b"blocks", "event", b"event", "first_token", b"first_token", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "blocks", b"blocks", "checksums", b"checksums", "first_token", b"first_token", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "blocks", "prompt_logprobs", "first_token"]  # noqa: Y015
-    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefillEvent: _TypeAlias = PrefillEvent  # noqa: Y015
 
@@ -783,7 +859,6 @@ class BlocksReady(_message.Message):
 
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
     BLOCK_IDS_FIELD_NUMBER: _builtins.int
-    CHECKSUMS_FIELD_NUMBER: _builtins.int
     COMPUTED_AT_S_FIELD_NUMBER: _builtins.int
     first_index: _builtins.int
     """place of the first in the request's block table"""
@@ -793,6 +868,31 @@ class BlocksReady(_message.Message):
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """ids in the announcing worker's pool"""
 
+    def __init__(
+        self,
+        *,
+        first_index: _builtins.int = ...,
+        block_ids: _abc.Iterable[_builtins.int] | None = ...,
+        computed_at_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "computed_at_s", b"computed_at_s", "first_index", b"first_index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlocksReady: _TypeAlias = BlocksReady  # noqa: Y015
+
+@_typing.final
+class BlockChecksums(_message.Message):
+    """Checksums of announced blocks; they are made while the blocks are being read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_INDEX_FIELD_NUMBER: _builtins.int
+    CHECKSUMS_FIELD_NUMBER: _builtins.int
+    first_index: _builtins.int
+    """place of the first block in the request's block table"""
     @_builtins.property
     def checksums(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """xxh3-64 of each block's bytes"""
@@ -801,39 +901,15 @@ class BlocksReady(_message.Message):
         self,
         *,
         first_index: _builtins.int = ...,
-        block_ids: _abc.Iterable[_builtins.int] | None = ...,
         checksums: _abc.Iterable[_builtins.int] | None = ...,
-        computed_at_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "checksums", b"checksums", "computed_at_s", b"computed_at_s", "first_index", b"first_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksums", b"checksums", "first_index", b"first_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___BlocksReady: _TypeAlias = BlocksReady  # noqa: Y015
-
-@_typing.final
-class PromptLogprobs(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    POSITIONS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def positions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PositionLogprobs]:
-        """next prompt positions, from position 1 on"""
-
-    def __init__(
-        self,
-        *,
-        positions: _abc.Iterable[_common_pb2.PositionLogprobs] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["positions", b"positions"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
+Global___BlockChecksums: _TypeAlias = BlockChecksums  # noqa: Y015
 
 @_typing.final
 class FirstToken(_message.Message):
@@ -899,27 +975,31 @@ Global___LeaseRequest: _TypeAlias = LeaseRequest  # noqa: Y015
 
 @_typing.final
 class LeaseEvent(_message.Message):
-    """First accepted, then at most one announcement; the lease lasts until the caller ends the call."""
+    """First accepted, then at most one announcement with all its checksums; the lease lasts until the caller ends the call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ACCEPTED_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
+    CHECKSUMS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> Global___LeaseAccepted: ...
     @_builtins.property
     def blocks(self) -> Global___BlocksReady: ...
+    @_builtins.property
+    def checksums(self) -> Global___BlockChecksums: ...
     def __init__(
         self,
         *,
         accepted: Global___LeaseAccepted | None = ...,
         blocks: Global___BlocksReady | None = ...,
+        checksums: Global___BlockChecksums | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "blocks", b"blocks", "event", b"event"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "blocks", b"blocks", "checksums", b"checksums", "event", b"event"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "blocks", b"blocks", "event", b"event"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "blocks", b"blocks", "checksums", b"checksums", "event", b"event"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "blocks"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "blocks", "checksums"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

@@ -64,7 +64,8 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Load and cache events, a snapshot first; a message at most every interval, and only when something changed.
+        """Load and cache events, a snapshot first. A message after a step that changed something, but none sooner than the
+        interval after the last; while there is work, one every 100 ms at least.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

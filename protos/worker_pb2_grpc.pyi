@@ -36,7 +36,9 @@ class WorkerStub:
     Describe: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DescribeRequest, _worker_pb2.WorkerDescription]
     """Who this worker is."""
     Watch: _grpc.UnaryStreamMultiCallable[_worker_pb2.WatchRequest, _worker_pb2.WorkerUpdate]
-    """Load and cache events, a snapshot first; a message at most every interval, and only when something changed."""
+    """Load and cache events, a snapshot first. A message after a step that changed something, but none sooner than the
+    interval after the last; while there is work, one every 100 ms at least.
+    """
     Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]
     """Stop taking new requests; returns once none is left."""
 
@@ -48,7 +50,9 @@ class WorkerAsyncStub(WorkerStub):
     Describe: _aio.UnaryUnaryMultiCallable[_worker_pb2.DescribeRequest, _worker_pb2.WorkerDescription]  # type: ignore[assignment]
     """Who this worker is."""
     Watch: _aio.UnaryStreamMultiCallable[_worker_pb2.WatchRequest, _worker_pb2.WorkerUpdate]  # type: ignore[assignment]
-    """Load and cache events, a snapshot first; a message at most every interval, and only when something changed."""
+    """Load and cache events, a snapshot first. A message after a step that changed something, but none sooner than the
+    interval after the last; while there is work, one every 100 ms at least.
+    """
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
     """Stop taking new requests; returns once none is left."""
 
@@ -69,7 +73,9 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.WorkerUpdate], _abc.AsyncIterator[_worker_pb2.WorkerUpdate]]:
-        """Load and cache events, a snapshot first; a message at most every interval, and only when something changed."""
+        """Load and cache events, a snapshot first. A message after a step that changed something, but none sooner than the
+        interval after the last; while there is work, one every 100 ms at least.
+        """
 
     @_abc_1.abstractmethod
     def Drain(

@@ -7,7 +7,8 @@ import click
 from router.config import RouterConfig
 from router.options import ROUTER_OPTIONS
 from rpc.config_file import load
-from rpc.entry import plain_errors, process_flags, run_process, take_process_flags
+from rpc.entry import ProcessOptions, plain_errors, process_flags, run_process, take_process_flags
+from rpc.option_values import OptionError
 from rpc.options import click_options, options_of
 
 
@@ -18,6 +19,12 @@ def start(config: RouterConfig) -> Coroutine[object, object, None]:
     return run(config)
 
 
+def run_here(process: ProcessOptions, config: RouterConfig) -> None:
+    """Runs one router in this process, to its end."""
+    name = "router" if config.process is None else f"router-{config.process}"
+    run_process(process.named(name, config.progress_fd), lambda: start(config))
+
+
 @click.command(name="router")
 @click_options(options_of(RouterConfig, ROUTER_OPTIONS))
 @process_flags
@@ -26,7 +33,9 @@ def main(**flags: object) -> None:
     """Takes OpenAI HTTP and gRPC requests and sends them to workers."""
     process = take_process_flags(flags)
     config = load(RouterConfig, ROUTER_OPTIONS, process.config_file, flags)
-    run_process(process.named("router", config.progress_fd), lambda: start(config))
+    if config.processes > 1 and config.process is None:
+        raise OptionError("processes: here is one; `baton router` starts several")
+    run_here(process, config)
 
 
 if __name__ == "__main__":

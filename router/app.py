@@ -1,11 +1,13 @@
 """The router's process: connections to the workers, HTTP and gRPC servers, orderly end."""
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
 from collections.abc import Coroutine, Generator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
+from functools import partial
 
 import grpc
 import uvicorn
@@ -18,8 +20,11 @@ from protos.router_pb2_grpc import add_InferenceServicer_to_server
 from router.config import RouterConfig
 from router.errors import Draining
 from router.openai.http_app import make_http_app
+from router.openai.post_protocol import PostProtocol
 from router.server import InferenceService
 from router.service import RouterService, make_service
+from router.shared_socket import shared_socket
+from router.worker_pool import WorkerPool
 from rpc.grpc_options import SERVER_OPTIONS
 from rpc.progress import ProgressReporter
 
@@ -28,6 +33,9 @@ logger = logging.getLogger(__name__)
 STOP_GRACE_S = 1.0
 KEEP_ALIVE_S = 30  # of an idle HTTP connection
 BACKLOG = 2048
+NEW_OBJECTS = 50_000  # between two collections; with Python's 700, every second request pays for one, and finds nothing
+LEARN_TIMEOUT_S = 2.0  # of one of several processes, before it takes its share
+LEARN_POLL_S = 0.01
 
 
 class HttpServer(uvicorn.Server):
@@ -47,10 +55,18 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
         self.listening.set()
 
+    def leave_port(self) -> None:
+        """Takes no new connections, and closes those that there are, each after the answer it waits for."""
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+
 
 async def run(config: RouterConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. Raises if the model's files or the addresses are no good."""
     stopping = asyncio.Event()
+    gc.set_threshold(NEW_OBJECTS, 50, 50)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     await serve(config, stopping)
@@ -59,11 +75,14 @@ async def run(config: RouterConfig) -> None:
 async def serve(config: RouterConfig, stopping: asyncio.Event) -> None:
     """Serves until `stopping` is set, then drains."""
     async with AsyncExitStack() as stack:
-        listener = stack.enter_context(_listen(config.host, config.port))
+        listener = stack.enter_context(_bind(config))
         service = await asyncio.to_thread(make_service, config)
         stack.callback(service.tokenizer.close)
         pool = asyncio.create_task(service.pool.run(), name="worker pool")
         stack.push_async_callback(_cancel, pool)
+        if service.group is not None:
+            await stack.enter_async_context(service.group)
+            await _learn(service.pool)
         health_servicer = HealthServicer()
         grpc_server, grpc_address = await _start_grpc(config, service, health_servicer)
         stack.push_async_callback(grpc_server.stop, STOP_GRACE_S)
@@ -76,6 +95,8 @@ async def serve(config: RouterConfig, stopping: asyncio.Event) -> None:
         try:
             await _first(http, pool, stopping.wait())
             await health_servicer.enter_graceful_shutdown()
+            if service.group is not None:
+                http_server.leave_port()  # clients go to the other processes
             await _drain(service)
         finally:
             http_server.should_exit = True
@@ -86,7 +107,8 @@ async def _start_grpc(
     config: RouterConfig, service: RouterService, health_servicer: HealthServicer
 ) -> tuple[grpc.aio.Server, str | None]:
     """A server that serves (on no port, if the config has none), and its address."""
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    options = {**dict(SERVER_OPTIONS), "grpc.so_reuseport": int(service.group is not None)}
+    server = grpc.aio.server(options=tuple(options.items()))
     add_InferenceServicer_to_server(InferenceService(service), server)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     name = router_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -101,23 +123,42 @@ async def _start_grpc(
 
 
 def _make_http_server(service: RouterService) -> HttpServer:
+    app = make_http_app(service)
+    posts = {path.encode(): route for path, route in app.posts.items()}
     config = uvicorn.Config(
-        make_http_app(service),
+        app,
+        http=partial(PostProtocol, posts=posts),  # type: ignore[arg-type]  # any callable that makes protocols
         loop="none",  # the one we run in
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nobody looks at the client's address
+        ws="none",
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(STOP_GRACE_S),
     )
     return HttpServer(config)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket; OSError if the address is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=BACKLOG)
+def _bind(config: RouterConfig) -> socket.socket:
+    """The HTTP server's socket; OSError if the address is taken.
+
+    It listens at once, so that clients wait while we start; but one of several processes leaves them to the others
+    until it is ready.
+    """
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    if config.process is None:
+        return socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
+    return shared_socket(config.host, config.port)
+
+
+async def _learn(pool: WorkerPool) -> None:
+    """Returns once the pool knows what is cached where, or after a while: until then other processes serve better."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LEARN_TIMEOUT_S):
+            while pool.is_degraded:
+                await pool.wait_change(LEARN_POLL_S)
 
 
 async def _first(http: asyncio.Task[None], pool: asyncio.Task[None], wait: Coroutine[object, object, object]) -> None:

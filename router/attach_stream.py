@@ -21,12 +21,17 @@ class AttachStream:
         self._outgoing: asyncio.Queue[RouterMessage] = asyncio.Queue()
         self._lost: Unavailable | None = None
 
-    def submit(self, command: GenerateCommand) -> Mailbox:
-        """Sends a request; its news come to the mailbox. Raises what the stream was closed with, if it was."""
+    def submit(self, command: GenerateCommand, patient: bool = False) -> Mailbox:
+        """Sends a request; its news come to the mailbox. Raises what the stream was closed with, if it was.
+
+        `patient`: nobody needs the news between the first and the last as they come.
+        """
         if self._lost is not None:
             raise self._lost
-        mailbox = self._mailboxes[command.request_id] = Mailbox()
-        self._outgoing.put_nowait(RouterMessage(generate=command))
+        mailbox = self._mailboxes[command.request_id] = Mailbox(patient)
+        message = RouterMessage()
+        message.generate.CopyFrom(command)  # cheaper than to hand it to the constructor
+        self._outgoing.put_nowait(message)
         return mailbox
 
     def abort(self, command_id: str) -> None:

@@ -1,5 +1,7 @@
 """The output of one choice: tokens in, text out, up to its end."""
 
+from collections.abc import Sequence
+
 from protos import common_pb2
 from protos.worker_pb2 import RequestDelta
 from router.detokenizer import Detokenizer
@@ -23,6 +25,7 @@ class ChoiceOutput:
         self._prompt_only = request.max_tokens == 0
         self._detokenizer: Detokenizer = tokenizer.detokenizer(generation.token_ids, request.skip_special_tokens)
         self._stops = StopStrings(request.stop, request.include_stop)
+        self._is_plain = not request.stop and self._sampling.logprobs is None
         self._num_chars = 0  # of text so far, held back or not
 
     def push(self, delta: RequestDelta) -> ChoiceDelta:
@@ -33,28 +36,45 @@ class ChoiceOutput:
         elif news.finish_reason is not None:
             news.finish_reason = "length"
         self.finished = news.finish_reason is not None
-        news.prompt_logprobs = list(delta.prompt_logprobs)
+        if delta.prompt_logprobs:
+            news.prompt_logprobs = list(delta.prompt_logprobs)
         news.served_by = delta.served_by if delta.HasField("served_by") else None
         return news
 
     def _take_tokens(self, delta: RequestDelta, news: ChoiceDelta) -> None:
         """The new tokens, their text and logprobs."""
-        parts: list[str] = []
+        # An end or stop token is counted and reported, but is no text.
         hidden_end = delta.finish_reason == common_pb2.FINISH_REASON_STOP and not self._include_stop
-        last = len(delta.token_ids) - 1
-        for place, token_id in enumerate(delta.token_ids):
+        if self._is_plain:
+            parts = self._take_at_once(list(delta.token_ids), hidden_end, news)
+        else:
+            parts = self._take_one_by_one(delta.token_ids, hidden_end, news)
+        if news.finish_reason is not None and news.stop_reason is None:
+            self._finish(news, parts)
+        news.text = "".join(parts)
+        if delta.logprobs:
+            news.logprobs = list(delta.logprobs[: len(news.token_ids)])
+
+    def _take_at_once(self, token_ids: list[int], hidden_end: bool, news: ChoiceDelta) -> list[str]:
+        """Text of tokens in which no stop string is looked for, and whose places in it nobody asks for."""
+        self.num_tokens += len(token_ids)
+        news.token_ids = token_ids
+        return [self._detokenizer.push_all(token_ids[:-1] if hidden_end else token_ids)]
+
+    def _take_one_by_one(self, token_ids: Sequence[int], hidden_end: bool, news: ChoiceDelta) -> list[str]:
+        """Text of tokens up to a stop string; tokens after it are left out."""
+        parts: list[str] = []
+        last = len(token_ids) - 1
+        for place, token_id in enumerate(token_ids):
             self.num_tokens += 1
             news.token_ids.append(token_id)
             news.text_offsets.append(self._num_chars)
             if hidden_end and place == last:
-                break  # an end or stop token is counted and reported, but is no text
+                break
             parts.append(self._release(self._detokenizer.push(token_id), news))
             if news.stop_reason is not None:
                 break
-        if news.finish_reason is not None and news.stop_reason is None:
-            self._finish(news, parts)
-        news.text = "".join(parts)
-        news.logprobs = list(delta.logprobs[: len(news.token_ids)])
+        return parts
 
     def _release(self, text: str, news: ChoiceDelta) -> str:
         """The part of new text that can be shown; notes a stop string in `news`."""

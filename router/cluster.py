@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from router.recent_requests import NO_REQUESTS, RecentRequests
+from router.request_context import NO_HINTS, RoutingHints
+
 
 class WorkerRole(Enum):
     """What a worker is for."""
@@ -15,7 +18,7 @@ class WorkerRole(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSnapshot:
-    """One worker that takes requests."""
+    """One worker that takes requests. What is counted includes what was just sent to it; 0 in a rate: not known."""
 
     worker_id: str
     incarnation: str
@@ -23,10 +26,20 @@ class WorkerSnapshot:
     role: WorkerRole
     fingerprint: str  # KV goes only between equal ones
     block_size: int  # tokens
-    num_requests: int  # running and waiting, those just sent included
-    num_queued_tokens: int  # to compute before all of them are decoding
+    num_requests: int  # running and waiting
+    num_queued_tokens: int  # to compute there before all of them are decoding
     num_free_blocks: int
     max_model_len: int
+    num_blocks: int = 0  # 0: not known
+    max_num_seqs: int = 0  # most sequences in the batch; 0: not known
+    max_num_batched_tokens: int = 0  # most tokens of a step; 0: not known
+    block_bytes: int = 0
+    prefill_tokens_per_s: float = 0.0
+    decode_step_s: float = 0.0  # a step with one sequence
+    decode_sequence_s: float = 0.0  # that each further one adds
+    read_bytes_per_s: float = 0.0  # of KV from peers
+    num_tokens_done: int = 0  # prompt and output tokens since its start
+    recent: RecentRequests = NO_REQUESTS  # what the router sent there
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +48,7 @@ class ClusterSnapshot:
 
     workers: tuple[WorkerSnapshot, ...]
     turn: int = 0  # counts the requests routed so far
+    seed: int = 0  # the router's own, so that several routers break ties differently
 
     def decoders(self) -> list[WorkerSnapshot]:
         """Workers that decode."""
@@ -48,8 +62,10 @@ class ClusterSnapshot:
 
     def without(self, excluded: frozenset[str]) -> "ClusterSnapshot":
         """The same without the workers of these incarnations."""
+        if not excluded:
+            return self
         kept = tuple(worker for worker in self.workers if worker.incarnation not in excluded)
-        return ClusterSnapshot(kept, self.turn)
+        return ClusterSnapshot(kept, self.turn, self.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +75,8 @@ class RoutedRequest:
     num_tokens: int  # prompt, and output so far where it is sent again
     cached_tokens: Mapping[str, int] = field(default_factory=dict)  # by incarnation; absent: 0
     num_final_tokens: int = 0  # prompt plus the most output; 0: not known
+    hints: RoutingHints = NO_HINTS
+    reuse_share: float = 0.5  # of the last prompts' tokens, what some worker had cached
 
     def missing_tokens(self, worker: WorkerSnapshot) -> int:
         """Tokens whose KV the worker lacks; the last one always has to be computed for its logits."""

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
-PolicyName = Literal["prefix", "round_robin"]
+from rpc.option_values import OptionError
+from rpc.registry.url import parse_registry_url
+
+PolicyName = Literal["cost", "round_robin", "least_loaded", "always_remote", "always_local"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,9 +19,12 @@ class RouterConfig:
     port: int = 8000  # HTTP; 0: any free one
     grpc_port: int | None = None  # 0: any free one; None: no gRPC
     workers: tuple[str, ...] = ()  # host:port of each worker's gRPC server
-    policy: PolicyName = "prefix"
-    local_prefill_below: int = 64  # a decode worker prefills fewer uncached tokens itself; 0: never
-    max_inflight: int = 2048  # choices being generated; beyond it 429
+    registry: str | None = None  # URL of the registry that has the workers, instead
+    policy: PolicyName = "cost"
+    local_prefill_below: int | None = None  # fewer uncached tokens are prefilled at the decode worker; None: by price
+    max_inflight: int = 8192  # choices being generated, however many the workers can run
+    max_queue: int = 2048  # choices waiting in the router; beyond it 429
+    default_timeout_s: float | None = None  # of requests that state none, to the last token; None: no limit
     max_choices: int = 128  # prompts times n of one request
     max_stop: int = 16  # stop strings of one request
     max_body_bytes: int = 16 << 20  # of one HTTP request
@@ -26,7 +32,19 @@ class RouterConfig:
     failover_attempts: int = 3  # how often a request is sent again after its worker was lost
     failover_timeout_s: float = 30.0  # how long such a request waits for a worker
     drain_timeout_s: float = 30.0  # how long running requests may finish after SIGTERM
+    processes: int = 1  # that share the ports
+    process: int | None = None  # number of this one of them, from 0 on; None: it shares nothing
+    group_dir: str | None = None  # private directory where they meet
     progress_fd: int | None = None  # progress is written here as JSON lines
+
+    def __post_init__(self) -> None:
+        """Raises OptionError for a registry that cannot work."""
+        if self.registry is not None:
+            parse_registry_url(self.registry)
+            if self.workers:
+                raise OptionError("registry: the workers are in the registry or given by --workers, not both")
+        if (self.process is None) != (self.group_dir is None):
+            raise OptionError("process: it needs group_dir, and group_dir needs it")
 
     @property
     def model_name(self) -> str:

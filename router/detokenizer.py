@@ -1,18 +1,62 @@
 """Output tokens into text, as they come."""
 
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
+from typing import Protocol
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from router.token_bytes import TokenBytes
+
 CONTEXT_TOKENS = 6  # of the prompt: enough to know whether the output's first word begins with a space
 REPLACEMENT = "\ufffd"
 MAX_SILENT = 32  # tokens without text (special ones, mostly) after which the stream is renewed, since it rereads them
+UTF8_DECODER = getincrementaldecoder("utf-8")
 MAX_INCOMPLETE = 64  # tokens that make no character are no character
 
 
-class Detokenizer:
-    """Owns the state of one output's detokenisation; a character that several tokens make is never split."""
+class Detokenizer(Protocol):
+    """The state of one output's detokenisation; a character that several tokens make is never split."""
+
+    def push(self, token_id: int) -> str:
+        """The text that the token completes, often its own; empty while a character is incomplete."""
+        ...
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """The text that the tokens complete."""
+        ...
+
+    def flush(self) -> str:
+        """The text of an incomplete character at the output's end, as replacement characters."""
+        ...
+
+
+class ByteDetokenizer:
+    """For vocabularies of bytes: a text is its tokens' bytes one after the other, whatever came before."""
+
+    def __init__(self, token_bytes: TokenBytes, skipped: frozenset[int]) -> None:
+        """`skipped`: special tokens that are not shown."""
+        self._token_bytes = token_bytes
+        self._skipped = skipped
+        self._decoder = UTF8_DECODER("replace")
+
+    def push(self, token_id: int) -> str:
+        """The text that the token completes, often its own; empty while a character is incomplete."""
+        return "" if token_id in self._skipped else self._decoder.decode(self._token_bytes[token_id])
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """The text that the tokens complete."""
+        token_bytes, skipped = self._token_bytes, self._skipped
+        return self._decoder.decode(b"".join([token_bytes[each] for each in token_ids if each not in skipped]))
+
+    def flush(self) -> str:
+        """The text of an incomplete character at the output's end, as replacement characters."""
+        return self._decoder.decode(b"", final=True)
+
+
+class StreamDetokenizer:
+    """For all vocabularies: the tokenizer's own decoder, which may look at the tokens before."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
@@ -39,6 +83,10 @@ class Detokenizer:
             self._pending.clear()
             return text
         return self._renew() if len(self._pending) >= MAX_SILENT else ""
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """The text that the tokens complete."""
+        return "".join(map(self.push, token_ids))
 
     def _renew(self) -> str:
         """Bounds what the stream rereads at every step; gives up on a character that does not end."""

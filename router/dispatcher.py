@@ -1,6 +1,7 @@
 """One choice at the workers: choose, send, pass its news on; and again elsewhere if its worker is lost."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -10,12 +11,15 @@ from functools import partial
 from engine.errors import QueueFull
 from protos import common_pb2
 from protos.worker_pb2 import GenerateCommand, PeerWorker, RequestDelta
+from router.candidates import ImpossiblePlan
 from router.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerSnapshot
 from router.errors import Draining, NoWorker, WorkerLost
 from router.generation import Generation
 from router.load import LoadEstimate
 from router.metrics import RouterMetrics
 from router.policy import Policy
+from router.request_context import NO_HINTS
+from router.reuse_share import ReuseShare
 from router.worker_pool import WorkerPool
 from rpc.sampling import sampling_to_proto
 from rpc.status import Unavailable, error_from_code
@@ -50,13 +54,16 @@ class Dispatcher:
         self._policy = policy
         self._limits = limits
         self._metrics = metrics
+        self._reuse = ReuseShare()
+        self._numbers = itertools.count(1)  # of the router's commands; workers' reports say which they include
 
     async def run(
         self, generation: Generation, index: int, preferred: str | None = None
     ) -> AsyncGenerator[RequestDelta, None]:
         """News of a choice until its end. `preferred`: id of a decode worker that has the prompt cached.
 
-        Raises NoWorker, Draining, QueueFull, InvalidRequest or what else the worker said. Closing cancels the choice.
+        Raises NoWorker, Draining, QueueFull, InvalidRequest (also for hints that cannot be followed) or what else the
+        worker said. Closing cancels the choice.
         """
         progress = _Progress(list(generation.token_ids))
         while True:
@@ -91,12 +98,14 @@ class Dispatcher:
                 progress.routed = self._routed(generation, progress, cluster)
                 plan = self._policy(progress.routed, cluster)
                 break
-            except NoWorker:
+            except (NoWorker, ImpossiblePlan) as error:
+                if isinstance(error, ImpossiblePlan) and not progress.attempt:
+                    raise  # a worker that was there and went may come back, but not one that never was
                 left_s = deadline_s - asyncio.get_running_loop().time()
                 if left_s <= 0:
                     raise
                 await self._pool.wait_change(left_s)
-        if preferred is not None and not progress.attempt:
+        if preferred is not None and not progress.attempt and progress.routed.hints == NO_HINTS:
             plan = _pinned(plan, cluster, preferred)
         self._pool.take_turn()
         self._metrics.planned(plan.kind.value)
@@ -106,7 +115,10 @@ class Dispatcher:
     def _routed(self, generation: Generation, progress: _Progress, cluster: ClusterSnapshot) -> RoutedRequest:
         cached = self._pool.cached_tokens(cluster, partial(generation.hashes.extended, progress.token_ids))
         num_final_tokens = len(generation.token_ids) + generation.sampling.max_tokens
-        return RoutedRequest(len(progress.token_ids), cached, num_final_tokens)
+        if not progress.attempt:
+            self._reuse.note(len(progress.token_ids), max(cached.values(), default=0))
+        hints = generation.request.context.hints
+        return RoutedRequest(len(progress.token_ids), cached, num_final_tokens, hints, self._reuse.value)
 
     async def _attempt(
         self, generation: Generation, index: int, plan: Plan, progress: _Progress
@@ -117,15 +129,15 @@ class Dispatcher:
             raise WorkerLost(f"decode worker {plan.decode.worker_id} is gone")
         attach = decode.attach
         command = make_command(generation, index, plan, progress.token_ids, progress.attempt)
-        loads = self._account(command.request_id, plan, progress.routed)
+        command.number = next(self._numbers)
+        share = self._account(command.number, plan, progress.routed)
         num_skipped = progress.num_prompt_logprobs
         try:
-            mailbox = attach.submit(command)
+            mailbox = attach.submit(command, generation.request.patient)
             while True:
                 delta = await mailbox.get()
                 if delta.token_ids:
-                    for load in loads:
-                        load.computed(command.request_id)
+                    share.computed()
                     progress.token_ids.extend(delta.token_ids)
                 if delta.prompt_logprobs:  # another attempt reports them from the start again
                     num_old = min(num_skipped, len(delta.prompt_logprobs))
@@ -141,21 +153,51 @@ class Dispatcher:
                     return
         finally:
             attach.abort(command.request_id)
-            for load in loads:
-                load.remove(command.request_id)
+            share.remove()
 
-    def _account(self, command_id: str, plan: Plan, routed: RoutedRequest) -> list[LoadEstimate]:
-        """Adds the request to the estimates of the workers that will have it, and returns those."""
-        loads: list[LoadEstimate] = []
-        for worker, num_tokens in (
-            (plan.decode, 0 if plan.prefill else routed.missing_tokens(plan.decode)),
-            (plan.prefill, routed.missing_tokens(plan.prefill) if plan.prefill else 0),
-        ):
-            connection = self._pool.connection(worker.incarnation) if worker is not None else None
-            if connection is not None:
-                connection.load.add(command_id, num_tokens)
-                loads.append(connection.load)
-        return loads
+    def _account(self, number: int, plan: Plan, routed: RoutedRequest) -> "LoadShare":
+        """Adds a command to the estimates of the workers that will have it."""
+        decode, prefill = self._pool.connection(plan.decode.incarnation), None
+        if plan.prefill is not None:
+            prefill = self._pool.connection(plan.prefill.incarnation)
+        share = LoadShare(number, decode.load if decode else None, prefill.load if prefill else None)
+        share.add(plan, routed)
+        return share
+
+
+@dataclass(frozen=True, slots=True)
+class LoadShare:
+    """One command in the load estimates of its workers, as far as these are still there."""
+
+    number: int
+    decode: LoadEstimate | None
+    prefill: LoadEstimate | None
+
+    def add(self, plan: Plan, routed: RoutedRequest) -> None:
+        """The command is sent."""
+        if self.decode is not None:
+            num_tokens = routed.missing_tokens(plan.decode) if plan.prefill is None else 0
+            self.decode.add(self.number, num_tokens, _num_blocks(routed.missing_tokens(plan.decode), plan.decode))
+        if self.prefill is not None and plan.prefill is not None:
+            best = min(routed.missing_tokens(worker) for worker in (plan.prefill, plan.prefix_source) if worker)
+            self.prefill.add(self.number, best, _num_blocks(routed.missing_tokens(plan.prefill), plan.prefill))
+
+    def computed(self) -> None:
+        """The first token came: the prefill worker is done with the prompt."""
+        if self.decode is not None:
+            self.decode.computed(self.number)
+        if self.prefill is not None:
+            self.prefill.remove(self.number)
+
+    def remove(self) -> None:
+        """The command has ended."""
+        for load in (self.decode, self.prefill):
+            if load is not None:
+                load.remove(self.number)
+
+
+def _num_blocks(num_tokens: int, worker: WorkerSnapshot) -> int:
+    return -(-num_tokens // worker.block_size)
 
 
 def make_command(generation: Generation, index: int, plan: Plan, token_ids: list[int], attempt: int) -> GenerateCommand:
@@ -167,7 +209,7 @@ def make_command(generation: Generation, index: int, plan: Plan, token_ids: list
         num_prompt_tokens=len(generation.token_ids),
         sampling=sampling_to_proto(generation.choice_sampling(index)),
         cache_salt=request.cache_salt,
-        priority=request.priority,
+        priority=request.context.priority,
         prefill=_peer(plan.prefill),
         prefix_source=_peer(plan.prefix_source),
     )

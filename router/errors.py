@@ -2,13 +2,15 @@
 
 InvalidRequest (engine/errors.py)
 └── FieldError   a field of the request cannot be served as it is
+QueueFull (engine/errors.py)
+└── Overloaded   the router has too much to do; it says when to come back
 Unavailable (rpc/status.py)
 ├── NoWorker     no worker can serve the request now
 ├── WorkerLost   the worker that had the request is gone
 └── Draining     the router takes no new requests, and has no more time for running ones
 """
 
-from engine.errors import InvalidRequest
+from engine.errors import InvalidRequest, QueueFull
 from rpc.status import Unavailable
 
 
@@ -18,6 +20,14 @@ class FieldError(InvalidRequest):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
         self.field = field
+
+
+class Overloaded(QueueFull):
+    """The router has too much to do; after `retry_after_s`, whole seconds, there should be room."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(f"{message}; try again in {retry_after_s} s")
+        self.retry_after_s = retry_after_s
 
 
 class NoWorker(Unavailable):

@@ -7,6 +7,7 @@ from hashlib import blake2b
 from engine.sampling_params import SamplingParams
 from protos.common_pb2 import PositionLogprobs, ServedBy
 from router.prompt_hashes import PromptHashes
+from router.request_context import RequestContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,13 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     n: int = 1
     cache_salt: str = ""
-    priority: int = 0
+    whole: bool = False  # nobody looks at the output before its end
+    context: RequestContext = field(default_factory=RequestContext)
+
+    @property
+    def patient(self) -> bool:
+        """Whether the output may come all at once after its first token: nobody sees it, and nothing in it matters."""
+        return self.whole and self.n == 1 and not self.stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +72,9 @@ class ChoiceDelta:
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    text_offsets: list[int] = field(default_factory=list)  # of each new token, from the output's start, in characters
+    text_offsets: list[int] = field(
+        default_factory=list
+    )  # of each new token, from the output's start, in characters; if logprobs were asked for
     logprobs: list[PositionLogprobs] = field(default_factory=list)  # of the new tokens, if asked for
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)  # from position 1 on, if asked for
     finish_reason: str | None = None  # stop, length: with the choice's last news

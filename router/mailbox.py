@@ -8,10 +8,12 @@ from protos.worker_pb2 import RequestDelta
 class Mailbox:
     """Holds at most one delta: news that nobody has taken yet merges, so a slow reader costs no queue.
 
-    One reader at a time.
+    One reader at a time. A patient reader is given the news up to the first token, and then all others together.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patient: bool = False) -> None:
+        self._patient = patient
+        self._opened = False  # the first token was given
         self._pending: RequestDelta | None = None
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -22,7 +24,8 @@ class Mailbox:
             self._pending = delta
         else:
             self._pending.MergeFrom(delta)
-        self._wake()
+        if not self._waits:
+            self._wake()
 
     def fail(self, error: Exception) -> None:
         """There will be no more news; `get` raises the error once it gave what there was."""
@@ -31,16 +34,25 @@ class Mailbox:
 
     async def get(self) -> RequestDelta:
         """The news since the last call; waits for some."""
-        while self._pending is None:
+        while self._pending is None or self._waits:
             if self._error is not None:
-                raise self._error
+                break
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
         delta, self._pending = self._pending, None
+        if delta is None:
+            assert self._error is not None
+            raise self._error
+        self._opened = self._opened or bool(delta.token_ids)
         return delta
+
+    @property
+    def _waits(self) -> bool:
+        """Whether what came is kept back until there is more."""
+        return self._patient and self._opened and self._pending is not None and not self._pending.finish_reason
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

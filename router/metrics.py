@@ -2,7 +2,9 @@
 
 import time
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge
+
+from router.tally import Distribution, TallySeries
 
 PREFIX = "baton:"
 
@@ -19,40 +21,37 @@ class RouterMetrics:
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()
         self.model_name = model_name
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of the requests served.")
-        self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
-        self._prefix_cache_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in prefix caches.")
-        self._prefix_cache_hits = self._counter("prefix_cache_hits", "Prompt tokens that no worker had to compute.")
-        self._success = Counter(
-            f"{PREFIX}request_success",
-            "Choices that ended, by reason.",
-            ["model_name", "finished_reason"],
-            registry=self.registry,
+        series = TallySeries(model_name)
+        self._prompt_tokens = series.count(f"{PREFIX}prompt_tokens", "Prompt tokens of the requests served.")
+        self._generation_tokens = series.count(f"{PREFIX}generation_tokens", "Tokens generated.")
+        self._prefix_cache_queries = series.count(
+            f"{PREFIX}prefix_cache_queries", "Prompt tokens looked up in prefix caches."
         )
-        self._plans = Counter(
-            f"{PREFIX}requests_by_plan", "Requests routed, by plan.", ["model_name", "plan"], registry=self.registry
+        self._prefix_cache_hits = series.count(
+            f"{PREFIX}prefix_cache_hits", "Prompt tokens that no worker had to compute."
         )
-        self.failovers = self._counter("failovers", "Requests sent again to a worker.")
-        self._ttft = self._histogram("time_to_first_token_seconds", "Request to first token.", TTFT_BUCKETS_S)
-        self._itl = self._histogram("inter_token_latency_seconds", "Between two tokens.", TOKEN_BUCKETS_S)
-        self._tpot = self._histogram(
+        self.failovers = series.count(f"{PREFIX}failovers", "Requests sent again to a worker.")
+        self._success = series.counts_by(
+            f"{PREFIX}request_success", "Choices that ended, by reason.", "finished_reason"
+        )
+        self._plans = series.counts_by(f"{PREFIX}requests_by_plan", "Requests routed, by plan.", "plan")
+
+        def distribution(name: str, text: str, bounds: tuple[float, ...]) -> Distribution:
+            return series.distribution(PREFIX + name, text, bounds)
+
+        self._ttft = distribution("time_to_first_token_seconds", "Request to first token.", TTFT_BUCKETS_S)
+        self._itl = distribution("inter_token_latency_seconds", "Between two tokens.", TOKEN_BUCKETS_S)
+        self._tpot = distribution(
             "request_time_per_output_token_seconds", "A request's mean time between two tokens.", TOKEN_BUCKETS_S
         )
-        self._e2e = self._histogram("e2e_request_latency_seconds", "Request to last token.", REQUEST_BUCKETS_S)
-        self._prompt_length = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", LENGTH_BUCKETS)
-        self._output_length = self._histogram("request_generation_tokens", "Tokens of a choice.", LENGTH_BUCKETS)
-        self._max_tokens = self._histogram("request_params_max_tokens", "Most tokens of a choice.", LENGTH_BUCKETS)
-        self._num_choices = self._histogram("request_params_n", "Choices of a prompt.", CHOICE_BUCKETS)
+        self._e2e = distribution("e2e_request_latency_seconds", "Request to last token.", REQUEST_BUCKETS_S)
+        self._prompt_length = distribution("request_prompt_tokens", "Prompt tokens of a request.", LENGTH_BUCKETS)
+        self._output_length = distribution("request_generation_tokens", "Tokens of a choice.", LENGTH_BUCKETS)
+        self._max_tokens = distribution("request_params_max_tokens", "Most tokens of a choice.", LENGTH_BUCKETS)
+        self._num_choices = distribution("request_params_n", "Choices of a prompt.", CHOICE_BUCKETS)
+        self.registry.register(series)
         inflight = Gauge(f"{PREFIX}router_inflight", "Choices taken on.", ["model_name"], registry=self.registry)
         self.inflight = inflight.labels(model_name)
-
-    def _counter(self, name: str, text: str) -> Counter:
-        counter = Counter(f"{PREFIX}{name}", text, ["model_name"], registry=self.registry)
-        return counter.labels(self.model_name)
-
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(f"{PREFIX}{name}", text, ["model_name"], buckets=buckets, registry=self.registry)
-        return histogram.labels(self.model_name)
 
     def request_came(self, max_tokens: int, num_choices: int) -> None:
         """A prompt with these options is to be served."""
@@ -61,7 +60,7 @@ class RouterMetrics:
 
     def planned(self, plan: str) -> None:
         """A choice was routed by a plan of this kind."""
-        self._plans.labels(self.model_name, plan).inc()
+        self._plans.inc(plan)
 
     def prompt_done(self, num_tokens: int, num_cached_tokens: int) -> None:
         """A prompt was computed."""
@@ -74,8 +73,7 @@ class RouterMetrics:
         """Tokens of a choice came, so long after the ones before."""
         self._generation_tokens.inc(num_tokens)
         if gap_s is not None:
-            for _ in range(num_tokens):
-                self._itl.observe(gap_s / num_tokens)
+            self._itl.observe(gap_s / num_tokens, num_tokens)
 
     def first_token(self, waited_s: float) -> None:
         """The first token of a choice came."""
@@ -83,7 +81,7 @@ class RouterMetrics:
 
     def choice_ended(self, reason: str, num_tokens: int, total_s: float, decode_s: float) -> None:
         """A choice ended; `decode_s` is the time since its first token."""
-        self._success.labels(self.model_name, reason).inc()
+        self._success.inc(reason)
         self._output_length.observe(num_tokens)
         self._e2e.observe(total_s)
         if num_tokens > 1:

@@ -1,11 +1,14 @@
 """The life of a request in the router.
 
-0. Take it on, if the router is not full or shutting down (`Admission`, held by the front end to the answer's end).
+0. Take it on once it is its turn, unless the router is full or shutting down (`Admission`, held by the front end to
+   the answer's end).
 1. Render the chat template and tokenise the prompt, off the event loop.
 2. Check that it fits the model, draw a seed if none was given.
 3. Choose workers by what their caches hold and what they have to do, and send the first choice (`Dispatcher`).
 4. Pass its news on: detokenised, cut at stop strings (`ChoiceOutput`).
 5. Once the first choice's prompt is in its decode worker's cache, send the other choices there.
+
+A request whose time is over ends wherever it is: its choices are cancelled at the workers.
 """
 
 import secrets
@@ -15,6 +18,7 @@ from dataclasses import replace
 
 from engine.errors import InvalidRequest
 from router.choice import ChoiceOutput
+from router.deadline import deadline_of, news_within, result_within
 from router.dispatcher import Dispatcher
 from router.errors import FieldError, NoWorker
 from router.generation import ChatPrompt, ChoiceDelta, Generation, GenerationRequest, cached_tokens
@@ -36,15 +40,35 @@ class Pipeline:
         pool: WorkerPool,
         dispatcher: Dispatcher,
         metrics: RouterMetrics,
+        default_timeout_s: float | None = None,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._pool = pool
         self._dispatcher = dispatcher
         self._metrics = metrics
+        self._default_timeout_s = default_timeout_s  # of requests that state none
 
     async def prepare(self, request: GenerationRequest) -> Generation:
-        """The request as tokens within the model's limits. Raises InvalidRequest, or NoWorker when none is ready."""
+        """The request as tokens within the model's limits.
+
+        Raises InvalidRequest, NoWorker when none is ready, or DeadlineExceeded.
+        """
+        deadline_s = deadline_of(request.context, self._default_timeout_s)
+        if deadline_s is None:
+            return await self._prepare(request)
+        return await result_within(deadline_s, self._prepare(request), "was tokenised")
+
+    def generate(self, generation: Generation) -> AsyncGenerator[ChoiceDelta, None]:
+        """News of the generation's choices, each to its end. Closing it cancels what is left at the workers.
+
+        Raises DeadlineExceeded when the request's time is over, and what `Dispatcher.run` does.
+        """
+        deadline_s = deadline_of(generation.request.context, self._default_timeout_s)
+        news = self._news(generation)
+        return news if deadline_s is None else news_within(deadline_s, news)
+
+    async def _prepare(self, request: GenerationRequest) -> Generation:
         field = prompt_field(request.prompt)
         if self._pool.max_model_len() is None:
             raise NoWorker("no decode worker is ready")
@@ -88,8 +112,7 @@ class Pipeline:
         """The longest prompt plus output in tokens: the workers', or while there is none the checkpoint's."""
         return self._pool.max_model_len() or self._model.max_model_len
 
-    async def generate(self, generation: Generation) -> AsyncGenerator[ChoiceDelta, None]:
-        """News of the generation's choices, each to its end. Closing it cancels what is left at the workers."""
+    async def _news(self, generation: Generation) -> AsyncGenerator[ChoiceDelta, None]:
         num_choices = generation.request.n
         if num_choices == 1:
             async with aclosing(self._choice(generation, 0)) as news:

@@ -1,130 +1,181 @@
 """Which workers serve a request: pure functions over a snapshot, without clock or I/O.
 
-Prices are in tokens to compute. A worker's load is what it has to compute already; a request's price at a worker is
-what of its prompt is not cached there.
+1. The candidates are found: what fits the request's length, as its hints leave it.
+2. Of many, those are priced that look best by what they have to compute and what of the prompt they lack.
+3. The prompt is priced at each prefill worker, with its prefix pulled from who has most of it, or computed anew.
+4. Every decode worker is priced with the prompt computed there, and with the best of the prefill workers.
+5. The cheapest plan wins; plans that are as good as equal are told apart by chance, which differs between routers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from heapq import nsmallest
 
+from router.candidates import find_candidates
 from router.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerRole, WorkerSnapshot
-from router.errors import NoWorker
+from router.cost_model import CostModel, PrefillOption, Price
+from router.rates import RateBook
+from router.request_context import HintedPlan
 
 Policy = Callable[[RoutedRequest, ClusterSnapshot], Plan]
 
-REQUEST_TOKENS = 16  # each request in the batch slows its worker like so many tokens to compute
-HANDOVER_SHARE = 0.125  # price of a token whose KV is handed over, against one that is computed
-MIN_SOURCE_BLOCKS = 4  # a third worker is asked only for at least so many more blocks than the prefill worker has
+MAX_DECODERS = 8  # priced in full
+MAX_PREFILLERS = 8
+MAX_OPTIONS = 2  # ways through a prefill worker that are combined with each decode worker
+REQUEST_TOKENS = 16  # in the first, rough look a request counts like so many tokens
+TIE_SHARE = 0.02  # of a price; predictions are not better than that, and reports not newer
+TIE_S = 0.0005
+MASK = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixPolicy:
-    """The longest cached prefix, weighed against load."""
+@dataclass(slots=True)
+class Priced:
+    """A plan's parts, and its price."""
 
-    local_prefill_below: int  # fewer uncached tokens are prefilled at the decode worker; 0: never
+    decode: WorkerSnapshot
+    option: PrefillOption | None
+    price: Price
+    cost: float
 
-    def __call__(self, request: RoutedRequest, cluster: ClusterSnapshot) -> Plan:
-        """The cheapest plan. Raises NoWorker if no worker can decode."""
-        return min(
-            (self._priced(request, cluster, decode) for decode in _decoders(request, cluster)),
-            key=lambda priced: (priced[0], priced[1].decode.worker_id),
-        )[1]
-
-    def _priced(self, request: RoutedRequest, cluster: ClusterSnapshot, decode: WorkerSnapshot) -> tuple[float, Plan]:
-        missing = request.missing_tokens(decode)
-        price: float = load_tokens(decode) + shortage_tokens(decode, missing)
-        prefillers = cluster.prefillers(decode.fingerprint)
-        reason = local_reason(decode, missing, self.local_prefill_below, bool(prefillers))
-        if reason is not None:
-            return price + missing, Plan(decode, None, None, reason)
-        prefill = min(prefillers, key=lambda worker: (prefill_price(request, worker), worker.worker_id))
-        price += HANDOVER_SHARE * missing + prefill_price(request, prefill)
-        source = find_prefix_source(request, cluster, prefill)
-        return price, Plan(decode, prefill, source, f"{missing} tokens uncached at the decode worker")
+    def __str__(self) -> str:
+        name = self.decode.worker_id
+        if self.option is None:
+            return f"local at {name}: {self.price}"
+        source = f" with the prefix of {self.option.source.worker_id}" if self.option.source is not None else ""
+        return f"remote at {name} through {self.option.prefill.worker_id}{source}: {self.price}"
 
 
-@dataclass(frozen=True, slots=True)
-class RoundRobinPolicy:
-    """Each in turn, whatever they have cached or to do."""
+def choose(
+    request: RoutedRequest, cluster: ClusterSnapshot, model: CostModel, local_prefill_below: int | None = None
+) -> Plan:
+    """The cheapest plan. Raises NoWorker if no worker can decode, ImpossiblePlan for hints that cannot be followed.
 
-    local_prefill_below: int  # as above
-
-    def __call__(self, request: RoutedRequest, cluster: ClusterSnapshot) -> Plan:
-        """The next plan. Raises NoWorker if no worker can decode."""
-        decoders = sorted(_decoders(request, cluster), key=lambda worker: worker.worker_id)
-        decode = decoders[cluster.turn % len(decoders)]
-        prefillers = sorted(cluster.prefillers(decode.fingerprint), key=lambda worker: worker.worker_id)
-        missing = request.missing_tokens(decode)
-        reason = local_reason(decode, missing, self.local_prefill_below, bool(prefillers))
-        if reason is not None:
-            return Plan(decode, None, None, reason)
-        prefill = prefillers[cluster.turn // len(decoders) % len(prefillers)]
-        return Plan(decode, prefill, None, f"turn {cluster.turn}")
-
-
-def make_policy(name: str, local_prefill_below: int) -> Policy:
-    """The policy of this name. Raises ValueError if there is none."""
-    policies: dict[str, Policy] = {
-        "prefix": PrefixPolicy(local_prefill_below),
-        "round_robin": RoundRobinPolicy(local_prefill_below),
-    }
-    if name not in policies:
-        raise ValueError(f"policy is {name!r}, but must be one of {', '.join(policies)}")
-    return policies[name]
-
-
-def local_reason(decode: WorkerSnapshot, missing: int, local_prefill_below: int, any_prefill: bool) -> str | None:
-    """Why the decode worker prefills itself; None if it does not."""
-    if decode.role is WorkerRole.BOTH:
-        return "a colocated worker prefills its own requests"
-    if not any_prefill:
-        return "no prefill worker"
-    if missing < local_prefill_below:
-        return f"only {missing} tokens uncached, below {local_prefill_below}"
-    return None
-
-
-def load_tokens(worker: WorkerSnapshot) -> int:
-    """What a worker has to do already."""
-    return worker.num_queued_tokens + REQUEST_TOKENS * worker.num_requests
-
-
-def shortage_tokens(worker: WorkerSnapshot, missing: int) -> int:
-    """Tokens for which the worker has no free block now; the request waits while others free them."""
-    return max(0, missing - worker.num_free_blocks * worker.block_size)
-
-
-def prefill_price(request: RoutedRequest, worker: WorkerSnapshot) -> int:
-    """What a prefill worker has to compute before the request's first token."""
-    return load_tokens(worker) + request.missing_tokens(worker) + shortage_tokens(worker, request.num_tokens)
-
-
-def find_prefix_source(
-    request: RoutedRequest, cluster: ClusterSnapshot, prefill: WorkerSnapshot
-) -> WorkerSnapshot | None:
-    """The worker with clearly more of the prefix cached than the prefill worker, if there is one.
-
-    It may be the decode worker: in a chat that has the turns before, which the prefill worker never saw whole.
+    `local_prefill_below` decides without prices who computes the prompt, wherever both are possible: the decode worker
+    if it lacks fewer tokens; None: the cheaper one.
     """
-    others = [
-        worker
-        for worker in cluster.workers
-        if worker.fingerprint == prefill.fingerprint and worker.worker_id != prefill.worker_id
+    candidates = find_candidates(request, cluster)
+    book = RateBook(cluster)
+    decoders = shortlist(request, candidates.decoders, book, MAX_DECODERS)
+    options = {
+        decode.fingerprint: prefill_options(request, cluster, candidates.prefillers_for(decode), model, book)
+        for decode in _one_a_fingerprint(decoders)
+        if candidates.plan != "local"
+    }
+    plans: list[Priced] = []
+    for decode in decoders:
+        usable = options.get(decode.fingerprint, []) if decode.role is not WorkerRole.BOTH else []
+        plan = candidates.plan or _plan_by_size(request, decode, local_prefill_below)
+        times = model.times(request, decode, book)
+        unfair_s = model.unfair_s(request, times, book)
+        if not usable or plan != "remote":
+            price = model.local(request, times, unfair_s)
+            plans.append(Priced(decode, None, price, model.cost(price)))
+        if plan != "local":
+            for option in usable:
+                price = model.remote(request, times, option, unfair_s)
+                plans.append(Priced(decode, option, price, model.cost(price)))
+    return _cheapest(plans, cluster)
+
+
+def shortlist(
+    request: RoutedRequest, workers: list[WorkerSnapshot], book: RateBook, count: int
+) -> list[WorkerSnapshot]:
+    """The workers that look best at a glance, which is cheap for a thousand of them."""
+    if len(workers) <= count:
+        return workers
+    cached, num_tokens = request.cached_tokens, request.num_tokens
+    typical = book.assumed(workers[0].role).prefill_tokens_per_s
+
+    def glance_s(worker: WorkerSnapshot) -> float:
+        missing = num_tokens - cached.get(worker.incarnation, 0)
+        num_tokens_before = worker.num_queued_tokens + REQUEST_TOKENS * worker.num_requests
+        return (num_tokens_before + missing) / (worker.prefill_tokens_per_s or typical)
+
+    return nsmallest(count, workers, key=glance_s)
+
+
+def prefill_options(
+    request: RoutedRequest,
+    cluster: ClusterSnapshot,
+    prefillers: list[WorkerSnapshot],
+    model: CostModel,
+    book: RateBook,
+) -> list[PrefillOption]:
+    """The best ways through a prefill worker, the best first."""
+    options: list[PrefillOption] = []
+    sources = find_prefix_sources(request, cluster, prefillers[0].fingerprint) if prefillers else []
+    for prefill in shortlist(request, prefillers, book, MAX_PREFILLERS):
+        times = model.times(request, prefill, book)
+        options.append(model.option(request, times))
+        source = next((each for each in sources if each.incarnation != prefill.incarnation), None)
+        if source is not None:
+            gain = times.missing - request.missing_tokens(source)
+            if gain >= model.min_source_blocks * prefill.block_size:
+                options.append(model.option(request, times, source))
+    return nsmallest(MAX_OPTIONS, options, key=model.option_cost)
+
+
+def find_prefix_sources(request: RoutedRequest, cluster: ClusterSnapshot, fingerprint: str) -> list[WorkerSnapshot]:
+    """The two workers with most of the prefix: a prefill worker pulls from the first that it is not itself.
+
+    That may be the decode worker: in a chat it has the turns before, which the prefill worker never saw whole.
+    """
+    cached = request.cached_tokens
+    sources = [
+        worker for worker in cluster.workers if worker.incarnation in cached and worker.fingerprint == fingerprint
     ]
-    if not others:
+    return nsmallest(2, sources, key=lambda worker: (-cached[worker.incarnation], worker.num_requests))
+
+
+def _one_a_fingerprint(decoders: Iterable[WorkerSnapshot]) -> Iterator[WorkerSnapshot]:
+    """One decode worker of each fingerprint that can be handed a prompt."""
+    seen: set[str] = set()
+    for decode in decoders:
+        if decode.role is not WorkerRole.BOTH and decode.fingerprint not in seen:
+            seen.add(decode.fingerprint)
+            yield decode
+
+
+def _plan_by_size(request: RoutedRequest, decode: WorkerSnapshot, local_prefill_below: int | None) -> HintedPlan | None:
+    if local_prefill_below is None:
         return None
-    best = min(others, key=lambda worker: (request.missing_tokens(worker), load_tokens(worker), worker.worker_id))
-    gain = request.missing_tokens(prefill) - request.missing_tokens(best)
-    return best if gain >= MIN_SOURCE_BLOCKS * prefill.block_size else None
+    return "local" if request.missing_tokens(decode) < local_prefill_below else "remote"
 
 
-def _decoders(request: RoutedRequest, cluster: ClusterSnapshot) -> list[WorkerSnapshot]:
-    decoders = cluster.decoders()
-    if not decoders:
-        raise NoWorker("no decode worker is ready")
-    needed = max(request.num_final_tokens, request.num_tokens + 1)
-    fitting = [worker for worker in decoders if worker.max_model_len >= needed]
-    if not fitting:
-        longest = max(worker.max_model_len for worker in decoders)
-        raise NoWorker(f"no decode worker takes {needed} tokens now; the most is {longest}")
-    return fitting
+def _cheapest(plans: list[Priced], cluster: ClusterSnapshot) -> Plan:
+    best = _break_tie(plans, cluster)
+    others = [plan for plan in plans if (plan.option is None) is not (best.option is None)]
+    reason = str(best)
+    if others:
+        reason += f"; instead of {min(others, key=lambda plan: plan.cost)}"
+    option = best.option
+    if option is None:
+        return Plan(best.decode, None, None, reason)
+    return Plan(best.decode, option.prefill, option.source, reason)
+
+
+def _break_tie(plans: list[Priced], cluster: ClusterSnapshot) -> Priced:
+    """Of two as good as the cheapest, taken by chance, the one whose workers have done less.
+
+    Always the one that has done least would bring all routers to the same worker.
+    """
+    least = min(plan.cost for plan in plans)
+    ties = [plan for plan in plans if plan.cost <= least * (1 + TIE_SHARE) + TIE_S]
+    if len(ties) == 1:
+        return ties[0]
+    number = chance(cluster.seed + cluster.turn)
+    first, second = number % len(ties), number // len(ties) % (len(ties) - 1)
+    return min(ties[first], ties[second + (second >= first)], key=_num_tokens_done)
+
+
+def chance(number: int) -> int:
+    """A number below 2**64 that looks drawn, the same for the same `number` (the mixing of SplitMix64, 2014)."""
+    mixed = number * 0x9E3779B97F4A7C15 & MASK
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & MASK
+    return mixed ^ mixed >> 31
+
+
+def _num_tokens_done(plan: Priced) -> int:
+    prefill = plan.option.prefill if plan.option is not None else plan.decode
+    return plan.decode.num_tokens_done + prefill.num_tokens_done

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from engine.block_hash import BlockHash, extend_hashes, root_hash
+from engine.block_hash import HASH_BYTES, BlockHash, pack_hashes, root_hash
 
 
 class PromptHashes:
@@ -11,14 +11,15 @@ class PromptHashes:
     def __init__(self, token_ids: Sequence[int], cache_salt: str) -> None:
         self._token_ids = token_ids
         self._root = root_hash(cache_salt)
-        self._hashes: dict[int, list[BlockHash]] = {}
+        self._hashes: dict[int, bytes] = {}
 
-    def extended(self, token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
-        """Hashes of the full blocks of `token_ids`: the prompt, and what was generated after it."""
+    def extended(self, token_ids: Sequence[int], block_size: int) -> bytes:
+        """Hashes of the full blocks of `token_ids`, one after the other; these are the prompt and what followed it."""
         hashes = self._hashes.get(block_size)
         if hashes is None:
-            hashes = self._hashes[block_size] = []
-            extend_hashes(hashes, self._token_ids, block_size, self._root)
-        hashes = list(hashes)
-        extend_hashes(hashes, token_ids, block_size, self._root)
-        return hashes
+            hashes = self._hashes[block_size] = pack_hashes(self._root, self._token_ids, block_size)
+        num_known = len(hashes) // HASH_BYTES
+        if num_known == len(token_ids) // block_size:
+            return hashes
+        parent = BlockHash(hashes[-HASH_BYTES:]) if hashes else self._root
+        return hashes + pack_hashes(parent, token_ids, block_size, num_known * block_size)

@@ -1,6 +1,7 @@
 """gRPC `baton.v1.Inference`: the same pipeline with the same options as HTTP."""
 
 import logging
+import math
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -15,6 +16,7 @@ from protos.router_pb2 import Usage as UsageMessage
 from protos.router_pb2_grpc import InferenceServicer
 from router.generation import ChoiceDelta, Generation, GenerationRequest, cached_tokens
 from router.limits import check_choices, check_stop
+from router.request_context import PLANS, RequestContext, RoutingHints
 from router.service import RouterService
 from rpc.sampling import sampling_from_proto
 from rpc.status import status_of
@@ -37,7 +39,7 @@ class InferenceService(InferenceServicer):
         request_id = request.request_id or secrets.token_hex(8)
         try:
             wanted = self._generation_request(request, request_id)
-            with self._service.admission.admit(wanted.n):
+            async with self._service.admission.admit(wanted.n, wanted.context):
                 generation = await self._service.pipeline.prepare(wanted)
                 async with aclosing(self._responses(generation, request_id)) as responses:
                     async for response in responses:
@@ -88,8 +90,25 @@ class InferenceService(InferenceServicer):
             skip_special_tokens=request.skip_special_tokens,
             n=num_choices,
             cache_salt=request.cache_salt,
-            priority=request.priority,
+            context=_context(request),
         )
+
+
+def _context(request: GenerateRequest) -> RequestContext:
+    """Raises InvalidRequest for a plan or a time that is none."""
+    hints = request.hints
+    if hints.plan and hints.plan not in PLANS:
+        raise InvalidRequest(f"hints.plan is {hints.plan[:50]!r}, but must be local or remote")
+    if not 0 <= request.timeout_s < math.inf:
+        raise InvalidRequest(f"timeout_s is {request.timeout_s}, but must be a number of seconds, or 0 for no limit")
+    return RequestContext(
+        hints=RoutingHints(
+            hints.decode_worker or None, hints.prefill_worker or None, PLANS[hints.plan] if hints.plan else None
+        ),
+        fairness_key=request.fairness_key,
+        timeout_s=request.timeout_s or None,
+        priority=request.priority,
+    )
 
 
 def _response(request_id: str, delta: ChoiceDelta) -> GenerateResponse:

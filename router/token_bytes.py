@@ -26,7 +26,10 @@ class TokenBytes:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        decoder = json.dumps(json.loads(tokenizer.to_str()).get("decoder"), ensure_ascii=False)
+        parts = json.loads(tokenizer.to_str()).get("decoder")
+        # Whether a text is its tokens' bytes one after the other.
+        self.concatenate = parts is not None and parts["type"] == "ByteLevel"
+        decoder = json.dumps(parts, ensure_ascii=False)
         self._byte_level = '"ByteLevel"' in decoder
         self._sentencepiece = not self._byte_level and ('"ByteFallback"' in decoder or METASPACE in decoder)
         self._added = {token_id: token.content for token_id, token in tokenizer.get_added_tokens_decoder().items()}
@@ -46,9 +49,10 @@ class TokenBytes:
         if token is None:
             return b""  # models may have more logits than the vocabulary has tokens
         if self._byte_level:
-            # A character outside the table was added to the vocabulary as it is.
             table = self._byte_of_character
-            return b"".join(bytes([table[each]]) if each in table else each.encode() for each in token)
+            if all(each in table for each in token):
+                return bytes([table[each] for each in token])
+            return token.encode()  # a text that was put into the vocabulary as it is
         if self._sentencepiece:
             byte = BYTE_TOKEN.fullmatch(token)
             return bytes([int(byte[1], 16)]) if byte else token.replace(METASPACE, " ").encode()

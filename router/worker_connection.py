@@ -2,7 +2,8 @@
 
 The life of a connection: Describe says who is there; Watch brings its load and what its prefix cache holds; Attach, to
 a worker that decodes, carries the requests. When any of them ends, everything known of the worker is forgotten, its
-requests fail with WorkerLost (and are sent again by whoever waits for them), and it starts over.
+requests fail with WorkerLost (and are sent again by whoever waits for them), and it starts over; unless no registry
+has the worker any more, and it could not be reached for a while.
 """
 
 import asyncio
@@ -16,11 +17,11 @@ from protos.worker_pb2 import DescribeRequest, Hello, WatchRequest, WorkerDescri
 from protos.worker_pb2 import WorkerRole as RoleNumber
 from protos.worker_pb2_grpc import WorkerStub
 from router.attach_stream import AttachStream
-from router.backoff import Backoff
 from router.cluster import WorkerRole, WorkerSnapshot
 from router.errors import WorkerLost
 from router.load import LoadEstimate
 from router.prefix_index import PrefixIndex
+from rpc.backoff import Backoff
 from rpc.grpc_options import CHANNEL_OPTIONS
 from rpc.status import Unavailable
 
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 DESCRIBE_TIMEOUT_S = 5.0
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 1.0
+GIVE_UP_S = 5.0  # a worker that is listed nowhere and out of reach is given up after this
 ROLES = {
     RoleNumber.WORKER_ROLE_PREFILL: WorkerRole.PREFILL,
     RoleNumber.WORKER_ROLE_DECODE: WorkerRole.DECODE,
@@ -60,15 +62,23 @@ class WorkerConnection:
         self.load = LoadEstimate()
         self.attach: AttachStream | None = None
         self.last_error = ""  # why there was no connection last
+        self.is_listed = True  # the registry has the worker
+        self.has_snapshot = False  # the index has what the worker's cache holds
+        self._alone_since_s = 0.0  # event loop's clock: neither listed nor connected since then
         self._router_id = router_id
         self._watch_interval_ms = watch_interval_ms
         self._index = index
         self._changed = changed
 
+    @property
+    def is_learning(self) -> bool:
+        """Whether the worker's cache is not known yet but about to be: it is in reach, for all that one knows."""
+        return not self.has_snapshot and (self.description is not None or not self.last_error)
+
     async def run(self) -> None:
-        """Keeps the connection until cancelled."""
+        """Keeps the connection until cancelled, or until the worker is neither listed nor in reach for a while."""
         backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
-        while True:
+        while not self._is_given_up():
             reason = "the router closed the connection"
             try:
                 await self._session()
@@ -77,6 +87,13 @@ class WorkerConnection:
             finally:
                 self._forget(reason)
             await backoff.wait()
+
+    def mark_listed(self, is_listed: bool) -> None:
+        """The registry has the worker, or has it no more."""
+        if self.is_listed and not is_listed:
+            self._alone_since_s = asyncio.get_running_loop().time()
+            logger.info("the worker at %s is not in the registry; it is kept while it can be reached", self.address)
+        self.is_listed = is_listed
 
     def fail_requests(self, error: Unavailable) -> None:
         """Ends every request at the worker with the error, and any that would be sent there in this life of it."""
@@ -88,18 +105,7 @@ class WorkerConnection:
         description = self.description
         if self.state is not ConnectionState.READY or description is None:
             return None
-        return WorkerSnapshot(
-            worker_id=description.worker_id,
-            incarnation=description.incarnation,
-            address=description.address,
-            role=ROLES[description.role],
-            fingerprint=description.fingerprint,
-            block_size=description.block_size,
-            num_requests=self.load.num_requests,
-            num_queued_tokens=self.load.num_queued_tokens,
-            num_free_blocks=self.load.reported.num_free_blocks,
-            max_model_len=description.max_model_len,
-        )
+        return self.load.snapshot(description, ROLES[description.role])
 
     async def _session(self) -> None:
         """One life of the worker, to its end; which is always an error."""
@@ -127,7 +133,7 @@ class WorkerConnection:
 
     async def _follow(self, channel: grpc.aio.Channel, description: WorkerDescription) -> None:
         """Applies updates until a cache event is missing (SequenceGap) or the stream ends (an error)."""
-        call = WorkerStub(channel).Watch(WatchRequest(interval_ms=self._watch_interval_ms))
+        call = WorkerStub(channel).Watch(WatchRequest(interval_ms=self._watch_interval_ms, router_id=self._router_id))
         next_sequence = 0
         try:
             async for update in call:
@@ -144,6 +150,7 @@ class WorkerConnection:
                 raise SequenceGap(error.details() or "the worker dropped us as too slow") from error
             raise
         finally:
+            self.has_snapshot = False
             call.cancel()
         raise WorkerLost(f"{description.worker_id} ended its reports")
 
@@ -151,10 +158,11 @@ class WorkerConnection:
         if update.cache.sequence == 0:
             self._index.reset(update.incarnation)
         self._index.update(update.incarnation, update.cache.removed, update.cache.stored)
+        self.has_snapshot = True
 
     def _apply_load(self, update: WorkerUpdate) -> None:
         if update.HasField("load"):
-            self.load.report(update.load)
+            self.load.report(update.load, update.taken.numbers if update.HasField("taken") else None)
         state = ConnectionState.DRAINING if update.draining else ConnectionState.READY
         if state is not self.state:
             assert self.description is not None
@@ -170,10 +178,15 @@ class WorkerConnection:
         self.fail_requests(WorkerLost(f"the worker at {self.address} is lost: {reason}"))
         if self.description is not None:
             self._index.reset(self.description.incarnation)
+            self._alone_since_s = asyncio.get_running_loop().time()
         self.description = self.attach = None
         if self.state is not ConnectionState.CONNECTING:
             self.state = ConnectionState.CONNECTING
             self._changed()
+
+    def _is_given_up(self) -> bool:
+        alone_s = asyncio.get_running_loop().time() - self._alone_since_s
+        return not self.is_listed and alone_s > GIVE_UP_S
 
 
 def _reason(group: BaseExceptionGroup[Exception]) -> str:

@@ -1,4 +1,4 @@
-"""The workers' own numbers, as their last reports have them, for Prometheus."""
+"""The workers' own numbers, as their last reports have them, and how well the router knows them, for Prometheus."""
 
 from collections.abc import Iterator
 
@@ -61,6 +61,23 @@ class WorkerSeries(Collector):
                 counter.add_metric((self._model_name, worker_id), getattr(load, attribute))
             yield counter
         yield self._transports()
+        yield from self._knowledge()
+
+    def _knowledge(self) -> Iterator[GaugeMetricFamily]:
+        """How well the router knows the workers."""
+        view = self._pool.view
+        for name, text, value in (
+            (
+                "router_degraded",
+                "1 until the router knows what every worker in reach has cached.",
+                self._pool.is_degraded,
+            ),
+            ("registry_connected", "1 while the registry can be asked.", view.error is None),
+            ("registry_members", "Workers in the registry, as last listed.", len(view.members) + len(view.fixed)),
+        ):
+            gauge = GaugeMetricFamily(PREFIX + name, text, labels=("model_name",))
+            gauge.add_metric((self._model_name,), value)
+            yield gauge
 
     def _transports(self) -> GaugeMetricFamily:
         names = {

@@ -1,7 +1,9 @@
 """Tells a peer that blocks are ready to be read."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -9,38 +11,45 @@ from engine.request import BlockId
 from kvtransfer.checksum import block_checksums
 from protos import worker_pb2
 
-PIECE_BYTES = 4 << 20  # announced together: the peer reads one piece while the next one's checksums are made
+PIECE_BYTES = 32 << 20  # whose checksums are sent together
 
 
-class Announcement:
-    """Messages for blocks whose bytes are final; the first checksums are made from the beginning on."""
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Announced blocks whose checksums are still to be sent."""
 
-    def __init__(self, pool: Tensor, first_index: int, blocks: Sequence[BlockId], computed_at_s: float) -> None:
-        """`first_index` is the first block's place in the block table.
+    first_index: int
+    blocks: Sequence[BlockId]
+
+
+class Announcements:
+    """Messages for blocks whose bytes are final: where they are, at once; their checksums while the peer reads."""
+
+    def __init__(self, pool: Tensor) -> None:
+        self._pool = pool
+        self._piece = max(1, PIECE_BYTES // pool[0].nbytes)
+        self._unchecked: deque[Piece] = deque()
+
+    def announce(
+        self, first_index: int, blocks: Sequence[BlockId], computed_at_s: float
+    ) -> worker_pb2.BlocksReady | None:
+        """Where blocks are that stand in the block table from `first_index` on; None if there are none.
 
         `computed_at_s` is the monotonic clock when the last of them was computed.
         """
-        piece = max(1, PIECE_BYTES // pool[0].nbytes)
-        self._pool = pool
-        self._first_index = first_index
-        self._computed_at_s = computed_at_s
-        self._pieces = [blocks[start : start + piece] for start in range(0, len(blocks), piece)]
-        self._making: list[asyncio.Future[list[int]]] = []
-        self._make_next()
+        if not blocks:
+            return None
+        for start in range(0, len(blocks), self._piece):
+            self._unchecked.append(Piece(first_index + start, blocks[start : start + self._piece]))
+        return worker_pb2.BlocksReady(first_index=first_index, block_ids=blocks, computed_at_s=computed_at_s)
 
-    async def messages(self) -> AsyncIterator[worker_pb2.BlocksReady]:
-        """A message for each piece."""
-        index = self._first_index
-        for number, ids in enumerate(self._pieces):
-            checksums = await self._making[number]
-            self._make_next()  # while this piece is sent
-            yield worker_pb2.BlocksReady(
-                first_index=index, block_ids=ids, checksums=checksums, computed_at_s=self._computed_at_s
-            )
-            index += len(ids)
+    @property
+    def has_unchecked(self) -> bool:
+        """Whether checksums are still to be sent."""
+        return bool(self._unchecked)
 
-    def _make_next(self) -> None:
-        if len(self._making) < len(self._pieces):
-            ids = self._pieces[len(self._making)]
-            loop = asyncio.get_running_loop()
-            self._making.append(loop.run_in_executor(None, block_checksums, self._pool, ids))
+    async def next_checksums(self) -> worker_pb2.BlockChecksums:
+        """The checksums of the next announced blocks."""
+        piece = self._unchecked.popleft()
+        checksums = await asyncio.to_thread(block_checksums, self._pool, piece.blocks)
+        return worker_pb2.BlockChecksums(first_index=piece.first_index, checksums=checksums)

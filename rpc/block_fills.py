@@ -5,9 +5,12 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from torch import Tensor
+
 from engine.errors import EngineEnded
 from engine.request import Request
 from engine.schedule import Received
+from kvtransfer.local_pool import block_bytes_of
 from kvtransfer.receiver import BlockReceiver
 from protos import worker_pb2
 from rpc.engine_host import EngineHost
@@ -20,7 +23,8 @@ class BlockFills:
     """Owns the tasks that fill blocks of receiving requests.
 
     A fill may be cancelled at any moment, even before its first step. It ends in the engine only when it is over and
-    nothing can be written into the request's blocks any more.
+    nothing can be written into the request's blocks any more. What came and was not checked is wiped: the rest of a
+    block that is filled in part is read by attention with weight zero, and zero times a NaN is a NaN.
     """
 
     def __init__(self, host: EngineHost) -> None:
@@ -35,7 +39,9 @@ class BlockFills:
     ) -> "asyncio.Task[None]":
         """Runs `filling`; when it has ended, however, `outcome` says what came. The task returned may be cancelled."""
         task = asyncio.create_task(filling)
-        ending = asyncio.create_task(self._end(request, list(request.block_table), task, outcome))
+        num_known = request.num_computed_tokens // self._host.config.block_size
+        to_fill: list[int] = list(request.block_table[num_known:])
+        ending = asyncio.create_task(self._end(request, num_known, to_fill, task, outcome))
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
         return task
@@ -52,17 +58,29 @@ class BlockFills:
     async def _end(
         self,
         request: Request,
-        blocks: list[int],
+        num_known: int,
+        to_fill: list[int],
         task: "asyncio.Task[None]",
         outcome: Callable[["asyncio.Task[None]"], Received],
     ) -> None:
         await asyncio.wait([task])
         received = outcome(task)
-        await self._host.transport.quarantine.wait_clear(blocks)
+        await self._host.transport.quarantine.wait_clear(to_fill)
+        num_received = -(-received.num_tokens // self._host.config.block_size)
+        unchecked = to_fill[max(0, num_received - num_known) :]
+        if unchecked:
+            await asyncio.to_thread(wipe, self._host.pool_tensor, unchecked)
         try:
             await self._host.call(lambda engine: engine.end_receive(request.request_id, received))
         except EngineEnded:
             logger.info("the engine ended before the fill of %s did", request.request_id)
+
+
+def wipe(pool: Tensor, blocks: list[int]) -> None:
+    """Makes blocks zero."""
+    memory = block_bytes_of(pool)
+    for block in blocks:
+        memory[block] = 0
 
 
 async def connect_receiver(

@@ -28,6 +28,10 @@ class Drain:
         """From now on new requests are refused."""
         self._begun.set()
 
+    async def wait_begun(self) -> None:
+        """Returns once new requests are refused."""
+        await self._begun.wait()
+
     def enter(self) -> None:
         """A request was taken."""
         self._num_requests += 1

@@ -26,6 +26,7 @@ class EngineHost:
         self.fingerprint = engine.fingerprint
         self.finish_rule = engine.finish_rule
         self.block_bytes = engine.layout.block_bytes
+        self.vocab_size = engine.model_config.vocab_size
         self.pool_tensor = engine.pool
         self.transport = transport
         self.pool: PoolDescription = transport.register_pool(engine.pool)

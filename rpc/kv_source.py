@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from engine.block_hash import HASH_BYTES, BlockHash
 from protos import worker_pb2, worker_pb2_grpc
-from rpc.announcement import Announcement
+from rpc.announcement import Announcements
 from rpc.drain import Drain
 from rpc.engine_host import EngineHost
 from rpc.peers import Context, check_peer
@@ -33,9 +33,10 @@ class KVSourceService(worker_pb2_grpc.KVSourceServicer):
                 _, blocks = await asyncio.shield(pinning)
                 accepted = worker_pb2.LeaseAccepted(pool=pool_to_proto(self._host.pool), num_blocks=len(blocks))
                 yield worker_pb2.LeaseEvent(accepted=accepted)
-                announcement = Announcement(self._host.pool_tensor, 0, blocks, time.monotonic())
-                async for ready in announcement.messages():
-                    yield worker_pb2.LeaseEvent(blocks=ready)
+                announcements = Announcements(self._host.pool_tensor)
+                yield worker_pb2.LeaseEvent(blocks=announcements.announce(0, blocks, time.monotonic()))
+                while announcements.has_unchecked:
+                    yield worker_pb2.LeaseEvent(checksums=await announcements.next_checksums())
                 await asyncio.Event().wait()  # ends with the call
             finally:
                 pinning.add_done_callback(

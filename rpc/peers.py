@@ -1,13 +1,26 @@
 """Channels to other workers, and the check that a caller means us."""
 
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
-from kvtransfer.base import PoolDescription
 from rpc.grpc_options import CHANNEL_OPTIONS
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Identified(Protocol):
+    """One life of a worker: the description of it or of its pool; without torch, so that simulated ones have it too."""
+
+    @property
+    def incarnation(self) -> str:
+        """The life."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Layout, model and version of its KV."""
+        ...
 
 
 class Channels:
@@ -29,7 +42,7 @@ class Channels:
         self._channels.clear()
 
 
-async def check_peer(context: Context, ours: PoolDescription, incarnation: str, fingerprint: str) -> None:
+async def check_peer(context: Context, ours: Identified, incarnation: str, fingerprint: str) -> None:
     """Aborts the call with FAILED_PRECONDITION unless the caller means this life of ours and its blocks fit."""
     if incarnation != ours.incarnation:
         text = f"meant for incarnation {incarnation}, but this worker is in another life: {ours.incarnation}"

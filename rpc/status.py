@@ -1,10 +1,11 @@
 """The one table from errors to gRPC codes and HTTP statuses, and the errors that services raise themselves.
 
 ServiceError
-├── NotFound       there is no such model, request or worker
-├── Unavailable    nobody can serve this now (draining, no worker, connection lost); the same request may work soon
-├── Cancelled      the caller ended it
-└── Internal       it failed here, and the request was not to blame
+├── NotFound          there is no such model, request or worker
+├── Unavailable       nobody can serve this now (draining, no worker, connection lost); the same request may work soon
+├── Cancelled         the caller ended it
+├── DeadlineExceeded  the time that the caller gave, or the server gives, was over before the end
+└── Internal          it failed here, and the request was not to blame
 """
 
 from dataclasses import dataclass
@@ -38,6 +39,10 @@ class Cancelled(ServiceError):
     """The caller ended it."""
 
 
+class DeadlineExceeded(ServiceError):
+    """The time that the caller gave, or the server gives, was over before the end."""
+
+
 class Internal(ServiceError):
     """It failed here, and the request was not to blame."""
 
@@ -62,6 +67,7 @@ _TABLE: dict[type[BaseException], Status] = {
     NotFound: Status(StatusCode.NOT_FOUND, 404, "invalid_request_error"),
     Unavailable: Status(StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),
     Cancelled: Status(StatusCode.CANCELLED, 499, "request_cancelled"),
+    DeadlineExceeded: Status(StatusCode.DEADLINE_EXCEEDED, 504, "timeout_error"),
     Internal: _INTERNAL,
     PeerRefused: Status(StatusCode.FAILED_PRECONDITION, 409, "internal_server_error"),
     TransportUnavailable: Status(StatusCode.FAILED_PRECONDITION, 409, "internal_server_error"),
@@ -78,6 +84,7 @@ _RAISED: dict[StatusCode, type[Exception]] = {
     StatusCode.NOT_FOUND: NotFound,
     StatusCode.UNAVAILABLE: Unavailable,
     StatusCode.CANCELLED: Cancelled,
+    StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
 }
 _CODES: dict[int, StatusCode] = {code.value[0]: code for code in StatusCode}
 

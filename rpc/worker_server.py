@@ -27,6 +27,7 @@ from rpc.kv_source import KVSourceService
 from rpc.peers import Channels
 from rpc.pool_description import pool_to_proto
 from rpc.progress import ProgressReporter
+from rpc.registration import member_of, registered
 from rpc.worker_config import WorkerConfig
 from rpc.worker_counters import WorkerCounters
 from rpc.worker_metrics import WorkerMetrics, serve_metrics
@@ -86,7 +87,7 @@ async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], Worke
     server = grpc.aio.server(options=SERVER_OPTIONS)
     health_servicer = HealthServicer()
     services.register(server)
-    port, names = _register_common(server, core, health_servicer)
+    description, names = _register_common(server, core, health_servicer)
     host.start()
     await server.start()
     for name in ("", *names):
@@ -95,13 +96,15 @@ async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], Worke
         serve_metrics(
             WorkerMetrics(host, core.counters, config.worker_id, core.model_name), config.host, config.metrics_port
         )
-    progress.ready(address=f"{config.host}:{port}")
-    logger.info("%s worker %s serves at %s:%d", config.role, config.worker_id, config.host, port)
+    progress.ready(address=description.address)
+    logger.info("%s worker %s serves at %s", config.role, config.worker_id, description.address)
     try:
-        await _wait(stopping, host)
-        core.drain.begin()
-        await health_servicer.enter_graceful_shutdown()
-        await _drain(core)
+        member = member_of(description, core.config.role)
+        async with registered(config.registry, member, config.lease_s, core.drain) as registration:
+            await _wait(stopping, host.failed, registration)
+            core.drain.begin()
+            await health_servicer.enter_graceful_shutdown()
+            await _drain(core)
     finally:
         await services.close()
         await server.stop(STOP_GRACE_S)
@@ -124,8 +127,8 @@ async def _load(make_engine: Callable[[], Engine]) -> Engine:
 
 def _register_common(
     server: grpc.aio.Server, core: WorkerCore, health_servicer: HealthServicer
-) -> tuple[int, list[str]]:
-    """Adds what every worker serves, and binds the port; returns the port and the names of the worker services."""
+) -> tuple[worker_pb2.WorkerDescription, list[str]]:
+    """Adds what every worker serves, and binds the port; returns who we are and the names of the worker services."""
     config, host = core.config, core.host
     port = server.add_insecure_port(f"{config.host}:{config.port}")
     description = worker_pb2.WorkerDescription(
@@ -140,6 +143,8 @@ def _register_common(
         max_model_len=host.finish_rule.max_model_len,
         pool=pool_to_proto(host.pool),
         transport=config.transport,
+        max_num_seqs=config.engine.max_num_seqs,
+        max_num_batched_tokens=config.engine.max_num_batched_tokens,
     )
 
     def transport_choices() -> dict[str, str]:
@@ -152,17 +157,18 @@ def _register_common(
     services = worker_pb2.DESCRIPTOR.services_by_name
     names = [services[name].full_name for name in ("Worker", "KVSource", ROLE_SERVICES[config.role])]
     reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-    return port, names
+    return description, names
 
 
-async def _wait(stopping: asyncio.Event, host: EngineHost) -> None:
-    """Returns at a signal; raises if the engine fails."""
+async def _wait(stopping: asyncio.Event, *failures: asyncio.Future[None]) -> None:
+    """Returns at a signal; raises what one of the others fails with."""
     stop = asyncio.ensure_future(stopping.wait())
-    waits: list[asyncio.Future[Any]] = [stop, host.failed]
+    waits: list[asyncio.Future[Any]] = [stop, *failures]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
-    if host.failed.done():
-        host.failed.result()
+    for failure in failures:
+        if failure.done():
+            failure.result()
 
 
 async def _drain(core: WorkerCore) -> None:

@@ -5,15 +5,19 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 
+from engine.outputs import StepOutput
 from protos import worker_pb2, worker_pb2_grpc
-from rpc.cache_feed import CacheFeed
+from rpc.cache_feed import CacheFeed, Subscription
 from rpc.drain import Drain
 from rpc.engine_host import EngineHost
 from rpc.peers import Context
+from rpc.report_clock import ReportClock
+from rpc.taken_commands import MAX_UNTOLD
 from rpc.worker_counters import WorkerCounters
 
-MIN_INTERVAL_S = 0.01
-RESEND_S = 1.0  # load is repeated this often even if nothing changed
+MIN_INTERVAL_S = 0.001
+BUSY_INTERVAL_S = 0.1  # longest time between two looks at the load while there is work
+IDLE_INTERVAL_S = 1.0  # the same without; what is then found is told even if nothing changed
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
@@ -33,6 +37,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._describe = describe
         self._transport_choices = transport_choices
         self._feed = CacheFeed(host)
+        self._clocks: set[ReportClock] = set()
+        host.listen(self._on_step)
 
     async def Describe(  # noqa: N802
         self, request: worker_pb2.DescribeRequest, context: Context
@@ -52,26 +58,54 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.WatchRequest, context: Context
     ) -> AsyncIterator[worker_pb2.WorkerUpdate]:
         """A snapshot, then what changed, at most once an interval."""
-        interval_s = max(request.interval_ms / 1000, MIN_INTERVAL_S)
+        clock = ReportClock(max(request.interval_ms / 1000, MIN_INTERVAL_S))
+        self._clocks.add(clock)
+        draining = asyncio.create_task(self._say_draining(clock))
+        try:
+            async with self._feed.subscribe() as subscription:
+                with self._counters.taken.watched(request.router_id) as taken:
+                    async for update in self._updates(subscription, taken, clock, is_counting=bool(request.router_id)):
+                        yield update
+        finally:
+            draining.cancel()
+            self._clocks.discard(clock)
+            clock.close()
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the watcher lags too far behind; watch again")
+
+    async def _updates(
+        self, subscription: Subscription, taken: list[int], clock: ReportClock, is_counting: bool
+    ) -> AsyncIterator[worker_pb2.WorkerUpdate]:
+        """One router's updates, until its subscription is lost."""
         last: worker_pb2.WorkerUpdate | None = None
         last_sent_at_s = 0.0
-        clock = asyncio.get_running_loop().time
-        async with self._feed.subscribe() as subscription:
-            while not subscription.is_lost:
-                update = worker_pb2.WorkerUpdate(
-                    incarnation=self._host.pool.incarnation, load=await self._load(), draining=self._drain.has_begun
-                )
-                await self._feed.refresh()
-                events = subscription.take()
-                if events is not None or update != last or clock() - last_sent_at_s >= RESEND_S:
-                    last, last_sent_at_s = update, clock()
-                    message = worker_pb2.WorkerUpdate()
-                    message.CopyFrom(update)
-                    if events is not None:
-                        message.cache.CopyFrom(events)
-                    yield message
-                await asyncio.sleep(interval_s)
-        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the watcher lags too far behind; watch again")
+        now_s = asyncio.get_running_loop().time
+        while not subscription.is_lost:
+            numbers, taken[:] = list(taken), ()  # before the load is looked at, so that it includes them
+            load, _ = await asyncio.gather(self._load(), self._feed.refresh())  # at the end of one step
+            update = worker_pb2.WorkerUpdate(
+                incarnation=self._host.pool.incarnation, load=load, draining=self._drain.has_begun
+            )
+            events = subscription.take()
+            if events is not None or numbers or update != last or now_s() - last_sent_at_s >= IDLE_INTERVAL_S:
+                message = worker_pb2.WorkerUpdate()
+                message.CopyFrom(update)
+                if events is not None:
+                    message.cache.CopyFrom(events)
+                if is_counting and last is not None and len(numbers) < MAX_UNTOLD:
+                    message.taken.numbers.extend(numbers)
+                    message.taken.SetInParent()
+                last, last_sent_at_s = update, now_s()
+                yield message
+            await clock.wait(BUSY_INTERVAL_S if load.num_running + load.num_waiting else IDLE_INTERVAL_S)
+
+    async def _say_draining(self, clock: ReportClock) -> None:
+        """Wakes the watcher's stream once the worker drains; routers must not send anything more to it."""
+        await self._drain.wait_begun()
+        clock.note_urgent_news()
+
+    def _on_step(self, step: StepOutput) -> None:
+        for clock in self._clocks:
+            clock.note_news()
 
     async def _load(self) -> worker_pb2.WorkerLoad:
         stats = await self._host.stats()
@@ -90,4 +124,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             handover_failures=self._counters.handover_failures,
             checksum_failures=self._counters.checksum_failures,
             peer_transports=self._transport_choices(),
+            prefill_tokens_per_s=stats.prefill_tokens_per_s,
+            decode_step_s=stats.decode_step_s,
+            decode_sequence_s=stats.decode_sequence_s,
+            read_bytes_per_s=self._counters.read_bytes_per_s,
         )

@@ -2,26 +2,27 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import orjson
-from starlette.requests import Request
-from starlette.responses import Response
 
 from protos.common_pb2 import PositionLogprobs, ServedBy
 from router.generation import ChoiceDelta, Generation, cached_tokens
-from router.openai.disconnect import ClientGone, until_disconnect
+from router.openai.disconnect import ClientGone
 from router.openai.errors import describe
-from router.openai.event_stream import EventStream
+from router.openai.exchange import Exchange
 from router.openai.fields import GenerationFields, StreamOptions
 from router.openai.usage import Usage
 from router.pipeline import Pipeline
 from router.stream_merge import StreamMerge
 
 DONE = b"data: [DONE]\n\n"
+MAX_INLINE_SIZE = 4096  # tokens and logprobs of an answer that is worded at once; a larger one in a thread
+
+News = AsyncGenerator[ChoiceDelta, None]
 
 
 @dataclass(slots=True)
@@ -47,6 +48,11 @@ class WholeChoice:
         self.finish_reason = delta.finish_reason or self.finish_reason
         self.stop_reason = delta.stop_reason if delta.stop_reason is not None else self.stop_reason
 
+    def size(self) -> int:
+        """How much there is to word: tokens, and candidates with logprobs."""
+        positions = (*self.logprobs, *self.prompt_logprobs)
+        return len(self.token_ids) + sum(1 + len(position.top) for position in positions)
+
 
 class AnswerShape(Protocol):
     """How an API words an answer."""
@@ -60,48 +66,34 @@ class AnswerShape(Protocol):
         ...
 
     def whole(self, choices: Sequence[WholeChoice], usage: dict[str, object]) -> dict[str, object]:
-        """The body of a whole answer; called in a thread."""
+        """The body of a whole answer; called in a thread if there is much of it."""
         ...
 
 
-def new_request_id(http: Request) -> str:
+def command_id(request_id: str) -> str:
     """An id for a request's work, unlike any other's, with the client's own in it."""
-    return f"{http.scope['state']['request_id'][:64]}-{secrets.token_hex(4)}"
-
-
-async def while_connected(http: Request, serve: Callable[[AsyncExitStack], Awaitable[Response]]) -> Response:
-    """What `serve` answers, unless the client goes away before. The stack holds what the answer needs to its end."""
-
-    async def work() -> Response:
-        async with AsyncExitStack() as held:
-            return await serve(held)
-
-    try:
-        return await until_disconnect(http.receive, work())
-    except ClientGone:
-        return Response(status_code=499)
+    return f"{request_id[:64]}-{secrets.token_hex(4)}"
 
 
 async def answer(
+    exchange: Exchange,
     pipeline: Pipeline,
     generations: Sequence[Generation],
     fields: GenerationFields,
     shape: AnswerShape,
-    held: AsyncExitStack,
-) -> Response:
-    """Runs the generations and answers, once it is known who serves them; a stream takes over what is `held`."""
-    news = await held.enter_async_context(aclosing(_all_news(pipeline, generations, fields.num_choices)))
+) -> None:
+    """Runs the generations and answers, with the head sent once it is known who serves them."""
     usage = Usage(sum(len(generation.token_ids) for generation in generations))
-    if not fields.stream:
-        return await _whole(news, usage, fields, shape)
-    head = await _head(news)
-    events = _events(head, news, usage, fields, shape)
-    return EventStream(events, served_headers(head[-1].served_by if head else None), held.pop_all())
+    async with aclosing(_all_news(pipeline, generations, fields.num_choices)) as news:
+        if fields.stream:
+            await _answer_events(exchange, news, usage, fields, shape)
+        else:
+            await _answer_whole(exchange, news, usage, fields, shape)
 
 
-async def _whole(
-    news: AsyncGenerator[ChoiceDelta, None], usage: Usage, fields: GenerationFields, shape: AnswerShape
-) -> Response:
+async def _answer_whole(
+    exchange: Exchange, news: News, usage: Usage, fields: GenerationFields, shape: AnswerShape
+) -> None:
     choices: dict[int, WholeChoice] = {}
     served_by: ServedBy | None = None
     async for delta in news:
@@ -112,57 +104,48 @@ async def _whole(
     def body() -> bytes:
         return orjson.dumps(shape.whole([choices[index] for index in sorted(choices)], usage.body()))
 
+    size = sum(map(WholeChoice.size, choices.values()))
     # Thousands of logprobs take long to word, and other clients wait for their tokens.
-    return Response(await asyncio.to_thread(body), headers=served_headers(served_by), media_type="application/json")
+    worded = body() if size <= MAX_INLINE_SIZE else await asyncio.to_thread(body)
+    await exchange.answer(200, worded, served_headers(served_by))
 
 
-async def _head(news: AsyncGenerator[ChoiceDelta, None]) -> list[ChoiceDelta]:
-    """The news up to the first that tells who serves the request, for the headers."""
-    head: list[ChoiceDelta] = []
-    async for delta in news:
-        head.append(delta)
-        if delta.served_by is not None or delta.finish_reason is not None:
-            break
-    return head
-
-
-async def _events(
-    head: list[ChoiceDelta],
-    news: AsyncGenerator[ChoiceDelta, None],
-    usage: Usage,
-    fields: GenerationFields,
-    shape: AnswerShape,
-) -> AsyncGenerator[bytes, None]:
+async def _answer_events(
+    exchange: Exchange, news: News, usage: Usage, fields: GenerationFields, shape: AnswerShape
+) -> None:
     options = fields.stream_options or StreamOptions()
 
     def event(delta: ChoiceDelta) -> bytes:
         usage.add(delta, fields.num_choices)
         return shape.chunk(delta, usage.body() if options.continuous_usage_stats else None)
 
+    opening: list[bytes] = []
+    async for delta in news:
+        opening.append(event(delta))
+        if delta.served_by is not None or delta.finish_reason is not None:
+            break
+    await exchange.begin_events(served_headers(delta.served_by if opening else None))
     try:
-        opening = b"".join(map(event, head))
-        if opening:
-            yield opening
+        await exchange.send_events(b"".join(opening))
         async for delta in news:
             if chunk := event(delta):
-                yield chunk
+                await exchange.send_events(chunk)
+    except ClientGone:
+        raise
     except Exception as error:  # the headers are out: the client is told in the stream
-        yield b"data: " + orjson.dumps(describe(error)[1]) + b"\n\n"
+        await exchange.send_events(b"data: " + orjson.dumps(describe(error)[1]) + b"\n\n", last=True)
         return
-    if options.include_usage:
-        yield shape.usage_chunk(usage.body())
-    yield DONE
+    await exchange.send_events((shape.usage_chunk(usage.body()) if options.include_usage else b"") + DONE, last=True)
 
 
-async def _all_news(
-    pipeline: Pipeline, generations: Sequence[Generation], num_choices: int
-) -> AsyncGenerator[ChoiceDelta, None]:
+def _all_news(pipeline: Pipeline, generations: Sequence[Generation], num_choices: int) -> News:
     """News of all prompts' choices; choices are numbered through."""
     if len(generations) == 1:
-        async with aclosing(pipeline.generate(generations[0])) as single:
-            async for delta in single:
-                yield delta
-        return
+        return pipeline.generate(generations[0])
+    return _merged(pipeline, generations, num_choices)
+
+
+async def _merged(pipeline: Pipeline, generations: Sequence[Generation], num_choices: int) -> News:
     async with StreamMerge[ChoiceDelta]() as merged:
         for place, generation in enumerate(generations):
             merged.add(_renumbered(pipeline.generate(generation), place * num_choices))
@@ -170,7 +153,7 @@ async def _all_news(
             yield delta
 
 
-async def _renumbered(news: AsyncGenerator[ChoiceDelta, None], first: int) -> AsyncGenerator[ChoiceDelta, None]:
+async def _renumbered(news: News, first: int) -> News:
     async with aclosing(news):
         async for delta in news:
             delta.index += first

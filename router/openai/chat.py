@@ -2,21 +2,21 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 
 import orjson
-from fastapi import Request
 from pydantic import Field
-from starlette.responses import Response
 
 from engine.sampling_params import MAX_LOGPROBS
 from protos.common_pb2 import PositionLogprobs
 from router.errors import FieldError
 from router.generation import ChatPrompt, ChoiceDelta, Generation, GenerationRequest
-from router.openai.answer import WholeChoice, answer, apart, new_request_id, while_connected
+from router.openai.answer import WholeChoice, answer, apart, command_id
+from router.openai.context import read_context
+from router.openai.exchange import Exchange
 from router.openai.fields import GenerationFields
 from router.openai.logprobs import chat_content, prompt_positions
 from router.openai.messages import Messages, template_messages
+from router.request_context import RequestContext
 from router.service import RouterService
 from router.tokenizer import Tokenizer
 
@@ -138,35 +138,34 @@ class ChatApi:
     def __init__(self, service: RouterService) -> None:
         self._service = service
 
-    async def complete(self, body: ChatRequest, http: Request) -> Response:
+    async def complete(self, body: ChatRequest, exchange: Exchange) -> None:
         """Answers a conversation."""
-        return await while_connected(http, lambda held: self._answer(body, http, held))
-
-    async def _answer(self, body: ChatRequest, http: Request, held: AsyncExitStack) -> Response:
         service = self._service
         service.check_model(body.model)
         body.check(service.config, num_prompts=1)
         if body.echo:
             raise FieldError("echo", "echo is not supported for chat; leave it out")
-        held.enter_context(service.admission.admit(body.num_choices))
-        model = service.model
-        request_id = new_request_id(http)
-        generation = await service.pipeline.prepare(
-            GenerationRequest(
-                request_id=request_id,
-                prompt=body.prompt(),
-                sampling=body.sampling(model.sampling_defaults, model.vocab_size, body.num_logprobs()),
-                seed=body.seed,
-                max_tokens=body.max_completion_tokens or body.max_tokens,
-                add_special_tokens=body.add_special_tokens,
-                stop=tuple(body.stop),
-                include_stop=body.include_stop_str_in_output,
-                skip_special_tokens=body.skip_special_tokens,
-                n=body.num_choices,
-                cache_salt=body.cache_salt or "",
-                priority=body.priority,
-            )
+        context = read_context(exchange.headers, body.user, body.priority)
+        async with exchange.watch(), service.admission.admit(body.num_choices, context):
+            generation = await service.pipeline.prepare(self._request(body, context, command_id(exchange.request_id)))
+            answer_id = f"chatcmpl-{exchange.request_id}"
+            shape = ChatShape(answer_id, generation, body, service.model.name, service.tokenizer)
+            await answer(exchange, service.pipeline, [generation], body, shape)
+
+    def _request(self, body: ChatRequest, context: RequestContext, request_id: str) -> GenerationRequest:
+        model = self._service.model
+        return GenerationRequest(
+            request_id=request_id,
+            prompt=body.prompt(),
+            sampling=body.sampling(model.sampling_defaults, model.vocab_size, body.num_logprobs()),
+            seed=body.seed,
+            max_tokens=body.max_completion_tokens or body.max_tokens,
+            add_special_tokens=body.add_special_tokens,
+            stop=tuple(body.stop),
+            include_stop=body.include_stop_str_in_output,
+            skip_special_tokens=body.skip_special_tokens,
+            n=body.num_choices,
+            cache_salt=body.cache_salt or "",
+            whole=not body.stream,
+            context=context,
         )
-        answer_id = f"chatcmpl-{http.scope['state']['request_id']}"
-        shape = ChatShape(answer_id, generation, body, model.name, service.tokenizer)
-        return await answer(service.pipeline, [generation], body, shape, held)

@@ -1,20 +1,20 @@
 """`/v1/completions`."""
 
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Annotated
 
-from fastapi import Request
 from pydantic import Field, WithJsonSchema
-from starlette.responses import Response
 
 from router.errors import FieldError
 from router.generation import Generation, GenerationRequest
-from router.openai.answer import answer, new_request_id, while_connected
+from router.openai.answer import answer, command_id
 from router.openai.completion_shape import CompletionShape, PromptEcho
+from router.openai.context import read_context
+from router.openai.exchange import Exchange
 from router.openai.fields import GenerationFields
 from router.openai.prompts import PROMPT_SCHEMA, Prompt, read_prompts
+from router.request_context import RequestContext
 from router.service import RouterService
 
 DEFAULT_MAX_TOKENS = 16
@@ -36,26 +36,30 @@ class CompletionsApi:
     def __init__(self, service: RouterService) -> None:
         self._service = service
 
-    async def complete(self, body: CompletionRequest, http: Request) -> Response:
+    async def complete(self, body: CompletionRequest, exchange: Exchange) -> None:
         """Continues each prompt."""
-        return await while_connected(http, lambda held: self._answer(body, http, held))
-
-    async def _answer(self, body: CompletionRequest, http: Request, held: AsyncExitStack) -> Response:
         service = self._service
         service.check_model(body.model)
         prompts = read_prompts(body.prompt, service.config.max_choices, service.pipeline.context_len())
         body.check(service.config, len(prompts))
         if body.max_tokens == 0 and not body.echo:
             raise FieldError("max_tokens", "max_tokens is 0, but must be 1 or more unless echo is true")
-        held.enter_context(service.admission.admit(len(prompts) * body.num_choices))
-        request_id = new_request_id(http)
+        context = read_context(exchange.headers, body.user, body.priority)
+        async with exchange.watch(), service.admission.admit(len(prompts) * body.num_choices, context):
+            await self._answer(body, prompts, context, exchange)
+
+    async def _answer(
+        self, body: CompletionRequest, prompts: Sequence[Prompt], context: RequestContext, exchange: Exchange
+    ) -> None:
+        service = self._service
+        request_id = command_id(exchange.request_id)
         generations = [
-            await service.pipeline.prepare(self._request(body, prompt, f"{request_id}-{place}"))
+            await service.pipeline.prepare(self._request(body, prompt, context, f"{request_id}-{place}"))
             for place, prompt in enumerate(prompts)
         ]
         echoes = [await self._echo(body, *each) for each in zip(prompts, generations, strict=True)] if body.echo else []
         shape = CompletionShape(
-            answer_id=f"cmpl-{http.scope['state']['request_id']}",
+            answer_id=f"cmpl-{exchange.request_id}",
             model=service.model.name,
             generations=generations,
             echoes=echoes,
@@ -65,9 +69,11 @@ class CompletionsApi:
             with_token_ids=bool(body.return_token_ids),
             tokenizer=service.tokenizer,
         )
-        return await answer(service.pipeline, generations, body, shape, held)
+        await answer(exchange, service.pipeline, generations, body, shape)
 
-    def _request(self, body: CompletionRequest, prompt: Prompt, request_id: str) -> GenerationRequest:
+    def _request(
+        self, body: CompletionRequest, prompt: Prompt, context: RequestContext, request_id: str
+    ) -> GenerationRequest:
         model = self._service.model
         sampling = body.sampling(model.sampling_defaults, model.vocab_size, body.logprobs)
         if body.echo and body.logprobs is not None:
@@ -85,7 +91,8 @@ class CompletionsApi:
             skip_special_tokens=body.skip_special_tokens,
             n=body.num_choices,
             cache_salt=body.cache_salt or "",
-            priority=body.priority,
+            whole=not body.stream,
+            context=context,
         )
 
     async def _echo(self, body: CompletionRequest, prompt: Prompt, generation: Generation) -> PromptEcho:

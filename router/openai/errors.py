@@ -12,12 +12,12 @@ from starlette.responses import Response
 
 from engine.errors import EngineError, InvalidRequest
 from engine.sampling_params import SamplingParams
-from router.errors import FieldError
+from router.errors import FieldError, Overloaded
 from rpc.status import ServiceError, status_of
 
 logger = logging.getLogger(__name__)
 
-RETRY_AFTER_S = "1"
+RETRY_AFTER_S = "1"  # where nothing is known of when it would be better
 
 
 def error_body(message: str, kind: str, param: str | None, code: str | int | None) -> dict[str, object]:
@@ -38,36 +38,32 @@ def describe(error: Exception) -> tuple[int, dict[str, object]]:
 
 def error_response(error: Exception) -> Response:
     """The response for an error before any of the answer was sent."""
+    if isinstance(error, RequestValidationError):
+        message, param = _first_problem(error)
+        return _response(400, error_body(message, "invalid_request_error", param, 400))
+    if isinstance(error, HTTPException):
+        kind = "invalid_request_error" if error.status_code < 500 else "internal_server_error"
+        message = str(error.detail or http.HTTPStatus(error.status_code).phrase)
+        return _response(error.status_code, error_body(message, kind, None, error.status_code), error.headers)
     http_status, body = describe(error)
-    headers = {"retry-after": RETRY_AFTER_S} if http_status in (429, 503) else None
-    return Response(orjson.dumps(body), http_status, headers, "application/json")
+    headers = None
+    if http_status in (429, 503):
+        headers = {"retry-after": str(error.retry_after_s) if isinstance(error, Overloaded) else RETRY_AFTER_S}
+    return _response(http_status, body, headers)
 
 
 def install_error_handlers(app: FastAPI) -> None:
     """Makes every error of the application an OpenAI-shaped one."""
 
-    async def ours(_request: Request, error: Exception) -> Response:
+    async def handle(_request: Request, error: Exception) -> Response:
         return error_response(error)
 
-    async def validation(_request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        message, param = _first_problem(error)
-        return Response(
-            orjson.dumps(error_body(message, "invalid_request_error", param, 400)), 400, None, "application/json"
-        )
+    for kind in (RequestValidationError, HTTPException, EngineError, ServiceError, Exception):
+        app.add_exception_handler(kind, handle)
 
-    async def plain(_request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        kind = "invalid_request_error" if error.status_code < 500 else "internal_server_error"
-        message = str(error.detail or http.HTTPStatus(error.status_code).phrase)
-        body = orjson.dumps(error_body(message, kind, None, error.status_code))
-        return Response(body, error.status_code, error.headers, "application/json")
 
-    app.add_exception_handler(RequestValidationError, validation)
-    app.add_exception_handler(HTTPException, plain)
-    for kind in (EngineError, ServiceError):
-        app.add_exception_handler(kind, ours)
-    app.add_exception_handler(Exception, ours)
+def _response(status: int, body: dict[str, object], headers: Mapping[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(body), status, headers, "application/json")
 
 
 def _param(error: Exception) -> str | None:

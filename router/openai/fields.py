@@ -71,7 +71,9 @@ class GenerationFields(BaseModel):
     repetition_penalty: float | None = None
     logit_bias: Annotated[dict[int, float] | None, at_most(MAX_ENTRIES)] = None
     seed: int | None = None
-    stop: Annotated[list[str], Field(fail_fast=True), at_most(MAX_ENTRIES), text_or_list()] = []
+    stop: Annotated[list[str], Field(fail_fast=True), at_most(MAX_ENTRIES), text_or_list()] = Field(
+        default_factory=list  # a constant would be copied deeply for every request
+    )
     stop_token_ids: Annotated[list[StrictInt] | None, at_most(MAX_ENTRIES)] = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -80,6 +82,8 @@ class GenerationFields(BaseModel):
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     cache_salt: str | None = None
+    prompt_cache_key: str | None = None  # taken, and needless: what is cached where is known exactly
+    user: str | None = None
     priority: int = Field(0, ge=-INT32_MAX, le=INT32_MAX)
 
     def check(self, config: RouterConfig, num_prompts: int) -> None:

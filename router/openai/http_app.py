@@ -1,35 +1,63 @@
 """The HTTP application: which path is served by whom."""
 
-from fastapi import FastAPI
-from starlette.responses import Response
+from collections.abc import Mapping
+from typing import Any
 
-from router.openai.chat import ChatApi
-from router.openai.completions import CompletionsApi
+from fastapi import FastAPI
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from router.openai.body_route import BodyRoute
+from router.openai.chat import ChatApi, ChatRequest
+from router.openai.completions import CompletionRequest, CompletionsApi
 from router.openai.errors import install_error_handlers
-from router.openai.middleware import BodyLimitMiddleware, RequestIdMiddleware
+from router.openai.middleware import RequestIdMiddleware
 from router.openai.operations import OperationsApi
-from router.openai.strict_json import StrictJsonRoute
-from router.openai.tokenize import TokenizeApi
+from router.openai.tokenize import DetokenizeRequest, TokenizeApi, TokenizeRequest
 from router.service import RouterService
 
+Posts = Mapping[str, BodyRoute[Any]]  # by path; each with its own model
 
-def make_http_app(service: RouterService) -> FastAPI:
+
+class HttpApp:
+    """An ASGI application: POST requests of known paths go straight to their routes, all others to FastAPI."""
+
+    def __init__(self, posts: Posts, others: FastAPI) -> None:
+        self.posts = posts
+        self._others = others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["type"] == "http" and scope["method"] == "POST":
+            route = self.posts.get(scope["path"])
+            if route is not None:
+                await route(scope, receive, send)
+                return
+        await self._others(scope, receive, send)
+
+
+def make_http_app(service: RouterService) -> HttpApp:
     """The application that serves the OpenAI API with the parts of `service`."""
-    app = FastAPI(title="Baton")
-    app.router.route_class = StrictJsonRoute
-    install_error_handlers(app)
-    app.add_middleware(BodyLimitMiddleware, max_bytes=service.config.max_body_bytes)
-    app.add_middleware(RequestIdMiddleware)
+    tokenizer, max_bytes = TokenizeApi(service), service.config.max_body_bytes
+    posts: Posts = {
+        "/v1/chat/completions": BodyRoute(ChatRequest, ChatApi(service).complete, max_bytes),
+        "/v1/completions": BodyRoute(CompletionRequest, CompletionsApi(service).complete, max_bytes),
+        "/tokenize": BodyRoute(TokenizeRequest, tokenizer.tokenize, max_bytes),
+        "/detokenize": BodyRoute(DetokenizeRequest, tokenizer.detokenize, max_bytes),
+    }
+    return HttpApp(posts, _make_others(OperationsApi(service), posts))
 
-    chat, completions = ChatApi(service), CompletionsApi(service)
-    tokenizer, operations = TokenizeApi(service), OperationsApi(service)
-    for path, answer in (
-        ("/v1/chat/completions", chat.complete),
-        ("/v1/completions", completions.complete),
-        ("/tokenize", tokenizer.tokenize),
-        ("/detokenize", tokenizer.detokenize),
-    ):
-        app.post(path, response_class=Response, response_model=None)(answer)
+
+def _make_others(operations: OperationsApi, posts: Posts) -> FastAPI:
+    """The application for everything but the posts; it knows their paths, for other methods and the description."""
+    app = _DescribedApp(posts)
+    install_error_handlers(app)
+    app.add_middleware(RequestIdMiddleware)
+    for path, route in posts.items():
+        app.router.routes.append(Route(path, route, methods=["POST"]))
     for path, serve in (
         ("/v1/models", operations.models),
         ("/v1/models/{name:path}", operations.model),
@@ -40,3 +68,30 @@ def make_http_app(service: RouterService) -> FastAPI:
     ):
         app.get(path, response_class=Response, response_model=None)(serve)
     return app
+
+
+class _DescribedApp(FastAPI):
+    """Describes the posts in /openapi.json too."""
+
+    def __init__(self, posts: Posts) -> None:
+        super().__init__(title="Baton")
+        self._posts = posts
+
+    def openapi(self) -> dict[str, Any]:
+        """The description; made once."""
+        if self.openapi_schema is None:
+            schema = super().openapi()
+            models: list[type[BaseModel]] = [route.model for route in self._posts.values()]
+            references, definitions = models_json_schema(
+                [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
+            )
+            schema.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+            for path, route in self._posts.items():
+                content = {"application/json": {"schema": references[route.model, "validation"]}}
+                schema["paths"][path] = {
+                    "post": {
+                        "requestBody": {"content": content, "required": True},
+                        "responses": {"200": {"description": "Successful Response"}},
+                    }
+                }
+        return self.openapi_schema or {}

@@ -3,8 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidatorFunctionWrapHandler,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core.core_schema import no_info_wrap_validator_function
 
 from router.errors import FieldError
 from router.openai.text_or_list import text_or_list
@@ -50,15 +59,40 @@ def _bounded(value: object) -> object:
     return value
 
 
-Messages = Annotated[list[ChatMessage], Field(fail_fast=True), BeforeValidator(_bounded)]
+PlainMessage = Mapping[str, str]  # a role and a text alone
+PLAIN_KEYS = frozenset({"role", "content"})
+CheckedMessages = Annotated[list[ChatMessage], Field(fail_fast=True), BeforeValidator(_bounded)]
 
 
-def template_messages(messages: Sequence[ChatMessage]) -> list[Mapping[str, object]]:
+class PlainOrChecked:
+    """Lets plain messages through as they are: most are such, and there may be many; else all become ChatMessages."""
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """pydantic: how the field is checked."""
+
+        def validate(value: object, check: ValidatorFunctionWrapHandler) -> object:
+            if type(value) is list and len(value) <= MAX_PARTS and all(map(_is_plain, value)):
+                return value
+            return check(value)
+
+        return no_info_wrap_validator_function(validate, handler.generate_schema(CheckedMessages))
+
+
+def _is_plain(value: object) -> bool:
+    return type(value) is dict and value.keys() == PLAIN_KEYS and all(type(each) is str for each in value.values())
+
+
+Messages = Annotated[Sequence[ChatMessage | PlainMessage], PlainOrChecked()]
+
+
+def template_messages(messages: Sequence[ChatMessage | PlainMessage]) -> Sequence[Mapping[str, object]]:
     """Messages with their content as one text. Raises FieldError for parts that are no text, and for no messages."""
     if not messages:
         raise FieldError("messages", "messages is empty; at least one message is needed")
     return [
         {**(message.model_extra or {}), "role": message.role, "content": _text(message, place)}
+        if isinstance(message, ChatMessage)
+        else message
         for place, message in enumerate(messages)
     ]
 

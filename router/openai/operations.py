@@ -1,7 +1,7 @@
 """What operators and monitoring ask: models, health, readiness, metrics, workers."""
 
 import orjson
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from router.openai.errors import RETRY_AFTER_S, error_body
@@ -29,9 +29,11 @@ class OperationsApi:
         return Response(status_code=200)
 
     async def ready(self) -> Response:
-        """Whether a request would be served now."""
+        """Whether a request would be served now, and how well: a router that knows too little is degraded."""
+        pool = self._service.pool
         if self._service.is_ready():
-            return _json({"status": "ready"})
+            status = "degraded" if pool.is_degraded else "ready"
+            return _json({"status": status, "registry": "lost" if pool.view.error else "connected"})
         draining = self._service.admission.draining
         message = "the router is shutting down" if draining else "no decode worker is ready"
         body = error_body(message, "service_unavailable_error", None, 503)
@@ -39,7 +41,7 @@ class OperationsApi:
 
     async def metrics(self) -> Response:
         """Prometheus text."""
-        return Response(generate_latest(self._service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(await self._service.metrics_page.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def workers(self) -> Response:
         """Every worker as the router knows it."""
@@ -47,9 +49,13 @@ class OperationsApi:
         router = {
             "model": service.model.name,
             "policy": service.config.policy,
+            "process": service.config.process,
             "ready": service.is_ready(),
+            "degraded": service.pool.is_degraded,
+            "unlearnt": service.pool.unlearnt,
             "draining": service.admission.draining,
             "inflight": service.admission.num_inflight,
+            "registry": self._registry(),
         }
         return _json({"router": router, "workers": [self._worker(each) for each in service.pool.connections]})
 
@@ -65,8 +71,21 @@ class OperationsApi:
             "max_model_len": self._service.pool.max_model_len(),
         }
 
+    def _registry(self) -> dict[str, object]:
+        pool = self._service.pool
+        return {
+            "name": pool.registry.name,
+            "connected": pool.view.error is None,
+            "error": pool.view.error,
+            "members": len(pool.view.members) + len(pool.view.fixed),
+        }
+
     def _worker(self, connection: WorkerConnection) -> dict[str, object]:
-        body: dict[str, object] = {"address": connection.address, "state": connection.state.value}
+        body: dict[str, object] = {
+            "address": connection.address,
+            "state": connection.state.value,
+            "listed": connection.is_listed,
+        }
         description = connection.description
         if description is None:
             return {**body, "worker_id": None, "role": None, "last_error": connection.last_error}

@@ -5,11 +5,12 @@ from typing import Annotated
 
 import orjson
 from pydantic import BaseModel, WithJsonSchema
-from starlette.responses import Response
 
 from engine.errors import InvalidRequest
 from router.errors import FieldError
 from router.generation import ChatPrompt
+from router.openai.context import read_context
+from router.openai.exchange import Exchange
 from router.openai.messages import Messages, template_messages
 from router.openai.prompts import read_token_ids
 from router.service import RouterService
@@ -54,12 +55,13 @@ class TokenizeApi:
     def __init__(self, service: RouterService) -> None:
         self._service = service
 
-    async def tokenize(self, body: TokenizeRequest) -> Response:
+    async def tokenize(self, body: TokenizeRequest, exchange: Exchange) -> None:
         """Tokens of a text or of messages, as a request would have them."""
         service = self._service
         service.check_model(body.model)
+        context = read_context(exchange.headers, None, priority=0)
         special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
-        with service.admission.admit(1):
+        async with exchange.watch(), service.admission.admit(1, context):
             tokens = await service.pipeline.tokenize(body.source(), special)
             names = await service.tokenizer.token_names(tokens) if body.return_token_strs else None
             answer: dict[str, object] = {
@@ -68,21 +70,19 @@ class TokenizeApi:
                 "tokens": tokens,
                 "token_strs": names,
             }
-            return await _json(answer)
+            await exchange.answer(200, await asyncio.to_thread(orjson.dumps, answer))
 
-    async def detokenize(self, body: DetokenizeRequest) -> Response:
+    async def detokenize(self, body: DetokenizeRequest, exchange: Exchange) -> None:
         """Text of tokens, special ones included."""
         service = self._service
         service.check_model(body.model)
         limit = service.pipeline.context_len()
         if isinstance(body.tokens, list) and len(body.tokens) > limit:
             raise FieldError("tokens", f"tokens has {len(body.tokens)} ids, but a context has at most {limit}")
+        context = read_context(exchange.headers, None, priority=0)
         tokens = read_token_ids(body.tokens, "tokens")
         if any(not 0 <= token_id < service.model.vocab_size for token_id in tokens):
             raise FieldError("tokens", f"tokens has an id outside 0 to {service.model.vocab_size - 1}")
-        with service.admission.admit(1):
-            return await _json({"prompt": await service.tokenizer.decode(tokens, skip_special_tokens=False)})
-
-
-async def _json(body: dict[str, object]) -> Response:
-    return Response(await asyncio.to_thread(orjson.dumps, body), media_type="application/json")
+        async with exchange.watch(), service.admission.admit(1, context):
+            text = await service.tokenizer.decode(tokens, skip_special_tokens=False)
+            await exchange.answer(200, await asyncio.to_thread(orjson.dumps, {"prompt": text}))

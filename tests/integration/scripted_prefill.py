@@ -35,8 +35,10 @@ class Prefilled:
     def blocks(self, first_index: int, ids: list[int], checksum_error: int = 0) -> worker_pb2.PrefillEvent:
         """An announcement; its checksums are off by `checksum_error`."""
         checksums = [each ^ checksum_error for each in block_checksums(self.pool, ids)]
-        ready = worker_pb2.BlocksReady(first_index=first_index, block_ids=ids, checksums=checksums)
-        return worker_pb2.PrefillEvent(blocks=ready)
+        return worker_pb2.PrefillEvent(
+            blocks=worker_pb2.BlocksReady(first_index=first_index, block_ids=ids),
+            checksums=worker_pb2.BlockChecksums(first_index=first_index, checksums=checksums),
+        )
 
 
 class ScriptedPrefill(worker_pb2_grpc.PrefillServicer):

@@ -54,6 +54,45 @@ async def announces_before_accepting(prefilled: Prefilled) -> Events:
     await asyncio.Event().wait()
 
 
+async def sends_no_checksums(prefilled: Prefilled) -> Events:
+    yield prefilled.accepted()
+    event = prefilled.blocks(0, list(range(6)))
+    event.ClearField("checksums")
+    yield event
+    await asyncio.Event().wait()
+
+
+async def sends_checksums_without_blocks(prefilled: Prefilled) -> Events:
+    yield prefilled.accepted()
+    event = prefilled.blocks(0, list(range(6)))
+    event.ClearField("blocks")
+    yield event
+    await asyncio.Event().wait()
+
+
+async def sends_a_token_that_the_model_lacks(prefilled: Prefilled) -> Events:
+    yield prefilled.accepted()
+    event = prefilled.blocks(0, list(range(6)))
+    event.first_token.token_id = 1_000_000
+    yield event
+    await asyncio.Event().wait()
+
+
+async def accepts_twice(prefilled: Prefilled) -> Events:
+    yield prefilled.accepted()
+    yield prefilled.accepted()
+    await asyncio.Event().wait()
+
+
+async def announces_the_same_again_and_again(prefilled: Prefilled) -> Events:
+    yield prefilled.accepted()
+    event = prefilled.blocks(0, [1])
+    event.ClearField("checksums")
+    for _ in range(100):
+        yield event
+    await asyncio.Event().wait()
+
+
 async def breaks(prefilled: Prefilled) -> Events:
     yield prefilled.accepted()
     raise RuntimeError("on purpose")
@@ -68,12 +107,18 @@ async def breaks(prefilled: Prefilled) -> Events:
         (announces_too_much, 0),
         (names_a_block_that_is_not_there, 0),
         (announces_before_accepting, 0),
+        (sends_no_checksums, 0),
+        (sends_checksums_without_blocks, 0),
+        (sends_a_token_that_the_model_lacks, 0),
+        (accepts_twice, 0),
+        (announces_the_same_again_and_again, 0),
         (breaks, 0),
     ],
 )
 async def test_a_bad_handover_is_made_up_for(script: Script, num_checksum_failures: int, tmp_path: Path) -> None:
     model = make_checkpoint("qwen3", tmp_path / "model")
-    async with worker_process("decode", model, tmp_path) as decode, decode_client(decode) as client:
+    flags = ("--transfer-deadline-s=1",)
+    async with worker_process("decode", model, tmp_path, *flags) as decode, decode_client(decode) as client:
         async with scripted_prefill(await decode.describe(), script) as (peer, service):
             generation = await client.generate(PROMPT, GREEDY, peer)
             assert generation.token_ids == Oracle(model).greedy(PROMPT, GREEDY.max_tokens)

@@ -1,8 +1,18 @@
 """Block hashes are chained, salted, and the same in every process."""
 
 import random
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
 
-from engine.block_hash import HASH_BYTES, hash_blocks, root_hash
+import numpy as np
+import pytest
+
+import engine.block_hash
+import engine.python_block_hash
+from engine.block_hash import HASH_BYTES, extend_hashes, hash_blocks, pack_hashes, root_hash, split_hashes
+
+CHAINS = [engine.block_hash.chain_hashes, engine.python_block_hash.chain_hashes]  # one and the same if not compiled
+Chain = Callable[[bytes, Sequence[int], int, int], bytes]
 
 KNOWN = [
     "8e209acee69628ae3644e75ca0dff2b4",
@@ -38,3 +48,52 @@ def test_salts_and_adapters_share_nothing() -> None:
     variants = [("", ""), ("a", ""), ("", "a"), ("ab", ""), ("a", "b"), ("", "ab")]
     assert len({hash_blocks(tokens, 16, salt, adapter)[0] for salt, adapter in variants}) == len(variants)
     assert len({root_hash(*variant) for variant in variants}) == len(variants)
+
+
+def defined_chain(parent: bytes, token_ids: Sequence[int], block_size: int, start: int) -> list[bytes]:
+    """As `pack_hashes` defines them."""
+    hashes = []
+    for first in range(start, len(token_ids) - block_size + 1, block_size):
+        tokens = b"".join(token.to_bytes(4, "little") for token in token_ids[first : first + block_size])
+        parent = blake2b(parent + tokens, digest_size=HASH_BYTES).digest()
+        hashes.append(parent)
+    return hashes
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("block_size", [1, 4, 16, 28, 29, 32, 60, 64, 128, 1000])
+def test_chains_are_those_of_the_definition(chain: Chain, block_size: int) -> None:
+    rng = random.Random(block_size)
+    for length in (0, 1, block_size - 1, block_size, 3 * block_size + 1, 100 * block_size):
+        tokens = [rng.choice([0, 1, (1 << 32) - 1, rng.randrange(1 << 32)]) for _ in range(length)]
+        parent, start = rng.randbytes(HASH_BYTES), rng.choice([0, 1, block_size, 2 * block_size, length + 5])
+        expected = b"".join(defined_chain(parent, tokens, block_size, start))
+        assert chain(parent, tokens, block_size, start) == expected
+        assert chain(parent, tuple(tokens), block_size, start) == expected
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_other_integers_are_tokens_too(chain: Chain) -> None:
+    tokens = np.arange(32, dtype=np.int64)
+    assert chain(root_hash(), list(tokens), 16, 0) == chain(root_hash(), list(range(32)), 16, 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_what_is_no_token_is_an_error(chain: Chain) -> None:
+    for token in (-1, 1 << 32, 1 << 70):
+        with pytest.raises(OverflowError):
+            chain(root_hash(), [0, token], 2, 0)
+    with pytest.raises(TypeError):
+        chain(root_hash(), [0, "1"], 2, 0)  # type: ignore[list-item]
+
+
+def test_hashes_are_extended_from_where_they_end() -> None:
+    tokens = list(range(100))
+    hashes = hash_blocks(tokens[:50], 16)
+    extend_hashes(hashes, tokens, 16, root_hash())
+    assert hashes == hash_blocks(tokens, 16) == split_hashes(pack_hashes(root_hash(), tokens, 16))
+
+
+def test_a_cut_hash_is_an_error() -> None:
+    with pytest.raises(ValueError, match="17 bytes"):
+        split_hashes(b"x" * 17)

@@ -5,9 +5,11 @@ import gc
 import os
 import random
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 
 import pytest
 import torch
@@ -116,6 +118,26 @@ async def test_random_blocks_arrive_and_no_other_block_changes(backend: str, mon
         await cluster.transport.read(peer, list(range(20, 60)), list(range(10, 50)), PATIENCE_S)
         assert all(holds(cluster.pool, block, 1, block + 10) for block in range(10, 50))
         assert len(cluster.transport.quarantine) == 0
+
+
+def note_landed(pool: Tensor, pairs: Iterator[tuple[int, int]], landed: list[bool], num_blocks: int) -> None:
+    """Looks whether the next blocks hold what they should."""
+    landed += [holds(pool, ours, 1, theirs) for ours, theirs in islice(pairs, num_blocks)]
+
+
+@every_backend
+async def test_blocks_are_here_when_they_are_said_to_have_landed(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(3)
+    async with cluster_of(backend, monkeypatch, LARGE_SHAPE) as cluster:
+        peer = await cluster.transport.connect((await cluster.start_peer(shape=LARGE_SHAPE)).description)
+        for remote in (rng.sample(range(64), 40), list(range(20, 60)), [7], []):
+            cluster.pool.fill_(UNTOUCHED)
+            local = rng.sample(range(64), len(remote))
+            pairs = iter(list(zip(local, remote, strict=True)))
+            landed: list[bool] = []
+            note = partial(note_landed, cluster.pool, pairs, landed)
+            await cluster.transport.read(peer, remote, local, PATIENCE_S, note)
+            assert landed == [True] * len(remote)
 
 
 @every_backend

@@ -34,6 +34,8 @@ def test_a_shared_pool_holds_one_zeroed_tensor() -> None:
         memory.allocate((4, 3), torch.float32)
     with pytest.raises(OSError, match="not permitted"):
         os.ftruncate(memory.fd, 4096)  # sealed: no reader can be killed by a file that shrinks
+    with pytest.raises(OSError, match="not permitted"):
+        os.pwrite(memory.fd, b"x", 0)  # nor can anybody write who was passed the file
     memory.close()
     memory.close()
     assert float(tensor[3, 0, 0]) == 1  # the memory goes with the last tensor

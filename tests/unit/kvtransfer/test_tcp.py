@@ -10,7 +10,7 @@ import pytest
 
 from kvtransfer import tcp_frames
 from kvtransfer.base import PoolIdentity
-from kvtransfer.errors import PeerLost, PeerRefused
+from kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline
 from tests.unit.kvtransfer.kv_peers import Cluster, fill, holds
 
 IDENTITY = PoolIdentity("server", "model")
@@ -125,3 +125,33 @@ async def test_many_reads_at_once_keep_few_connections(cluster: Cluster) -> None
     cluster.pool.fill_(-1)
     await asyncio.gather(*(cluster.transport.read(peer, [15 - block], [block], 20.0) for block in range(16)))
     assert all(holds(cluster.pool, block, 1, 15 - block) for block in range(16))
+
+
+async def test_a_cancel_harms_no_other_read_of_the_peer(cluster: Cluster) -> None:
+    """A read that is cancelled just when it has ended must not touch the connection that another read has by then."""
+    source = await cluster.start_peer()
+    peer = await cluster.transport.connect(source.description)
+    rng = random.Random(4)
+    for _ in range(60):
+        cancelled = [asyncio.create_task(cluster.transport.read(peer, [block], [block], 20.0)) for block in range(3)]
+        others = [asyncio.create_task(cluster.transport.read(peer, [block], [block], 20.0)) for block in range(3, 8)]
+        for task in cancelled:
+            asyncio.get_running_loop().call_later(rng.uniform(0, 1.5e-3), task.cancel)
+        await asyncio.gather(*cancelled, return_exceptions=True)
+        await asyncio.gather(*others)
+    assert peer in cluster.transport.choices
+
+
+async def test_a_silent_peer_leaves_the_others_their_reads(cluster: Cluster) -> None:
+    silent, lively = await cluster.start_peer(seed=1), await cluster.start_peer(seed=2)
+    peers = [await cluster.transport.connect(source.description) for source in (silent, lively)]
+    silent.stop()
+    held = [asyncio.create_task(cluster.transport.read(peers[0], [0], [block], 20.0)) for block in range(8)]
+    refused = [asyncio.create_task(cluster.transport.read(peers[0], [0], [8], 0.05)) for _ in range(80)]
+    outcomes = await asyncio.gather(*refused, return_exceptions=True)
+    assert all(isinstance(outcome, TransferDeadline) for outcome in outcomes)
+    await cluster.transport.read(peers[1], [3], [9], 20.0)
+    assert holds(cluster.pool, 9, 2, 3)
+    assert not any(task.done() for task in held)
+    silent.resume()
+    await asyncio.gather(*held)

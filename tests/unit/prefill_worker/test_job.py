@@ -33,7 +33,7 @@ def test_it_samples_one_token_behind_those_known() -> None:
     assert moved.num_output_tokens == 3
 
 
-async def test_each_block_is_announced_once_and_the_token_before_the_last_ones() -> None:
+async def test_each_block_is_announced_once_and_checksums_keep_no_step_waiting() -> None:
     pool = torch.arange(8 * 32, dtype=torch.float32).view(8, 32)
     job = make_job(18, 18, num_cached_tokens=4)
     job.request.block_table = [BlockId(block) for block in (7, 3, 5, 1, 2)]
@@ -42,11 +42,17 @@ async def test_each_block_is_announced_once_and_the_token_before_the_last_ones()
         job.steps.put_nowait(PrefillStep(RequestOutput(RequestId("r"), num_computed, sampled), 1.0 * num_computed))
     async with asyncio.timeout(10):
         events = [event async for event in job.events(pool, BLOCK_SIZE)]
-    announced = [event.blocks for event in events if event.HasField("blocks")]
-    assert [(each.first_index, list(each.block_ids)) for each in announced] == [(1, [3, 5]), (3, [1, 2])]
-    assert [list(each.checksums) for each in announced] == [
-        block_checksums(pool, [3, 5]),
-        block_checksums(pool, [1, 2]),
+    said = [event for event in events if event.ListFields()]
+    assert [[field.name for field, _ in event.ListFields()] for event in said] == [
+        ["blocks"],
+        ["blocks", "first_token"],
+        ["checksums"],
+        ["checksums"],
     ]
-    assert [event.WhichOneof("event") for event in events] == ["blocks", "first_token", "blocks"]
-    assert events[1].first_token.token_id == 42
+    for first_index, ids, (announced, checked) in ((1, [3, 5], said[::2]), (3, [1, 2], said[1::2])):
+        assert (announced.blocks.first_index, list(announced.blocks.block_ids)) == (first_index, ids)
+        assert (checked.checksums.first_index, list(checked.checksums.checksums)) == (
+            first_index,
+            block_checksums(pool, ids),
+        )
+    assert said[1].first_token.token_id == 42

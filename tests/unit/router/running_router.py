@@ -49,8 +49,8 @@ async def running_router(*workers: ScriptedWorker, **options: object) -> AsyncIt
     addresses = tuple([await worker.start() for worker in workers])
     read_fd, write_fd = os.pipe()
     config = RouterConfig(
-        port=0, grpc_port=0, workers=addresses, watch_interval_ms=1, progress_fd=write_fd,
-        **{"model": MODEL, **options},  # type: ignore[arg-type]  # a test's own choice of options
+        port=0, grpc_port=0, watch_interval_ms=1, progress_fd=write_fd,
+        **{"model": MODEL, "workers": addresses, **options},  # type: ignore[arg-type]  # a test's own choice of options
     )  # fmt: skip
     stopping = asyncio.Event()
     task = asyncio.create_task(serve(config, stopping))
@@ -65,7 +65,8 @@ async def running_router(*workers: ScriptedWorker, **options: object) -> AsyncIt
             httpx.AsyncClient(base_url=url, timeout=DEADLINE_S, trust_env=False) as http,
             AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http_client()) as openai,
         ):
-            await wait_workers(http, len(workers))
+            if workers:
+                await wait_workers(http, len(workers))
             yield RunningRouter(url, ready["grpc_address"], stopping, http, openai)
     finally:
         stopping.set()

@@ -81,7 +81,7 @@ async def test_retries_are_bounded() -> None:
 async def test_a_worker_that_gives_a_request_up_is_left_alone() -> None:
     quitter, other = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
     quitter.refusal = RequestDelta(finish_reason=common_pb2.FINISH_REASON_ABORT)
-    async with running_router(quitter, other) as router:
+    async with running_router(quitter, other, policy="round_robin") as router:
         await complete(router)
         assert len(quitter.commands) == len(other.commands) == 1
 
@@ -91,7 +91,7 @@ async def test_tokens_that_came_with_a_failure_are_kept() -> None:
         [choice] = (await complete(router))["choices"]
     quitter, other = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
     quitter.refusal = RequestDelta(token_ids=choice["token_ids"][:5], finish_reason=common_pb2.FINISH_REASON_ABORT)
-    async with running_router(quitter, other) as router:
+    async with running_router(quitter, other, policy="round_robin") as router:
         assert (await complete(router))["choices"] == [choice]
         assert len(other.commands[0].token_ids) == other.commands[0].num_prompt_tokens + 5
 
@@ -99,7 +99,7 @@ async def test_tokens_that_came_with_a_failure_are_kept() -> None:
 async def test_a_draining_worker_keeps_its_requests_and_gets_no_new_ones() -> None:
     leaving, staying = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
     leaving.go_on.clear()
-    async with running_router(leaving, staying) as router:
+    async with running_router(leaving, staying, policy="round_robin") as router:
         request = asyncio.create_task(complete(router))
         await until(lambda: bool(leaving.commands))
         leaving.draining = True

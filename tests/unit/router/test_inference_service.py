@@ -60,6 +60,8 @@ async def test_token_ids_logprobs_and_stop() -> None:
         ({"text": "a", "stop": [""]}, grpc.StatusCode.INVALID_ARGUMENT, "not 1 to 1024 characters"),
         ({"text": "a", "stop": ["x" * 1025]}, grpc.StatusCode.INVALID_ARGUMENT, "not 1 to 1024 characters"),
         ({"text": "a", "sampling": {"top_p": 2}}, grpc.StatusCode.INVALID_ARGUMENT, "top_p is 2"),
+        ({"text": "a", "hints": {"plan": "both"}}, grpc.StatusCode.INVALID_ARGUMENT, "must be local or remote"),
+        ({"text": "a", "timeout_s": -1}, grpc.StatusCode.INVALID_ARGUMENT, "timeout_s is -1"),
     ],
 )
 async def test_errors_are_statuses(fields: dict[str, Any], code: grpc.StatusCode, message: str) -> None:
@@ -68,6 +70,14 @@ async def test_errors_are_statuses(fields: dict[str, Any], code: grpc.StatusCode
             await generate(router.grpc_address, **fields)
         assert caught.value.code() is code
         assert message in (caught.value.details() or "")
+
+
+async def test_a_request_is_pinned_by_its_hints() -> None:
+    workers = [ScriptedWorker("decode-0"), ScriptedWorker("decode-1")]
+    async with running_router(*workers) as router:
+        for place in (1, 0, 1):
+            await generate(router.grpc_address, text="a", hints={"decode_worker": f"decode-{place}"})
+        assert [len(worker.commands) for worker in workers] == [1, 2]
 
 
 async def test_cancelling_the_call_cancels_the_request() -> None:

@@ -64,10 +64,10 @@ async def test_a_seed_fixes_the_answer_and_the_lack_of_one_does_not() -> None:
 
 
 async def test_choices_differ_and_share_the_first_ones_prompt() -> None:
-    worker = ScriptedWorker()
-    async with running_router(worker, ScriptedWorker("decode-1")) as router:
+    workers = [ScriptedWorker("decode-0"), ScriptedWorker("decode-1")]
+    async with running_router(*workers) as router:
         answer = await complete(router, max_tokens=8, n=4, seed=1)
-        assert len(worker.commands) == 4  # all at one decode worker, the first by name among equals
+        assert sorted(len(worker.commands) for worker in workers) == [0, 4]  # all where the first one's prompt is
         assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
         assert len({choice.message.content for choice in answer.choices}) == 4
         assert answer.usage.completion_tokens == 32

@@ -108,11 +108,14 @@ async def test_large_answers_are_worded_off_the_event_loop(monkeypatch: pytest.M
         return word(*arguments)
 
     monkeypatch.setattr(CompletionShape, "whole", whole)
+    monkeypatch.setattr("router.openai.answer.MAX_INLINE_SIZE", 20)
     async with running_router(ScriptedWorker()) as router:
         answer = await complete(router, n=2, max_tokens=3, logprobs=5, echo=True)
         assert len(answer.choices) == 2
-    assert threading.main_thread() not in threads
-    assert len(threads) == 1
+        assert threading.main_thread() not in threads
+        assert len(threads) == 1
+        await complete(router, n=2, max_tokens=3)
+        assert threads[1] is threading.main_thread()  # a thread would cost more than the little there is to word
 
 
 async def test_echo_of_the_prompt_alone() -> None:

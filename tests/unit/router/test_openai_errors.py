@@ -148,15 +148,15 @@ async def test_no_worker_is_503() -> None:
 async def test_too_many_requests_are_429() -> None:
     worker = ScriptedWorker()
     worker.go_on.clear()
-    async with running_router(worker, max_inflight=2) as router:
+    async with running_router(worker, max_inflight=2, max_queue=0) as router:
         first = asyncio.create_task(router.http.post(CHAT, json={"messages": HELLO, "n": 2, "max_tokens": 3}))
         await until(lambda: bool(worker.commands))
         for stream in (False, True):
             answer = await router.http.post(CHAT, json={"messages": HELLO, "stream": stream})
-            check(answer, 429, "try again soon")
+            check(answer, 429, "try again in 1 s")
             assert answer.headers["retry-after"]
         # Nothing is done for a request that is not taken: its prompt is not even tokenised and found too long.
-        check(await router.http.post(COMPLETIONS, json={"prompt": "a" * 6000}), 429, "try again soon")
+        check(await router.http.post(COMPLETIONS, json={"prompt": "a" * 6000}), 429, "try again in 1 s")
         worker.go_on.set()
         assert (await first).status_code == 200
 
@@ -172,7 +172,7 @@ async def test_what_can_never_be_taken_is_400_and_not_429() -> None:
 async def test_all_prompts_of_a_request_are_taken_or_none() -> None:
     worker = ScriptedWorker()
     worker.go_on.clear()
-    async with running_router(worker, max_inflight=3) as router:
+    async with running_router(worker, max_inflight=3, max_queue=0) as router:
         first = asyncio.create_task(router.http.post(COMPLETIONS, json={"prompt": ["a", "b"], "max_tokens": 3}))
         await until(lambda: len(worker.commands) == 2)
         check(await router.http.post(COMPLETIONS, json={"prompt": ["c", "d"]}), 429, "2 choices are being generated")

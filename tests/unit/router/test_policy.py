@@ -1,153 +1,259 @@
 """Which workers are chosen, and the reason for each choice."""
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 
-from router.cluster import ClusterSnapshot, PlanKind, RoutedRequest, WorkerRole, WorkerSnapshot
+from engine.errors import InvalidRequest
+from router.candidates import ImpossiblePlan
+from router.cluster import Plan, PlanKind, RoutedRequest
 from router.errors import NoWorker
-from router.policy import PrefixPolicy, RoundRobinPolicy, make_policy
+from router.named_policies import CostPolicy, LeastLoadedPolicy, RoundRobinPolicy, make_policy
+from router.policy import MAX_DECODERS, chance
+from router.request_context import RoutingHints
+from tests.unit.router.cluster_builder import both, cluster, prefill, request, worker
 
-POLICY = PrefixPolicy(local_prefill_below=64)
-
-
-def worker(
-    name: str, role: WorkerRole = WorkerRole.DECODE, requests: int = 0, queued: int = 0, free: int = 1000,
-    fingerprint: str = "f", max_model_len: int = 4096,
-) -> WorkerSnapshot:  # fmt: skip
-    return WorkerSnapshot(
-        worker_id=name, incarnation=f"{name}/1", address=f"{name}:1", role=role, fingerprint=fingerprint,
-        block_size=16, num_requests=requests, num_queued_tokens=queued, num_free_blocks=free,
-        max_model_len=max_model_len,
-    )  # fmt: skip
+COST = CostPolicy()
 
 
-def prefill(name: str, requests: int = 0, queued: int = 0, fingerprint: str = "f") -> WorkerSnapshot:
-    return worker(name, WorkerRole.PREFILL, requests, queued, fingerprint=fingerprint)
+def names(plan: Plan) -> tuple[str, str | None, str | None]:
+    prefill_id = plan.prefill.worker_id if plan.prefill else None
+    return plan.decode.worker_id, prefill_id, plan.prefix_source.worker_id if plan.prefix_source else None
 
 
-def cluster(*workers: WorkerSnapshot, turn: int = 0) -> ClusterSnapshot:
-    return ClusterSnapshot(workers, turn)
-
-
-def request(num_tokens: int, **cached: int) -> RoutedRequest:
-    return RoutedRequest(num_tokens, {f"{name}/1": count for name, count in cached.items()})
-
-
-def test_a_long_prompt_goes_through_a_prefill_worker() -> None:
-    plan = POLICY(request(500), cluster(worker("d"), prefill("p")))
-    assert (plan.decode.worker_id, plan.prefill and plan.prefill.worker_id) == ("d", "p")
+def test_a_long_prompt_goes_through_a_prefill_worker_while_others_decode() -> None:
+    plan = COST(request(2000), cluster(worker("d", requests=20), prefill("p")))
+    assert names(plan) == ("d", "p", None)
     assert plan.kind is PlanKind.REMOTE
-    assert plan.reason == "500 tokens uncached at the decode worker"
+    assert plan.reason == (
+        "remote at d through p: 0.2140 s to the first token, 1.2471 s of harm, 0.2000 s of cache lost, 0.0000 s for "
+        "fairness; instead of local at d: 0.2179 s to the first token, 5.2240 s of harm, 0.1000 s of cache lost, "
+        "0.0000 s for fairness"
+    )
 
 
-@pytest.mark.parametrize(("num_tokens", "cached", "local"), [(63, 0, True), (64, 0, False), (500, 448, True)])
-def test_few_uncached_tokens_are_prefilled_at_the_decode_worker(num_tokens: int, cached: int, local: bool) -> None:
-    plan = POLICY(request(num_tokens, d=cached), cluster(worker("d"), prefill("p")))
-    assert (plan.prefill is None) is local
+def test_a_short_or_well_cached_prompt_is_prefilled_where_it_is_decoded() -> None:
+    workers = (worker("d", requests=20), prefill("p", requests=1))
+    assert names(COST(request(20), cluster(*workers))) == ("d", None, None)
+    plan = COST(request(5000, d=4950), cluster(*workers))
+    assert names(plan) == ("d", None, None)
+    assert plan.reason.startswith("local at d: ")
+    assert "; instead of remote at d through p with the prefix of d: " in plan.reason
 
 
-def test_zero_means_never_local() -> None:
-    plan = PrefixPolicy(0)(request(500, d=500), cluster(worker("d"), prefill("p")))
-    assert plan.prefill is not None
+def test_an_idle_decode_worker_computes_what_prefill_workers_would_let_wait() -> None:
+    plan = COST(request(2000), cluster(worker("d"), prefill("p", requests=5, queued=20_000)))
+    assert names(plan) == ("d", None, None)
 
 
-def test_without_prefill_workers_the_decode_worker_prefills() -> None:
-    plan = POLICY(request(500), cluster(worker("d")))
-    assert (plan.kind, plan.reason) == (PlanKind.LOCAL, "no prefill worker")
-
-
-def test_a_colocated_worker_is_always_local() -> None:
-    plan = POLICY(request(500), cluster(worker("b", WorkerRole.BOTH), prefill("p")))
-    assert (plan.kind, plan.reason) == (PlanKind.LOCAL, "a colocated worker prefills its own requests")
+def test_without_prefill_workers_and_at_colocated_ones_it_is_local() -> None:
+    assert names(COST(request(5000), cluster(worker("d", requests=20)))) == ("d", None, None)
+    assert names(COST(request(5000), cluster(both("b", requests=20), prefill("p")))) == ("b", None, None)
 
 
 def test_only_equal_fingerprints_are_paired() -> None:
-    plan = POLICY(request(500), cluster(worker("d"), prefill("p", fingerprint="other")))
-    assert plan.prefill is None
-    plan = POLICY(request(500, q=480), cluster(worker("d"), prefill("p"), prefill("q", fingerprint="other")))
-    assert plan.prefill is not None
-    assert plan.prefill.worker_id == "p"
-    assert plan.prefix_source is None
+    busy = worker("d", requests=50)
+    assert names(COST(request(5000), cluster(busy, prefill("p", fingerprint="g")))) == ("d", None, None)
+    plan = COST(request(5000, q=4992), cluster(busy, prefill("p"), prefill("q", fingerprint="g")))
+    assert names(plan) == ("d", "p", None)
+    old, new = worker("d1", requests=50), worker("d2", requests=50, fingerprint="g")
+    for turn in range(20):
+        plan = COST(request(5000), cluster(old, new, prefill("p1"), prefill("p2", fingerprint="g"), turn=turn))
+        assert names(plan) in (("d1", "p1", None), ("d2", "p2", None))
 
 
 def test_the_longest_prefix_wins_among_equally_loaded_workers() -> None:
-    plan = POLICY(request(500, d2=256), cluster(worker("d1"), worker("d2"), worker("d3")))
-    assert plan.decode.worker_id == "d2"
+    assert COST(request(500, d2=256), cluster(worker("d1"), worker("d2"), worker("d3"))).decode.worker_id == "d2"
 
 
-def test_load_outweighs_a_short_prefix_and_not_a_long_one() -> None:
-    busy, idle = worker("d1", requests=4, queued=100), worker("d2")
-    assert POLICY(request(500, d1=128), cluster(busy, idle)).decode.worker_id == "d2"  # 164 of load for 128 tokens
-    assert POLICY(request(500, d1=256), cluster(busy, idle)).decode.worker_id == "d1"
+def test_a_queue_outweighs_a_short_prefix_and_not_a_long_one() -> None:
+    busy, idle = worker("d1", requests=4, queued=3000), worker("d2")
+    assert COST(request(4000, d1=1000), cluster(busy, idle)).decode.worker_id == "d2"
+    assert COST(request(8000, d1=7900), cluster(busy, idle)).decode.worker_id == "d1"
 
 
-def test_the_prefill_worker_is_chosen_by_prefix_and_load() -> None:
-    workers = (worker("d"), prefill("p1", queued=300), prefill("p2"))
-    plan = POLICY(request(500, p1=256), cluster(*workers))
-    assert plan.prefill is not None
-    assert plan.prefill.worker_id == "p2"
-    plan = POLICY(request(500, p1=400), cluster(*workers))
-    assert plan.prefill is not None
-    assert plan.prefill.worker_id == "p1"
+def test_the_prefill_worker_is_chosen_by_prefix_and_queue() -> None:
+    decode = worker("d", requests=30)
+    workers = (
+        decode,
+        prefill("p1", requests=2, queued=3000, read_bytes_per_s=1e6),
+        prefill("p2", read_bytes_per_s=1e6),
+    )
+    assert names(COST(request(5000, p1=1008), cluster(*workers))) == ("d", "p2", None)
+    assert names(COST(request(5000, p1=4992), cluster(*workers))) == ("d", "p1", None)
 
 
 def test_a_worker_without_room_is_avoided() -> None:
-    assert POLICY(request(500), cluster(worker("d1", free=2), worker("d2", requests=20))).decode.worker_id == "d2"
+    full = worker("d1", requests=4, free=2)
+    assert COST(request(500), cluster(full, worker("d2", requests=5))).decode.worker_id == "d2"
+    full = worker("d1", requests=16, max_num_seqs=16)
+    assert COST(request(500), cluster(full, worker("d2", requests=20))).decode.worker_id == "d2"
 
 
-def test_a_third_worker_with_clearly_more_of_the_prefix_is_the_source() -> None:
-    workers = (worker("d1"), worker("d2", requests=60), prefill("p"))
-    plan = POLICY(request(500, d2=400, p=16), cluster(*workers))
-    assert plan.decode.worker_id == "d1"
+def test_a_slower_worker_gets_what_it_can_do() -> None:
+    assert COST(request(4000), cluster(worker("d1", rate=1000), worker("d2", requests=3))).decode.worker_id == "d2"
+
+
+def test_a_prefix_is_pulled_from_the_worker_that_has_most_of_it() -> None:
+    workers = (worker("d1"), worker("d2", requests=60, queued=9000), prefill("p"))
+    plan = COST(request(5000, d2=4000, p=16), cluster(*workers, worker("d3", requests=60)))
     assert plan.prefix_source is not None
     assert plan.prefix_source.worker_id == "d2"
     assert plan.kind is PlanKind.REMOTE_WITH_SOURCE
 
 
+def test_a_prefix_over_a_slow_link_is_computed_anew() -> None:
+    slow = prefill("p", read_bytes_per_s=1e8)  # 250 blocks of 1 MiB would take 2.6 s, their computation 0.4 s
+    plan = COST(
+        request(5000, d2=4000), cluster(worker("d1", requests=30), worker("d2", requests=60, queued=90_000), slow)
+    )
+    assert names(plan) == ("d1", "p", None)
+
+
 def test_a_little_more_of_the_prefix_makes_no_source() -> None:
-    plan = POLICY(request(500, d2=400, p=352), cluster(worker("d1"), worker("d2", requests=60), prefill("p")))
-    assert plan.decode.worker_id == "d1"
-    assert plan.prefix_source is None
-
-
-def test_the_decode_worker_itself_can_be_the_source() -> None:
-    plan = POLICY(request(500, d=320), cluster(worker("d"), prefill("p")))
-    assert plan.prefill is not None
-    assert plan.prefix_source is not None
-    assert plan.prefix_source.worker_id == "d"
+    free = prefill("p", read_bytes_per_s=1e15)
+    workers = (worker("d1", requests=30), worker("d2", requests=60, queued=90_000), free)
+    assert COST(request(5000, d2=4032, p=4000), cluster(*workers)).prefix_source is None
+    source = COST(request(5000, d2=4128, p=4000), cluster(*workers)).prefix_source
+    assert source is not None
+    assert source.worker_id == "d2"
 
 
 def test_requests_just_sent_spread_over_equal_workers() -> None:
-    counts = {"d1": 0, "d2": 0}
-    for _ in range(10):
-        snapshot = cluster(*(worker(name, requests=count) for name, count in counts.items()))
-        counts[POLICY(request(10), snapshot).decode.worker_id] += 1
-    assert counts == {"d1": 5, "d2": 5}
+    counts = {"d1": 0, "d2": 0, "d3": 0, "d4": 0}
+    for turn in range(40):
+        snapshot = cluster(*(worker(name, requests=count) for name, count in counts.items()), turn=turn)
+        counts[COST(request(10), snapshot).decode.worker_id] += 1
+    assert max(counts.values()) - min(counts.values()) <= 2
+
+
+def test_equal_plans_are_told_apart_by_chance_that_differs_between_routers() -> None:
+    workers = [worker(f"d{number}") for number in range(4)]
+    chosen = [
+        [COST(request(100), cluster(*workers, turn=turn, seed=seed)).decode.worker_id for turn in range(200)]
+        for seed in (11, 22, 11)
+    ]
+    assert chosen[0] == chosen[2]
+    assert sum(a == b for a, b in zip(chosen[0], chosen[1], strict=True)) < 100
+    assert all(30 <= count <= 70 for count in Counter(chosen[0]).values())
+
+
+def test_of_equal_plans_the_worker_that_did_less_is_preferred() -> None:
+    workers = (worker("d1", done=10**6), worker("d2"))
+    assert {COST(request(100), cluster(*workers, turn=turn)).decode.worker_id for turn in range(20)} == {"d2"}
+
+
+def test_chance_is_even() -> None:
+    counts = Counter(chance(number) % 8 for number in range(8000))
+    assert all(850 < count < 1150 for count in counts.values())
+
+
+def test_of_many_workers_the_promising_ones_are_priced() -> None:
+    workers = [worker(f"d{number}", requests=20, queued=8000) for number in range(20 * MAX_DECODERS)]
+    workers[70] = worker("d70", requests=1)
+    assert COST(request(1000), cluster(*workers)).decode.worker_id == "d70"
+    assert COST(request(8000, d90=7990), cluster(*workers[80:])).decode.worker_id == "d90"
 
 
 def test_nobody_to_decode() -> None:
-    with pytest.raises(NoWorker, match="no decode worker is ready"):
-        POLICY(request(10), cluster(prefill("p")))
-    with pytest.raises(NoWorker, match="no decode worker is ready"):
-        RoundRobinPolicy(64)(request(10), cluster())
+    for policy in (COST, RoundRobinPolicy(64), LeastLoadedPolicy(64)):
+        with pytest.raises(NoWorker, match="no decode worker is ready"):
+            policy(request(10), cluster(prefill("p")))
 
 
 def test_too_long_for_every_worker_that_is_there() -> None:
     short, long = worker("d1", max_model_len=64), worker("d2", requests=50, max_model_len=128)
-    assert POLICY(request(100), cluster(short, long)).decode.worker_id == "d2"
-    assert POLICY(RoutedRequest(10, num_final_tokens=65), cluster(short, long)).decode.worker_id == "d2"
-    with pytest.raises(NoWorker, match="the most is 128"):
-        POLICY(request(128), cluster(short, long))
+    assert COST(request(100), cluster(short, long)).decode.worker_id == "d2"
+    assert COST(RoutedRequest(10, num_final_tokens=65), cluster(short, long)).decode.worker_id == "d2"
+    with pytest.raises(NoWorker, match="takes 129 tokens now; the most is 128"):
+        COST(request(128), cluster(short, long))
+
+
+@pytest.mark.parametrize(("missing", "plan"), [(63, "local"), (64, "remote")])
+def test_a_size_decides_where_the_prompt_is_computed(missing: int, plan: str) -> None:
+    policy = CostPolicy(local_prefill_below=64)
+    chosen = policy(request(960 + missing, d=960), cluster(worker("d", requests=missing % 2 * 60), prefill("p")))
+    assert (chosen.prefill is not None) is (plan == "remote")
+
+
+HINTED = cluster(
+    worker("d1"),
+    worker("d2", requests=60),
+    both("b", requests=60),
+    prefill("p1"),
+    prefill("p2", requests=9, queued=9000),
+)
+
+
+@pytest.mark.parametrize(
+    "policy", [COST, RoundRobinPolicy(None), LeastLoadedPolicy(64), make_policy("always_local", None)]
+)
+@pytest.mark.parametrize(
+    ("hints", "decode", "prefill_ids"),
+    [
+        (RoutingHints(decode_worker="d2"), "d2", {"p1", "p2", None}),
+        (RoutingHints(decode_worker="d2", plan="local"), "d2", {None}),
+        (RoutingHints(decode_worker="d2", plan="remote"), "d2", {"p1", "p2"}),
+        (RoutingHints(decode_worker="d2", prefill_worker="p2"), "d2", {"p2"}),
+        (RoutingHints(decode_worker="b"), "b", {None}),
+    ],
+)
+def test_hints_are_followed(policy: CostPolicy, hints: RoutingHints, decode: str, prefill_ids: set[str | None]) -> None:
+    for turn in range(4):
+        plan = policy(replace(request(500), hints=hints), replace(HINTED, turn=turn))
+        assert plan.decode.worker_id == decode
+        assert (plan.prefill.worker_id if plan.prefill else None) in prefill_ids
+
+
+@pytest.mark.parametrize(
+    ("hints", "text"),
+    [
+        (RoutingHints(decode_worker="d9"), "decode worker d9 is asked for, but no such worker takes requests now"),
+        (RoutingHints(decode_worker="p1"), "decode worker p1 is asked for, but it is in the role prefill"),
+        (RoutingHints(prefill_worker="p9"), "prefill worker p9 is asked for, but no such worker"),
+        (RoutingHints(prefill_worker="d1"), "prefill worker d1 is asked for, but it is in the role decode"),
+        (RoutingHints(prefill_worker="p1", plan="local"), "the plan is local, but prefill worker p1 is asked for"),
+        (RoutingHints(decode_worker="b", plan="remote"), "remote, but any prefill worker cannot prefill for b"),
+        (RoutingHints(decode_worker="b", prefill_worker="p1"), "remote, but p1 cannot prefill for b"),
+    ],
+)
+def test_hints_that_cannot_be_followed_are_refused_by_name(hints: RoutingHints, text: str) -> None:
+    with pytest.raises(ImpossiblePlan, match=text) as caught:
+        COST(replace(request(500), hints=hints), HINTED)
+    assert isinstance(caught.value, InvalidRequest)
+
+
+def test_a_hint_for_a_worker_that_is_too_small_is_refused() -> None:
+    with pytest.raises(ImpossiblePlan, match="takes up to 64 tokens"):
+        COST(
+            replace(request(100), hints=RoutingHints(decode_worker="d1")),
+            cluster(worker("d1", max_model_len=64), worker("d2")),
+        )
 
 
 def test_round_robin_takes_turns() -> None:
-    policy = RoundRobinPolicy(64)
     workers = (worker("d2"), worker("d1"), prefill("p1"), prefill("p2"))
-    plans = [policy(request(100), cluster(*workers, turn=turn)) for turn in range(4)]
-    pairs = [(plan.decode.worker_id, plan.prefill.worker_id if plan.prefill else "") for plan in plans]
-    assert pairs == [("d1", "p1"), ("d2", "p1"), ("d1", "p2"), ("d2", "p2")]
+    plans = [RoundRobinPolicy(64)(request(100), cluster(*workers, turn=turn)) for turn in range(4)]
+    assert [names(plan)[:2] for plan in plans] == [("d1", "p1"), ("d2", "p1"), ("d1", "p2"), ("d2", "p2")]
+    assert names(RoundRobinPolicy(64)(request(63), cluster(*workers)))[:2] == ("d1", None)
+
+
+def test_least_loaded_looks_at_work_alone() -> None:
+    workers = (worker("d1", queued=10), worker("d2", requests=3), prefill("p1", queued=20), prefill("p2", queued=10))
+    plan = LeastLoadedPolicy(None)(request(500, d1=500, p1=500), cluster(*workers))
+    assert names(plan) == ("d2", "p2", None)
+
+
+def test_always_remote_and_always_local() -> None:
+    workers = (worker("d", requests=60), prefill("p"))
+    assert names(make_policy("always_remote", None)(request(500, d=500), cluster(*workers)))[1] == "p"
+    assert names(make_policy("always_remote", None)(request(500), cluster(workers[0])))[1] is None
+    assert names(make_policy("always_local", None)(request(5000), cluster(*workers)))[1] is None
 
 
 def test_policies_by_name() -> None:
     assert make_policy("round_robin", 5) == RoundRobinPolicy(5)
-    with pytest.raises(ValueError, match="must be one of prefix, round_robin"):
+    assert make_policy("cost", None) == CostPolicy()
+    with pytest.raises(ValueError, match="must be one of cost, round_robin, least_loaded, always_remote, always_local"):
         make_policy("best", 5)

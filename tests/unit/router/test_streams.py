@@ -1,19 +1,16 @@
-"""Mailboxes, merged streams, load estimates, admission."""
+"""Mailboxes, merged streams."""
 
 import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
 
-from engine.errors import QueueFull
-from protos.common_pb2 import FINISH_REASON_STOP, ServedBy
-from protos.worker_pb2 import RequestDelta, WorkerLoad
-from router.admission import Admission
-from router.backoff import Backoff
-from router.errors import Draining, WorkerLost
-from router.load import LoadEstimate
+from protos.common_pb2 import FINISH_REASON_STOP, PositionLogprobs, ServedBy
+from protos.worker_pb2 import RequestDelta
+from router.errors import WorkerLost
 from router.mailbox import Mailbox
 from router.stream_merge import StreamMerge
+from rpc.backoff import Backoff
 
 
 async def test_news_that_nobody_took_merge() -> None:
@@ -105,20 +102,6 @@ async def test_one_streams_error_ends_the_merge() -> None:
     assert numbers.num_closed == 2
 
 
-def test_an_estimate_counts_what_a_report_cannot_know() -> None:
-    load = LoadEstimate()
-    load.report(WorkerLoad(num_running=2, num_waiting=1, num_queued_tokens=50))
-    load.add("a", 100)
-    assert (load.num_requests, load.num_queued_tokens) == (4, 150)
-    load.report(WorkerLoad(num_running=0))  # older than the request
-    assert (load.num_requests, load.num_queued_tokens) == (1, 100)
-    load.computed("a")
-    assert (load.num_requests, load.num_queued_tokens) == (1, 0)
-    load.remove("a")
-    load.remove("a")
-    assert (load.num_requests, load.num_queued_tokens, load.num_own_requests) == (0, 0, 0)
-
-
 async def test_pauses_double_and_are_short_again_after_a_good_time(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses, time_s = [], [100.0]
 
@@ -126,8 +109,8 @@ async def test_pauses_double_and_are_short_again_after_a_good_time(monkeypatch: 
         pauses.append(pause_s)
         time_s[0] += pause_s
 
-    monkeypatch.setattr("router.backoff.asyncio.sleep", sleep)
-    monkeypatch.setattr("router.backoff.random.uniform", lambda low, high: high)
+    monkeypatch.setattr("rpc.backoff.asyncio.sleep", sleep)
+    monkeypatch.setattr("rpc.backoff.random.uniform", lambda low, high: high)
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time_s[0])
     backoff = Backoff(first_s=0.25, last_s=1.0)
     for _ in range(4):
@@ -137,16 +120,28 @@ async def test_pauses_double_and_are_short_again_after_a_good_time(monkeypatch: 
     assert pauses == [0.25, 0.5, 1.0, 1.0, 0.25]
 
 
-async def test_admission_is_bounded_and_ends() -> None:
-    admission = Admission(max_inflight=3)
-    with admission.admit(2):
-        with pytest.raises(QueueFull, match="takes 3 at once"), admission.admit(2):
-            pass
-        idle = asyncio.create_task(admission.wait_idle(10))
+async def test_a_patient_reader_gets_the_first_token_and_then_the_rest_at_once() -> None:
+    mailbox = Mailbox(patient=True)
+    mailbox.put(RequestDelta(prompt_logprobs=[PositionLogprobs()]))
+    assert len((await mailbox.get()).prompt_logprobs) == 1
+    mailbox.put(RequestDelta(token_ids=[1]))
+    assert list((await mailbox.get()).token_ids) == [1]
+    reader = asyncio.create_task(mailbox.get())
+    for token_id in range(2, 6):
+        mailbox.put(RequestDelta(token_ids=[token_id]))
         await asyncio.sleep(0)
-        assert not idle.done()
-        admission.draining = True
-        with pytest.raises(Draining), admission.admit(1):
-            pass
-    assert await idle
-    assert admission.num_inflight == 0
+        assert not reader.done()
+    mailbox.put(RequestDelta(token_ids=[6], finish_reason=FINISH_REASON_STOP))
+    assert list((await reader).token_ids) == [2, 3, 4, 5, 6]
+
+
+async def test_a_patient_reader_loses_nothing_with_its_worker() -> None:
+    mailbox = Mailbox(patient=True)
+    for token_id in (1, 2):
+        mailbox.put(RequestDelta(token_ids=[token_id]))
+        if token_id == 1:
+            await mailbox.get()
+    mailbox.fail(WorkerLost("gone"))
+    assert list((await mailbox.get()).token_ids) == [2]
+    with pytest.raises(WorkerLost):
+        await mailbox.get()

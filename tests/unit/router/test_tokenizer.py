@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
 
 from engine.errors import InvalidRequest
-from router.detokenizer import MAX_INCOMPLETE, Detokenizer
+from router.detokenizer import MAX_INCOMPLETE, StreamDetokenizer
 from router.token_bytes import TokenBytes
 from router.tokenizer import Tokenizer
 from tests.unit.router.running_router import MODEL
@@ -105,6 +105,16 @@ def test_random_tokens_give_the_text_of_the_whole(tokenizer: Tokenizer) -> None:
         assert text == tokenizer.backend.decode(token_ids, skip_special_tokens=True)
 
 
+def test_both_detokenizers_say_the_same_of_bytes(tokenizer: Tokenizer) -> None:
+    rng = random.Random(4)
+    for _ in range(50):
+        token_ids = [rng.randrange(3, 400) for _ in range(40)]  # bytes, mostly
+        theirs = StreamDetokenizer(tokenizer.backend, [], skip_special_tokens=True)
+        ours = tokenizer.detokenizer([], skip_special_tokens=True)
+        texts = ["".join(map(each.push, token_ids)) + each.flush() for each in (ours, theirs)]
+        assert texts[0] == texts[1] == tokenizer.backend.decode(token_ids)
+
+
 def test_special_tokens_are_shown_or_not(tokenizer: Tokenizer) -> None:
     for skip, expected in ((True, ""), (False, "<|im_end|>")):
         detokenizer = tokenizer.detokenizer([], skip_special_tokens=skip)
@@ -123,8 +133,8 @@ def test_endless_silence_and_endless_fragments_stay_bounded(tokenizer: Tokenizer
 def test_sentencepiece_keeps_the_space_of_the_first_word_after_a_prompt() -> None:
     tokenizer = byte_fallback_tokenizer()
     hello, world = tokenizer.token_to_id("▁hello"), tokenizer.token_to_id("▁world")
-    assert Detokenizer(tokenizer, [hello], True).push(world) == " world"
-    assert Detokenizer(tokenizer, [], True).push(world) == "world"
+    assert StreamDetokenizer(tokenizer, [hello], True).push(world) == " world"
+    assert StreamDetokenizer(tokenizer, [], True).push(world) == "world"
 
 
 def test_bytes_of_sentencepiece_tokens() -> None:
@@ -134,7 +144,7 @@ def test_bytes_of_sentencepiece_tokens() -> None:
     assert b"".join(token_bytes[token_id] for token_id in emoji).decode() == "🎉"
     assert token_bytes[tokenizer.token_to_id("▁hello")] == b" hello"
     assert token_bytes[9999] == b""
-    detokenizer = Detokenizer(tokenizer, [], True)
+    detokenizer = StreamDetokenizer(tokenizer, [], True)
     assert [detokenizer.push(token_id) for token_id in emoji] == ["", "", "", "🎉"]
 
 
@@ -187,11 +197,12 @@ async def test_a_template_may_fail_in_any_way(template: str, tmp_path: Path) -> 
 
 
 async def test_a_long_text_holds_up_neither_the_loop_nor_short_texts(tokenizer: Tokenizer) -> None:
-    long = asyncio.gather(*(tokenizer.encode("The cat sat. " * 40_000, False) for _ in range(2)))
+    long = asyncio.gather(*(tokenizer.encode(f"{place} é The cat sat. " * 20_000, False) for place in range(2)))
     num_short = 0
     while not long.done():
-        assert await tokenizer.encode("hello world", False)
+        assert await tokenizer.encode(f"hello world {num_short}", False)
         num_short += 1
+        await asyncio.sleep(0)
     assert num_short > 20
     assert len((await long)[0]) > 40_000
 

@@ -69,7 +69,7 @@ def test_a_good_end_is_status_0_and_records_name_time_level_and_process() -> Non
         (prefill_main, ["--role", "decode", "--model", "m"], "must be one of prefill"),
         (decode_main, ["--role", "prefill", "--model", "m"], "must be one of decode, both"),
         (decode_main, ["--port", "70000"], "must be a whole number from 0 to 65535"),
-        (router_main, ["--policy", "guess"], "must be one of prefix, round_robin"),
+        (router_main, ["--policy", "guess"], "must be one of cost, round_robin"),
         (router_main, [], "missing: --model"),
     ],
 )

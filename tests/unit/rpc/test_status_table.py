@@ -5,7 +5,16 @@ import pytest
 
 from engine.errors import EngineError, InvalidRequest, QueueFull
 from kvtransfer.errors import PeerLost, TransferError
-from rpc.status import Cancelled, Internal, NotFound, Unavailable, code_number, error_from_code, status_of
+from rpc.status import (
+    Cancelled,
+    DeadlineExceeded,
+    Internal,
+    NotFound,
+    Unavailable,
+    code_number,
+    error_from_code,
+    status_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -15,6 +24,7 @@ from rpc.status import Cancelled, Internal, NotFound, Unavailable, code_number, 
         (QueueFull("x"), grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
         (NotFound("x"), grpc.StatusCode.NOT_FOUND, 404),
         (Unavailable("x"), grpc.StatusCode.UNAVAILABLE, 503),
+        (DeadlineExceeded("x"), grpc.StatusCode.DEADLINE_EXCEEDED, 504),
         (PeerLost("x"), grpc.StatusCode.UNAVAILABLE, 503),
         (TransferError("x"), grpc.StatusCode.INTERNAL, 500),
         (EngineError("x"), grpc.StatusCode.INTERNAL, 500),
@@ -32,7 +42,9 @@ def test_a_subclass_has_the_status_of_its_nearest_base() -> None:
     assert status_of(TooLong("x")).http == 400
 
 
-@pytest.mark.parametrize("kind", [InvalidRequest, QueueFull, NotFound, Unavailable, Cancelled, Internal])
+@pytest.mark.parametrize(
+    "kind", [InvalidRequest, QueueFull, NotFound, Unavailable, Cancelled, DeadlineExceeded, Internal]
+)
 def test_an_error_survives_its_code(kind: type[Exception]) -> None:
     error = error_from_code(code_number(kind("what is wrong")), "what is wrong")
     assert type(error) is kind

@@ -1,0 +1,116 @@
+"""Prepared HTTP requests over kept connections, at given times or as fast as answers come; cheap enough to measure
+routers that share its core.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import cast
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request and the times of its answer, by the machine's monotonic clock (uvloop's own is rounded to ms)."""
+
+    request_id: str
+    payload: bytes
+    due_s: float = 0.0  # from the load's start; 0 in a closed loop
+    sent_s: float = 0.0
+    first_s: float = 0.0  # first bytes of the body
+    last_s: float = 0.0
+    answer: bytearray = field(default_factory=bytearray)
+
+
+def post(path: str, request_id: str, body: bytes) -> bytes:
+    """A POST request as it goes over the wire."""
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        f"x-request-id: {request_id}\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+class HttpConnection(asyncio.Protocol):
+    """One connection with at most one exchange on it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._exchange: Exchange | None = None
+        self._done: asyncio.Future[None] | None = None
+        self._body_start = self._num_expected = 0  # 0 expected: chunked
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio: the connection stands."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its class
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio: the connection is over."""
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(exc or ConnectionError("the server closed the connection"))
+
+    async def run(self, exchange: Exchange) -> None:
+        """Sends the request and waits for the whole answer."""
+        assert self._transport is not None
+        self._exchange, self._body_start = exchange, 0
+        self._done = self._loop.create_future()
+        exchange.sent_s = monotonic()
+        self._transport.write(exchange.payload)
+        await self._done
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio: bytes came."""
+        exchange = self._exchange
+        assert exchange is not None
+        answer = exchange.answer
+        answer += data
+        if not self._body_start and not self._read_head(answer):
+            return
+        if not exchange.first_s and len(answer) > self._body_start:
+            exchange.first_s = monotonic()
+        ended = len(answer) >= self._num_expected if self._num_expected else answer.endswith(b"\r\n0\r\n\r\n")
+        if ended and self._done is not None and not self._done.done():
+            exchange.last_s = monotonic()
+            self._done.set_result(None)
+
+    def close(self) -> None:
+        """Ends the connection."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def _read_head(self, answer: bytearray) -> bool:
+        end = answer.find(b"\r\n\r\n")
+        if end < 0:
+            return False
+        head = bytes(answer[:end]).lower()
+        if not head.startswith(b"http/1.1 200"):
+            raise RuntimeError(f"the server answered {bytes(answer)!r}")
+        _, found, length = head.partition(b"content-length: ")
+        self._body_start = end + 4
+        self._num_expected = self._body_start + int(length.split(b"\r\n", 1)[0]) if found else 0
+        return True
+
+
+async def run_load(port: int, exchanges: Sequence[Exchange], num_connections: int, timed: bool) -> None:
+    """Runs all exchanges: each at its time if `timed` (or when a connection is free), else one after the other."""
+    loop = asyncio.get_running_loop()
+    connections = [(await loop.create_connection(HttpConnection, "127.0.0.1", port))[1] for _ in range(num_connections)]
+    waiting = deque(exchanges)
+    started_s = monotonic()
+
+    async def work(connection: HttpConnection) -> None:
+        while waiting:
+            exchange = waiting.popleft()
+            if timed and (wait_s := started_s + exchange.due_s - monotonic()) > 0:
+                await asyncio.sleep(wait_s)
+            await connection.run(exchange)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for connection in connections:
+                tasks.create_task(work(connection))
+    finally:
+        for connection in connections:
+            connection.close()

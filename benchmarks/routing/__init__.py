@@ -1,0 +1,1 @@
+"""Routers compared over the same simulated engines."""

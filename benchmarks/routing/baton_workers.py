@@ -1,0 +1,26 @@
+"""Simulated workers behind Baton's worker protocol: `python -m benchmarks.routing.baton_workers TOPOLOGY`."""
+
+import sys
+
+import uvloop
+
+from benchmarks.routing.control import announce, answer_until_end
+from benchmarks.routing.topology import Topology
+from benchmarks.routing.worker_counts import WorkerCounts
+from simulation.worker_config import SimulatedWorkerConfig
+from simulation.workers import simulated_workers
+
+
+async def main(topology: Topology) -> None:
+    """Serves until standard input ends."""
+    configs = [
+        SimulatedWorkerConfig(worker_id=f"{role}-{index}", role=role, spec=topology.spec)
+        for index, role in enumerate(topology.roles)
+    ]
+    async with simulated_workers(configs) as workers:
+        announce([worker.address for worker in workers])
+        await answer_until_end(lambda: [WorkerCounts.of(worker.core.counters) for worker in workers])
+
+
+if __name__ == "__main__":
+    uvloop.run(main(Topology.from_json(sys.argv[1])))

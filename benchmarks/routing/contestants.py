@@ -1,0 +1,28 @@
+"""The systems and settings that are compared."""
+
+from collections.abc import Sequence
+
+from benchmarks.routing.system import System, baton, dynamo, sglang
+
+BATON = baton("cost", "baton")
+# The best settings that were found on these workloads; docs/benchmarks.md says which others were tried.
+SGLANG = sglang(
+    "sglang-router", "--policy", "cache_aware",
+    pd_options=("--prefill-policy", "cache_aware", "--decode-policy", "power_of_two"),
+)  # fmt: skip
+LOCAL_BELOW = '{"policy": "isl_bounding", "eff_isl_threshold": 128, "eff_isl_ratio_threshold": 1.0}'
+DYNAMO = dynamo(
+    "dynamo", "--router-prefill-load-scale", "4", "--router-decode-active-request-weight", "8",
+    pd_options=("--router-conditional-disagg", "--router-conditional-disagg-config", LOCAL_BELOW),
+)  # fmt: skip
+ROUTED = (BATON, baton("round_robin", "round robin"), SGLANG, DYNAMO)  # compared by where they send requests
+COSTED = (BATON, SGLANG, DYNAMO)  # compared by what their request path costs
+
+
+def by_name(systems: Sequence[System], names: str) -> list[System]:
+    """Those whose names are given, with commas between; "" for all. Raises ValueError if none is meant."""
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    found = [system for system in systems if not wanted or system.name in wanted]
+    if not found:
+        raise ValueError(f"none of {', '.join(system.name for system in systems)} is meant by {names!r}")
+    return found

@@ -1,0 +1,72 @@
+"""The table that says what a router's request path costs."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import click
+import uvloop
+
+from benchmarks.load import percentile
+from benchmarks.report import Report
+from benchmarks.routing.request_cost import RATE, RequestCost, Throughput, measure_cost, measure_throughput
+from benchmarks.routing.system import Setting, System
+
+COLUMNS = ("router", "CPU us at 3 KB", "streamed", "CPU us at 50 KB", "added p50 ms", "added p99 ms", "TTFT p50 ms",
+           "TTFT p99 ms", "req/s, 1 process", "req/s, 2 processes")  # fmt: skip
+NOTES = (
+    "CPU: of the router's processes, a chat request of 8 tokens, when it has all it can do; whole answers but where it "
+    "says streamed.",
+    f"added: from the request to its whole answer, before workers that answer at once, at {RATE:.0f} requests a "
+    "second; TTFT: the same to the first token of a stream.",
+    "sglang-router passes prompts on as they come and its HTTP workers tokenise; its mode that tokenises could not be "
+    "measured, since it downloads a vocabulary when it starts.",
+    "req/s: client, router and workers share the machine's cores, and the workers and the client are one process each.",
+)
+
+
+class CostTable:
+    """Owns the results of one comparison."""
+
+    def __init__(self, systems: Sequence[System], seconds: float, repeats: int) -> None:
+        self._systems = systems
+        self._seconds = seconds
+        self._repeats = repeats
+        self._costs: defaultdict[str, list[RequestCost]] = defaultdict(list)
+        self._pairs: defaultdict[str, list[Throughput]] = defaultdict(list)
+
+    def measure(self, setting: Setting) -> Report:
+        """Runs every system in turn, and all again."""
+        for seed in range(1, self._repeats + 1):
+            for system in self._systems:
+                click.echo(f"cost: {system.name}", err=True)
+                cost = uvloop.run(measure_cost(system, setting, self._seconds, seed))
+                self._costs[system.name].append(cost)
+                pair = uvloop.run(measure_throughput(system, setting, 2, self._seconds, seed))
+                self._pairs[system.name].append(pair)
+        return self._report()
+
+    def _report(self) -> Report:
+        report = Report(
+            "Cost of the request path",
+            COLUMNS,
+            notes=[*NOTES, f"runs of each: {self._repeats}, of {self._seconds:.0f} s"],
+        )
+        for name, costs in self._costs.items():
+            report.add(
+                name,
+                _median_us(costs, lambda cost: cost.small),
+                _median_us(costs, lambda cost: cost.small_streamed),
+                _median_us(costs, lambda cost: cost.large),
+                median(percentile(cost.total_s, 50) * 1000 for cost in costs),
+                median(percentile(cost.total_s, 99) * 1000 for cost in costs),
+                median(percentile(cost.ttft_s, 50) * 1000 for cost in costs),
+                median(percentile(cost.ttft_s, 99) * 1000 for cost in costs),
+                median(cost.small.requests_per_s for cost in costs),
+                median(each.requests_per_s for each in self._pairs[name]),
+            )
+        return report
+
+
+def _median_us(costs: Sequence[RequestCost], pick: Callable[[RequestCost], Throughput]) -> float:
+    return median(pick(cost).cpu_s for cost in costs) * 1e6

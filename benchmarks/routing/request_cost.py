@@ -1,0 +1,107 @@
+"""What a router's request path costs: its CPU, the time it adds, and how many requests a second it stands.
+
+Chats of 8 output tokens, streamed or whole, before workers that answer at once; small ones of 3 KB, large ones of
+50 KB.
+"""
+
+import asyncio
+import random
+from dataclasses import dataclass
+from itertools import islice
+
+from benchmarks.routing.chats import chats
+from benchmarks.routing.client import Answer, Client, post
+from benchmarks.routing.run import ready_system
+from benchmarks.routing.system import Served, Setting, System, chat_body
+from benchmarks.routing.topology import INSTANT
+
+PATH = "/v1/chat/completions"
+NUM_OUTPUT_TOKENS = 8
+SMALL_BYTES, LARGE_BYTES = 3_000, 50_000
+RATE = 50.0  # small requests a second: moderate
+NUM_CONNECTIONS = 16  # when it is to do as much as it can
+NUM_PAYLOADS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """When every connection always has a request under way."""
+
+    requests_per_s: float
+    cpu_s: float  # of the routers, a request
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCost:
+    """Of one router process."""
+
+    small: Throughput  # whole answers
+    small_streamed: Throughput
+    large: Throughput
+    total_s: list[float]  # of small requests with whole answers at the moderate rate
+    ttft_s: list[float]  # of small requests with streamed answers at the moderate rate
+
+
+async def measure_cost(system: System, setting: Setting, seconds: float, seed: int) -> RequestCost:
+    """Starts the system, and measures each figure for so long."""
+    async with ready_system(system, setting, INSTANT) as served:
+        await _run_busy(served, _payloads(SMALL_BYTES, True, seed), min(1.0, seconds))
+        whole = await _run_at_rate(served, _payloads(SMALL_BYTES, False, seed + 1), seconds, seed)
+        streamed = await _run_at_rate(served, _payloads(SMALL_BYTES, True, seed + 2), seconds, seed)
+        return RequestCost(
+            small=await _run_busy(served, _payloads(SMALL_BYTES, False, seed + 3), seconds),
+            small_streamed=await _run_busy(served, _payloads(SMALL_BYTES, True, seed + 4), seconds),
+            large=await _run_busy(served, _payloads(LARGE_BYTES, False, seed + 5), seconds),
+            total_s=[answer.total_s for answer in whole],
+            ttft_s=[answer.ttft_s for answer in streamed],
+        )
+
+
+async def measure_throughput(
+    system: System, setting: Setting, num_routers: int, seconds: float, seed: int
+) -> Throughput:
+    """Of several router processes, with small requests and whole answers; the clients know them all."""
+    async with ready_system(system, setting, INSTANT, num_routers) as served:
+        await _run_busy(served, _payloads(SMALL_BYTES, False, seed), min(1.0, seconds))
+        return await _run_busy(served, _payloads(SMALL_BYTES, False, seed + 3), seconds)
+
+
+async def _run_at_rate(served: Served, payloads: list[bytes], seconds: float, seed: int) -> list[Answer]:
+    """Answers to requests that come at random (Poisson)."""
+    rng, client, router = random.Random(seed), Client(), served.routers[0]
+    loop = asyncio.get_running_loop()
+    due_s = loop.time()
+    asked = []
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(round(RATE * seconds)):
+            due_s += rng.expovariate(RATE)
+            await asyncio.sleep(due_s - loop.time())
+            asked.append(tasks.create_task(client.ask(router.port, payloads[number % len(payloads)])))
+    client.close()
+    return [task.result() for task in asked]
+
+
+async def _run_busy(served: Served, payloads: list[bytes], seconds: float) -> Throughput:
+    """Every connection always has a request under way; they are spread over the routers."""
+    client, numbers = Client(), iter(range(1 << 60))
+    loop = asyncio.get_running_loop()
+    started_s, cpu_before_s = loop.time(), sum(router.cpu_s() for router in served.routers)
+
+    async def work() -> None:
+        while loop.time() - started_s < seconds:
+            number = next(numbers)
+            port = served.routers[number % len(served.routers)].port
+            await client.ask(port, payloads[number % len(payloads)])
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(NUM_CONNECTIONS):
+            tasks.create_task(work())
+    client.close()
+    num_answers = next(numbers)
+    cpu_s = sum(router.cpu_s() for router in served.routers) - cpu_before_s
+    return Throughput(num_answers / (loop.time() - started_s), cpu_s / num_answers)
+
+
+def _payloads(num_bytes: int, stream: bool, seed: int) -> list[bytes]:
+    contents = islice(chats(num_bytes, seed), NUM_PAYLOADS)
+    return [post(PATH, chat_body(content, NUM_OUTPUT_TOKENS, stream)) for content in contents]

@@ -1,0 +1,101 @@
+"""The table that says where each router sends requests."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import click
+import uvloop
+
+from benchmarks.report import Report
+from benchmarks.routing.oracle import run_oracle
+from benchmarks.routing.run import run_workload
+from benchmarks.routing.run_result import RunResult
+from benchmarks.routing.system import Setting, System
+from benchmarks.routing.topology import COLOCATED, DISAGGREGATED, SERVING_SPEC, Topology
+from benchmarks.routing.workload import Workload, chat, mooncake
+
+COLUMNS = ("workload", "workers", "router", "hit rate", "of oracle's", "TTFT p50 ms", "TTFT p99 ms", "load max/mean",
+           "requests max/mean", "busy", "failed")  # fmt: skip
+ORACLE = "oracle"
+CHAT_SESSIONS_PER_S = 3.4
+TRACE_LENGTH_SCALE = 1 / 32
+TRACE_TIME_SCALE = 60 / 500
+MAX_LAG_S = 0.1  # of the engines, beyond which a time to the first token means little
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A workload before some workers; the workload may differ between repeats, by their number."""
+
+    topology: Topology
+    make_workload: Callable[[int], Workload]
+
+
+class RoutingTable:
+    """Owns the results of one comparison."""
+
+    def __init__(self, systems: Sequence[System], seconds: float, repeats: int) -> None:
+        self._systems = systems
+        self._seconds = seconds
+        self._repeats = repeats
+        self._cells = [
+            Cell(topology, make_workload)
+            for make_workload in (
+                lambda seed: chat(SERVING_SPEC, seconds, CHAT_SESSIONS_PER_S, seed),
+                lambda seed: mooncake(SERVING_SPEC, seconds, TRACE_LENGTH_SCALE, TRACE_TIME_SCALE),
+            )
+            for topology in (COLOCATED, DISAGGREGATED)
+        ]
+        self._results: defaultdict[tuple[str, str, str], list[RunResult]] = defaultdict(list)
+        self._reusable: defaultdict[str, list[float]] = defaultdict(list)
+
+    def measure(self, setting: Setting) -> Report:
+        """Runs everything: one run of each system in a cell, then the next cell, then all again."""
+        for seed in range(1, self._repeats + 1):
+            for cell in self._cells:
+                workload = cell.make_workload(seed)
+                self._reusable[workload.name].append(workload.reusable_share(SERVING_SPEC))
+                self._note(cell, workload, ORACLE, run_oracle(cell.topology, workload))
+                for system in self._systems:
+                    run = run_workload(system, setting, cell.topology, workload)
+                    self._note(cell, workload, system.name, uvloop.run(run))
+        return self._report()
+
+    def _note(self, cell: Cell, workload: Workload, name: str, result: RunResult) -> None:
+        self._results[workload.name, cell.topology.name, name].append(result)
+        click.echo(
+            f"{workload.name}, {cell.topology.name}, {name}: hit rate {result.hit_rate:.3f}, TTFT p50 "
+            f"{result.ttft_ms(50):.0f} ms, p99 {result.ttft_ms(99):.0f} ms, load {result.load_max_over_mean:.2f}, "
+            f"{result.num_failed} failed, lag {result.max_lag_s * 1000:.0f} ms",
+            err=True,
+        )
+
+    def _report(self) -> Report:
+        report = Report("Routing: where requests go", COLUMNS)
+        for (workload, topology, name), results in self._results.items():
+            oracle = self._results[workload, topology, ORACLE]
+            of_oracle = [each.hit_rate / best.hit_rate for each, best in zip(results, oracle, strict=True)]
+            report.add(
+                workload, topology, name, median(each.hit_rate for each in results), median(of_oracle),
+                median(each.ttft_ms(50) for each in results), median(each.ttft_ms(99) for each in results),
+                median(each.load_max_over_mean for each in results),
+                median(each.requests_max_over_mean for each in results),
+                median(each.busy_share for each in results), sum(each.num_failed for each in results),
+            )  # fmt: skip
+        report.notes.append(f"runs of each cell: {self._repeats}, of {self._seconds:.0f} s")
+        report.notes += [
+            f"{name}: an endless cache for everybody would have {median(shares):.3f} of the prompt tokens"
+            for name, shares in self._reusable.items()
+        ]
+        report.notes += self._lags()
+        return report
+
+    def _lags(self) -> list[str]:
+        """Runs in which the engines' process was late."""
+        return [
+            f"{workload}, {topology}, {name}: the engines were late by up to {worst * 1000:.0f} ms in some run"
+            for (workload, topology, name), results in self._results.items()
+            if (worst := max(each.max_lag_s for each in results)) > MAX_LAG_S
+        ]

@@ -1,0 +1,49 @@
+"""What one run of a workload through a router gave."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.load import percentile
+from benchmarks.routing.topology import Topology
+from benchmarks.routing.worker_counts import WorkerCounts
+from benchmarks.routing.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """A run's figures."""
+
+    hit_rate: float  # prompt tokens that no engine computed
+    ttft_s: list[float]
+    load_max_over_mean: float  # of the engines' busy time within their pool; pools weigh as they were busy
+    requests_max_over_mean: float
+    busy_share: float  # of the engines' time
+    max_lag_s: float
+    num_failed: int
+
+    def ttft_ms(self, percent: int) -> float:
+        """A percentile."""
+        return percentile(self.ttft_s, percent) * 1000
+
+
+def summarise(
+    topology: Topology, workload: Workload, counts: Sequence[WorkerCounts], ttft_s: list[float], elapsed_s: float,
+    num_failed: int = 0,
+) -> RunResult:  # fmt: skip
+    """The figures of a run of `workload` that took so long."""
+    prefilled = sum(each.prefilled_tokens for each in counts)
+    pools = topology.pools.values()
+    return RunResult(
+        hit_rate=1 - prefilled / workload.num_prompt_tokens,
+        ttft_s=ttft_s,
+        load_max_over_mean=_max_over_mean([[counts[i].busy_s for i in pool] for pool in pools]),
+        requests_max_over_mean=_max_over_mean([[counts[i].requests for i in pool] for pool in pools]),
+        busy_share=sum(each.busy_s for each in counts) / len(counts) / elapsed_s,
+        max_lag_s=max(each.max_lag_s for each in counts),
+        num_failed=num_failed,
+    )
+
+
+def _max_over_mean(pools: Sequence[Sequence[float]]) -> float:
+    total = sum(sum(pool) for pool in pools)
+    return sum(max(pool) * len(pool) for pool in pools) / total if total else 1.0

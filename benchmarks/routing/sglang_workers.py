@@ -1,0 +1,114 @@
+"""Simulated workers behind SGLang's HTTP protocol: `python -m benchmarks.routing.sglang_workers TOPOLOGY MODEL`.
+
+In its router's prefill/decode mode both workers of a request get it with the same `bootstrap_room`.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from itertools import count
+from typing import cast
+
+import orjson
+import uvloop
+
+from benchmarks.routing.control import announce, answer_until_end
+from benchmarks.routing.http_worker import Fields, HttpWorker
+from benchmarks.routing.rendezvous import Rendezvous
+from benchmarks.routing.topology import Role, Topology
+from benchmarks.routing.worker_counts import WorkerCounts
+from simulation.engine import SimulatedEngine
+from simulation.request import SimulatedRequest
+
+MODEL = "bench"
+CHAT_PROMPT = list(range(300, 320))  # of a chat: this worker does not tokenise, and none is asked to route by it
+
+
+class SglangWorker:
+    """One engine and its HTTP server."""
+
+    def __init__(self, role: Role, engine: SimulatedEngine, rendezvous: Rendezvous, model: str) -> None:
+        self.engine = engine
+        self._role = role
+        self._rendezvous = rendezvous
+        self._numbers = count()
+        self._server: asyncio.Server | None = None
+        info = {"model_path": model, "tokenizer_path": model, "served_model_name": MODEL, "is_generation": True}
+        page = orjson.dumps(info)
+        self._pages = {"/health": b"", "/server_info": page, "/model_info": page}
+
+    async def start(self) -> str:
+        """Serves on a free port; returns its URL."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: HttpWorker(self._pages, self._stream), "127.0.0.1", 0)
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def stop(self) -> None:
+        """Serves no more."""
+        assert self._server is not None
+        self._server.close()
+        await self._server.wait_closed()
+        await self.engine.close()
+
+    async def _stream(self, path: str, fields: Fields) -> AsyncGenerator[bytes, None]:
+        room = cast(int | None, fields.get("bootstrap_room"))
+        request = self._request(fields)
+        if room is not None and self._role == "prefill":
+            await self._rendezvous.offer(room, self.engine)
+            yield _event(request.request_id, 0, is_last=True)
+            return
+        prefill = None if room is None else await self._rendezvous.find(room, request)
+        try:
+            async with aclosing(self.engine.generate(request, prefill)) as tokens:
+                number = 0
+                async for token in tokens:
+                    number += 1
+                    if path == "/generate":
+                        yield _event(request.request_id, number, token.is_last)
+                    else:
+                        yield _chat_event(request.request_id, number, token.is_last)
+                    if room is not None:
+                        self._rendezvous.end(room)
+            yield b"data: [DONE]\n\n"
+        finally:
+            if room is not None:
+                self._rendezvous.end(room)
+
+    def _request(self, fields: Fields) -> SimulatedRequest:
+        text = cast(str | None, fields.get("text"))
+        chat_limit = fields.get("max_completion_tokens") or fields.get("max_tokens")
+        sampling = cast(Fields, fields.get("sampling_params") or {"max_new_tokens": chat_limit})
+        return SimulatedRequest(
+            request_id=str(next(self._numbers)),
+            token_ids=CHAT_PROMPT if text is None else [int(word) for word in text.split()],
+            num_output_tokens=cast(int, sampling["max_new_tokens"]),
+        )
+
+
+def _event(request_id: str, number: int, is_last: bool) -> bytes:
+    reason = '{"type":"length"}' if is_last else "null"
+    return (
+        f'data: {{"text":"{"word " * number}","meta_info":{{"id":"{request_id}","completion_tokens":{number},'
+        f'"finish_reason":{reason}}}}}\n\n'
+    ).encode()
+
+
+def _chat_event(request_id: str, number: int, is_last: bool) -> bytes:
+    reason = '"length"' if is_last else "null"
+    return (
+        f'data: {{"id":"{request_id}","object":"chat.completion.chunk","created":0,"model":"{MODEL}","choices":[{{'
+        f'"index":0,"delta":{{"content":"word "}},"finish_reason":{reason}}}]}}\n\n'
+    ).encode()
+
+
+async def main(topology: Topology, model: str) -> None:
+    """Serves until standard input ends."""
+    rendezvous = Rendezvous()
+    workers = [SglangWorker(role, SimulatedEngine(topology.spec), rendezvous, model) for role in topology.roles]
+    announce([await worker.start() for worker in workers])
+    await answer_until_end(lambda: [WorkerCounts.of(worker.engine.counters) for worker in workers])
+
+
+if __name__ == "__main__":
+    uvloop.run(main(Topology.from_json(sys.argv[1]), sys.argv[2]))

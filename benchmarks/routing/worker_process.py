@@ -1,0 +1,78 @@
+"""A process of simulated workers, from the benchmark's side."""
+
+import asyncio
+import os
+import tempfile
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import IO
+
+import orjson
+import psutil
+
+from benchmarks.routing.worker_counts import WorkerCounts
+
+ROOT = Path(__file__).parents[2]
+START_TIMEOUT_S = 60.0
+
+
+class ProcessFailed(Exception):
+    """A process did not do what it was started for; says what it wrote."""
+
+
+class WorkerProcess:
+    """Owns nothing; asks."""
+
+    def __init__(self, process: Process, addresses: Sequence[str]) -> None:
+        self.addresses = list(addresses)
+        self._process = process
+
+    async def counts(self) -> list[WorkerCounts]:
+        """What each worker has done since the start."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        return [WorkerCounts(**each) for each in orjson.loads(await _read_line(self._process))]
+
+    def cpu_s(self) -> float:
+        """CPU time of the process."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        return float(times.user + times.system)
+
+
+@asynccontextmanager
+async def started_workers(
+    python: Path, module: str, arguments: Sequence[str], environment: Mapping[str, str]
+) -> AsyncIterator[WorkerProcess]:
+    """Runs `python -m module` until the end of the block. Raises ProcessFailed if it does not serve."""
+    with tempfile.TemporaryFile() as log:
+        process = await asyncio.create_subprocess_exec(
+            str(python), "-m", f"benchmarks.routing.{module}", *arguments, stdin=PIPE, stdout=PIPE, stderr=log,
+            limit=1 << 20, env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                line = await _read_line(process)
+            if not line:
+                raise ProcessFailed(f"{module} ended with status {await process.wait()}:\n{tail(log)}")
+            yield WorkerProcess(process, orjson.loads(line)["addresses"])
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+def tail(log: IO[bytes]) -> str:
+    """The end of what a process wrote."""
+    log.seek(0)
+    return log.read().decode(errors="replace")[-4000:]
+
+
+async def _read_line(process: Process) -> bytes:
+    """The next line of JSON, empty if there is none; what a library prints between is passed over."""
+    assert process.stdout is not None
+    while line := await process.stdout.readline():
+        if line.startswith((b"{", b"[")):
+            return line
+    return b""

@@ -1,0 +1,123 @@
+"""Several router processes behind one port.
+
+1. The parent binds the ports, so that they stay ours while processes come and go, and listens on none.
+2. Each process listens on them itself (SO_REUSEPORT) once it is ready; the kernel spreads the connections.
+3. A process that dies is started again. Its connections are lost, all others stay.
+4. At the end every process drains at once. None is left, and neither is the directory where they met.
+"""
+
+import asyncio
+import logging
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+
+from deployment.events import Died, Event, Progressed, Started
+from deployment.ports import check_port
+from deployment.process import ProcessSpec
+from deployment.supervisor import GaveUp, RestartPolicy, Supervisor
+from router.config import RouterConfig
+from router.shared_socket import shared_socket
+from rpc.options import flags_of
+from rpc.progress import ProgressReporter, Ready
+
+logger = logging.getLogger(__name__)
+
+END_MARGIN_S = 5.0  # beyond the time that a process takes to drain
+POLICY = RestartPolicy(max_early_deaths=10)  # while others serve, there is time to try again
+
+
+class RouterGroupFailed(OSError):
+    """A process of the group does not get ready."""
+
+
+class RouterGroup:
+    """Owns the processes: whatever happens, none outlives `run`."""
+
+    def __init__(self, specs: list[ProcessSpec], end_timeout_s: float, ready: Callable[[], None]) -> None:
+        """`ready` is called once, when every process was ready."""
+        self._supervisors = [Supervisor(spec, POLICY, self._hear) for spec in specs]
+        self._loading = {spec.name for spec in specs}  # never ready so far
+        self._end_timeout_s = end_timeout_s
+        self._ready = ready
+
+    async def run(self, stop: asyncio.Event, kill: asyncio.Event) -> None:
+        """Serves until `stop`; `kill` cuts the end short. Raises RouterGroupFailed."""
+        lives = [asyncio.create_task(supervisor.run()) for supervisor in self._supervisors]
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait([*lives, stopped], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+            await self._end(kill)
+            outcomes = await asyncio.gather(*lives, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, GaveUp):
+                raise RouterGroupFailed(str(outcome)) from outcome
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case Started(name, life, pid):
+                logger.info("%s was started (life %d, process %d)", name, life, pid)
+            case Died(name, reason, restart_in_s):
+                logger.warning("%s: %s; it starts again in %.1f s", name, reason, restart_in_s)
+            case Progressed(name, Ready()) if name in self._loading:
+                self._loading.discard(name)
+                if not self._loading:
+                    self._ready()
+
+    async def _end(self, kill: asyncio.Event) -> None:
+        ending = asyncio.create_task(self._stop())
+        killed = asyncio.create_task(kill.wait())
+        await asyncio.wait([ending, killed], return_when=asyncio.FIRST_COMPLETED)
+        if not ending.done():
+            for supervisor in self._supervisors:
+                supervisor.kill()
+        await ending
+        killed.cancel()
+
+    async def _stop(self) -> None:
+        await asyncio.gather(*(each.stop(self._end_timeout_s) for each in self._supervisors))
+
+
+async def run_group(config: RouterConfig, log_level: str) -> None:
+    """Runs the config's number of processes until SIGTERM or SIGINT (a second one: ends them at once).
+
+    Raises PortInUse, OSError, or RouterGroupFailed with a process's own words.
+    """
+    stop, kill = asyncio.Event(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, lambda: (kill if stop.is_set() else stop).set())
+    with ExitStack() as stack:
+        port = _hold_port(stack, config.host, config.port)
+        grpc_port = None if config.grpc_port is None else _hold_port(stack, config.host, config.grpc_port)
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-router-", ignore_cleanup_errors=True))
+        shared = replace(config, port=port, grpc_port=grpc_port, group_dir=directory, process=0, progress_fd=None)
+        specs = [_spec(replace(shared, process=number), log_level) for number in range(config.processes)]
+
+        def ready() -> None:
+            address = f"{config.host}:{port}"
+            grpc_address = None if grpc_port is None else f"{config.host}:{grpc_port}"
+            ProgressReporter(config.progress_fd).ready(address=address, grpc_address=grpc_address)
+            logger.info("%d router processes serve %s at http://%s", len(specs), config.model_name, address)
+
+        await RouterGroup(specs, config.drain_timeout_s + END_MARGIN_S, ready).run(stop, kill)
+
+
+def _hold_port(stack: ExitStack, host: str, port: int) -> int:
+    """The port (of 0: a free one), ours until the stack's end."""
+    if port:
+        check_port(host, port)  # a socket that shares would else join another group of ours
+    held: int = stack.enter_context(shared_socket(host, port)).getsockname()[1]
+    return held
+
+
+def _spec(config: RouterConfig, log_level: str) -> ProcessSpec:
+    # -P: a folder of the same name where the user stands must not be run instead of ours.
+    argv = (sys.executable, "-P", "-m", "router", f"--log-level={log_level}", *flags_of(config))
+    return ProcessSpec(f"router-{config.process}", argv, None, {"PYTHONUNBUFFERED": "1"})

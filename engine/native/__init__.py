@@ -1,0 +1,1 @@
+"""Compiled twins of what is too slow in Python; each is optional."""

@@ -1,0 +1,3 @@
+from collections.abc import Sequence
+
+def chain_hashes(parent: bytes, token_ids: Sequence[int], block_size: int, start: int) -> bytes: ...

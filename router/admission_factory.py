@@ -1,0 +1,20 @@
+"""Admission as a router's options have it."""
+
+from prometheus_client import CollectorRegistry
+
+from router.admission import Admission, AdmissionLimits
+from router.admission_metrics import AdmissionMetrics
+from router.config import RouterConfig
+from router.pool_capacity import PoolCapacity
+from router.worker_pool import WorkerPool
+
+
+def make_admission(config: RouterConfig, pool: WorkerPool, registry: CollectorRegistry, model_name: str) -> Admission:
+    """Admission to the workers of the pool, its series in the registry."""
+    limits = AdmissionLimits(
+        max_inflight=config.max_inflight,
+        max_queue=config.max_queue,
+        default_timeout_s=config.default_timeout_s,
+        no_worker_timeout_s=config.failover_timeout_s,
+    )
+    return Admission(limits, PoolCapacity(pool), AdmissionMetrics(registry, model_name))

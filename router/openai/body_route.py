@@ -1,0 +1,84 @@
+"""A path that takes a JSON body: read strictly, checked by a model, answered on the server's interface itself."""
+
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+import orjson
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from router.openai.disconnect import ClientGone
+from router.openai.errors import error_response
+from router.openai.exchange import AsgiExchange, Exchange
+
+Body = TypeVar("Body", bound=BaseModel)
+
+# Lists and objects take far longer to build than texts of the same bytes, and everybody waits meanwhile.
+# Brackets within texts count too: so many are in megabytes of source code, more than any context holds.
+MAX_BRACKETS = 1 << 18
+
+
+class BodyRoute(Generic[Body]):
+    """An ASGI application for the POST requests of one path; errors become OpenAI-shaped answers."""
+
+    def __init__(
+        self, model: type[Body], serve: Callable[[Body, Exchange], Awaitable[None]], max_body_bytes: int
+    ) -> None:
+        """`serve` answers the exchange, or raises before it has started the answer."""
+        self.model = model
+        self._serve = serve
+        self.max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request over ASGI."""
+        await self.serve(AsgiExchange(scope, receive, send))
+
+    async def serve(self, exchange: Exchange) -> None:
+        """Reads the body and answers."""
+        try:
+            if not says_json(exchange.headers.get("content-type", "")):
+                # Any web page may post other types to a server on its reader's machine, without asking it first.
+                text = "the body must be JSON and said to be: send 'content-type: application/json'"
+                raise HTTPException(415, text)
+            body = read_body(self.model, await exchange.read(self.max_body_bytes))
+            await self._serve(body, exchange)
+        except ClientGone:
+            return  # nobody is left to answer
+        except Exception as error:
+            if exchange.started:
+                raise  # half an answer is out: the server breaks the connection off
+            response = error_response(error)
+            await exchange.answer(response.status_code, bytes(response.body), _extra_headers(response))
+
+
+def read_body(model: type[Body], body: bytes) -> Body:
+    """The body as the model has it: UTF-8, no NaN, no half surrogate pairs (no tokenizer takes them).
+
+    Raises RequestValidationError, or HTTPException (413) for one of too many lists and objects.
+    """
+    if len(body) > MAX_BRACKETS and body.count(b"[") + body.count(b"{") > MAX_BRACKETS:
+        raise HTTPException(413, f"the body has over {MAX_BRACKETS} opening brackets")
+    if not body:
+        raise RequestValidationError([{"type": "missing", "loc": ("body",), "msg": "Field required"}])
+    try:
+        return model.model_validate(orjson.loads(body), from_attributes=True)
+    except orjson.JSONDecodeError as error:
+        raise RequestValidationError([{"type": "json_invalid", "loc": ("body",), "msg": str(error)}]) from error
+    except ValidationError as error:
+        raise RequestValidationError(error.errors(include_url=False, include_context=False)) from error
+
+
+def says_json(content_type: str) -> bool:
+    """Whether a content type is JSON's."""
+    if content_type == "application/json":
+        return True
+    media_type = content_type.partition(";")[0].strip().lower()
+    return media_type == "application/json" or (media_type.startswith("application/") and media_type.endswith("+json"))
+
+
+def _extra_headers(response: Response) -> dict[str, str]:
+    """The headers beside those that every answer has."""
+    return {name: value for name, value in response.headers.items() if name not in ("content-length", "content-type")}

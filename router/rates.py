@@ -1,0 +1,82 @@
+"""How fast each worker is, as far as one knows."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from router.cluster import ClusterSnapshot, WorkerRole, WorkerSnapshot
+from router.recent_requests import excess, fair_count
+
+# Until any worker has reported: an 8B model on one recent GPU, roughly. Only their proportions matter for a choice.
+DEFAULT_PREFILL_TOKENS_PER_S = 10_000.0
+DEFAULT_DECODE_STEP_S = 0.010
+DEFAULT_DECODE_SEQUENCE_S = 0.0001
+DEFAULT_READ_BYTES_PER_S = 5e9
+
+Attribute = Callable[[WorkerSnapshot], float]
+
+
+@dataclass(slots=True)
+class WorkerRates:
+    """All known, or assumed."""
+
+    prefill_tokens_per_s: float
+    decode_step_s: float
+    decode_sequence_s: float
+    read_bytes_per_s: float
+
+
+class RateBook:
+    """Owns the rates of one snapshot's workers: what they report; else the median of their role, else of all, else the
+    defaults.
+    """
+
+    def __init__(self, cluster: ClusterSnapshot) -> None:
+        self._cluster = cluster
+        self._fair_count: float | None = None
+        self._assumed: dict[WorkerRole, WorkerRates] = {}
+
+    def of(self, worker: WorkerSnapshot) -> WorkerRates:
+        """The worker's rates."""
+        knows_step = worker.decode_step_s > 0
+        if knows_step and worker.prefill_tokens_per_s > 0 and worker.read_bytes_per_s > 0:
+            return WorkerRates(
+                worker.prefill_tokens_per_s,
+                worker.decode_step_s,
+                worker.decode_sequence_s,
+                worker.read_bytes_per_s,
+            )
+        assumed = self.assumed(worker.role)
+        return WorkerRates(
+            worker.prefill_tokens_per_s or assumed.prefill_tokens_per_s,
+            worker.decode_step_s if knows_step else assumed.decode_step_s,
+            worker.decode_sequence_s if knows_step else assumed.decode_sequence_s,
+            worker.read_bytes_per_s or assumed.read_bytes_per_s,
+        )
+
+    def excess(self, decode: WorkerSnapshot) -> float:
+        """By what share a decode worker got more of the router's last requests than others."""
+        if self._fair_count is None:
+            num_decoders = sum(worker.role is not WorkerRole.PREFILL for worker in self._cluster.workers)
+            self._fair_count = fair_count(self._cluster.turn, num_decoders)
+        return excess(decode.recent, self._cluster.turn, self._fair_count)
+
+    def assumed(self, role: WorkerRole) -> WorkerRates:
+        """Rates of a worker of the role that has not said anything of them."""
+        if role not in self._assumed:
+            alike = [worker for worker in self._cluster.workers if worker.role is role]
+            self._assumed[role] = WorkerRates(
+                self._typical(alike, lambda worker: worker.prefill_tokens_per_s) or DEFAULT_PREFILL_TOKENS_PER_S,
+                self._typical(alike, lambda worker: worker.decode_step_s) or DEFAULT_DECODE_STEP_S,
+                self._typical(alike, lambda worker: worker.decode_sequence_s) or DEFAULT_DECODE_SEQUENCE_S,
+                self._typical(alike, lambda worker: worker.read_bytes_per_s) or DEFAULT_READ_BYTES_PER_S,
+            )
+        return self._assumed[role]
+
+    def _typical(self, alike: Iterable[WorkerSnapshot], attribute: Attribute) -> float:
+        """The median of those workers that know it, else of all workers that do, else 0."""
+        for workers in (alike, self._cluster.workers):
+            known = [value for worker in workers if (value := attribute(worker)) > 0]
+            if known:
+                return median(known)
+        return 0.0

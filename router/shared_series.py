@@ -1,0 +1,81 @@
+"""The series of several router processes on one page.
+
+Each process counts for itself, so its series get a label with its number: sums are left to who reads them, and a
+process that starts again resets its own counters alone. What the workers report is the same at every process, and
+stands on the page once.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import orjson
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from router.metrics import PREFIX
+
+PROCESS_LABEL = "process"
+WORKER_LABEL = "worker"
+
+
+def own_series(registry: CollectorRegistry) -> Iterator[Metric]:
+    """What a process counts itself."""
+    return (family for family in registry.collect() if not _is_of_workers(family))
+
+
+def worker_series(registry: CollectorRegistry) -> Iterator[Metric]:
+    """What the workers reported to a process."""
+    return (family for family in registry.collect() if _is_of_workers(family))
+
+
+def _is_of_workers(family: Metric) -> bool:
+    return any(WORKER_LABEL in sample.labels for sample in family.samples)
+
+
+def pack_series(families: Iterable[Metric]) -> bytes:
+    """Families as one process sends them to another."""
+    return orjson.dumps(
+        [
+            (each.name, each.documentation, each.type, [(one.name, one.labels, one.value) for one in each.samples])
+            for each in families
+        ]
+    )
+
+
+def unpack_series(packed: bytes) -> list[Metric]:
+    """What `pack_series` packed. Raises ValueError if the sender died while it wrote."""
+    families = []
+    for name, documentation, kind, samples in orjson.loads(packed):
+        family = Metric(name, documentation, kind)
+        for sample_name, labels, value in samples:
+            family.add_sample(sample_name, labels, value)
+        families.append(family)
+    return families
+
+
+def one_page(by_process: Mapping[int, Iterable[Metric] | None], workers: Iterable[Metric]) -> bytes:
+    """Prometheus text of the processes' own series (None: it did not answer) and of the workers' ones."""
+    up = GaugeMetricFamily(
+        f"{PREFIX}router_process_up",
+        "1 for a router process whose series are here, 0 for one that does not answer.",
+        labels=(PROCESS_LABEL,),
+    )
+    merged: dict[str, Metric] = {}
+    for process, families in by_process.items():
+        up.add_metric((str(process),), families is not None)
+        for family in families or ():
+            whole = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            for sample in family.samples:
+                whole.add_sample(sample.name, {**sample.labels, PROCESS_LABEL: str(process)}, sample.value)
+    return generate_latest(_Families([up, *(family for family in merged.values() if family.samples), *workers]))
+
+
+class _Families(Collector):
+    """Families that are already collected."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """The families."""
+        return self._families

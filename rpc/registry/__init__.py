@@ -1,0 +1,1 @@
+"""Which workers there are: kept by the workers, followed by the routers."""

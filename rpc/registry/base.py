@@ -1,0 +1,72 @@
+"""What a registry is, to the workers that stand in it and to the routers that follow it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from rpc.worker_config import Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A worker in one of its lives, as the registry has it."""
+
+    worker_id: str  # the same over restarts
+    incarnation: str  # fresh at every start; the key
+    role: Role
+    address: str  # host:port of its gRPC server
+    model: str  # name of the model that it serves
+    fingerprint: str  # KV goes only between equal ones
+    block_size: int  # tokens
+    max_num_seqs: int  # most sequences in its batch
+    draining: bool = False  # takes no new requests
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryView:
+    """What a router knows of the registry."""
+
+    members: tuple[Member, ...] = ()  # as last listed
+    fixed: tuple[str, ...] = ()  # addresses of workers that are there whatever is listed
+    is_listed: bool = False  # the members were listed at least once
+    error: str | None = None  # why the registry cannot be asked now; None: it can
+
+
+Listener = Callable[[RegistryView], None]
+
+
+class Lease(Protocol):
+    """One worker's place in a registry; it lapses unless it is kept."""
+
+    async def keep(self) -> None:
+        """Registers the worker and renews its lease, whatever becomes of the registry, until cancelled."""
+        ...
+
+    def update(self, member: Member) -> None:
+        """The worker changed; `keep` tells it at once."""
+        ...
+
+    async def withdraw(self) -> None:
+        """Takes the worker out, once `keep` has ended; without a registry the lease lapses by itself."""
+        ...
+
+
+class Registry(Protocol):
+    """Holds the members of a cluster."""
+
+    @property
+    def name(self) -> str:
+        """For people; without passwords."""
+        ...
+
+    def lease(self, member: Member, lease_s: float) -> Lease:
+        """A place for a worker, that lapses when it was not renewed for `lease_s` seconds."""
+        ...
+
+    async def follow(self, listener: Listener) -> None:
+        """Tells the members now and soon after each change, and when the registry is lost; until cancelled."""
+        ...
+
+    async def close(self) -> None:
+        """Ends its connections; whatever uses it has ended before."""
+        ...

@@ -1,0 +1,19 @@
+"""Registries by URL."""
+
+from collections.abc import Sequence
+
+from rpc.registry.base import Registry
+from rpc.registry.memory import MemoryRegistry
+from rpc.registry.url import parse_registry_url
+
+
+def open_registry(url: str | None, addresses: Sequence[str] = ()) -> Registry:
+    """The registry at a URL, or without one that of fixed addresses; connects to nothing yet.
+
+    Raises OptionError for a URL that cannot be read.
+    """
+    if url is None:
+        return MemoryRegistry(addresses)
+    from rpc.registry.redis_registry import RedisRegistry  # its client is heavy, and few processes need it
+
+    return RedisRegistry(parse_registry_url(url))

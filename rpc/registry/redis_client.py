@@ -1,0 +1,70 @@
+"""Clients of Redis: one server, behind Sentinels, or a cluster.
+
+No client tries anything again by itself: who uses it says that Redis is lost, and tries again after a pause.
+"""
+
+from typing import Any
+
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisClusterException, RedisError
+
+from rpc.registry.url import RegistryUrl
+
+TIMEOUT_S = 2.0  # to connect, and for an answer
+CLUSTER_RETRIES = 1  # a cluster's client needs one to ask for the cluster's nodes anew
+
+# Whatever can come of a Redis that is not there, not willing, or someone else's.
+REDIS_ERRORS: tuple[type[Exception], ...] = (RedisError, RedisClusterException, OSError, TimeoutError)
+
+Client = Redis | RedisCluster
+
+
+class RedisConnections:
+    """Owns the client for a URL, and the Sentinels that it asks."""
+
+    def __init__(self, url: RegistryUrl) -> None:
+        """Connects to nothing yet."""
+        self._sentinel: Sentinel | None = None
+        common = _connection_options(url)
+        login: dict[str, Any] = {"username": url.username, "password": url.password}
+        self.client: Client
+        if url.kind == "cluster":
+            nodes = [ClusterNode(host, port) for host, port in url.hosts]
+            retry = Retry(NoBackoff(), CLUSTER_RETRIES)
+            self.client = RedisCluster(startup_nodes=nodes, **{**common, **login, "retry": retry})
+        elif url.kind == "sentinel":
+            sentinel_login = {name: url.options.get(f"sentinel_{name}") for name in ("username", "password")}
+            self._sentinel = Sentinel(list(url.hosts), sentinel_kwargs={**common, **sentinel_login})  # type: ignore[no-untyped-call]  # redis's own lack
+            master = self._sentinel.master_for(url.service, db=url.db, **common, **login)
+            assert isinstance(master, Redis)
+            self.client = master
+        else:
+            (host, port), *_ = url.hosts
+            self.client = Redis(host=host, port=port, db=url.db, **common, **login)
+
+    async def close(self) -> None:
+        """Ends every connection."""
+        await self.client.aclose()
+        if self._sentinel is not None:
+            await self._sentinel.aclose()
+
+
+def _connection_options(url: RegistryUrl) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "decode_responses": True,
+        "protocol": 2,
+        "socket_timeout": TIMEOUT_S,
+        "socket_connect_timeout": TIMEOUT_S,
+        "socket_keepalive": True,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    if url.tls:
+        options["ssl"] = True
+        options |= {name: value for name, value in url.options.items() if name.startswith("ssl_")}
+        if "ssl_check_hostname" in options:
+            options["ssl_check_hostname"] = options["ssl_check_hostname"] == "true"
+    return options

@@ -1,0 +1,78 @@
+"""One worker's place in Redis."""
+
+import asyncio
+import logging
+from contextlib import suppress
+
+from rpc.backoff import Backoff
+from rpc.registry.base import Member
+from rpc.registry.redis_client import REDIS_ERRORS
+from rpc.registry.redis_store import RedisStore
+
+logger = logging.getLogger(__name__)
+
+FIRST_BACKOFF_S = 0.05
+LAST_BACKOFF_S = 1.0
+RENEWALS = 4  # within a lease: so many may fail before it lapses
+LONGEST_PAUSE_S = 2.0  # a Redis that came back empty has every worker after this
+
+
+class RedisLease:
+    """Keeps a worker registered; loses Redis with a warning and never with an error."""
+
+    def __init__(self, store: RedisStore, name: str, member: Member, lease_s: float) -> None:
+        self._store = store
+        self._name = name
+        self._member = member
+        self._lease_s = lease_s
+        self._told: Member | None = None  # what the routers were told last
+        self._changed = asyncio.Event()
+        self._is_lost = False
+
+    async def keep(self) -> None:
+        """Registers the worker and renews its lease until cancelled."""
+        backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
+        pause_s = min(self._lease_s / RENEWALS, LONGEST_PAUSE_S)
+        while True:
+            self._changed.clear()
+            try:
+                await self._renew()
+            except REDIS_ERRORS as error:
+                self._lose(error)
+                await backoff.wait()
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._changed.wait()
+
+    def update(self, member: Member) -> None:
+        """The worker changed; it is told at once."""
+        self._member = member
+        self._changed.set()
+
+    async def withdraw(self) -> None:
+        """Takes the worker out; if Redis is lost, the lease lapses by itself."""
+        try:
+            await self._store.remove(self._member)
+        except REDIS_ERRORS as error:
+            logger.warning("%s is lost, the lease there lapses by itself: %s", self._name, error)
+
+    async def _renew(self) -> None:
+        member = self._member
+        was_lost = self._is_lost
+        if self._told != member:
+            await self._store.put(member, self._lease_s)
+            if self._told is None:
+                logger.info("%s is registered at %s", member.worker_id, self._name)
+        elif not await self._store.renew(member, self._lease_s):
+            await self._store.put(member, self._lease_s)
+            logger.warning("the lease of %s at %s had lapsed; it is registered again", member.worker_id, self._name)
+        elif was_lost:
+            logger.info("%s is back, the lease of %s has held", self._name, member.worker_id)
+        self._told = member
+        self._is_lost = False
+
+    def _lose(self, error: Exception) -> None:
+        if not self._is_lost:
+            logger.warning("%s is lost, this worker serves on: %s", self._name, error)
+        self._is_lost = True

@@ -1,0 +1,104 @@
+"""`python -m simulation.workers`: simulated workers in this process, each on a port of its own.
+
+Once they serve, one line of JSON on standard output says where: `addresses` as a router's --workers takes them, and
+each worker's id, role, address and incarnation.
+"""
+
+import asyncio
+import json
+import logging
+import signal
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import click
+
+from rpc.config_file import load
+from rpc.entry import plain_errors, process_flags, run_process, take_process_flags
+from rpc.options import click_options, options_of
+from rpc.peers import Channels
+from rpc.progress import ProgressReporter
+from rpc.registration import member_of, registered
+from simulation.config import SimulationConfig
+from simulation.options import SIMULATION_OPTIONS
+from simulation.spec import WorkerSpec
+from simulation.worker import SimulatedWorker
+from simulation.worker_config import SimulatedWorkerConfig
+
+logger = logging.getLogger("simulation.workers")  # also when it is run as __main__
+
+
+@asynccontextmanager
+async def simulated_workers(configs: Iterable[SimulatedWorkerConfig]) -> AsyncIterator[list[SimulatedWorker]]:
+    """Workers that serve in the caller's event loop until the end of the block."""
+    channels = Channels()
+    workers: list[SimulatedWorker] = []
+    try:
+        for config in configs:
+            workers.append(SimulatedWorker(config, channels))
+            await workers[-1].start()
+        yield workers
+    finally:
+        await asyncio.gather(*(worker.stop() for worker in workers))
+        await channels.close()
+
+
+async def run(config: SimulationConfig) -> None:
+    """Serves until SIGTERM or SIGINT, then drains."""
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    async with simulated_workers(config.workers()) as workers, AsyncExitStack() as leases:
+        for worker in workers:
+            await leases.enter_async_context(
+                registered(
+                    config.registry, member_of(worker.description, worker.config.role), config.lease_s, worker.drain
+                )
+            )
+        click.echo(json.dumps(_summary(workers)))
+        ProgressReporter(config.progress_fd).ready(address=workers[0].address, num_workers=len(workers))
+        logger.info("%d simulated workers serve, the first at %s", len(workers), workers[0].address)
+        await stopping.wait()
+        await _drain(workers, config.drain_timeout_s)
+
+
+async def _drain(workers: Sequence[SimulatedWorker], timeout_s: float) -> None:
+    """Returns once no request is left, or the time is over."""
+    for worker in workers:
+        worker.begin_drain()
+    try:
+        async with asyncio.timeout(timeout_s):
+            for worker in workers:
+                await worker.drain.wait_idle()
+    except TimeoutError:
+        num_requests = sum(worker.drain.num_requests for worker in workers)
+        logger.warning("%d requests had not ended when the drain was over", num_requests)
+
+
+def _summary(workers: Sequence[SimulatedWorker]) -> dict[str, object]:
+    described = [
+        {
+            "worker_id": worker.config.worker_id,
+            "role": worker.config.role,
+            "address": worker.address,
+            "incarnation": worker.description.incarnation,
+        }
+        for worker in workers
+    ]
+    return {"addresses": ",".join(worker.address for worker in workers), "workers": described}
+
+
+@click.command(name="simulate")
+@click_options(options_of(SimulationConfig, SIMULATION_OPTIONS))
+@click_options(options_of(WorkerSpec, SIMULATION_OPTIONS))
+@process_flags
+@plain_errors
+def main(**flags: object) -> None:
+    """Run simulated workers for routers: no model, stated speeds, tokens that follow from the prompt."""
+    process = take_process_flags(flags)
+    config = load(SimulationConfig, SIMULATION_OPTIONS, process.config_file, flags)
+    run_process(process.named("simulation", config.progress_fd), lambda: run(config))
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m simulation.workers")

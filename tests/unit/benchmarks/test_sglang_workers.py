@@ -1,0 +1,59 @@
+"""Simulated workers behind a peer's HTTP protocol, and the benchmark's client."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import orjson
+import pytest
+
+from benchmarks.routing.client import Client, Refused, post
+from benchmarks.routing.rendezvous import Rendezvous
+from benchmarks.routing.sglang_workers import SglangWorker
+from benchmarks.routing.system import chat_body, generate_body
+from benchmarks.routing.topology import INSTANT_SPEC, Role
+from simulation.engine import SimulatedEngine
+
+SPEC = replace(INSTANT_SPEC, num_blocks=1024)
+PROMPT = list(range(400, 464))
+
+
+@asynccontextmanager
+async def served(*roles: Role) -> AsyncIterator[tuple[Client, list[SglangWorker], list[int]]]:
+    """Workers on these ports, and a client."""
+    rendezvous, client = Rendezvous(), Client()
+    workers = [SglangWorker(role, SimulatedEngine(SPEC), rendezvous, "model") for role in roles]
+    ports = [int((await worker.start()).rpartition(":")[2]) for worker in workers]
+    yield client, workers, ports
+    client.close()
+    for worker in workers:
+        await worker.stop()
+
+
+async def test_prompts_are_answered_and_cached() -> None:
+    async with served("both") as (client, (worker,), (port,)):
+        for _ in range(2):
+            answer = await client.ask(port, post("/generate", generate_body(PROMPT, 3)))
+            assert 0 < answer.ttft_s <= answer.total_s
+        chat = chat_body([{"role": "user", "content": "hi"}], 2, stream=False)
+        await client.ask(port, post("/v1/chat/completions", chat))
+        assert worker.engine.counters.generated_tokens == 3 + 3 + 2
+        assert worker.engine.load().num_cached_tokens == 48  # of the second: whole blocks, one token left to compute
+
+
+async def test_a_prompt_of_one_room_is_computed_at_one_worker_and_decoded_at_the_other() -> None:
+    async with served("prefill", "decode") as (client, (prefill, decode), ports):
+        payload = post("/generate", orjson.dumps({**orjson.loads(generate_body(PROMPT, 4)), "bootstrap_room": 7}))
+        await asyncio.gather(*(client.ask(port, payload) for port in ports))
+        assert (prefill.engine.counters.prefilled_tokens, decode.engine.counters.prefilled_tokens) == (64, 0)
+        assert decode.engine.counters.generated_tokens == 3  # the first came with the prompt
+        assert decode.engine.counters.received_tokens == 64
+
+
+async def test_an_unknown_page_is_refused_and_a_broken_request_ends_its_connection() -> None:
+    async with served("both") as (client, _, (port,)):
+        with pytest.raises(Refused, match="404"):
+            await client.ask(port, b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        with pytest.raises(ConnectionError):
+            await client.ask(port, post("/generate", b'{"text": "not a number"}'))

@@ -1,0 +1,78 @@
+"""What an engine says that it has to compute."""
+
+from engine.block_manager import BlockManager
+from engine.config import EngineConfig
+from engine.finish_rule import FinishRule
+from engine.outputs import SampledToken
+from engine.request import Request, RequestId
+from engine.sampling_params import SamplingParams
+from engine.schedule import Received, StepResult
+from engine.scheduler import Scheduler
+
+PROMPT = list(range(20))
+
+
+def scheduler(max_num_seqs: int = 1) -> Scheduler:
+    config = EngineConfig(model="none", block_size=4, max_num_seqs=max_num_seqs, max_num_batched_tokens=8)
+    return Scheduler(config, BlockManager(64, 4, enable_prefix_caching=True), FinishRule(frozenset(), 200))
+
+
+def request(name: str, token_ids: list[int], **options: object) -> Request:
+    return Request(RequestId(name), list(token_ids), len(token_ids), SamplingParams(max_tokens=50, seed=1), **options)  # type: ignore[arg-type]
+
+
+def step(engine: Scheduler) -> None:
+    scheduled = engine.schedule().requests
+    engine.update(scheduled, [StepResult(SampledToken(7)) if item.samples else StepResult() for item in scheduled])
+
+
+def test_tokens_are_counted_until_they_are_computed() -> None:
+    engine = scheduler()
+    engine.add(request("a", PROMPT))
+    assert engine.num_queued_tokens == 20
+    step(engine)
+    assert engine.num_queued_tokens == 12
+    step(engine)
+    step(engine)
+    assert engine.num_queued_tokens == 1  # it decodes
+
+
+def test_what_a_waiting_request_will_find_in_the_cache_is_not_counted() -> None:
+    engine = scheduler()
+    engine.add(request("a", PROMPT))
+    for _ in range(3):
+        step(engine)
+    engine.add(request("b", [*PROMPT[:16], 90, 91, 92]))
+    assert engine.num_queued_tokens == 1 + 3
+    assert next(iter(engine.waiting)).num_computed_tokens == 0
+    engine.check_integrity()
+
+
+def test_logprobs_of_the_prompt_need_all_of_it() -> None:
+    engine = scheduler()
+    engine.add(request("a", PROMPT))
+    for _ in range(3):
+        step(engine)
+    wanting = request("b", PROMPT)
+    wanting.sampling = SamplingParams(max_tokens=5, seed=1, prompt_logprobs=0)
+    engine.add(wanting)
+    assert engine.num_queued_tokens == 1 + 20
+
+
+def test_a_preempted_request_counts_whole() -> None:
+    engine = scheduler()
+    engine.add(request("a", PROMPT))
+    for _ in range(3):
+        step(engine)
+    engine._preempt(engine.running.last)
+    assert engine.num_queued_tokens == 21
+
+
+def test_what_others_compute_is_not_counted() -> None:
+    engine = scheduler()
+    engine.add(request("a", PROMPT, receives_kv=True))
+    assert engine.num_queued_tokens == 0
+    engine.schedule()
+    assert engine.num_queued_tokens == 0
+    engine.end_receive(RequestId("a"), Received(8))  # the rest is computed here after all
+    assert engine.num_queued_tokens == 12

@@ -1,0 +1,142 @@
+"""Workers that come and go, and what the registry's word counts for."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from protos.worker_pb2 import WORKER_ROLE_PREFILL
+from router.worker_pool import WorkerPool
+from rpc.registry.base import Listener, RegistryView
+from rpc.registry.memory import MemoryRegistry
+from tests.unit.router.pools import member_of, ready, running_pool
+from tests.unit.router.running_router import until
+from tests.unit.router.scripted_worker import ScriptedWorker
+
+
+class ToldRegistry(MemoryRegistry):
+    """Tells what a test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.views: asyncio.Queue[RegistryView] = asyncio.Queue()
+
+    async def follow(self, listener: Listener) -> None:
+        """Tells one view after the other, until cancelled."""
+        while True:
+            listener(await self.views.get())
+
+
+async def started(stack: AsyncExitStack, *names: str) -> list[ScriptedWorker]:
+    workers = [ScriptedWorker(name) for name in names]
+    for worker in workers:
+        await worker.start()
+        stack.push_async_callback(worker.stop)
+    return workers
+
+
+def known(pool: WorkerPool) -> set[str]:
+    return {connection.address for connection in pool.connections}
+
+
+async def test_a_registered_worker_is_found_and_one_that_left_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.worker_connection.GIVE_UP_S", 0.05)
+    registry = MemoryRegistry()
+    async with AsyncExitStack() as stack, running_pool(registry) as pool:
+        first, second = await started(stack, "decode-0", "decode-1")
+        registry.put(member_of(first))
+        await until(lambda: ready(pool) == {first.address})
+        registry.put(member_of(second))
+        await until(lambda: ready(pool) == {first.address, second.address})
+        await second.stop()
+        registry.remove(second.incarnation)
+        await until(lambda: known(pool) == {first.address})
+        await second.start()  # where it was before, in another life
+        registry.put(member_of(second))
+        await until(lambda: ready(pool) == {first.address, second.address})
+        assert known(pool) == {first.address, second.address}
+
+
+async def test_a_worker_in_reach_outlives_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.worker_connection.GIVE_UP_S", 0.05)
+    registry = MemoryRegistry()
+    async with AsyncExitStack() as stack, running_pool(registry) as pool:
+        (worker,) = await started(stack, "decode-0")
+        registry.put(member_of(worker))
+        await until(lambda: ready(pool) == {worker.address})
+        incarnation = worker.incarnation
+        registry.remove(incarnation)
+        await until(lambda: not pool.connections[0].is_listed)
+        await asyncio.sleep(0.2)  # long after a worker that is gone is given up
+        assert ready(pool) == {worker.address}
+        assert pool.connection(incarnation) is not None
+        await worker.stop()
+        await until(lambda: known(pool) == set())
+
+
+async def test_a_listed_worker_is_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.worker_connection.GIVE_UP_S", 0.05)
+    registry = MemoryRegistry()
+    async with AsyncExitStack() as stack, running_pool(registry) as pool:
+        (worker,) = await started(stack, "decode-0")
+        registry.put(member_of(worker))
+        await until(lambda: ready(pool) == {worker.address})
+        await worker.stop()
+        await until(lambda: ready(pool) == set())
+        await asyncio.sleep(0.2)
+        assert known(pool) == {worker.address}
+        await worker.start()
+        await until(lambda: ready(pool) == {worker.address})
+
+
+async def test_members_are_kept_while_the_registry_is_lost() -> None:
+    registry = ToldRegistry()
+    async with AsyncExitStack() as stack, running_pool(registry) as pool:
+        first, second = await started(stack, "decode-0", "decode-1")
+        members = (member_of(first), member_of(second))
+        registry.views.put_nowait(RegistryView(members, is_listed=True))
+        await until(lambda: ready(pool) == {first.address, second.address})
+        registry.views.put_nowait(RegistryView(members, is_listed=True, error="gone"))
+        await until(lambda: pool.view.error == "gone")
+        await second.stop()
+        await until(lambda: ready(pool) == {first.address})
+        await second.start()
+        await until(lambda: ready(pool) == {first.address, second.address})
+        registry.views.put_nowait(RegistryView((), is_listed=True))  # it is back, with nothing in it yet
+        await until(lambda: pool.view.error is None)
+        registry.views.put_nowait(RegistryView((members[0], member_of(second)), is_listed=True))
+        await until(lambda: all(connection.is_listed for connection in pool.connections))
+        assert ready(pool) == {first.address, second.address}
+
+
+async def test_other_models_workers_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    registry = MemoryRegistry()
+    async with AsyncExitStack() as stack, running_pool(registry) as pool:
+        ours, theirs = await started(stack, "decode-0", "decode-1")
+        registry.put(member_of(theirs, "another"))
+        registry.put(member_of(ours))
+        await until(lambda: ready(pool) == {ours.address})
+        assert known(pool) == {ours.address}
+        assert len(pool.view.members) == 2
+    assert caplog.text.count("this one serves bundled_model, not another") == 1
+
+
+async def test_only_equal_fingerprints_are_offered_together() -> None:
+    registry = MemoryRegistry()
+    async with AsyncExitStack() as stack, running_pool(registry) as pool:
+        old, new = await started(stack, "prefill-old", "prefill-new")
+        decoders = await started(stack, "decode-old", "decode-new")
+        for worker in (old, new):
+            worker.role = WORKER_ROLE_PREFILL
+        for worker in (new, decoders[1]):
+            worker.fingerprint = "new"
+        for worker in (old, new, *decoders):
+            registry.put(member_of(worker))
+        await until(lambda: len(ready(pool)) == 4)
+        cluster = pool.snapshot()
+        offers = {
+            decode.worker_id: [prefill.worker_id for prefill in cluster.prefillers(decode.fingerprint)]
+            for decode in cluster.decoders()
+        }
+        assert offers == {"decode-old": ["prefill-old"], "decode-new": ["prefill-new"]}

@@ -1,0 +1,146 @@
+"""Requests on the wire, as HTTP clients of all kinds send them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import orjson
+
+from tests.unit.router.running_router import DEADLINE_S, RunningRouter, running_router, until
+from tests.unit.router.scripted_worker import ScriptedWorker
+
+BODY = orjson.dumps({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3})
+STREAM = orjson.dumps({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "stream": True})
+
+
+def request(body: bytes = BODY, version: str = "1.1", length: int | None = None, **headers: str) -> bytes:
+    """A chat request; underscores in names of headers become dashes."""
+    lines = [f"POST /v1/chat/completions HTTP/{version}", "host: test", "content-type: application/json"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    if "transfer_encoding" not in headers:
+        lines.append(f"content-length: {len(body) if length is None else length}")
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+class Connection:
+    """A client's connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        """Status and headers of the next answer."""
+        lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[:-2]
+        return int(lines[0].split()[1]), dict(line.split(": ", 1) for line in lines[1:])
+
+    async def answer(self) -> tuple[int, dict[str, str], bytes]:
+        """The next answer, whole."""
+        status, headers = await self.head()
+        if "content-length" in headers:
+            return status, headers, await self.reader.readexactly(int(headers["content-length"]))
+        body = b""
+        while size := int(await self.reader.readuntil(b"\r\n"), 16):
+            body += (await self.reader.readexactly(size + 2))[:-2]
+        assert await self.reader.readexactly(2) == b"\r\n"
+        return status, headers, body
+
+
+@asynccontextmanager
+async def connected(router: RunningRouter) -> AsyncIterator[Connection]:
+    host, _, port = router.url.removeprefix("http://").rpartition(":")
+    async with asyncio.timeout(DEADLINE_S):
+        connection = Connection(*await asyncio.open_connection(host, int(port)))
+        try:
+            yield connection
+        finally:
+            connection.writer.close()
+
+
+async def test_one_connection_serves_request_after_request() -> None:
+    async with running_router(ScriptedWorker()) as router, connected(router) as connection:
+        for body in (BODY, STREAM, BODY, b"{", STREAM):
+            connection.writer.write(request(body, x_request_id="mine"))
+            status, headers, answer = await connection.answer()
+            assert status == (400 if body == b"{" else 200)
+            assert headers["x-request-id"] == "mine"
+            assert "date" in headers
+            assert answer.endswith(b"data: [DONE]\n\n" if body == STREAM else b"}")
+
+
+async def test_requests_that_do_not_wait_for_answers_get_them_in_order() -> None:
+    async with running_router(ScriptedWorker()) as router, connected(router) as connection:
+        health = b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n"
+        kinds = (STREAM, health, BODY, BODY, health, STREAM)
+        messages = [
+            each if each == health else request(each, x_request_id=str(place)) for place, each in enumerate(kinds)
+        ]
+        connection.writer.write(b"".join(messages))
+        for place, kind in enumerate(kinds):
+            status, headers, answer = await connection.answer()
+            assert status == 200
+            if kind != health:
+                assert headers["x-request-id"] == str(place)
+                assert answer.startswith(b"data: " if kind == STREAM else b"{")
+
+
+async def test_a_body_in_chunks_and_in_single_bytes() -> None:
+    async with running_router(ScriptedWorker()) as router, connected(router) as connection:
+        chunks = b"".join(b"%x\r\n%b\r\n" % (1, BODY[place : place + 1]) for place in range(len(BODY))) + b"0\r\n\r\n"
+        for message in (request(chunks, transfer_encoding="chunked"), request()):
+            for place in range(0, len(message), 7):
+                connection.writer.write(message[place : place + 7])
+                await connection.writer.drain()
+                await asyncio.sleep(0)
+            assert (await connection.answer())[0] == 200
+
+
+async def test_a_body_that_is_too_large_is_refused_before_it_is_here() -> None:
+    async with running_router(ScriptedWorker(), max_body_bytes=2000) as router:
+        async with connected(router) as connection:
+            connection.writer.write(request(b" " * 10, length=3000))
+            assert (await connection.answer())[0] == 413
+            connection.writer.write(b" " * 2990 + request())  # the rest of it is read and forgotten
+            assert (await connection.answer())[0] == 200
+        async with connected(router) as connection:
+            connection.writer.write(request(b"7d1\r\n" + b" " * 2001, transfer_encoding="chunked"))
+            assert (await connection.answer())[0] == 413
+
+
+async def test_who_asks_whether_to_go_on_is_told_so() -> None:
+    async with running_router(ScriptedWorker()) as router, connected(router) as connection:
+        connection.writer.write(request(b"", length=len(BODY), expect="100-continue"))
+        assert (await connection.head())[0] == 100
+        connection.writer.write(BODY)
+        assert (await connection.answer())[0] == 200
+
+
+async def test_a_connection_ends_when_the_client_says_so() -> None:
+    async with running_router(ScriptedWorker()) as router:
+        for message in (request(connection="close"), request(STREAM, connection="close"), request(version="1.0")):
+            async with connected(router) as connection:
+                connection.writer.write(message)
+                status, headers, _ = await connection.answer()
+                assert (status, headers["connection"]) == (200, "close")
+                assert await connection.reader.read() == b""
+
+
+async def test_a_client_that_goes_away_is_not_served_on() -> None:
+    worker = ScriptedWorker()
+    worker.go_on.clear()
+    async with running_router(worker) as router:
+        for num_gone, body in enumerate((BODY, STREAM), 1):
+            async with connected(router) as connection:
+                connection.writer.write(request(body))
+                await until(lambda num_gone=num_gone: len(worker.commands) == num_gone)  # type: ignore[misc]
+            await until(lambda num_gone=num_gone: len(worker.aborted) == num_gone)  # type: ignore[misc]
+    assert len(worker.commands) == len(worker.aborted) == 2
+
+
+async def test_a_query_goes_the_longer_way_and_is_served_too() -> None:
+    async with running_router(ScriptedWorker()) as router:
+        answer = await router.http.post(
+            "/v1/chat/completions?version=1", content=BODY, headers={"content-type": "application/json"}
+        )
+        assert answer.status_code == 200
+        assert answer.json()["choices"][0]["finish_reason"] == "length"

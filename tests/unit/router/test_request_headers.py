@@ -1,0 +1,44 @@
+"""What headers say of a request's routing, its time and whose it is."""
+
+import pytest
+
+from router.errors import FieldError
+from router.openai.context import read_context
+from router.request_context import NO_HINTS, RoutingHints
+
+
+def test_without_headers_there_is_nothing_to_say() -> None:
+    context = read_context({}, user=None, priority=0)
+    assert (context.hints, context.fairness_key, context.timeout_s, context.priority) == (NO_HINTS, "", None, 0)
+
+
+def test_hints_and_time() -> None:
+    headers = {"x-baton-decode": "d-1", "x-baton-prefill": "p-2", "x-baton-plan": "remote", "x-baton-timeout": "2.5"}
+    context = read_context(headers, user=None, priority=-3)
+    assert context.hints == RoutingHints("d-1", "p-2", "remote")
+    assert (context.timeout_s, context.priority) == (2.5, -3)
+    assert read_context({"x-baton-plan": "local"}, None, 0).hints == RoutingHints(None, None, "local")
+
+
+def test_whose_it_is() -> None:
+    def key(authorization: str | None, user: str | None) -> str:
+        headers = {} if authorization is None else {"authorization": authorization}
+        return read_context(headers, user, 0).fairness_key
+
+    assert key("Bearer secret", "me") == key("bearer secret", None) != key("Bearer other", None)
+    assert "secret" not in key("Bearer secret", None)
+    assert key(None, "me") == key("Basic abc", "me") == key("Bearer ", "me") != key(None, "you")
+    assert key(None, "secret") != key("Bearer secret", None)
+    assert key(None, "") == ""
+
+
+@pytest.mark.parametrize("timeout", ["0", "-1", "soon", "nan", "inf", ""])
+def test_times_that_are_none(timeout: str) -> None:
+    with pytest.raises(FieldError, match="x-baton-timeout is") as caught:
+        read_context({"x-baton-timeout": timeout}, None, 0)
+    assert caught.value.field == "x-baton-timeout"
+
+
+def test_a_plan_that_is_none() -> None:
+    with pytest.raises(FieldError, match="must be local or remote"):
+        read_context({"x-baton-plan": "both"}, None, 0)

@@ -1,0 +1,53 @@
+"""Pinned requests, from the header to the worker."""
+
+import asyncio
+from typing import Any
+
+from protos import worker_pb2
+from tests.unit.router.running_router import RunningRouter, running_router, until
+from tests.unit.router.scripted_worker import ScriptedWorker
+
+
+async def post(router: RunningRouter, **headers: str) -> tuple[int, dict[str, Any]]:
+    body = {"model": "bundled_model", "prompt": list(range(300, 330)), "max_tokens": 4, "temperature": 0}
+    named = {f"x-baton-{name}": value for name, value in headers.items()}
+    answer = await router.http.post("/v1/completions", json=body, headers=named)
+    return answer.status_code, answer.json()
+
+
+async def test_a_pinned_request_goes_where_it_is_told() -> None:
+    workers = [ScriptedWorker(f"decode-{number}") for number in range(3)]
+    prefill = ScriptedWorker("prefill-0", worker_pb2.WORKER_ROLE_PREFILL)
+    async with running_router(*workers, prefill) as router:
+        for _ in range(6):
+            assert (await post(router, decode="decode-2", plan="local"))[0] == 200
+        assert [len(worker.commands) for worker in workers] == [0, 0, 6]
+        assert not any(command.HasField("prefill") for command in workers[2].commands)
+        assert (await post(router, decode="decode-1", prefill="prefill-0"))[0] == 200
+        assert workers[1].commands[0].prefill.worker_id == "prefill-0"
+        numbers = [command.number for worker in workers for command in worker.commands]
+        assert sorted(numbers) == list(range(1, 8))
+
+
+async def test_a_hint_that_cannot_be_followed_is_the_clients_mistake() -> None:
+    async with running_router(ScriptedWorker("decode-0")) as router:
+        status, body = await post(router, decode="decode-7")
+        assert status == 400
+        assert "decode-7" in body["error"]["message"]
+        status, body = await post(router, plan="remote")
+        assert status == 400
+        assert "decode-0" in body["error"]["message"]
+
+
+async def test_a_pinned_request_waits_for_its_worker_to_come_back() -> None:
+    worker, other = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
+    worker.go_on.clear()
+    async with running_router(worker, other) as router:
+        request = asyncio.create_task(post(router, decode="decode-0"))
+        await until(lambda: bool(worker.commands))
+        await worker.stop()
+        worker.go_on.set()
+        await worker.start()
+        assert (await request)[0] == 200
+        assert not other.commands
+        assert len(worker.commands) == 2

@@ -1,0 +1,26 @@
+"""The registry within one process."""
+
+from dataclasses import replace
+
+from rpc.registry.factory import open_registry
+from rpc.registry.memory import MemoryRegistry
+from tests.unit.rpc.registry_members import following, kept, make_member
+
+
+async def test_fixed_addresses_are_there_at_once() -> None:
+    registry = open_registry(None, ["a:1", "b:2", "a:1"])
+    async with following(registry) as views:
+        view = await views.until(lambda view: view.is_listed)
+        assert (view.fixed, view.members, view.error) == (("a:1", "b:2"), (), None)
+    await registry.close()
+
+
+async def test_members_come_change_and_go() -> None:
+    registry, member = MemoryRegistry(), make_member()
+    async with following(registry) as views:
+        async with kept(registry.lease(member, 10)) as lease:
+            await views.until_members(member)
+            lease.update(replace(member, draining=True))
+            await views.until_members(replace(member, draining=True))
+        await views.until_members()
+        assert all(view.error is None and view.is_listed for view in views.all)

@@ -1,0 +1,73 @@
+"""Simulated workers in the test's own event loop, and clients of them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from engine.sampling_params import SamplingParams
+from rpc.worker_config import Role
+from simulation.spec import WorkerSpec
+from simulation.worker import SimulatedWorker
+from simulation.worker_config import SimulatedWorkerConfig
+from simulation.workers import simulated_workers
+from tests.integration.decode_client import DecodeClient, decode_client
+from tests.integration.worker_process import WorkerProcess
+
+SPEC = WorkerSpec(
+    block_size=4,
+    num_blocks=1000,
+    max_num_seqs=8,
+    max_num_batched_tokens=64,
+    max_model_len=2000,
+    step_s=0.002,
+    sequence_s=0.0001,
+    prefill_tokens_per_s=20_000,
+    block_bytes=1000,
+    link_bytes_per_s=1e8,
+)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A worker, and a channel to it."""
+
+    simulated: SimulatedWorker
+    remote: WorkerProcess
+
+
+def sampling(max_tokens: int, **options: object) -> SamplingParams:
+    """Options of a request."""
+    return SamplingParams(max_tokens=max_tokens, **options)  # type: ignore[arg-type]  # a test's own choice
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Returns once the condition holds; TimeoutError if it never does."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def served(*roles: Role, spec: WorkerSpec = SPEC) -> AsyncIterator[list[Served]]:
+    """One worker of each role; at the end none may have a request or a held block left."""
+    configs = [
+        SimulatedWorkerConfig(worker_id=f"{role}-{index}", role=role, spec=spec) for index, role in enumerate(roles)
+    ]
+    async with simulated_workers(configs) as workers, AsyncExitStack() as stack:
+        remotes = []
+        for worker in workers:
+            remote = WorkerProcess(None, worker.address)  # type: ignore[arg-type]  # it has no process of its own
+            stack.push_async_callback(remote.channel.close)
+            remotes.append(Served(worker, remote))
+        yield remotes
+        for each in remotes:
+            await each.remote.wait_idle()
+            each.simulated.core.scheduler.check_integrity()
+
+
+@asynccontextmanager
+async def client_of(worker: Served) -> AsyncIterator[DecodeClient]:
+    """A client attached to the worker, as a router is."""
+    async with decode_client(worker.remote) as client:
+        yield client
