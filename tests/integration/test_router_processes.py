@@ -75,10 +75,18 @@ def group_dir(router: RouterProcess) -> Path:
     return Path(next(word for word in words if word.startswith("--group-dir=")).partition("=")[2])
 
 
+def runs(process: psutil.Process) -> bool:
+    """Whether the process is there, and more than its remains."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it went between the two questions
+        return False
+
+
 async def wait_gone(*ended: psutil.Process) -> None:
     """Returns once none of the processes runs any more."""
     async with asyncio.timeout(20):
-        while any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in ended):
+        while any(runs(each) for each in ended):
             await asyncio.sleep(0.05)
 
 

@@ -25,14 +25,12 @@ BODY = {
 }
 
 
-def worker_pid(worker_id: str) -> int:
-    """The process of a worker of this test's cluster."""
-    [pid] = [
-        child.pid
-        for child in psutil.Process().children(recursive=True)
-        if f"--worker-id={worker_id}" in child.cmdline()
-    ]
-    return pid
+def worker_pid(url: str, worker_id: str) -> int:
+    """The process of a worker of the cluster served at this address; other tests' clusters may live beside it."""
+    port = str(httpx.URL(url).port)
+    [cluster] = [child for child in psutil.Process().children() if port in child.cmdline()]
+    [worker] = [child for child in cluster.children() if f"--worker-id={worker_id}" in child.cmdline()]
+    return worker.pid
 
 
 @contextmanager
@@ -67,7 +65,7 @@ async def test_a_stopped_decode_workers_requests_go_on_elsewhere() -> None:
         async with client.stream("POST", "/v1/completions", json=BODY) as response:
             tokens = tokens_of(response)
             seen = [await anext(tokens)]
-            with stopped(worker_pid(response.headers["x-baton-decode"])):
+            with stopped(worker_pid(url, response.headers["x-baton-decode"])):
                 async with asyncio.timeout(FAILOVER_S):
                     seen += [token async for token in tokens]
         assert len(expected) == NUM_TOKENS
