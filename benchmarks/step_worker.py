@@ -113,13 +113,12 @@ class StepWorker(WorkerServicer, DecodeServicer):
 
     async def _read(self, messages: AsyncIterator[worker_pb2.RouterMessage], router: _Router) -> None:
         async for message in messages:
-            if message.HasField("generate"):
-                command = message.generate
+            for command in message.generate:
                 self._taken.append(command.number)
                 router.running[command.request_id] = _Running(command, RequestTimes(monotonic()))
                 router.work.set()
-            elif message.HasField("abort"):
-                router.running.pop(message.abort.request_id, None)
+            for abort in message.abort:
+                router.running.pop(abort.request_id, None)
 
     def _step(self, router: _Router, now_s: float) -> worker_pb2.WorkerMessage:
         message = worker_pb2.WorkerMessage()

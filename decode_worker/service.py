@@ -59,9 +59,9 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
     async def _read(self, messages: AsyncIterator[worker_pb2.RouterMessage], session: RouterSession) -> None:
         try:
             async for message in messages:
-                if message.HasField("generate"):
-                    self._requests.submit(message.generate, session)
-                elif message.HasField("abort"):
-                    self._requests.abort(message.abort.request_id, session)
+                for command in message.generate:
+                    self._requests.submit(command, session)
+                for abort in message.abort:
+                    self._requests.abort(abort.request_id, session)
         finally:
             session.close()

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/worker.proto\x12\x08\x62\x61ton.v1\x1a\x13protos/common.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xbc\x02\n\x11WorkerDescription\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\"\n\x04role\x18\x03 \x01(\x0e\x32\x14.baton.v1.WorkerRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\t\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x15\n\rmax_model_len\x18\t \x01(\r\x12\x1e\n\x04pool\x18\n \x01(\x0b\x32\x10.baton.v1.KVPool\x12\x11\n\ttransport\x18\x0b \x01(\t\x12\x14\n\x0cmax_num_seqs\x18\x0c \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\r \x01(\r\"\xc1\x01\n\x06KVPool\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\x04\x12\x32\n\tendpoints\x18\x05 \x03(\x0b\x32\x1f.baton.v1.KVPool.EndpointsEntry\x1a\x30\n\x0e\x45ndpointsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"6\n\x0cWatchRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\x12\x11\n\trouter_id\x18\x02 \x01(\t\"\xa7\x01\n\x0cWorkerUpdate\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\"\n\x04load\x18\x02 \x01(\x0b\x32\x14.baton.v1.WorkerLoad\x12$\n\x05\x63\x61\x63he\x18\x03 \x01(\x0b\x32\x15.baton.v1.CacheEvents\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12&\n\x05taken\x18\x05 \x01(\x0b\x32\x17.baton.v1.TakenCommands\" \n\rTakenCommands\x12\x0f\n\x07numbers\x18\x01 \x03(\x04\"\xa8\x04\n\nWorkerLoad\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x19\n\x11num_queued_tokens\x18\x03 \x01(\x04\x12\x17\n\x0fnum_free_blocks\x18\x04 \x01(\r\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x0e\n\x06step_s\x18\x06 \x01(\x02\x12\x1c\n\x14num_generated_tokens\x18\x07 \x01(\x04\x12\x1c\n\x14num_prefilled_tokens\x18\x08 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\t \x01(\x04\x12\x11\n\thandovers\x18\n \x01(\x04\x12\x16\n\x0ehandover_bytes\x18\x0b \x01(\x04\x12\x19\n\x11handover_failures\x18\x0c \x01(\x04\x12\x19\n\x11\x63hecksum_failures\x18\r \x01(\x04\x12\x41\n\x0fpeer_transports\x18\x0e \x03(\x0b\x32(.baton.v1.WorkerLoad.PeerTransportsEntry\x12\x1c\n\x14prefill_tokens_per_s\x18\x0f \x01(\x02\x12\x15\n\rdecode_step_s\x18\x10 \x01(\x02\x12\x19\n\x11\x64\x65\x63ode_sequence_s\x18\x11 \x01(\x02\x12\x18\n\x10read_bytes_per_s\x18\x12 \x01(\x01\x1a\x35\n\x13PeerTransportsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"@\n\x0b\x43\x61\x63heEvents\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06stored\x18\x02 \x01(\x0c\x12\x0f\n\x07removed\x18\x03 \x01(\x0c\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"\x94\x01\n\rRouterMessage\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.HelloH\x00\x12-\n\x08generate\x18\x02 \x01(\x0b\x32\x19.baton.v1.GenerateCommandH\x00\x12\'\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x16.baton.v1.AbortCommandH\x00\x42\t\n\x07message\"/\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x89\x02\n\x0fGenerateCommand\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12%\n\x07prefill\x18\x07 \x01(\x0b\x32\x14.baton.v1.PeerWorker\x12+\n\rprefix_source\x18\x08 \x01(\x0b\x32\x14.baton.v1.PeerWorker\x12\x0e\n\x06number\x18\t \x01(\x04\"E\n\nPeerWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\"\"\n\x0c\x41\x62ortCommand\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"7\n\rWorkerMessage\x12&\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x16.baton.v1.RequestDelta\"\x95\x02\n\x0cRequestDelta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1a.baton.v1.PositionLogprobs\x12\x33\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x1a.baton.v1.PositionLogprobs\x12-\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12%\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x16.baton.v1.RequestError\x12%\n\tserved_by\x18\x07 \x01(\x0b\x32\x12.baton.v1.ServedBy\"\xb9\x02\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x13\n\x0bincarnation\x18\x07 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x08 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\t \x01(\r\x12+\n\rprefix_source\x18\n \x01(\x0b\x32\x14.baton.v1.PeerWorker\x12\x11\n\trouter_id\x18\x0b \x01(\t\x12\x0e\n\x06number\x18\x0c \x01(\x04\"\xef\x01\n\x0cPrefillEvent\x12+\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x19.baton.v1.PrefillAccepted\x12%\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x15.baton.v1.BlocksReady\x12\x33\n\x0fprompt_logprobs\x18\x03 \x03(\x0b\x32\x1a.baton.v1.PositionLogprobs\x12)\n\x0b\x66irst_token\x18\x04 \x01(\x0b\x32\x14.baton.v1.FirstToken\x12+\n\tchecksums\x18\x05 \x01(\x0b\x32\x18.baton.v1.BlockChecksums\"1\n\x0fPrefillAccepted\x12\x1e\n\x04pool\x18\x01 \x01(\x0b\x32\x10.baton.v1.KVPool\"L\n\x0b\x42locksReady\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12\x11\n\tblock_ids\x18\x02 \x03(\r\x12\x15\n\rcomputed_at_s\x18\x03 \x01(\x01\"8\n\x0e\x42lockChecksums\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12\x11\n\tchecksums\x18\x02 \x03(\x06\"\x82\x01\n\nFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12,\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1a.baton.v1.PositionLogprobs\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12\x19\n\x11num_pulled_tokens\x18\x04 \x01(\r\"N\n\x0cLeaseRequest\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\"\x9a\x01\n\nLeaseEvent\x12+\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x17.baton.v1.LeaseAcceptedH\x00\x12\'\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x15.baton.v1.BlocksReadyH\x00\x12-\n\tchecksums\x18\x03 \x01(\x0b\x32\x18.baton.v1.BlockChecksumsH\x00\x42\x07\n\x05\x65vent\"C\n\rLeaseAccepted\x12\x1e\n\x04pool\x18\x01 \x01(\x0b\x32\x10.baton.v1.KVPool\x12\x12\n\nnum_blocks\x18\x02 \x01(\r*p\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02\x12\x14\n\x10WORKER_ROLE_BOTH\x10\x03\x32\xc1\x01\n\x06Worker\x12\x42\n\x08\x44\x65scribe\x12\x19.baton.v1.DescribeRequest\x1a\x1b.baton.v1.WorkerDescription\x12\x39\n\x05Watch\x12\x16.baton.v1.WatchRequest\x1a\x16.baton.v1.WorkerUpdate0\x01\x12\x38\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x17.baton.v1.DrainResponse2H\n\x06\x44\x65\x63ode\x12>\n\x06\x41ttach\x12\x17.baton.v1.RouterMessage\x1a\x17.baton.v1.WorkerMessage(\x01\x30\x01\x32H\n\x07Prefill\x12=\n\x07Prefill\x12\x18.baton.v1.PrefillRequest\x1a\x16.baton.v1.PrefillEvent0\x01\x32\x43\n\x08KVSource\x12\x37\n\x05Lease\x12\x16.baton.v1.LeaseRequest\x1a\x14.baton.v1.LeaseEvent0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/worker.proto\x12\x08\x62\x61ton.v1\x1a\x13protos/common.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xbc\x02\n\x11WorkerDescription\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\"\n\x04role\x18\x03 \x01(\x0e\x32\x14.baton.v1.WorkerRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\t\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x15\n\rmax_model_len\x18\t \x01(\r\x12\x1e\n\x04pool\x18\n \x01(\x0b\x32\x10.baton.v1.KVPool\x12\x11\n\ttransport\x18\x0b \x01(\t\x12\x14\n\x0cmax_num_seqs\x18\x0c \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\r \x01(\r\"\xc1\x01\n\x06KVPool\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\x04\x12\x32\n\tendpoints\x18\x05 \x03(\x0b\x32\x1f.baton.v1.KVPool.EndpointsEntry\x1a\x30\n\x0e\x45ndpointsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"6\n\x0cWatchRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\x12\x11\n\trouter_id\x18\x02 \x01(\t\"\xa7\x01\n\x0cWorkerUpdate\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\"\n\x04load\x18\x02 \x01(\x0b\x32\x14.baton.v1.WorkerLoad\x12$\n\x05\x63\x61\x63he\x18\x03 \x01(\x0b\x32\x15.baton.v1.CacheEvents\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12&\n\x05taken\x18\x05 \x01(\x0b\x32\x17.baton.v1.TakenCommands\" \n\rTakenCommands\x12\x0f\n\x07numbers\x18\x01 \x03(\x04\"\xa8\x04\n\nWorkerLoad\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x19\n\x11num_queued_tokens\x18\x03 \x01(\x04\x12\x17\n\x0fnum_free_blocks\x18\x04 \x01(\r\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x0e\n\x06step_s\x18\x06 \x01(\x02\x12\x1c\n\x14num_generated_tokens\x18\x07 \x01(\x04\x12\x1c\n\x14num_prefilled_tokens\x18\x08 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\t \x01(\x04\x12\x11\n\thandovers\x18\n \x01(\x04\x12\x16\n\x0ehandover_bytes\x18\x0b \x01(\x04\x12\x19\n\x11handover_failures\x18\x0c \x01(\x04\x12\x19\n\x11\x63hecksum_failures\x18\r \x01(\x04\x12\x41\n\x0fpeer_transports\x18\x0e \x03(\x0b\x32(.baton.v1.WorkerLoad.PeerTransportsEntry\x12\x1c\n\x14prefill_tokens_per_s\x18\x0f \x01(\x02\x12\x15\n\rdecode_step_s\x18\x10 \x01(\x02\x12\x19\n\x11\x64\x65\x63ode_sequence_s\x18\x11 \x01(\x02\x12\x18\n\x10read_bytes_per_s\x18\x12 \x01(\x01\x1a\x35\n\x13PeerTransportsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"@\n\x0b\x43\x61\x63heEvents\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06stored\x18\x02 \x01(\x0c\x12\x0f\n\x07removed\x18\x03 \x01(\x0c\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse\"\x83\x01\n\rRouterMessage\x12\x1e\n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Hello\x12+\n\x08generate\x18\x02 \x03(\x0b\x32\x19.baton.v1.GenerateCommand\x12%\n\x05\x61\x62ort\x18\x03 \x03(\x0b\x32\x16.baton.v1.AbortCommand\"/\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x89\x02\n\x0fGenerateCommand\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12%\n\x07prefill\x18\x07 \x01(\x0b\x32\x14.baton.v1.PeerWorker\x12+\n\rprefix_source\x18\x08 \x01(\x0b\x32\x14.baton.v1.PeerWorker\x12\x0e\n\x06number\x18\t \x01(\x04\"E\n\nPeerWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\"\"\n\x0c\x41\x62ortCommand\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"7\n\rWorkerMessage\x12&\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x16.baton.v1.RequestDelta\"\x95\x02\n\x0cRequestDelta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1a.baton.v1.PositionLogprobs\x12\x33\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x1a.baton.v1.PositionLogprobs\x12-\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12%\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x16.baton.v1.RequestError\x12%\n\tserved_by\x18\x07 \x01(\x0b\x32\x12.baton.v1.ServedBy\"\xb9\x02\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x13\n\x0bincarnation\x18\x07 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x08 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\t \x01(\r\x12+\n\rprefix_source\x18\n \x01(\x0b\x32\x14.baton.v1.PeerWorker\x12\x11\n\trouter_id\x18\x0b \x01(\t\x12\x0e\n\x06number\x18\x0c \x01(\x04\"\xef\x01\n\x0cPrefillEvent\x12+\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x19.baton.v1.PrefillAccepted\x12%\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x15.baton.v1.BlocksReady\x12\x33\n\x0fprompt_logprobs\x18\x03 \x03(\x0b\x32\x1a.baton.v1.PositionLogprobs\x12)\n\x0b\x66irst_token\x18\x04 \x01(\x0b\x32\x14.baton.v1.FirstToken\x12+\n\tchecksums\x18\x05 \x01(\x0b\x32\x18.baton.v1.BlockChecksums\"1\n\x0fPrefillAccepted\x12\x1e\n\x04pool\x18\x01 \x01(\x0b\x32\x10.baton.v1.KVPool\"L\n\x0b\x42locksReady\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12\x11\n\tblock_ids\x18\x02 \x03(\r\x12\x15\n\rcomputed_at_s\x18\x03 \x01(\x01\"8\n\x0e\x42lockChecksums\x12\x13\n\x0b\x66irst_index\x18\x01 \x01(\r\x12\x11\n\tchecksums\x18\x02 \x03(\x06\"\x82\x01\n\nFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12,\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1a.baton.v1.PositionLogprobs\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12\x19\n\x11num_pulled_tokens\x18\x04 \x01(\r\"N\n\x0cLeaseRequest\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\"\x9a\x01\n\nLeaseEvent\x12+\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x17.baton.v1.LeaseAcceptedH\x00\x12\'\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x15.baton.v1.BlocksReadyH\x00\x12-\n\tchecksums\x18\x03 \x01(\x0b\x32\x18.baton.v1.BlockChecksumsH\x00\x42\x07\n\x05\x65vent\"C\n\rLeaseAccepted\x12\x1e\n\x04pool\x18\x01 \x01(\x0b\x32\x10.baton.v1.KVPool\x12\x12\n\nnum_blocks\x18\x02 \x01(\r*p\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02\x12\x14\n\x10WORKER_ROLE_BOTH\x10\x03\x32\xc1\x01\n\x06Worker\x12\x42\n\x08\x44\x65scribe\x12\x19.baton.v1.DescribeRequest\x1a\x1b.baton.v1.WorkerDescription\x12\x39\n\x05Watch\x12\x16.baton.v1.WatchRequest\x1a\x16.baton.v1.WorkerUpdate0\x01\x12\x38\n\x05\x44rain\x12\x16.baton.v1.DrainRequest\x1a\x17.baton.v1.DrainResponse2H\n\x06\x44\x65\x63ode\x12>\n\x06\x41ttach\x12\x17.baton.v1.RouterMessage\x1a\x17.baton.v1.WorkerMessage(\x01\x30\x01\x32H\n\x07Prefill\x12=\n\x07Prefill\x12\x18.baton.v1.PrefillRequest\x1a\x16.baton.v1.PrefillEvent0\x01\x32\x43\n\x08KVSource\x12\x37\n\x05Lease\x12\x16.baton.v1.LeaseRequest\x1a\x14.baton.v1.LeaseEvent0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,8 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KVPOOL_ENDPOINTSENTRY']._serialized_options = b'8\001'
   _globals['_WORKERLOAD_PEERTRANSPORTSENTRY']._loaded_options = None
   _globals['_WORKERLOAD_PEERTRANSPORTSENTRY']._serialized_options = b'8\001'
-  _globals['_WORKERROLE']._serialized_start=3598
-  _globals['_WORKERROLE']._serialized_end=3710
+  _globals['_WORKERROLE']._serialized_start=3581
+  _globals['_WORKERROLE']._serialized_end=3693
   _globals['_DESCRIBEREQUEST']._serialized_start=54
   _globals['_DESCRIBEREQUEST']._serialized_end=71
   _globals['_WORKERDESCRIPTION']._serialized_start=74
@@ -63,43 +63,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAINRESPONSE']._serialized_start=1485
   _globals['_DRAINRESPONSE']._serialized_end=1500
   _globals['_ROUTERMESSAGE']._serialized_start=1503
-  _globals['_ROUTERMESSAGE']._serialized_end=1651
-  _globals['_HELLO']._serialized_start=1653
-  _globals['_HELLO']._serialized_end=1700
-  _globals['_GENERATECOMMAND']._serialized_start=1703
-  _globals['_GENERATECOMMAND']._serialized_end=1968
-  _globals['_PEERWORKER']._serialized_start=1970
-  _globals['_PEERWORKER']._serialized_end=2039
-  _globals['_ABORTCOMMAND']._serialized_start=2041
-  _globals['_ABORTCOMMAND']._serialized_end=2075
-  _globals['_WORKERMESSAGE']._serialized_start=2077
-  _globals['_WORKERMESSAGE']._serialized_end=2132
-  _globals['_REQUESTDELTA']._serialized_start=2135
-  _globals['_REQUESTDELTA']._serialized_end=2412
-  _globals['_PREFILLREQUEST']._serialized_start=2415
-  _globals['_PREFILLREQUEST']._serialized_end=2728
-  _globals['_PREFILLEVENT']._serialized_start=2731
-  _globals['_PREFILLEVENT']._serialized_end=2970
-  _globals['_PREFILLACCEPTED']._serialized_start=2972
-  _globals['_PREFILLACCEPTED']._serialized_end=3021
-  _globals['_BLOCKSREADY']._serialized_start=3023
-  _globals['_BLOCKSREADY']._serialized_end=3099
-  _globals['_BLOCKCHECKSUMS']._serialized_start=3101
-  _globals['_BLOCKCHECKSUMS']._serialized_end=3157
-  _globals['_FIRSTTOKEN']._serialized_start=3160
-  _globals['_FIRSTTOKEN']._serialized_end=3290
-  _globals['_LEASEREQUEST']._serialized_start=3292
-  _globals['_LEASEREQUEST']._serialized_end=3370
-  _globals['_LEASEEVENT']._serialized_start=3373
-  _globals['_LEASEEVENT']._serialized_end=3527
-  _globals['_LEASEACCEPTED']._serialized_start=3529
-  _globals['_LEASEACCEPTED']._serialized_end=3596
-  _globals['_WORKER']._serialized_start=3713
-  _globals['_WORKER']._serialized_end=3906
-  _globals['_DECODE']._serialized_start=3908
-  _globals['_DECODE']._serialized_end=3980
-  _globals['_PREFILL']._serialized_start=3982
-  _globals['_PREFILL']._serialized_end=4054
-  _globals['_KVSOURCE']._serialized_start=4056
-  _globals['_KVSOURCE']._serialized_end=4123
+  _globals['_ROUTERMESSAGE']._serialized_end=1634
+  _globals['_HELLO']._serialized_start=1636
+  _globals['_HELLO']._serialized_end=1683
+  _globals['_GENERATECOMMAND']._serialized_start=1686
+  _globals['_GENERATECOMMAND']._serialized_end=1951
+  _globals['_PEERWORKER']._serialized_start=1953
+  _globals['_PEERWORKER']._serialized_end=2022
+  _globals['_ABORTCOMMAND']._serialized_start=2024
+  _globals['_ABORTCOMMAND']._serialized_end=2058
+  _globals['_WORKERMESSAGE']._serialized_start=2060
+  _globals['_WORKERMESSAGE']._serialized_end=2115
+  _globals['_REQUESTDELTA']._serialized_start=2118
+  _globals['_REQUESTDELTA']._serialized_end=2395
+  _globals['_PREFILLREQUEST']._serialized_start=2398
+  _globals['_PREFILLREQUEST']._serialized_end=2711
+  _globals['_PREFILLEVENT']._serialized_start=2714
+  _globals['_PREFILLEVENT']._serialized_end=2953
+  _globals['_PREFILLACCEPTED']._serialized_start=2955
+  _globals['_PREFILLACCEPTED']._serialized_end=3004
+  _globals['_BLOCKSREADY']._serialized_start=3006
+  _globals['_BLOCKSREADY']._serialized_end=3082
+  _globals['_BLOCKCHECKSUMS']._serialized_start=3084
+  _globals['_BLOCKCHECKSUMS']._serialized_end=3140
+  _globals['_FIRSTTOKEN']._serialized_start=3143
+  _globals['_FIRSTTOKEN']._serialized_end=3273
+  _globals['_LEASEREQUEST']._serialized_start=3275
+  _globals['_LEASEREQUEST']._serialized_end=3353
+  _globals['_LEASEEVENT']._serialized_start=3356
+  _globals['_LEASEEVENT']._serialized_end=3510
+  _globals['_LEASEACCEPTED']._serialized_start=3512
+  _globals['_LEASEACCEPTED']._serialized_end=3579
+  _globals['_WORKER']._serialized_start=3696
+  _globals['_WORKER']._serialized_end=3889
+  _globals['_DECODE']._serialized_start=3891
+  _globals['_DECODE']._serialized_end=3963
+  _globals['_PREFILL']._serialized_start=3965
+  _globals['_PREFILL']._serialized_end=4037
+  _globals['_KVSOURCE']._serialized_start=4039
+  _globals['_KVSOURCE']._serialized_end=4106
 # @@protoc_insertion_point(module_scope)

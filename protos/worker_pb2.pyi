@@ -461,7 +461,7 @@ Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
 
 @_typing.final
 class RouterMessage(_message.Message):
-    """From a router to a decode worker."""
+    """From a router to a decode worker: hello, or all commands since the last message."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -470,30 +470,28 @@ class RouterMessage(_message.Message):
     ABORT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
-        """first on the stream"""
+        """alone, first on the stream"""
 
     @_builtins.property
-    def generate(self) -> Global___GenerateCommand:
-        """take a request"""
+    def generate(self) -> _containers.RepeatedCompositeFieldContainer[Global___GenerateCommand]:
+        """take requests"""
 
     @_builtins.property
-    def abort(self) -> Global___AbortCommand:
-        """cancel a request"""
+    def abort(self) -> _containers.RepeatedCompositeFieldContainer[Global___AbortCommand]:
+        """cancel requests, those of this message too"""
 
     def __init__(
         self,
         *,
         hello: Global___Hello | None = ...,
-        generate: Global___GenerateCommand | None = ...,
-        abort: Global___AbortCommand | None = ...,
+        generate: _abc.Iterable[Global___GenerateCommand] | None = ...,
+        abort: _abc.Iterable[Global___AbortCommand] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "generate", b"generate", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "generate", b"generate", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "generate", b"generate", "hello", b"hello"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "generate", "abort"]  # noqa: Y015
-    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RouterMessage: _TypeAlias = RouterMessage  # noqa: Y015
 

@@ -1,6 +1,7 @@
 """The one stream between this router and a decode worker: commands out, one message an engine step in."""
 
 import asyncio
+from collections import deque
 
 from grpc.aio import Channel, StreamStreamCall
 
@@ -10,6 +11,8 @@ from router.errors import WorkerLost
 from router.mailbox import Mailbox
 from rpc.status import Unavailable
 
+MAX_MESSAGE_TOKENS = 1 << 16  # a message with more tokens of prompts than this takes no further command
+
 
 class AttachStream:
     """Owns the mailboxes of this router's requests at one decode worker, in one life of it."""
@@ -18,7 +21,9 @@ class AttachStream:
         self._worker_id = worker_id
         self._mailboxes: dict[str, Mailbox] = {}
         # Bounded by the router's bound on requests: one command and at most one abort each.
-        self._outgoing: asyncio.Queue[RouterMessage] = asyncio.Queue()
+        self._outgoing: deque[RouterMessage] = deque()
+        self._num_last_tokens = 0  # of the last message's prompts
+        self._wake = asyncio.Event()
         self._lost: Unavailable | None = None
 
     def submit(self, command: GenerateCommand, patient: bool = False) -> Mailbox:
@@ -29,15 +34,14 @@ class AttachStream:
         if self._lost is not None:
             raise self._lost
         mailbox = self._mailboxes[command.request_id] = Mailbox(patient)
-        message = RouterMessage()
-        message.generate.CopyFrom(command)  # cheaper than to hand it to the constructor
-        self._outgoing.put_nowait(message)
+        self._last_message().generate.append(command)
+        self._num_last_tokens += len(command.token_ids)
         return mailbox
 
     def abort(self, command_id: str) -> None:
         """Cancels a request if it has not ended; nothing of it is delivered any more."""
         if self._mailboxes.pop(command_id, None) is not None and self._lost is None:
-            self._outgoing.put_nowait(RouterMessage(abort=AbortCommand(request_id=command_id)))
+            self._last_message().abort.append(AbortCommand(request_id=command_id))
 
     async def run(self, channel: Channel, hello: Hello) -> None:
         """Runs the stream to its end, which is always an error: AioRpcError or WorkerLost."""
@@ -66,6 +70,17 @@ class AttachStream:
         for mailbox in mailboxes.values():
             mailbox.fail(error)
 
+    def _last_message(self) -> RouterMessage:
+        """The message that is sent last; all commands that come while the one before is sent share it."""
+        if not self._outgoing or self._num_last_tokens > MAX_MESSAGE_TOKENS:
+            self._outgoing.append(RouterMessage())
+            self._num_last_tokens = 0
+            self._wake.set()
+        return self._outgoing[-1]
+
     async def _write(self, call: StreamStreamCall[RouterMessage, WorkerMessage]) -> None:
         while True:
-            await call.write(await self._outgoing.get())
+            await self._wake.wait()
+            while self._outgoing:
+                await call.write(self._outgoing.popleft())
+            self._wake.clear()

@@ -85,14 +85,14 @@ class DecodeClient:
             prefill=prefill,
             prefix_source=prefix_source,
         )
-        await self._write(worker_pb2.RouterMessage(generate=command))
+        await self._write(worker_pb2.RouterMessage(generate=[command]))
         return generation
 
     async def abort(self, generation: Generation) -> None:
         """Cancels a request; nothing is told about it any more."""
         del self._generations[generation.request_id]
         command = worker_pb2.AbortCommand(request_id=generation.request_id)
-        await self._write(worker_pb2.RouterMessage(abort=command))
+        await self._write(worker_pb2.RouterMessage(abort=[command]))
 
     async def generate(
         self, prompt: list[int], sampling: SamplingParams, prefill: worker_pb2.PeerWorker | None = None

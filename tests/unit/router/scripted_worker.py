@@ -131,12 +131,12 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
         async for message in requests:
             if message.HasField("hello"):
                 assert message.hello.incarnation == self.incarnation
-            elif message.HasField("abort"):
-                self.aborted.append(message.abort.request_id)
-                running[message.abort.request_id].cancel()
-            else:
-                self.commands.append(message.generate)
-                running[message.generate.request_id] = asyncio.create_task(self._generate(message.generate, outgoing))
+            for command in message.generate:
+                self.commands.append(command)
+                running[command.request_id] = asyncio.create_task(self._generate(command, outgoing))
+            for abort in message.abort:
+                self.aborted.append(abort.request_id)
+                running[abort.request_id].cancel()
 
     async def _generate(self, command: worker_pb2.GenerateCommand, outgoing: Any) -> None:
         if self.refusal is not None:

@@ -251,7 +251,7 @@ async def test_watch_tells_which_commands_were_taken() -> None:
                 sampling=common_pb2.SamplingParams(max_tokens=3),
                 number=number,
             )
-            await attach.write(worker_pb2.RouterMessage(generate=command))
+            await attach.write(worker_pb2.RouterMessage(generate=[command]))
         taken: list[int] = []
         async with asyncio.timeout(20):
             while len(taken) < 2:
