@@ -17,7 +17,6 @@ def extensions() -> list[Extension]:
             "router/native/block_table.hpp",
             "router/native/holders.hpp",
         ),
-        "router.native.word_encoder": ("router/native/word_encoder.cpp",),
         "engine.native.block_hash": ("engine/native/block_hash.cpp", "engine/native/blake2b.hpp"),
     }
     return [

@@ -75,16 +75,18 @@ class ChatTemplate:
         self, messages: Sequence[Message], add_generation_prompt: bool, options: Mapping[str, object]
     ) -> str:
         """What `apply_chat_template` gives for messages in which it would find nothing to convert."""
-        if self._compiled is None:
-            self._compiled = _compile_jinja_template(self._pretrained.get_chat_template())
-            self._known = {**self._compiled.globals, "tools": None, "documents": None, **self._special_tokens}
+        compiled = self._compiled
+        if compiled is None:  # another thread may be here too: what it sees is whole, or not there
+            compiled = _compile_jinja_template(self._pretrained.get_chat_template())
+            self._known = {**compiled.globals, "tools": None, "documents": None, **self._special_tokens}
+            self._compiled = compiled
         variables = {
             **self._known,
             "messages": messages,
             "add_generation_prompt": add_generation_prompt,
             **options,
         }
-        return "".join(self._compiled.root_render_func(self._compiled.new_context(variables, shared=True)))
+        return "".join(compiled.root_render_func(compiled.new_context(variables, shared=True)))
 
 
 def _is_plain(message: Message) -> bool:

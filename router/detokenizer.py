@@ -66,6 +66,7 @@ class StreamDetokenizer:
         text = tokenizer.decode(context, skip_special_tokens=skip_special_tokens) if context else ""
         if not text or text.endswith(REPLACEMENT):
             context = []  # a prompt that ends within a character: its rest is not ours to show
+        self._shown = context  # the last tokens whose text came: they say whether a space is a word's
         self._stream = DecodeStream(ids=context, skip_special_tokens=skip_special_tokens)
 
     def push(self, token_id: int) -> str:
@@ -80,7 +81,7 @@ class StreamDetokenizer:
             self._stream = DecodeStream(skip_special_tokens=self._skip_special_tokens)
             text = self._stream.step(self._tokenizer, token_id)
         if text is not None:
-            self._pending.clear()
+            self._shown, self._pending = self._pending, []
             return text
         return self._renew() if len(self._pending) >= MAX_SILENT else ""
 
@@ -94,7 +95,7 @@ class StreamDetokenizer:
         if text and len(self._pending) < MAX_INCOMPLETE:
             return ""
         self._pending.clear()
-        self._stream = DecodeStream(skip_special_tokens=self._skip_special_tokens)
+        self._stream = DecodeStream(ids=self._shown, skip_special_tokens=self._skip_special_tokens)
         return text
 
     def flush(self) -> str:

@@ -1,8 +1,8 @@
 """Token ids of prompts, where most of a prompt was often seen before: the turns of a chat, a shared system prompt.
 
 Exactly the tokenizer's own ids. A text is cut at added tokens, which chat templates put around each turn; a piece is
-looked up in the cache; one that is not there is encoded by its words where that is known to be the same (byte-level
-tokenizers with a known way to split texts), else by the tokenizer.
+looked up in the cache; one that is not there is encoded by tiktoken where that is known to be the same, else by the
+tokenizer. Who has a cache salt finds only what came with the same: nobody learns by timing what another asked.
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from router.character_kinds import UnknownCharacter
+from router.byte_pairs import make_byte_pair_encoder
 from router.prompt_cache import PromptCache
 from router.text_segments import make_text_segments
-from router.word_encoder import make_word_encoder
 
 BACKEND_CHAR_S = 300e-9  # of a character for the tokenizer itself, about
 
@@ -26,6 +25,7 @@ class PromptDraft:
     found: dict[str, Sequence[int]]  # ids of pieces of text
     missing: Sequence[str]
     cost_s: float  # about what encoding what is missing takes
+    cache_salt: str
 
 
 class PromptEncoder:
@@ -34,27 +34,28 @@ class PromptEncoder:
     def __init__(self, tokenizer: Tokenizer, max_cache_bytes: int) -> None:
         self._tokenizer = tokenizer
         self._segments = make_text_segments(tokenizer)
-        self._words = make_word_encoder(tokenizer) if self._segments is not None else None
+        self._byte_pairs = make_byte_pair_encoder(tokenizer) if self._segments is not None else None
         self._cache = PromptCache(max_cache_bytes)
-        self._numbers = list(range(tokenizer.get_vocab_size()))  # one object for each id, whoever remembers it
+        last_id = max(tokenizer.get_vocab().values(), default=-1)
+        self._numbers = list(range(last_id + 1))  # one object for each id, whoever remembers it
 
-    def look_up(self, text: str) -> PromptDraft:
+    def look_up(self, text: str, cache_salt: str = "") -> PromptDraft:
         """The prompt with what the cache has of it."""
         if self._segments is None:
-            return PromptDraft([text], {}, [text], BACKEND_CHAR_S * len(text))
+            return PromptDraft([text], {}, [text], BACKEND_CHAR_S * len(text), cache_salt)
         pieces = self._segments.cut(text)
         found: dict[str, Sequence[int]] = {}
         missing: list[str] = []
         cost_s = 0.0
         for piece in dict.fromkeys(pieces[::2]):
-            token_ids = self._cache.get(piece)
+            token_ids = self._cache.get((cache_salt, piece))
             if token_ids is not None:
                 found[piece] = token_ids
             elif piece:
                 missing.append(piece)
-                words_s = self._words.cost_s(piece) if self._words is not None else None
-                cost_s += len(piece) * BACKEND_CHAR_S if words_s is None else words_s
-        return PromptDraft(pieces, found, missing, cost_s)
+                pairs_s = self._byte_pairs.cost_s(piece) if self._byte_pairs is not None else None
+                cost_s += len(piece) * BACKEND_CHAR_S if pairs_s is None else pairs_s
+        return PromptDraft(pieces, found, missing, cost_s, cache_salt)
 
     def encode(self, draft: PromptDraft) -> None:
         """Finds what is missing."""
@@ -65,7 +66,7 @@ class PromptEncoder:
         if self._segments is None:
             return list(draft.found.get(draft.pieces[0], ()))
         for piece in draft.missing:
-            self._cache.put(piece, draft.found[piece])
+            self._cache.put((draft.cache_salt, piece), draft.found[piece])
         token_ids: list[int] = []
         added, found, is_added = self._segments.token_ids, draft.found, False
         for piece in draft.pieces:
@@ -77,11 +78,10 @@ class PromptEncoder:
         return token_ids
 
     def _encode(self, piece: str) -> Sequence[int]:
-        if self._words is not None and self._words.cost_s(piece) is not None:
-            try:
-                return self._words.encode(piece)
-            except UnknownCharacter:  # rare: a character younger than this Python
-                pass
-        # The batch call, unlike the single one, lets go of the interpreter lock.
-        [encoding] = self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)
-        return [self._numbers[token_id] for token_id in encoding.ids]
+        if self._byte_pairs is not None and self._byte_pairs.cost_s(piece) is not None:
+            token_ids = self._byte_pairs.encode(piece)
+        else:  # the batch call, unlike the single one, lets go of the interpreter lock
+            [encoding] = self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)
+            token_ids = encoding.ids
+        numbers = self._numbers
+        return [numbers[token_id] for token_id in token_ids]

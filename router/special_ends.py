@@ -33,6 +33,8 @@ def find_special_ends(tokenizer: Tokenizer) -> SpecialEnds | None:
 def _ends(tokenizer: Tokenizer, text: str) -> SpecialEnds | None:
     inner = tokenizer.encode(text, add_special_tokens=False).ids
     whole = tokenizer.encode(text, add_special_tokens=True).ids
+    if not inner:
+        return None  # nothing tells where it would be
     for start in range(len(whole) - len(inner) + 1):
         if whole[start : start + len(inner)] == inner:
             return SpecialEnds(tuple(whole[:start]), tuple(whole[start + len(inner) :]))

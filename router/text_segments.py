@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,8 @@ class TextSegments:
 def make_text_segments(tokenizer: Tokenizer) -> TextSegments | None:
     """How the tokenizer cuts texts; None if a piece's tokens may depend on what is beside it."""
     added = list(tokenizer.get_added_tokens_decoder().items())
+    if tokenizer.encode_special_tokens:
+        return None  # special tokens within a text are texts like others
     if any(token.lstrip or token.rstrip or token.single_word for _, token in added):
         return None
     parts: Mapping[str, Any] = json.loads(tokenizer.to_str())
@@ -39,9 +41,20 @@ def make_text_segments(tokenizer: Tokenizer) -> TextSegments | None:
     if any(normalized) and (parts["normalizer"] is not None or not all(normalized)):
         return None
     token_ids = {token.content: token_id for token_id, token in added if token.content}
-    longest_first = sorted(token_ids, key=len, reverse=True)  # the first that matches counts, as the tokenizer has it
-    pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
-    return TextSegments(re.compile(f"({pattern})"), token_ids)
+    return TextSegments(re.compile(f"({_any_of(token_ids) or '(?!)'})"), token_ids)
+
+
+def _any_of(words: Collection[str]) -> str:
+    """A pattern of any of the words, the longest that is there; as a tree, so that a near miss costs little."""
+    tails: dict[str, list[str]] = {}
+    for word in words:
+        if word:
+            tails.setdefault(word[0], []).append(word[1:])
+    branches = [re.escape(head) + _any_of(rest) for head, rest in tails.items()]
+    if not branches:
+        return ""
+    pattern = f"(?:{'|'.join(branches)})" if len(branches) > 1 or "" in words else branches[0]
+    return f"{pattern}?" if "" in words else pattern
 
 
 def _is_local(step: Mapping[str, Any] | None) -> bool:

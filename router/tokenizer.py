@@ -55,11 +55,11 @@ class Tokenizer:
         self._threads.shutdown()
         self._long_thread.shutdown()
 
-    async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text."""
+    async def encode(self, text: str, add_special_tokens: bool, cache_salt: str = "") -> list[int]:
+        """Token ids of a text. What is remembered of it only texts with the same cache salt find."""
         if add_special_tokens and self._special_ends is None:
             return await self._run(len(text) >= LONG_SIZE, self._encode_alone, text)
-        draft = self._encoder.look_up(text)
+        draft = self._encoder.look_up(text, cache_salt)
         if draft.cost_s > INLINE_S:
             await self._run(draft.cost_s > LONG_S, self._encoder.encode, draft)
         else:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
 
 from engine.errors import InvalidRequest
-from router.detokenizer import MAX_INCOMPLETE, StreamDetokenizer
+from router.detokenizer import MAX_INCOMPLETE, MAX_SILENT, StreamDetokenizer
 from router.token_bytes import TokenBytes
 from router.tokenizer import Tokenizer
 from tests.unit.router.running_router import MODEL
@@ -135,6 +135,14 @@ def test_sentencepiece_keeps_the_space_of_the_first_word_after_a_prompt() -> Non
     hello, world = tokenizer.token_to_id("▁hello"), tokenizer.token_to_id("▁world")
     assert StreamDetokenizer(tokenizer, [hello], True).push(world) == " world"
     assert StreamDetokenizer(tokenizer, [], True).push(world) == "world"
+
+
+def test_a_stream_that_was_silent_keeps_the_space_of_the_next_word() -> None:
+    tokenizer = byte_fallback_tokenizer()
+    tokenizer.add_special_tokens(["<s>"])
+    hello, silent, world = (tokenizer.token_to_id(token) for token in ("▁hello", "<s>", "▁world"))
+    detokenizer = StreamDetokenizer(tokenizer, [], True)
+    assert detokenizer.push_all([hello, *[silent] * (MAX_SILENT + 1), world]) == "hello world"
 
 
 def test_bytes_of_sentencepiece_tokens() -> None:

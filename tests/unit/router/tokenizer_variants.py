@@ -7,14 +7,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from router.word_encoder import CL100K_PATTERN
+from router.byte_pairs import CL100K_PATTERN, O200K_PATTERN
 from tests.unit.router.running_router import MODEL
 
-O200K_PATTERN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 PATTERNS = {
     "digits by three": CL100K_PATTERN.replace("DIGITS", r"\p{N}{1,3}"),
     "digits alone": CL100K_PATTERN.replace("DIGITS", r"\p{N}"),
