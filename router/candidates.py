@@ -33,7 +33,8 @@ def find_candidates(request: RoutedRequest, cluster: ClusterSnapshot) -> Candida
     decoders, prefillers, longest = [], [], 0
     for worker in cluster.workers:
         if worker.role is WorkerRole.PREFILL:
-            prefillers.append(worker)
+            if worker.max_model_len > request.num_tokens:  # it samples the first token too
+                prefillers.append(worker)
         elif worker.max_model_len >= needed:
             decoders.append(worker)
         else:

@@ -54,18 +54,12 @@ class ClusterSnapshot:
         """Workers that decode."""
         return [worker for worker in self.workers if worker.role is not WorkerRole.PREFILL]
 
-    def prefillers(self, fingerprint: str) -> list[WorkerSnapshot]:
-        """Workers that prefill for a decode worker of this fingerprint."""
-        return [
-            worker for worker in self.workers if worker.role is WorkerRole.PREFILL and worker.fingerprint == fingerprint
-        ]
-
-    def without(self, excluded: frozenset[str]) -> "ClusterSnapshot":
-        """The same without the workers of these incarnations."""
-        if not excluded:
-            return self
-        kept = tuple(worker for worker in self.workers if worker.incarnation not in excluded)
-        return ClusterSnapshot(kept, self.turn, self.seed)
+    def without(self, excluded: frozenset[str], fingerprint: str = "") -> "ClusterSnapshot":
+        """The same without the workers of these incarnations, and, if one is given, those of other fingerprints."""
+        kept = (worker for worker in self.workers if worker.incarnation not in excluded)
+        return ClusterSnapshot(
+            tuple(worker for worker in kept if fingerprint in ("", worker.fingerprint)), self.turn, self.seed
+        )
 
 
 @dataclass(frozen=True, slots=True)

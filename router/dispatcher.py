@@ -11,14 +11,13 @@ from functools import partial
 from engine.errors import QueueFull
 from protos import common_pb2
 from protos.worker_pb2 import GenerateCommand, PeerWorker, RequestDelta
-from router.candidates import ImpossiblePlan
+from router.candidates import ImpossiblePlan, find_candidates
 from router.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerSnapshot
 from router.errors import Draining, NoWorker, WorkerLost
 from router.generation import Generation
 from router.load import LoadEstimate
 from router.metrics import RouterMetrics
 from router.policy import Policy
-from router.request_context import NO_HINTS
 from router.reuse_share import ReuseShare
 from router.worker_pool import WorkerPool
 from rpc.sampling import sampling_to_proto
@@ -42,7 +41,9 @@ class _Progress:
     token_ids: list[int]  # prompt and output so far
     num_prompt_logprobs: int = 0  # positions passed on
     attempt: int = 0
+    fingerprint: str = ""  # of who made the output so far: another model must not go on with it
     excluded: set[str] = field(default_factory=set)  # incarnations that refused it
+    failure: Exception | None = None  # why the last attempt ended
     routed: RoutedRequest = field(default_factory=lambda: RoutedRequest(1))  # what the policy was told last
 
 
@@ -60,7 +61,7 @@ class Dispatcher:
     async def run(
         self, generation: Generation, index: int, preferred: str | None = None
     ) -> AsyncGenerator[RequestDelta, None]:
-        """News of a choice until its end. `preferred`: id of a decode worker that has the prompt cached.
+        """News of a choice until its end. `preferred`: id of a decode worker that has just got the prompt.
 
         Raises NoWorker, Draining, QueueFull, InvalidRequest (also for hints that cannot be followed) or what else the
         worker said. Closing cancels the choice.
@@ -68,7 +69,7 @@ class Dispatcher:
         progress = _Progress(list(generation.token_ids))
         while True:
             try:
-                plan = await self._choose(generation, progress, preferred)
+                plan = await self._choose(generation, index, progress, preferred)
                 async with aclosing(self._attempt(generation, index, plan, progress)) as deltas:
                     async for delta in deltas:
                         yield delta
@@ -79,46 +80,69 @@ class Dispatcher:
                 if not isinstance(error, WorkerLost):
                     progress.excluded.add(plan.decode.incarnation)
                 progress.attempt += 1
+                progress.failure = error
                 if progress.attempt > self._limits.attempts:
                     raise
-                if isinstance(error, QueueFull) and not self._others(progress):
+                if isinstance(error, QueueFull) and not self._has_plan(progress):
                     raise
                 self._metrics.failovers.inc()
                 logger.warning("%s is sent again: %s", generation.request.request_id, error)
 
-    def _others(self, progress: _Progress) -> bool:
-        return bool(self._pool.snapshot().without(frozenset(progress.excluded)).decoders())
+    def _has_plan(self, progress: _Progress) -> bool:
+        """Whether others than those who refused the choice could take it now, as far as its hints allow them."""
+        try:
+            find_candidates(progress.routed, self._cluster(progress))
+        except (NoWorker, ImpossiblePlan):
+            return False
+        return True
 
-    async def _choose(self, generation: Generation, progress: _Progress, preferred: str | None) -> Plan:
+    def _cluster(self, progress: _Progress) -> ClusterSnapshot:
+        """The workers that the choice may go to."""
+        cluster = self._pool.snapshot()
+        if progress.attempt:
+            cluster = cluster.without(frozenset(progress.excluded), progress.fingerprint)
+        return cluster
+
+    async def _choose(self, generation: Generation, index: int, progress: _Progress, preferred: str | None) -> Plan:
         """The plan; a request that lost its worker waits for one, a new request does not."""
         deadline_s = asyncio.get_running_loop().time() + (self._limits.timeout_s if progress.attempt else 0.0)
         while True:
-            cluster = self._pool.snapshot().without(frozenset(progress.excluded))
+            cluster = self._cluster(progress)
             try:
-                progress.routed = self._routed(generation, progress, cluster)
+                progress.routed = self._routed(generation, index, progress, cluster, preferred)
                 plan = self._policy(progress.routed, cluster)
                 break
             except (NoWorker, ImpossiblePlan) as error:
                 if isinstance(error, ImpossiblePlan) and not progress.attempt:
                     raise  # a worker that was there and went may come back, but not one that never was
                 left_s = deadline_s - asyncio.get_running_loop().time()
+                if left_s <= 0 and isinstance(error, ImpossiblePlan) and progress.failure is not None:
+                    raise progress.failure from error  # the request was in order: its worker failed it
                 if left_s <= 0:
                     raise
                 await self._pool.wait_change(left_s)
-        if preferred is not None and not progress.attempt and progress.routed.hints == NO_HINTS:
-            plan = _pinned(plan, cluster, preferred)
         self._pool.take_turn()
         self._metrics.planned(plan.kind.value)
         logger.debug("%s: %s", generation.request.request_id, plan.reason)
         return plan
 
-    def _routed(self, generation: Generation, progress: _Progress, cluster: ClusterSnapshot) -> RoutedRequest:
+    def _routed(
+        self,
+        generation: Generation,
+        index: int,
+        progress: _Progress,
+        cluster: ClusterSnapshot,
+        preferred: str | None,
+    ) -> RoutedRequest:
+        num_tokens = len(progress.token_ids)
         cached = self._pool.cached_tokens(cluster, partial(generation.hashes.extended, progress.token_ids))
+        if not progress.attempt and index == 0:
+            self._reuse.note(num_tokens, max(cached.values(), default=0))
+        for worker in cluster.workers if preferred is not None else ():
+            if worker.worker_id == preferred:  # the prompt came there with another choice; its news may be on their way
+                cached[worker.incarnation] = num_tokens // worker.block_size * worker.block_size
         num_final_tokens = len(generation.token_ids) + generation.sampling.max_tokens
-        if not progress.attempt:
-            self._reuse.note(len(progress.token_ids), max(cached.values(), default=0))
-        hints = generation.request.context.hints
-        return RoutedRequest(len(progress.token_ids), cached, num_final_tokens, hints, self._reuse.value)
+        return RoutedRequest(num_tokens, cached, num_final_tokens, generation.request.context.hints, self._reuse.value)
 
     async def _attempt(
         self, generation: Generation, index: int, plan: Plan, progress: _Progress
@@ -139,6 +163,7 @@ class Dispatcher:
                 if delta.token_ids:
                     share.computed()
                     progress.token_ids.extend(delta.token_ids)
+                    progress.fingerprint = plan.decode.fingerprint
                 if delta.prompt_logprobs:  # another attempt reports them from the start again
                     num_old = min(num_skipped, len(delta.prompt_logprobs))
                     num_skipped -= num_old
@@ -232,11 +257,3 @@ def _peer(worker: WorkerSnapshot | None) -> PeerWorker | None:
     if worker is None:
         return None
     return PeerWorker(worker_id=worker.worker_id, address=worker.address, incarnation=worker.incarnation)
-
-
-def _pinned(plan: Plan, cluster: ClusterSnapshot, worker_id: str) -> Plan:
-    """The plan for a choice whose sibling has the prompt at this decode worker: there, if it is still there."""
-    for worker in cluster.decoders():
-        if worker.worker_id == worker_id:
-            return Plan(worker, None, None, "another choice of the request has the prompt there")
-    return plan

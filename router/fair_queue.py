@@ -8,7 +8,9 @@ them wait. A line that is empty is forgotten, with what it had earned.
 
 from bisect import insort
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
 
@@ -80,6 +82,21 @@ class _Lines(Generic[T]):
             if num_turns == len(self.by_key):
                 self._skip_rounds()
 
+    def last_of_longest(self, num_kept: int) -> Iterator[T]:
+        """Tickets that could leave, always the last of what is then the longest line; each keeps so many choices."""
+        lines = {key: reversed(line.tickets) for key, line in self.by_key.items() if line.num_choices > num_kept}
+        longest = [(-self.by_key[key].num_choices, key) for key in lines]
+        heapify(longest)
+        while longest:
+            negative, key = heappop(longest)
+            ticket = next(lines[key])
+            num_left = -negative - ticket.num_choices
+            if num_left < num_kept:
+                continue
+            yield ticket
+            if num_left > num_kept:
+                heappush(longest, (-num_left, key))
+
     def _skip_rounds(self) -> None:
         """Earns at once what the lines earn in the rounds in which no ticket leaves: large ones need many."""
         num_rounds = max(0, min(line.shortfall for line in self.by_key.values()))
@@ -139,27 +156,23 @@ class FairQueue(Generic[T]):
     def displaced_by(self, ticket: Ticket, num_choices: int) -> list[T]:
         """Who should leave to make room for so many choices of this request; empty if it has no better right to wait.
 
-        Those who came last of the longest line of the least urgent priority: if that is less urgent than the request,
-        or if the line stays at least as long as that of the request's own key. A key that floods the queue displaces
-        itself and not others.
+        Those who came last of the longest lines, the least urgent first: all that are less urgent than the request,
+        and of its own priority those whose line stays at least as long as that of the request's key. A key that floods
+        the queue displaces itself and not others.
         """
-        if not self._priorities or self._priorities[-1] < ticket.priority:
-            return []
-        lines = self._lines[self._priorities[-1]]
-        longest = max(lines.by_key.values(), key=lambda line: line.num_choices)
-        num_spare = longest.num_choices
-        if self._priorities[-1] == ticket.priority:
-            own = lines.by_key.get(ticket.fairness_key)
-            num_spare -= ticket.num_choices + (own.num_choices if own is not None else 0)
         leaving: list[T] = []
-        for each in reversed(longest.tickets):
-            num_spare -= each.num_choices
-            if num_spare < 0:
-                return []
-            leaving.append(each)
-            num_choices -= each.num_choices
-            if num_choices <= 0:
-                return leaving
+        for priority in reversed(self._priorities):
+            if priority < ticket.priority:
+                break
+            lines, num_kept = self._lines[priority], 0
+            if priority == ticket.priority:
+                own = lines.by_key.get(ticket.fairness_key)
+                num_kept = ticket.num_choices + (own.num_choices if own is not None else 0)
+            for each in lines.last_of_longest(num_kept):
+                leaving.append(each)
+                num_choices -= each.num_choices
+                if num_choices <= 0:
+                    return leaving
         return []
 
     def _remove(self, ticket: T, charge: bool) -> None:

@@ -6,6 +6,8 @@ from router.config import RouterConfig
 from router.errors import FieldError
 
 MAX_STOP_CHARS = 1024
+MAX_SALT_CHARS = 1024
+MAX_ENTRIES = 4096  # of any list or object among a request's options
 
 
 def check_choices(config: RouterConfig, num_prompts: int, n: int) -> None:
@@ -22,6 +24,14 @@ def check_stop(config: RouterConfig, stop: Sequence[str]) -> None:
         raise FieldError("stop", f"stop has {len(stop)} strings, over the limit of {config.max_stop}")
     if any(not 0 < len(each) <= MAX_STOP_CHARS for each in stop):
         raise FieldError("stop", f"stop has a string that has not 1 to {MAX_STOP_CHARS} characters")
+
+
+def check_salt(cache_salt: str) -> None:
+    """Raises FieldError for a cache salt that is too long."""
+    if len(cache_salt) > MAX_SALT_CHARS:
+        raise FieldError(
+            "cache_salt", f"cache_salt has {len(cache_salt)} characters, over the limit of {MAX_SALT_CHARS}"
+        )
 
 
 def context_error(field: str, max_model_len: int, num_tokens: int) -> FieldError:

@@ -14,7 +14,6 @@ class Addition:
 
     num_tokens: int  # to compute before its first token; 0 once that came
     num_blocks: int
-    is_reported: bool = False
 
 
 class LoadEstimate:
@@ -38,9 +37,7 @@ class LoadEstimate:
         self.reported = load
         self._is_exact = taken is not None
         for number in list(self._unreported) if taken is None else taken:
-            addition = self._unreported.pop(number, None)
-            if addition is not None:
-                addition.is_reported = True
+            self._unreported.pop(number, None)
         self._snapshot = None
 
     def add(self, number: int, num_tokens: int, num_blocks: int = 0) -> None:

@@ -65,14 +65,14 @@ class Pipeline:
         Raises DeadlineExceeded when the request's time is over, and what `Dispatcher.run` does.
         """
         deadline_s = deadline_of(generation.request.context, self._default_timeout_s)
-        news = self._news(generation)
+        news = self._choice(generation, 0) if generation.request.n == 1 else self._news(generation)
         return news if deadline_s is None else news_within(deadline_s, news)
 
     async def _prepare(self, request: GenerationRequest) -> Generation:
         field = prompt_field(request.prompt)
         if self._pool.max_model_len() is None:
             raise NoWorker("no decode worker is ready")
-        token_ids = await self.tokenize(request.prompt, request.add_special_tokens)
+        token_ids = await self.tokenize(request.prompt, request.add_special_tokens, request.cache_salt)
         if not token_ids:
             raise FieldError(field, "the prompt is empty; at least one token is needed")
         seed = secrets.randbits(63) if request.seed is None else request.seed % (1 << 64)
@@ -84,7 +84,9 @@ class Pipeline:
         self._metrics.request_came(max_tokens, request.n)
         return Generation(request, token_ids, sampling)
 
-    async def tokenize(self, prompt: str | Sequence[int] | ChatPrompt, add_special_tokens: bool) -> list[int]:
+    async def tokenize(
+        self, prompt: str | Sequence[int] | ChatPrompt, add_special_tokens: bool, cache_salt: str = ""
+    ) -> list[int]:
         """Token ids of a prompt. Raises FieldError if it cannot fit the context or has ids that the model lacks."""
         field = prompt_field(prompt)
         if isinstance(prompt, ChatPrompt):
@@ -102,7 +104,7 @@ class Pipeline:
                     f"This model's maximum context length is {self.context_len()} tokens, at most {max_chars} "
                     f"characters. However, your request has {len(prompt)} characters. Please reduce its length.",
                 )
-            return await self._tokenizer.encode(prompt, add_special_tokens)
+            return await self._tokenizer.encode(prompt, add_special_tokens, cache_salt)
         token_ids = list(prompt)
         if token_ids and (min(token_ids) < 0 or max(token_ids) >= self._model.vocab_size):
             raise FieldError(field, f"the prompt has a token id outside 0 to {self._model.vocab_size - 1}")
@@ -113,12 +115,8 @@ class Pipeline:
         return self._pool.max_model_len() or self._model.max_model_len
 
     async def _news(self, generation: Generation) -> AsyncGenerator[ChoiceDelta, None]:
+        """News of several choices, to the end of all."""
         num_choices = generation.request.n
-        if num_choices == 1:
-            async with aclosing(self._choice(generation, 0)) as news:
-                async for delta in news:
-                    yield delta
-            return
         async with StreamMerge[ChoiceDelta]() as merged:
             merged.add(self._choice(generation, 0))
             num_first_tokens, decode_worker = 0, ""

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -15,14 +16,15 @@ from protos.router_pb2 import GenerateRequest, GenerateResponse
 from protos.router_pb2 import Usage as UsageMessage
 from protos.router_pb2_grpc import InferenceServicer
 from router.generation import ChoiceDelta, Generation, GenerationRequest, cached_tokens
-from router.limits import check_choices, check_stop
+from router.limits import MAX_ENTRIES, check_choices, check_salt, check_stop, context_error
 from router.request_context import PLANS, RequestContext, RoutingHints
 from router.service import RouterService
 from rpc.sampling import sampling_from_proto
-from rpc.status import status_of
+from rpc.status import message_of, status_of
 
 logger = logging.getLogger(__name__)
 
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 FINISH_NUMBERS = {"stop": common_pb2.FINISH_REASON_STOP, "length": common_pb2.FINISH_REASON_LENGTH}
 
 
@@ -48,7 +50,7 @@ class InferenceService(InferenceServicer):
             status = status_of(error)
             if status.code is grpc.StatusCode.INTERNAL:
                 logger.error("%s failed", request_id, exc_info=error)
-            await context.abort(status.code, str(error))
+            await context.abort(status.code, message_of(error))
 
     async def _responses(self, generation: Generation, request_id: str) -> AsyncGenerator[GenerateResponse, None]:
         num_open, num_tokens, num_cached = generation.request.n, 0, 0
@@ -75,10 +77,19 @@ class InferenceService(InferenceServicer):
         service.check_model(request.model)
         if request.WhichOneof("prompt") is None:
             raise InvalidRequest("text or token_ids is needed")
+        if not REQUEST_ID.fullmatch(request_id):
+            raise InvalidRequest("request_id must be 1 to 128 visible ASCII characters")
         num_choices = request.n or 1
         check_choices(service.config, 1, num_choices)
         check_stop(service.config, request.stop)
+        check_salt(request.cache_salt)
         given = request.sampling
+        num_tokens, context_len = len(request.token_ids.ids), service.pipeline.context_len()
+        if num_tokens >= context_len:  # before they are looked at: millions would keep everybody waiting
+            raise context_error("token_ids", context_len, num_tokens)
+        for name, num_entries in (("logit_bias", len(given.logit_bias)), ("stop_token_ids", len(given.stop_token_ids))):
+            if num_entries > MAX_ENTRIES:
+                raise InvalidRequest(f"{name} has {num_entries} entries, over the limit of {MAX_ENTRIES}")
         return GenerationRequest(
             request_id=f"{request_id[:64]}-{secrets.token_hex(4)}",
             prompt=request.text if request.WhichOneof("prompt") == "text" else list(request.token_ids.ids),

@@ -94,6 +94,13 @@ def status_of(error: BaseException) -> Status:
     return next((_TABLE[base] for base in type(error).__mro__ if base in _TABLE), _INTERNAL)
 
 
+def message_of(error: BaseException) -> str:
+    """What the caller is told: of a failing of our own nothing but that there was one."""
+    if status_of(error).http == 500 and not isinstance(error, ServiceError):
+        return "internal error; the server's log has the details"
+    return str(error)
+
+
 def code_number(error: BaseException) -> int:
     """The error's google.rpc.Code, as it stands in a `RequestError`."""
     number: int = status_of(error).code.value[0]

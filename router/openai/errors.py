@@ -13,7 +13,7 @@ from starlette.responses import Response
 from engine.errors import EngineError, InvalidRequest
 from engine.sampling_params import SamplingParams
 from router.errors import FieldError, Overloaded
-from rpc.status import ServiceError, status_of
+from rpc.status import ServiceError, message_of, status_of
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +30,7 @@ def describe(error: Exception) -> tuple[int, dict[str, object]]:
     status = status_of(error)
     if status.http == 500:
         logger.error("a request failed", exc_info=error)
-        message = str(error) if isinstance(error, ServiceError) else "internal error; the server's log has the details"
-        return 500, error_body(message, status.kind, None, 500)
+        return 500, error_body(message_of(error), status.kind, None, 500)
     code: str | int = "model_not_found" if status.http == 404 else status.http
     return status.http, error_body(str(error), status.kind, _param(error), code)
 

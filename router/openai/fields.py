@@ -8,10 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt
 from engine.sampling_params import SamplingParams
 from router.config import RouterConfig
 from router.errors import FieldError
-from router.limits import check_choices, check_stop
+from router.limits import MAX_ENTRIES, check_choices, check_salt, check_stop
 from router.openai.text_or_list import at_most, text_or_list
 
-MAX_ENTRIES = 4096  # of a field's list or object
 INT32_MAX = (1 << 31) - 1
 
 # Fields that would change the output and are not served, with the values under which they change nothing.
@@ -97,6 +96,7 @@ class GenerationFields(BaseModel):
             )
         check_choices(config, num_prompts, self.num_choices)
         check_stop(config, self.stop)
+        check_salt(self.cache_salt or "")
         if self.stream and self.prompt_logprobs is not None:
             raise FieldError("prompt_logprobs", "prompt_logprobs are not available when stream is true")
         if self.stream_options is not None and not self.stream:

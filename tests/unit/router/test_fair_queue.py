@@ -111,6 +111,18 @@ def test_the_least_urgent_give_way() -> None:
     assert queue.displaced_by(ticket("a", 1, 10), 1) == []
 
 
+def test_room_is_made_in_several_lines() -> None:
+    idle = [ticket(key, 1, 9) for key in "abc"]
+    flood = [ticket("flood") for _ in range(6)]
+    queue = filled(*idle, *flood, ticket("few"))
+    assert set(queue.displaced_by(ticket("urgent", 2, -1), 2)) < set(idle)
+    assert set(queue.displaced_by(ticket("new", 2), 2)) < set(idle)
+    leaving = queue.displaced_by(ticket("new", 4), 4)
+    assert set(leaving[:3]) == set(idle)
+    assert leaving[3:] == [flood[5]]
+    assert queue.displaced_by(ticket("new", 6), 6) == []  # the flood would be left with less than is asked for
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_random_operations_lose_nobody_and_count_right(seed: int) -> None:
     rng = random.Random(seed)

@@ -61,6 +61,19 @@ async def test_token_ids_logprobs_and_stop() -> None:
         ({"text": "a", "stop": ["x" * 1025]}, grpc.StatusCode.INVALID_ARGUMENT, "not 1 to 1024 characters"),
         ({"text": "a", "sampling": {"top_p": 2}}, grpc.StatusCode.INVALID_ARGUMENT, "top_p is 2"),
         ({"text": "a", "hints": {"plan": "both"}}, grpc.StatusCode.INVALID_ARGUMENT, "must be local or remote"),
+        ({"text": "a", "cache_salt": "x" * 1025}, grpc.StatusCode.INVALID_ARGUMENT, "cache_salt has 1025 characters"),
+        ({"text": "a", "request_id": "a\nb"}, grpc.StatusCode.INVALID_ARGUMENT, "request_id must be"),
+        ({"token_ids": {"ids": [300] * 512}}, grpc.StatusCode.INVALID_ARGUMENT, "However, your request has 512"),
+        (
+            {"text": "a", "sampling": {"logit_bias": dict.fromkeys(range(4097), 1.0)}},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "logit_bias has 4097 entries",
+        ),
+        (
+            {"text": "a", "sampling": {"stop_token_ids": range(4097)}},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "stop_token_ids has 4097 entries",
+        ),
         ({"text": "a", "timeout_s": -1}, grpc.StatusCode.INVALID_ARGUMENT, "timeout_s is -1"),
     ],
 )

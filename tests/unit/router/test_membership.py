@@ -6,6 +6,8 @@ from contextlib import AsyncExitStack
 import pytest
 
 from protos.worker_pb2 import WORKER_ROLE_PREFILL
+from router.candidates import find_candidates
+from router.cluster import RoutedRequest
 from router.worker_pool import WorkerPool
 from rpc.registry.base import Listener, RegistryView
 from rpc.registry.memory import MemoryRegistry
@@ -122,6 +124,63 @@ async def test_other_models_workers_are_left_alone(caplog: pytest.LogCaptureFixt
     assert caplog.text.count("this one serves bundled_model, not another") == 1
 
 
+async def test_another_models_worker_at_a_listed_address_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("router.worker_connection.GIVE_UP_S", 0.05)
+    registry = MemoryRegistry()
+    async with AsyncExitStack() as stack, running_pool(registry) as pool:
+        (worker,) = await started(stack, "decode-0")
+        listed = member_of(worker)
+        registry.put(listed)
+        await until(lambda: ready(pool) == {worker.address})
+        await worker.stop()  # and its lease holds for a while
+        worker.model = "another"
+        await worker.start()
+        await until(lambda: "it serves another, not bundled_model" in pool.connections[0].last_error)
+        assert not pool.unlearnt
+        registry.remove(listed.incarnation)
+        await until(lambda: known(pool) == set())
+    assert caplog.text.count("is refused: it serves another, not bundled_model") == 1
+
+
+async def test_a_worker_at_a_fixed_address_may_call_the_model_otherwise(caplog: pytest.LogCaptureFixture) -> None:
+    async with AsyncExitStack() as stack:
+        (worker,) = await started(stack, "decode-0")
+        worker.model = "another"
+        pool = await stack.enter_async_context(running_pool(MemoryRegistry([worker.address])))
+        await until(lambda: ready(pool) == {worker.address})
+    assert caplog.text.count("is used all the same: it serves another, not bundled_model") == 1
+
+
+async def test_a_worker_with_two_addresses_is_one() -> None:
+    async with AsyncExitStack() as stack:
+        (worker,) = await started(stack, "decode-0")
+        worker.cache(range(8))
+        names = [worker.address, worker.address.replace("127.0.0.1", "localhost")]
+        pool = await stack.enter_async_context(running_pool(MemoryRegistry(names)))
+        await until(lambda: any("it is the one at" in each.last_error for each in pool.connections))
+        await until(lambda: pool.index.num_blocks(worker.incarnation) == 2)
+        assert len(ready(pool)) == 1
+        assert len(pool.snapshot().workers) == 1
+
+
+async def test_workers_of_one_id_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    async with AsyncExitStack() as stack:
+        first, second = await started(stack, "decode-0", "decode-1")
+        pool = await stack.enter_async_context(running_pool(MemoryRegistry([first.address, second.address])))
+        await until(lambda: len(ready(pool)) == 2)
+        assert not pool.is_ambiguous("decode-0")
+        await second.stop()
+        second.worker_id = "decode-0"
+        second.num_lives += 1  # each worker's lives have names of their own
+        await second.start()
+        await until(lambda: pool.is_ambiguous("decode-0"))
+        assert f"the workers at {first.address}, {second.address} all have the id decode-0" in caplog.text
+        await second.stop()
+        await until(lambda: not pool.is_ambiguous("decode-0"))
+
+
 async def test_only_equal_fingerprints_are_offered_together() -> None:
     registry = MemoryRegistry()
     async with AsyncExitStack() as stack, running_pool(registry) as pool:
@@ -135,8 +194,9 @@ async def test_only_equal_fingerprints_are_offered_together() -> None:
             registry.put(member_of(worker))
         await until(lambda: len(ready(pool)) == 4)
         cluster = pool.snapshot()
+        candidates = find_candidates(RoutedRequest(10), cluster)
         offers = {
-            decode.worker_id: [prefill.worker_id for prefill in cluster.prefillers(decode.fingerprint)]
+            decode.worker_id: [prefill.worker_id for prefill in candidates.prefillers_for(decode)]
             for decode in cluster.decoders()
         }
         assert offers == {"decode-old": ["prefill-old"], "decode-new": ["prefill-new"]}

@@ -63,11 +63,19 @@ async def test_a_seed_fixes_the_answer_and_the_lack_of_one_does_not() -> None:
         assert free[0] != free[1]
 
 
-async def test_choices_differ_and_share_the_first_ones_prompt() -> None:
+async def test_a_second_choice_goes_where_the_first_ones_prompt_is() -> None:
     workers = [ScriptedWorker("decode-0"), ScriptedWorker("decode-1")]
+    body = {"prompt": list(range(300, 500)), "max_tokens": 8, "n": 2}
     async with running_router(*workers) as router:
+        for count in range(1, 4):
+            answer = await router.http.post("/v1/completions", json={**body, "cache_salt": str(count)})
+            assert answer.status_code == 200
+            assert not any(len(worker.commands) % 2 for worker in workers)
+
+
+async def test_choices_differ() -> None:
+    async with running_router(ScriptedWorker("decode-0"), ScriptedWorker("decode-1")) as router:
         answer = await complete(router, max_tokens=8, n=4, seed=1)
-        assert sorted(len(worker.commands) for worker in workers) == [0, 4]  # all where the first one's prompt is
         assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
         assert len({choice.message.content for choice in answer.choices}) == 4
         assert answer.usage.completion_tokens == 32

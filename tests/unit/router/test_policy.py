@@ -73,6 +73,16 @@ def test_a_queue_outweighs_a_short_prefix_and_not_a_long_one() -> None:
     assert COST(request(8000, d1=7900), cluster(busy, idle)).decode.worker_id == "d1"
 
 
+def test_a_prefill_worker_that_is_too_small_is_left_out() -> None:
+    for policy in (COST, CostPolicy(local_prefill_below=0)):
+        busy, small = worker("d", requests=20), prefill("small", max_model_len=2000)
+        assert names(policy(request(2000), cluster(busy, small))) == ("d", None, None)
+        assert names(policy(request(1999), cluster(busy, small))) == ("d", "small", None)
+    pinned = replace(request(2000), hints=RoutingHints(prefill_worker="small"))
+    with pytest.raises(ImpossiblePlan, match="small is asked for, but it is in the role prefill and takes up to 2000"):
+        COST(pinned, cluster(busy, small))
+
+
 def test_the_prefill_worker_is_chosen_by_prefix_and_queue() -> None:
     decode = worker("d", requests=30)
     workers = (

@@ -3,7 +3,9 @@
 import asyncio
 from typing import Any
 
-from protos import worker_pb2
+import grpc
+
+from protos import common_pb2, worker_pb2
 from tests.unit.router.running_router import RunningRouter, running_router, until
 from tests.unit.router.scripted_worker import ScriptedWorker
 
@@ -51,3 +53,24 @@ async def test_a_pinned_request_waits_for_its_worker_to_come_back() -> None:
         assert (await request)[0] == 200
         assert not other.commands
         assert len(worker.commands) == 2
+
+
+async def test_a_pinned_worker_that_is_full_says_so_itself() -> None:
+    worker, other = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
+    worker.refusal = worker_pb2.RequestDelta(finish_reason=common_pb2.FINISH_REASON_ERROR)
+    worker.refusal.error.code = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    worker.refusal.error.message = "the queue is full"
+    async with running_router(worker, other, failover_timeout_s=60.0) as router:
+        async with asyncio.timeout(30):
+            status, body = await post(router, decode="decode-0")
+        assert (status, body["error"]["message"]) == (429, "the queue is full")
+        assert not other.commands
+
+
+async def test_a_pinned_worker_that_gave_up_is_the_servers_failure() -> None:
+    worker, other = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
+    worker.refusal = worker_pb2.RequestDelta(finish_reason=common_pb2.FINISH_REASON_ABORT)
+    async with running_router(worker, other, failover_timeout_s=0.2) as router:
+        status, body = await post(router, decode="decode-0")
+        assert (status, body["error"]["message"]) == (503, "decode worker decode-0 gave the request up")
+        assert not other.commands
