@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
+from engine.errors import InvalidRequest
 from router.admission_metrics import AdmissionMetrics, Refusal
 from router.deadline import deadline_of, exceeded
 from router.errors import Draining, NoWorker, Overloaded
@@ -75,12 +76,13 @@ class Admission:
         """Choices in the queue."""
         return self._queue.num_choices
 
-    def admit(self, num_choices: int, context: RequestContext) -> "Admitted":
+    def admit(self, num_choices: int, context: RequestContext, generates: bool = True) -> "Admitted":
         """A context manager: waits for the request's turn, and has taken on so many choices for its length.
 
+        `generates`: its end tells how fast the workers are.
         Entering it raises Draining, Overloaded, DeadlineExceeded or NoWorker. At most `max_inflight` choices.
         """
-        return Admitted(self, num_choices, context)
+        return Admitted(self, num_choices, context, generates)
 
     async def enter(self, num_choices: int, context: RequestContext) -> float:
         """Returns the time at which the request is admitted; see `admit`."""
@@ -105,11 +107,12 @@ class Admission:
         self._metrics.waited(admitted_s - now_s)
         return admitted_s
 
-    def leave(self, num_choices: int, admitted_s: float) -> None:
+    def leave(self, num_choices: int, admitted_s: float, generates: bool = True) -> None:
         """So many choices have ended that were admitted then."""
         self.num_inflight -= num_choices
         now_s = self._clock()
-        self._rate.ended(now_s, num_choices, now_s - admitted_s)
+        if generates:
+            self._rate.ended(now_s, num_choices, now_s - admitted_s)
         self._serve(now_s)
 
     async def wait_idle(self, timeout_s: float) -> bool:
@@ -246,8 +249,9 @@ class Admission:
 class Admitted:
     """A request's room among the choices in flight."""
 
-    def __init__(self, admission: Admission, num_choices: int, context: RequestContext) -> None:
+    def __init__(self, admission: Admission, num_choices: int, context: RequestContext, generates: bool) -> None:
         self._admission = admission
+        self._generates = generates
         self._num_choices = num_choices
         self._context = context
         self._admitted_s = 0.0
@@ -258,7 +262,8 @@ class Admitted:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._admission.leave(self._num_choices, self._admitted_s)
+        generated = self._generates and not isinstance(error, InvalidRequest)
+        self._admission.leave(self._num_choices, self._admitted_s, generated)
 
 
 def _whole_seconds(wait_s: float | None) -> int:

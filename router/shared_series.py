@@ -33,13 +33,12 @@ def _is_of_workers(family: Metric) -> bool:
 
 
 def pack_series(families: Iterable[Metric]) -> bytes:
-    """Families as one process sends them to another."""
-    return orjson.dumps(
-        [
-            (each.name, each.documentation, each.type, [(one.name, one.labels, one.value) for one in each.samples])
-            for each in families
-        ]
-    )
+    """Families as one process sends them to another; values as texts, since JSON has no infinity."""
+
+    def samples(family: Metric) -> list[tuple[str, Mapping[str, str], str]]:
+        return [(each.name, each.labels, repr(float(each.value))) for each in family.samples]
+
+    return orjson.dumps([(each.name, each.documentation, each.type, samples(each)) for each in families])
 
 
 def unpack_series(packed: bytes) -> list[Metric]:
@@ -48,7 +47,7 @@ def unpack_series(packed: bytes) -> list[Metric]:
     for name, documentation, kind, samples in orjson.loads(packed):
         family = Metric(name, documentation, kind)
         for sample_name, labels, value in samples:
-            family.add_sample(sample_name, labels, value)
+            family.add_sample(sample_name, labels, float(value))
         families.append(family)
     return families
 

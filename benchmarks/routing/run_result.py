@@ -1,5 +1,6 @@
 """What one run of a workload through a router gave."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from benchmarks.routing.workload import Workload
 class RunResult:
     """A run's figures."""
 
-    hit_rate: float  # prompt tokens that no engine computed
+    hit_rate: float  # prompt tokens that no engine computed; not a number if a request failed
     ttft_s: list[float]
     load_max_over_mean: float  # of the engines' busy time within their pool; pools weigh as they were busy
     requests_max_over_mean: float
@@ -34,7 +35,7 @@ def summarise(
     prefilled = sum(each.prefilled_tokens for each in counts)
     pools = topology.pools.values()
     return RunResult(
-        hit_rate=1 - prefilled / workload.num_prompt_tokens,
+        hit_rate=math.nan if num_failed else 1 - prefilled / workload.num_prompt_tokens,
         ttft_s=ttft_s,
         load_max_over_mean=_max_over_mean([[counts[i].busy_s for i in pool] for pool in pools]),
         requests_max_over_mean=_max_over_mean([[counts[i].requests for i in pool] for pool in pools]),

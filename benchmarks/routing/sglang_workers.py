@@ -59,6 +59,7 @@ class SglangWorker:
             yield _event(request.request_id, 0, is_last=True)
             return
         prefill = None if room is None else await self._rendezvous.find(room, request)
+        is_whole = path != "/generate" and not fields.get("stream")
         try:
             async with aclosing(self.engine.generate(request, prefill)) as tokens:
                 number = 0
@@ -66,11 +67,11 @@ class SglangWorker:
                     number += 1
                     if path == "/generate":
                         yield _event(request.request_id, number, token.is_last)
-                    else:
+                    elif not is_whole:
                         yield _chat_event(request.request_id, number, token.is_last)
                     if room is not None:
                         self._rendezvous.end(room)
-            yield b"data: [DONE]\n\n"
+            yield _whole_chat(request.request_id, number) if is_whole else b"data: [DONE]\n\n"
         finally:
             if room is not None:
                 self._rendezvous.end(room)
@@ -99,6 +100,14 @@ def _chat_event(request_id: str, number: int, is_last: bool) -> bytes:
     return (
         f'data: {{"id":"{request_id}","object":"chat.completion.chunk","created":0,"model":"{MODEL}","choices":[{{'
         f'"index":0,"delta":{{"content":"word "}},"finish_reason":{reason}}}]}}\n\n'
+    ).encode()
+
+
+def _whole_chat(request_id: str, number: int) -> bytes:
+    return (
+        f'{{"id":"{request_id}","object":"chat.completion","created":0,"model":"{MODEL}","choices":[{{"index":0,'
+        f'"message":{{"role":"assistant","content":"{"word " * number}"}},"finish_reason":"length"}}],"usage":{{'
+        f'"prompt_tokens":1,"completion_tokens":{number},"total_tokens":{number + 1}}}}}'
     ).encode()
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import IO
 
 import orjson
-import psutil
 
 from benchmarks.routing.worker_counts import WorkerCounts
 
@@ -34,11 +33,6 @@ class WorkerProcess:
         assert self._process.stdin is not None
         self._process.stdin.write(b"\n")
         return [WorkerCounts(**each) for each in orjson.loads(await _read_line(self._process))]
-
-    def cpu_s(self) -> float:
-        """CPU time of the process."""
-        times = psutil.Process(self._process.pid).cpu_times()
-        return float(times.user + times.system)
 
 
 @asynccontextmanager

@@ -39,11 +39,6 @@ class Workload:
         """Of all requests."""
         return sum(len(turn.token_ids) for turn in self.turns)
 
-    @property
-    def num_output_tokens(self) -> int:
-        """Of all requests."""
-        return sum(turn.num_output_tokens for turn in self.turns)
-
     def reusable_share(self, spec: WorkerSpec) -> float:
         """Share of the prompt tokens in whole blocks that an earlier prompt, or its answer, had in the same place: one
         endless cache for everybody would have them.

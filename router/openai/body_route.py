@@ -16,9 +16,9 @@ from router.openai.exchange import AsgiExchange, Exchange
 
 Body = TypeVar("Body", bound=BaseModel)
 
-# Lists and objects take far longer to build than texts of the same bytes, and everybody waits meanwhile.
-# Brackets within texts count too: so many are in megabytes of source code, more than any context holds.
-MAX_BRACKETS = 1 << 18
+# Lists, objects and their keys take far longer to build than texts of the same bytes, and everybody waits meanwhile.
+# Those within texts count too: so many are in megabytes of source code, more than any context holds.
+MAX_PARTS = 1 << 18
 
 
 class BodyRoute(Generic[Body]):
@@ -57,10 +57,10 @@ class BodyRoute(Generic[Body]):
 def read_body(model: type[Body], body: bytes) -> Body:
     """The body as the model has it: UTF-8, no NaN, no half surrogate pairs (no tokenizer takes them).
 
-    Raises RequestValidationError, or HTTPException (413) for one of too many lists and objects.
+    Raises RequestValidationError, or HTTPException (413) for one of too many lists, objects and keys.
     """
-    if len(body) > MAX_BRACKETS and body.count(b"[") + body.count(b"{") > MAX_BRACKETS:
-        raise HTTPException(413, f"the body has over {MAX_BRACKETS} opening brackets")
+    if len(body) > MAX_PARTS and sum(map(body.count, (b"[", b"{", b":"))) > MAX_PARTS:
+        raise HTTPException(413, f"the body has over {MAX_PARTS} opening brackets and colons")
     if not body:
         raise RequestValidationError([{"type": "missing", "loc": ("body",), "msg": "Field required"}])
     try:

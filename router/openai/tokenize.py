@@ -61,7 +61,7 @@ class TokenizeApi:
         service.check_model(body.model)
         context = read_context(exchange.headers, None, priority=0)
         special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
-        async with exchange.watch(), service.admission.admit(1, context):
+        async with exchange.watch(), service.admission.admit(1, context, generates=False):
             tokens = await service.pipeline.tokenize(body.source(), special)
             names = await service.tokenizer.token_names(tokens) if body.return_token_strs else None
             answer: dict[str, object] = {
@@ -83,6 +83,6 @@ class TokenizeApi:
         tokens = read_token_ids(body.tokens, "tokens")
         if any(not 0 <= token_id < service.model.vocab_size for token_id in tokens):
             raise FieldError("tokens", f"tokens has an id outside 0 to {service.model.vocab_size - 1}")
-        async with exchange.watch(), service.admission.admit(1, context):
+        async with exchange.watch(), service.admission.admit(1, context, generates=False):
             text = await service.tokenizer.decode(tokens, skip_special_tokens=False)
             await exchange.answer(200, await asyncio.to_thread(orjson.dumps, {"prompt": text}))

@@ -162,6 +162,25 @@ async def test_what_the_workers_run_and_a_margin_is_the_limit() -> None:
     await asyncio.gather(*tasks)
 
 
+async def test_what_no_worker_does_says_nothing_of_their_speed() -> None:
+    rig = Rig(max_inflight=1, max_queue=1)
+    first = rig.send("first")
+    await settle()
+    rig.now_s = 10
+    rig.end("first")
+    await first
+    for _ in range(50):
+        async with rig.admission.admit(1, RequestContext(arrived_s=rig.now_s), generates=False):
+            rig.now_s += 0.001
+    tasks = [rig.send("second"), rig.send("third")]
+    await settle()
+    with overloaded("1 wait") as retry_after_s:
+        await rig.send("fourth")
+    assert retry_after_s[0] >= 10
+    rig.end("second", "third")
+    await asyncio.gather(*tasks)
+
+
 async def test_a_request_larger_than_the_workers_gets_in() -> None:
     rig = Rig(max_inflight=1000, max_queue=1000, workers=Workers(4))
     tasks = [rig.send(str(place)) for place in range(12)] + [rig.send("large", 100), rig.send("next")]

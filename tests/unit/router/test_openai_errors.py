@@ -127,6 +127,10 @@ async def test_bodies_that_are_mostly_structure_are_refused_unread() -> None:
         body = b'{"prompt": [' + b",".join([b"[5]"] * 300_000) + b"]}"
         answer = await router.http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
         check(answer, 413, "opening brackets")
+        keys = b",".join(b'"%d":1' % number for number in range(300_000))
+        body = b'{"messages": [], "chat_template_kwargs": {' + keys + b"}}"
+        answer = await router.http.post(CHAT, content=body, headers={"content-type": "application/json"})
+        check(answer, 413, "colons")
 
 
 async def test_another_model_is_not_found() -> None:

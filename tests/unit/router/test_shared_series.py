@@ -45,6 +45,13 @@ async def test_the_page_has_every_process_and_each_worker_once(tmp_path: Path) -
             assert found["tokens_total", "decode-0"] == 10 + asked
 
 
+def test_values_without_bound_survive_the_way() -> None:
+    registry = CollectorRegistry()
+    Gauge("left", "Left.", registry=registry).set(float("inf"))
+    [family] = unpack_series(pack_series(registry.collect()))
+    assert [sample.value for sample in family.samples] == [float("inf")]
+
+
 async def test_a_process_that_knows_no_worker_hides_nobody_elses(tmp_path: Path) -> None:
     knowing = ProcessGroup(tmp_path, 0, 2, registry_of(1, 5))
     other = ProcessGroup(tmp_path, 1, 2, registry_of(1, None))
