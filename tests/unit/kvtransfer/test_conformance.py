@@ -5,8 +5,7 @@ import gc
 import os
 import random
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -15,88 +14,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvtransfer.base import PeerId, PoolIdentity
-from kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline, TransportUnavailable
-from kvtransfer.transfers import Transfer
-from tests.unit.kvtransfer.kv_peers import BACKENDS, PROCESS_BACKENDS, Cluster, Peer, ProcessPeer, holds
-
-SHAPE = (64, 8192)  # blocks of 64 KiB
-LARGE_SHAPE = (64, 131072)  # blocks of 1 MiB: several steps of every transport
-UNTOUCHED = -7
-PATIENCE_S = 30.0  # for what must happen, on a busy machine
-STOPPED_PEER_IS_READABLE = ("shared_memory", "auto")
-
-
-class Gate:
-    """Holds a read in the middle: some bytes have come, and no more will before it is opened."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._reached = threading.Event()
-        self._opened = threading.Event()
-        self._block: Tensor | None = None
-        original = Transfer.check
-
-        def check(transfer: Transfer) -> None:
-            if self._has_changed():
-                self._reached.set()
-                assert self._opened.wait(PATIENCE_S)
-            original(transfer)
-
-        monkeypatch.setattr(Transfer, "check", check)
-
-    async def hold(self, block: int, peer: Peer) -> None:
-        """Returns when the read has reached the gate; `block` is the read's first local block."""
-        self._block = self._cluster.pool[block]
-        if self._cluster.backend == "in_memory":
-            while not self._has_changed():
-                await asyncio.sleep(0)
-            peer.stop()
-            self._resume = peer.resume
-        else:
-            assert await asyncio.to_thread(self._reached.wait, PATIENCE_S)
-
-    def open(self) -> None:
-        """The read may go on."""
-        self._opened.set()
-        if self._cluster.backend == "in_memory":
-            self._resume()
-
-    def _has_changed(self) -> bool:
-        return self._block is not None and int(self._block[0]) != UNTOUCHED
-
-
-@asynccontextmanager
-async def cluster_of(
-    backend: str, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int] = SHAPE, connect_deadline_s: float = 10.0
-) -> AsyncIterator[Cluster]:
-    if backend == "nixl_emulated":
-        monkeypatch.setenv("UCX_TLS", "tcp")
-    cluster = Cluster(backend, PoolIdentity(f"reader-{random.getrandbits(64):x}", "model"), shape, connect_deadline_s)
-    cluster.pool.fill_(UNTOUCHED)
-    try:
-        yield cluster
-    finally:
-        await cluster.end()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
-async def soon(awaitable: Awaitable[None]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        await awaitable
-
-
-def lists(rng: random.Random, num_blocks: int, count: int) -> tuple[list[int], list[int]]:
-    return rng.sample(range(num_blocks), count), rng.sample(range(num_blocks), count)
-
-
-every_backend = pytest.mark.parametrize("backend", BACKENDS)
-every_process_backend = pytest.mark.parametrize("backend", PROCESS_BACKENDS)
+from kvtransfer.base import PeerId
+from kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
+from tests.unit.kvtransfer.kv_peers import ProcessPeer, holds
+from tests.unit.kvtransfer.read_rig import (
+    LARGE_SHAPE,
+    PATIENCE_S,
+    SHAPE,
+    UNTOUCHED,
+    cluster_of,
+    every_backend,
+    every_process_backend,
+)
 
 
 @every_backend
@@ -230,169 +159,6 @@ async def test_wrong_blocks_are_refused(backend: str, monkeypatch: pytest.Monkey
         await cluster.transport.read(peer, [31, 31], [0, 63], PATIENCE_S)
         assert holds(cluster.pool, 0, 1, 31)
         assert holds(cluster.pool, 63, 1, 31)
-
-
-@every_backend
-async def test_peer_killed_before_and_restarted(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with cluster_of(backend, monkeypatch) as cluster:
-        source = await cluster.start_peer()
-        peer = await cluster.transport.connect(source.description)
-        source.kill()
-        with pytest.raises(PeerLost):
-            await cluster.transport.read(peer, [0, 1, 2], [3, 4, 5], PATIENCE_S)
-        with pytest.raises(PeerLost):
-            await cluster.transport.connect(source.description)
-        assert peer not in cluster.transport.choices
-        assert len(cluster.transport.quarantine) == 0
-        again = await cluster.start_peer(seed=2)
-        with pytest.raises(PeerLost):
-            await cluster.transport.connect(source.description)
-        peer = await cluster.transport.connect(again.description)
-        await cluster.transport.read(peer, [0, 1, 2], [3, 4, 5], PATIENCE_S)
-        assert holds(cluster.pool, 5, 2, 2)
-
-
-@every_backend
-async def test_peer_killed_during_a_read(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with cluster_of(backend, monkeypatch, LARGE_SHAPE) as cluster:
-        source = await cluster.start_peer()
-        peer = await cluster.transport.connect(source.description)
-        remote, local = lists(random.Random(3), 64, 64)
-        gate = Gate(monkeypatch, cluster)
-        read = asyncio.create_task(cluster.transport.read(peer, remote, local, PATIENCE_S))
-        await gate.hold(local[0], source)
-        assert all(block in cluster.transport.quarantine for block in local)
-        source.kill()
-        gate.open()
-        with pytest.raises(PeerLost):
-            await read
-        await soon(cluster.transport.quarantine.wait_clear(local))
-        assert peer not in cluster.transport.choices
-
-
-@every_backend
-async def test_peer_killed_after_a_read(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with cluster_of(backend, monkeypatch) as cluster:
-        source = await cluster.start_peer()
-        peer = await cluster.transport.connect(source.description)
-        await cluster.transport.read(peer, [1, 2, 3], [4, 5, 6], PATIENCE_S)
-        source.kill()
-        if backend != "in_memory":
-            await until(lambda: peer not in cluster.transport.choices)  # noticed without any read
-        with pytest.raises(PeerLost):
-            await cluster.transport.read(peer, [1], [7], PATIENCE_S)
-        assert holds(cluster.pool, 6, 1, 3)
-        assert bool((cluster.pool[7] == UNTOUCHED).all())
-
-
-@every_backend
-async def test_connecting_to_a_stopped_peer_ends_at_the_deadline(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with cluster_of(backend, monkeypatch, connect_deadline_s=0.2) as cluster:
-        source = await cluster.start_peer()
-        source.stop()
-        with pytest.raises(TransferDeadline):
-            await cluster.transport.connect(source.description)
-        assert not cluster.transport.choices
-
-
-@every_backend
-async def test_peer_stopped_during_a_read(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with cluster_of(backend, monkeypatch, LARGE_SHAPE) as cluster:
-        source = await cluster.start_peer()
-        peer = await cluster.transport.connect(source.description)
-        remote, local = lists(random.Random(4), 64, 60)
-        source.stop()
-        if backend in STOPPED_PEER_IS_READABLE:
-            await cluster.transport.read(peer, remote, local, PATIENCE_S)
-        elif backend == "nixl":
-            # The kernel reads a stopped process too, but UCX may want a word with it first.
-            with suppress(TransferDeadline):
-                await cluster.transport.read(peer, remote, local, 0.5)
-        else:
-            with pytest.raises(TransferDeadline):
-                await cluster.transport.read(peer, remote, local, 0.2)
-        source.resume()
-        await soon(cluster.transport.quarantine.wait_clear(local))
-        cluster.pool.fill_(UNTOUCHED)
-        free = [block for block in range(64) if block not in local]
-        await cluster.transport.read(await cluster.transport.connect(source.description), free, free, PATIENCE_S)
-        assert all(holds(cluster.pool, block, 1, block) for block in free)
-        # Nothing of the first read lands any more, now that the peer has answered once again.
-        assert bool((cluster.pool[local] == UNTOUCHED).all())
-
-
-async def test_a_transfer_that_cannot_be_aborted_stays_in_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with cluster_of("nixl_emulated", monkeypatch, LARGE_SHAPE) as cluster:
-        source = await cluster.start_peer()
-        peer = await cluster.transport.connect(source.description)
-        blocks = list(range(64))
-        source.stop()
-        with pytest.raises(TransferDeadline):
-            await cluster.transport.read(peer, blocks, blocks, 0.1)
-        clear = asyncio.create_task(cluster.transport.quarantine.wait_clear(blocks))
-        done, _ = await asyncio.wait({clear}, timeout=0.2)
-        assert not done
-        assert len(cluster.transport.quarantine) == 64
-        source.kill()
-        await soon(clear)
-        assert len(cluster.transport.quarantine) == 0
-
-
-@every_backend
-@pytest.mark.parametrize("how", ["deadline", "cancelled", "forgotten"])
-async def test_abandoned_read_keeps_its_blocks_until_no_byte_can_land(
-    backend: str, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with cluster_of(backend, monkeypatch, LARGE_SHAPE) as cluster:
-        source = await cluster.start_peer()
-        peer = await cluster.transport.connect(source.description)
-        remote, local = lists(random.Random(5), 64, 60)
-        gate = Gate(monkeypatch, cluster)
-        deadline_s = 0.3 if how == "deadline" else PATIENCE_S
-        read = asyncio.create_task(cluster.transport.read(peer, remote, local, deadline_s))
-        await gate.hold(local[0], source)
-        if how == "cancelled":
-            read.cancel()
-        elif how == "forgotten":
-            cluster.transport.forget(peer)
-            gate.open()
-        with pytest.raises((TransferDeadline, PeerLost, asyncio.CancelledError)) as raised:
-            await read
-        expected = {"deadline": TransferDeadline, "cancelled": asyncio.CancelledError, "forgotten": PeerLost}
-        assert raised.type is expected[how]
-        if how != "forgotten" and backend != "in_memory":
-            assert all(block in cluster.transport.quarantine for block in local)
-        gate.open()
-        await soon(cluster.transport.quarantine.wait_clear(local))
-        cluster.pool.fill_(UNTOUCHED)
-        free = [block for block in range(64) if block not in local]
-        await cluster.transport.read(await cluster.transport.connect(source.description), free, free, PATIENCE_S)
-        assert all(holds(cluster.pool, block, 1, block) for block in free)
-        assert bool((cluster.pool[local] == UNTOUCHED).all())
-
-
-@every_process_backend
-async def test_closing_ends_reads_on_both_sides(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with cluster_of(backend, monkeypatch, LARGE_SHAPE) as cluster:
-        source = await cluster.start_peer()
-        peer = await cluster.transport.connect(source.description)
-        await source.close()
-        await until(lambda: peer not in cluster.transport.choices)
-        with pytest.raises(PeerLost):
-            await cluster.transport.read(peer, [0, 1, 2], [0, 1, 2], PATIENCE_S)
-        another = await cluster.start_peer()
-        peer = await cluster.transport.connect(another.description)
-        gate = Gate(monkeypatch, cluster)
-        blocks = list(range(64))
-        read = asyncio.create_task(cluster.transport.read(peer, blocks, blocks, PATIENCE_S))
-        await gate.hold(0, another)
-        closing = asyncio.create_task(cluster.transport.close())
-        await asyncio.sleep(0)
-        gate.open()
-        with pytest.raises(PeerLost):
-            await read
-        await soon(closing)
-        assert len(cluster.transport.quarantine) == 0
 
 
 @every_process_backend

@@ -1,0 +1,92 @@
+"""A cluster of pools to read from, and a gate that holds a read in its middle."""
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from torch import Tensor
+
+from kvtransfer.base import PoolIdentity
+from kvtransfer.transfers import Transfer
+from tests.unit.kvtransfer.kv_peers import BACKENDS, PROCESS_BACKENDS, Cluster, Peer
+
+SHAPE = (64, 8192)  # blocks of 64 KiB
+LARGE_SHAPE = (64, 131072)  # blocks of 1 MiB: several steps of every transport
+UNTOUCHED = -7
+PATIENCE_S = 30.0  # for what must happen, on a busy machine
+STOPPED_PEER_IS_READABLE = ("shared_memory", "auto")
+
+
+class Gate:
+    """Holds a read in the middle: some bytes have come, and no more will before it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._reached = threading.Event()
+        self._opened = threading.Event()
+        self._block: Tensor | None = None
+        original = Transfer.check
+
+        def check(transfer: Transfer) -> None:
+            if self._has_changed():
+                self._reached.set()
+                assert self._opened.wait(PATIENCE_S)
+            original(transfer)
+
+        monkeypatch.setattr(Transfer, "check", check)
+
+    async def hold(self, block: int, peer: Peer) -> None:
+        """Returns when the read has reached the gate; `block` is the read's first local block."""
+        self._block = self._cluster.pool[block]
+        if self._cluster.backend == "in_memory":
+            while not self._has_changed():
+                await asyncio.sleep(0)
+            peer.stop()
+            self._resume = peer.resume
+        else:
+            assert await asyncio.to_thread(self._reached.wait, PATIENCE_S)
+
+    def open(self) -> None:
+        """The read may go on."""
+        self._opened.set()
+        if self._cluster.backend == "in_memory":
+            self._resume()
+
+    def _has_changed(self) -> bool:
+        return self._block is not None and int(self._block[0]) != UNTOUCHED
+
+
+@asynccontextmanager
+async def cluster_of(
+    backend: str, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int] = SHAPE, connect_deadline_s: float = 10.0
+) -> AsyncIterator[Cluster]:
+    if backend == "nixl_emulated":
+        monkeypatch.setenv("UCX_TLS", "tcp")
+    cluster = Cluster(backend, PoolIdentity(f"reader-{random.getrandbits(64):x}", "model"), shape, connect_deadline_s)
+    cluster.pool.fill_(UNTOUCHED)
+    try:
+        yield cluster
+    finally:
+        await cluster.end()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def soon(awaitable: Awaitable[None]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        await awaitable
+
+
+def lists(rng: random.Random, num_blocks: int, count: int) -> tuple[list[int], list[int]]:
+    return rng.sample(range(num_blocks), count), rng.sample(range(num_blocks), count)
+
+
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
+every_process_backend = pytest.mark.parametrize("backend", PROCESS_BACKENDS)

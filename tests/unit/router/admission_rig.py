@@ -1,0 +1,115 @@
+"""An admission under a clock of its own, and requests that are sent to it."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from router.admission import Admission, AdmissionLimits
+from router.admission_metrics import AdmissionMetrics
+from router.errors import Overloaded
+from router.request_context import RequestContext
+from rpc.status import Unavailable
+
+
+class Workers:
+    """Workers that run so many choices at once."""
+
+    def __init__(self, num_seqs: int | None = None) -> None:
+        self.num = num_seqs
+        self.changed = asyncio.Event()
+        self.ended: Unavailable | None = None
+
+    def num_seqs(self) -> int | None:
+        return self.num
+
+    async def wait_change(self, timeout_s: float) -> None:
+        if self.ended is not None:
+            raise self.ended
+        try:
+            await asyncio.wait_for(self.changed.wait(), timeout_s)
+        except TimeoutError:
+            return
+        self.changed.clear()
+
+    def become(self, num_seqs: int | None) -> None:
+        self.num = num_seqs
+        self.changed.set()
+
+
+class Rig:
+    """An admission with a clock of its own, and the requests that were sent to it."""
+
+    def __init__(
+        self, max_inflight: int = 2, max_queue: int = 100, workers: Workers | None = None, **limits: float
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self.workers = workers or Workers()
+        self.now_s = 0.0
+        self.admission = Admission(
+            AdmissionLimits(max_inflight=max_inflight, max_queue=max_queue, **limits),
+            self.workers,
+            AdmissionMetrics(self.registry, "model"),
+            lambda: self.now_s,
+        )
+        self.order: list[str] = []  # names of the requests, as they were admitted
+        self._ends: dict[str, asyncio.Event] = {}
+
+    def send(
+        self,
+        name: str,
+        num_choices: int = 1,
+        *,
+        key: str = "",
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> asyncio.Task[None]:
+        """A request that runs until it is ended."""
+        context = RequestContext(fairness_key=key, priority=priority, timeout_s=timeout_s, arrived_s=self.now_s)
+        self._ends[name] = asyncio.Event()
+
+        async def request() -> None:
+            async with self.admission.admit(num_choices, context):
+                self.order.append(name)
+                await self._ends[name].wait()
+
+        return asyncio.create_task(request())
+
+    def end(self, *names: str) -> None:
+        for name in names:
+            self._ends[name].set()
+
+    def metric(self, name: str, **labels: str) -> float:
+        value = self.registry.get_sample_value(f"baton:{name}", {"model_name": "model", **labels})
+        assert value is not None
+        return value
+
+    def refusals(self) -> dict[str, float]:
+        """How many there were, by reason."""
+        samples = (sample for family in self.registry.collect() for sample in family.samples)
+        refused = (each for each in samples if each.name == "baton:router_refusals_total" and each.value)
+        return {each.labels["reason"]: each.value for each in refused}
+
+
+async def settle() -> None:
+    """Lets all tasks go as far as they can."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Returns once the condition holds; TimeoutError if it never does."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+@contextmanager
+def overloaded(text: str) -> Iterator[list[int]]:
+    """Expects Overloaded with this text; gives its Retry-After."""
+    seen: list[int] = []
+    with pytest.raises(Overloaded, match=text) as caught:
+        yield seen
+    seen.append(caught.value.retry_after_s)
