@@ -92,7 +92,7 @@ class Plan:
     decode: WorkerSnapshot
     prefill: WorkerSnapshot | None  # None: the decode worker itself
     prefix_source: WorkerSnapshot | None  # has more of the prefix than the prefill worker
-    reason: str
+    reason: object  # as text; seldom read, and so worded only then
 
     @property
     def kind(self) -> PlanKind:

@@ -7,7 +7,7 @@
 5. The cheapest plan wins; plans that are as good as equal are told apart by chance, which differs between routers.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 
@@ -43,6 +43,18 @@ class Priced:
             return f"local at {name}: {self.price}"
         source = f" with the prefix of {self.option.source.worker_id}" if self.option.source is not None else ""
         return f"remote at {name} through {self.option.prefill.worker_id}{source}: {self.price}"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The best plan's price, and that of the best plan of the other kind."""
+
+    best: Priced
+    plans: Sequence[Priced]  # all
+
+    def __str__(self) -> str:
+        others = [plan for plan in self.plans if (plan.option is None) is not (self.best.option is None)]
+        return f"{self.best}; instead of {min(others, key=lambda plan: plan.cost)}" if others else str(self.best)
 
 
 def choose(
@@ -144,11 +156,7 @@ def _plan_by_size(request: RoutedRequest, decode: WorkerSnapshot, local_prefill_
 
 def _cheapest(plans: list[Priced], cluster: ClusterSnapshot) -> Plan:
     best = _break_tie(plans, cluster)
-    others = [plan for plan in plans if (plan.option is None) is not (best.option is None)]
-    reason = str(best)
-    if others:
-        reason += f"; instead of {min(others, key=lambda plan: plan.cost)}"
-    option = best.option
+    option, reason = best.option, Comparison(best, plans)
     if option is None:
         return Plan(best.decode, None, None, reason)
     return Plan(best.decode, option.prefill, option.source, reason)

@@ -26,7 +26,7 @@ def test_a_long_prompt_goes_through_a_prefill_worker_while_others_decode() -> No
     plan = COST(request(2000), cluster(worker("d", requests=20), prefill("p")))
     assert names(plan) == ("d", "p", None)
     assert plan.kind is PlanKind.REMOTE
-    assert plan.reason == (
+    assert str(plan.reason) == (
         "remote at d through p: 0.2140 s to the first token, 1.2471 s of harm, 0.2000 s of cache lost, 0.0000 s for "
         "fairness; instead of local at d: 0.2179 s to the first token, 5.2240 s of harm, 0.1000 s of cache lost, "
         "0.0000 s for fairness"
@@ -38,8 +38,8 @@ def test_a_short_or_well_cached_prompt_is_prefilled_where_it_is_decoded() -> Non
     assert names(COST(request(20), cluster(*workers))) == ("d", None, None)
     plan = COST(request(5000, d=4950), cluster(*workers))
     assert names(plan) == ("d", None, None)
-    assert plan.reason.startswith("local at d: ")
-    assert "; instead of remote at d through p with the prefix of d: " in plan.reason
+    assert str(plan.reason).startswith("local at d: ")
+    assert "; instead of remote at d through p with the prefix of d: " in str(plan.reason)
 
 
 def test_an_idle_decode_worker_computes_what_prefill_workers_would_let_wait() -> None:
