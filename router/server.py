@@ -2,7 +2,6 @@
 
 import logging
 import math
-import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -19,12 +18,12 @@ from router.generation import ChoiceDelta, Generation, GenerationRequest, cached
 from router.limits import MAX_ENTRIES, check_choices, check_salt, check_stop, context_error
 from router.request_context import PLANS, RequestContext, RoutingHints
 from router.service import RouterService
+from rpc.names import NAME_RULE, is_name
 from rpc.sampling import sampling_from_proto
 from rpc.status import message_of, status_of
 
 logger = logging.getLogger(__name__)
 
-REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 FINISH_NUMBERS = {"stop": common_pb2.FINISH_REASON_STOP, "length": common_pb2.FINISH_REASON_LENGTH}
 
 
@@ -77,8 +76,8 @@ class InferenceService(InferenceServicer):
         service.check_model(request.model)
         if request.WhichOneof("prompt") is None:
             raise InvalidRequest("text or token_ids is needed")
-        if not REQUEST_ID.fullmatch(request_id):
-            raise InvalidRequest("request_id must be 1 to 128 visible ASCII characters")
+        if not is_name(request_id):
+            raise InvalidRequest(f"request_id must be {NAME_RULE}")
         num_choices = request.n or 1
         check_choices(service.config, 1, num_choices)
         check_stop(service.config, request.stop)

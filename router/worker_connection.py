@@ -8,7 +8,7 @@ has the worker any more, and it could not be reached for a while.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from enum import Enum
 
 import grpc
@@ -54,8 +54,15 @@ class WorkerConnection:
     """Owns what the router knows of one worker, and the streams to it."""
 
     def __init__(
-        self, address: str, router_id: str, watch_interval_ms: int, index: PrefixIndex, changed: Callable[[], None]
+        self,
+        address: str,
+        router_id: str,
+        watch_interval_ms: int,
+        index: PrefixIndex,
+        check: Callable[[str, WorkerDescription], None],
+        changed: Callable[[], None],
     ) -> None:
+        """`check` raises WorkerLost if who is found at the address is not to be used."""
         self.address = address
         self.state = ConnectionState.CONNECTING
         self.description: WorkerDescription | None = None  # of the present life; None while there is none
@@ -68,6 +75,7 @@ class WorkerConnection:
         self._router_id = router_id
         self._watch_interval_ms = watch_interval_ms
         self._index = index
+        self._check = check
         self._changed = changed
 
     @property
@@ -82,8 +90,8 @@ class WorkerConnection:
             reason = "the router closed the connection"
             try:
                 await self._session()
-            except* (grpc.RpcError, WorkerLost, ValueError) as group:
-                reason = _reason(group)
+            except (grpc.RpcError, WorkerLost, ValueError) as error:
+                reason = _reason(error)
             finally:
                 self._forget(reason)
             await backoff.wait()
@@ -113,14 +121,15 @@ class WorkerConnection:
             description = await WorkerStub(channel).Describe(DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S)
             if description.role not in ROLES:
                 raise WorkerLost(f"the worker at {self.address} has the unknown role {description.role}")
+            self._check(self.address, description)
             self.load = LoadEstimate()
             self.description = description
-            async with asyncio.TaskGroup() as tasks:
-                if ROLES[description.role] is not WorkerRole.PREFILL:
-                    self.attach = AttachStream(description.worker_id)
-                    hello = Hello(router_id=self._router_id, incarnation=description.incarnation)
-                    tasks.create_task(self.attach.run(channel, hello))
-                tasks.create_task(self._watch(channel, description))
+            streams = [self._watch(channel, description)]
+            if ROLES[description.role] is not WorkerRole.PREFILL:
+                self.attach = AttachStream(description.worker_id)
+                hello = Hello(router_id=self._router_id, incarnation=description.incarnation)
+                streams.append(self.attach.run(channel, hello))
+            await _run_to_first_error(streams)
 
     async def _watch(self, channel: grpc.aio.Channel, description: WorkerDescription) -> None:
         backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
@@ -189,10 +198,24 @@ class WorkerConnection:
         return not self.is_listed and alone_s > GIVE_UP_S
 
 
-def _reason(group: BaseExceptionGroup[Exception]) -> str:
-    """What the first of the errors says."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+async def _run_to_first_error(streams: list[Coroutine[object, object, None]]) -> None:
+    """Runs streams that end by an error alone: raises the first one's, once all have ended.
+
+    This is no TaskGroup: there, up to Python 3.12, an error takes the place of our being cancelled in the same moment;
+    and who takes the error for the end of a session would go on for ever.
+    """
+    tasks = [asyncio.create_task(stream) for stream in streams]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _reason(error: Exception) -> str:
+    """What the error says."""
     details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
     return details or type(error).__name__

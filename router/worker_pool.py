@@ -6,10 +6,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from zlib import crc32
 
+from protos.worker_pb2 import WorkerDescription
 from router.cluster import ClusterSnapshot
+from router.errors import WorkerLost
 from router.prefix_index import PrefixIndex
 from router.roster import Roster, make_roster
 from router.worker_connection import WorkerConnection
+from rpc.names import NAME_RULE, is_name
 from rpc.registry.base import Registry, RegistryView
 from rpc.status import Unavailable
 
@@ -32,6 +35,8 @@ class WorkerPool:
         self._watch_interval_ms = watch_interval_ms
         self._connections: dict[str, WorkerConnection] = {}  # by address
         self._roster: Roster | None = None  # made when it is needed
+        self._told_ids: set[str] = set()  # that several workers go by; the log was told
+        self._told_lives: dict[str, str] = {}  # incarnations that the log was told of by `_check`, by address
         self._change = asyncio.Event()
         self._turn = 0
         self._seed = crc32(router_id.encode())
@@ -101,6 +106,10 @@ class WorkerPool:
         """Longest prompt plus output that some decode worker takes; None if none is ready."""
         return self._current().max_model_len
 
+    def is_ambiguous(self, worker_id: str) -> bool:
+        """Whether several workers in reach go by the id."""
+        return worker_id in self._current().same_ids
+
     async def wait_change(self, timeout_s: float) -> None:
         """Returns when a worker came or went, or after the time-out; raises what the pool ended with."""
         if self._ended is not None:
@@ -119,7 +128,7 @@ class WorkerPool:
         for address in listed:
             if address not in self._connections:
                 connection = WorkerConnection(
-                    address, self._router_id, self._watch_interval_ms, self.index, self._notify
+                    address, self._router_id, self._watch_interval_ms, self.index, self._check, self._notify
                 )
                 self._connections[address] = connection
                 tasks.create_task(self._keep(connection), name=f"worker {address}")
@@ -130,7 +139,26 @@ class WorkerPool:
         """Runs the connection; once it has given up, the worker is forgotten."""
         await connection.run()
         del self._connections[connection.address]
+        self._told_lives.pop(connection.address, None)
         logger.info("the worker at %s is forgotten: it is in no registry and cannot be reached", connection.address)
+
+    def _check(self, address: str, found: WorkerDescription) -> None:
+        """Raises WorkerLost if this router must not use who was found: the one that was there may have given way."""
+        lives = {each.description.incarnation: each for each in self.connections if each.description is not None}
+        if found.incarnation in lives:
+            reason, is_used = f"it is the one at {lives[found.incarnation].address}", False
+        elif not is_name(found.worker_id):
+            reason, is_used = f"its id {found.worker_id[:100]!r} must be {NAME_RULE}", False
+        elif found.model != self._model_name:
+            # A fixed address was given for this router, which may call the model by a name of its own.
+            reason, is_used = f"it serves {found.model}, not {self._model_name}", address in self.view.fixed
+        else:
+            return
+        if self._told_lives.get(address) != found.incarnation:
+            self._told_lives[address] = found.incarnation
+            logger.warning("the worker at %s is %s: %s", address, "used all the same" if is_used else "refused", reason)
+        if not is_used:
+            raise WorkerLost(f"the worker at {address} is refused: {reason}")
 
     def _tell_others(self, view: RegistryView) -> None:
         """Says when the registry has workers of other models: a wrong name would else be hard to find."""
@@ -146,7 +174,15 @@ class WorkerPool:
     def _current(self) -> Roster:
         if self._roster is None:
             self._roster = make_roster(self._connections.values())
+            self._tell_same_ids(self._roster)
         return self._roster
+
+    def _tell_same_ids(self, roster: Roster) -> None:
+        """Says when workers cannot be told apart by their ids: hints and answers name them so."""
+        for worker_id, addresses in roster.same_ids.items():
+            if worker_id not in self._told_ids:
+                logger.warning("the workers at %s all have the id %s", ", ".join(addresses), worker_id)
+        self._told_ids = set(roster.same_ids)
 
     def _notify(self) -> None:
         self._roster = None

@@ -1,12 +1,14 @@
 """The workers' own numbers, as their last reports have them, and how well the router knows them, for Prometheus."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from protos.worker_pb2 import WorkerLoad
 from router.metrics import PREFIX
+from router.worker_connection import ConnectionState
 from router.worker_pool import WorkerPool
 
 LABELS = ("model_name", "worker")
@@ -32,8 +34,17 @@ def cache_usage(load: WorkerLoad) -> float:
     return 1 - load.num_free_blocks / load.num_blocks if load.num_blocks else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class ReportingWorker:
+    """A worker and its last report."""
+
+    name: str  # its id; with the address, if another one has the same id
+    incarnation: str
+    load: WorkerLoad
+
+
 class WorkerSeries(Collector):
-    """Reads the pool whenever it is scraped; a worker without a connection has no series."""
+    """Reads the pool whenever it is scraped; a worker has no series before its first report over a connection."""
 
     def __init__(self, pool: WorkerPool, model_name: str) -> None:
         self._pool = pool
@@ -41,27 +52,33 @@ class WorkerSeries(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """All series of all workers."""
-        loads = {
-            connection.description.worker_id: connection.load.reported
-            for connection in self._pool.connections
-            if connection.description is not None
-        }
+        workers = list(self._workers())
         usage = GaugeMetricFamily(f"{PREFIX}kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", labels=LABELS)
-        for worker_id, load in loads.items():
-            usage.add_metric((self._model_name, worker_id), cache_usage(load))
+        for worker in workers:
+            usage.add_metric((self._model_name, worker.name), cache_usage(worker.load))
         yield usage
         for name, (text, attribute) in GAUGES.items():
             gauge = GaugeMetricFamily(PREFIX + name, text, labels=LABELS)
-            for worker_id, load in loads.items():
-                gauge.add_metric((self._model_name, worker_id), getattr(load, attribute))
+            for worker in workers:
+                gauge.add_metric((self._model_name, worker.name), getattr(worker.load, attribute))
             yield gauge
         for name, (text, attribute) in COUNTERS.items():
             counter = CounterMetricFamily(PREFIX + name, text, labels=LABELS)
-            for worker_id, load in loads.items():
-                counter.add_metric((self._model_name, worker_id), getattr(load, attribute))
+            for worker in workers:
+                counter.add_metric((self._model_name, worker.name), getattr(worker.load, attribute))
             yield counter
-        yield self._transports()
+        yield self._transports(workers)
         yield from self._knowledge()
+
+    def _workers(self) -> Iterator[ReportingWorker]:
+        for connection in self._pool.connections:
+            description = connection.description
+            if description is None or connection.state is ConnectionState.CONNECTING:
+                continue
+            name = description.worker_id
+            if self._pool.is_ambiguous(name):
+                name = f"{name}@{connection.address}"
+            yield ReportingWorker(name, description.incarnation, connection.load.reported)
 
     def _knowledge(self) -> Iterator[GaugeMetricFamily]:
         """How well the router knows the workers."""
@@ -79,23 +96,16 @@ class WorkerSeries(Collector):
             gauge.add_metric((self._model_name,), value)
             yield gauge
 
-    def _transports(self) -> GaugeMetricFamily:
-        names = {
-            connection.description.incarnation: connection.description.worker_id
-            for connection in self._pool.connections
-            if connection.description is not None
-        }
+    def _transports(self, workers: Iterable[ReportingWorker]) -> GaugeMetricFamily:
+        names = {worker.incarnation: worker.name for worker in workers}
         info = GaugeMetricFamily(
             f"{PREFIX}kv_transport_info",
             "1 for the transport in use between a worker and a peer.",
             labels=("model_name", "worker", "peer", "transport", "reason"),
         )
-        for connection in self._pool.connections:
-            if connection.description is None:
-                continue
-            for peer, text in connection.load.reported.peer_transports.items():
+        for worker in workers:
+            for peer, text in worker.load.peer_transports.items():
                 transport, _, reason = text.partition(" ")
-                worker_id = connection.description.worker_id
-                labels = (self._model_name, worker_id, names.get(peer, peer), transport.rstrip(":,"), reason)
+                labels = (self._model_name, worker.name, names.get(peer, peer), transport.rstrip(":,"), reason)
                 info.add_metric(labels, 1)
         return info

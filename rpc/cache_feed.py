@@ -25,17 +25,21 @@ class Subscription:
     has_ended: bool = False
 
     def add(self, changes: CacheChanges) -> None:
-        """Merges newer changes into the pending ones."""
+        """Merges newer changes into the pending ones; once it is lost, nothing is pending any more."""
+        if self.is_lost:
+            return
         for block_hash in changes.removed:
             self.stored.pop(block_hash, None)
             self.removed[block_hash] = None
         for block_hash in changes.stored:
             self.stored[block_hash] = None
-        self.is_lost = self.is_lost or len(self.stored) + len(self.removed) > MAX_PENDING
+        if len(self.stored) + len(self.removed) > MAX_PENDING:
+            self.is_lost = True
+            self.stored, self.removed = {}, {}
 
     def take(self) -> worker_pb2.CacheEvents | None:
         """The next message, or None if there is nothing to tell; the first one is the snapshot."""
-        if not self.stored and not self.removed and self.sequence > 0:
+        if self.is_lost or (not self.stored and not self.removed and self.sequence > 0):
             return None
         events = worker_pb2.CacheEvents(
             sequence=self.sequence, stored=b"".join(self.stored), removed=b"".join(self.removed)

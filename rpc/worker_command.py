@@ -1,5 +1,6 @@
 """The command line of a worker process."""
 
+import secrets
 import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -7,7 +8,8 @@ from dataclasses import replace
 from engine.config import EngineConfig
 from rpc.config_file import load
 from rpc.entry import process_flags, run_process, take_process_flags
-from rpc.option_values import Value
+from rpc.names import NAME_RULE, is_name
+from rpc.option_values import OptionError, Value
 from rpc.options import Command, OptionInfo, click_options, options_of
 from rpc.worker_config import Role, WorkerConfig
 from rpc.worker_options import WORKER_OPTIONS
@@ -36,6 +38,8 @@ def run_worker(flags: dict[str, object], roles: tuple[Role, ...], start: Start) 
     defaults: dict[str, Value] = {"role": roles[0], "worker_id": ""}
     config = load(WorkerConfig, _infos(roles), process.config_file, flags, defaults)
     config = replace(config, worker_id=config.worker_id or _default_id(config))
+    if not is_name(config.worker_id):
+        raise OptionError(f"worker_id: {config.worker_id!r} must be {NAME_RULE}")
     run_process(process.named(config.worker_id, config.progress_fd), lambda: start(config))
 
 
@@ -44,6 +48,5 @@ def _infos(roles: tuple[Role, ...]) -> dict[str, OptionInfo]:
 
 
 def _default_id(config: WorkerConfig) -> str:
-    """The same over restarts as long as the port is."""
-    suffix = f"-{config.port}" if config.port else ""
-    return f"{socket.gethostname()}-{config.role}{suffix}"
+    """The same over restarts if the port is given; else fresh at every start, as the port is."""
+    return f"{socket.gethostname()}-{config.role}-{config.port or secrets.token_hex(4)}"

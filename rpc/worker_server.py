@@ -23,6 +23,7 @@ from protos import worker_pb2, worker_pb2_grpc
 from rpc.drain import Drain
 from rpc.engine_host import EngineHost
 from rpc.grpc_options import SERVER_OPTIONS
+from rpc.host_port import host_port
 from rpc.kv_source import KVSourceService
 from rpc.peers import Channels
 from rpc.pool_description import pool_to_proto
@@ -130,12 +131,12 @@ def _register_common(
 ) -> tuple[worker_pb2.WorkerDescription, list[str]]:
     """Adds what every worker serves, and binds the port; returns who we are and the names of the worker services."""
     config, host = core.config, core.host
-    port = server.add_insecure_port(f"{config.host}:{config.port}")
+    port = server.add_insecure_port(host_port(config.host, config.port))
     description = worker_pb2.WorkerDescription(
         worker_id=config.worker_id,
         incarnation=host.pool.incarnation,
         role=ROLES[config.role],
-        address=f"{config.host}:{port}",
+        address=host_port(config.host, port),
         model=core.model_name,
         fingerprint=host.fingerprint,
         block_size=host.config.block_size,

@@ -8,6 +8,7 @@ from decode_worker.service import DecodeService
 from protos import worker_pb2, worker_pb2_grpc
 from rpc.drain import Drain
 from rpc.grpc_options import SERVER_OPTIONS
+from rpc.host_port import host_port
 from rpc.peers import Channels
 from rpc.worker_counters import WorkerCounters
 from simulation.core import EngineCore
@@ -36,7 +37,7 @@ class SimulatedWorker:
         self.drain = Drain()
         self._channels = channels
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        self.description = self._describe(self._server.add_insecure_port(f"{config.host}:{config.port}"))
+        self.description = self._describe(self._server.add_insecure_port(host_port(config.host, config.port)))
         self._service = SimulatedWorkerService(self.core, self.counters, self.drain, self.description)
         self._role: SimulatedPrefillService | SimulatedDecodeRequests = self._register()
 
@@ -61,7 +62,7 @@ class SimulatedWorker:
 
     def _describe(self, port: int) -> worker_pb2.WorkerDescription:
         config, spec = self.config, self.config.spec
-        address, incarnation = f"{config.host}:{port}", uuid.uuid4().hex
+        address, incarnation = host_port(config.host, port), uuid.uuid4().hex
         return worker_pb2.WorkerDescription(
             worker_id=config.worker_id,
             incarnation=incarnation,

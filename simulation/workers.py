@@ -9,7 +9,7 @@ import json
 import logging
 import signal
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import click
 
@@ -48,18 +48,30 @@ async def run(config: SimulationConfig) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    async with simulated_workers(config.workers()) as workers, AsyncExitStack() as leases:
-        for worker in workers:
-            await leases.enter_async_context(
-                registered(
-                    config.registry, member_of(worker.description, worker.config.role), config.lease_s, worker.drain
-                )
-            )
+    async with simulated_workers(config.workers()) as workers, _registered(config, workers):
         click.echo(json.dumps(_summary(workers)))
         ProgressReporter(config.progress_fd).ready(address=workers[0].address, num_workers=len(workers))
         logger.info("%d simulated workers serve, the first at %s", len(workers), workers[0].address)
         await stopping.wait()
         await _drain(workers, config.drain_timeout_s)
+
+
+@asynccontextmanager
+async def _registered(config: SimulationConfig, workers: Sequence[SimulatedWorker]) -> AsyncIterator[None]:
+    """Keeps the workers in the registry, if there is one. They leave together: each may wait for a Redis in vain."""
+    leaving = asyncio.Event()
+
+    async def stand(worker: SimulatedWorker) -> None:
+        member = member_of(worker.description, worker.config.role)
+        async with registered(config.registry, member, config.lease_s, worker.drain):
+            await leaving.wait()
+
+    standing = [asyncio.create_task(stand(worker)) for worker in workers if config.registry is not None]
+    try:
+        yield
+    finally:
+        leaving.set()
+        await asyncio.gather(*standing)
 
 
 async def _drain(workers: Sequence[SimulatedWorker], timeout_s: float) -> None:

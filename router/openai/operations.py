@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from router.openai.errors import RETRY_AFTER_S, error_body
 from router.service import RouterService
-from router.worker_connection import ROLES, WorkerConnection
+from router.worker_connection import ROLES, ConnectionState, WorkerConnection
 
 
 class OperationsApi:
@@ -87,7 +87,7 @@ class OperationsApi:
             "listed": connection.is_listed,
         }
         description = connection.description
-        if description is None:
+        if description is None or connection.state is ConnectionState.CONNECTING:  # it has not told its load yet
             return {**body, "worker_id": None, "role": None, "last_error": connection.last_error}
         load = connection.load.reported
         fields = load.DESCRIPTOR.fields_by_name

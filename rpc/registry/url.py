@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from rpc.host_port import host_port
 from rpc.option_values import OptionError
 
 Kind = Literal["server", "sentinel", "cluster"]
@@ -40,7 +41,7 @@ class RegistryUrl:
 
     def __str__(self) -> str:
         scheme = ("rediss" if self.tls else "redis") + ("" if self.kind == "server" else f"+{self.kind}")
-        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
+        hosts = ",".join(host_port(host, port) for host, port in self.hosts)
         path = "/".join(part for part in (self.service, str(self.db) if self.db else "") if part)
         query = f"?namespace={self.namespace}" if self.namespace != DEFAULT_NAMESPACE else ""
         return f"{scheme}://{hosts}{'/' + path if path else ''}{query}"

@@ -16,6 +16,9 @@ import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
+from protos.common_pb2 import SamplingParams
+from protos.router_pb2 import GenerateRequest
+from protos.router_pb2_grpc import InferenceStub
 from rpc.worker_config import Role
 from simulation.spec import WorkerSpec
 from simulation.worker_config import SimulatedWorkerConfig
@@ -152,6 +155,44 @@ async def test_a_process_that_is_told_to_end_hands_its_clients_over(tmp_path: Pa
         assert (await samples(watcher, "baton:router_process_up"))["1"] == 1
         again = await client_of(router, 0, stack)
         await wait_workers(again, len(ROLES))
+
+
+async def generate(channel: grpc.aio.Channel, max_tokens: int) -> int:
+    """Number of tokens of an answer over gRPC."""
+    request = GenerateRequest(text="hello", sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+    return sum([len(response.token_ids) async for response in InferenceStub(channel).Generate(request)])
+
+
+def listens(process: psutil.Process) -> bool:
+    """Whether new connections may come to the process."""
+    return any(each.status == psutil.CONN_LISTEN for each in process.net_connections("tcp"))
+
+
+async def test_a_process_that_is_told_to_end_leaves_new_calls_to_the_others(tmp_path: Path) -> None:
+    async with group(tmp_path, WorkerSpec(step_s=0.02)) as router, AsyncExitStack() as stack:
+        watcher = await client_of(router, 1, stack)
+
+        async def new_channel() -> grpc.aio.Channel:
+            return await stack.enter_async_context(
+                grpc.aio.insecure_channel(str(router.grpc_address), options=[("grpc.use_local_subchannel_pool", 1)])
+            )
+
+        calls: list[asyncio.Task[int]] = []
+        while not (await samples(watcher, "baton:router_inflight"))["0"]:
+            calls.append(asyncio.create_task(generate(await new_channel(), 300)))
+            async with asyncio.timeout(20):
+                while sum((await samples(watcher, "baton:router_inflight")).values()) < len(calls):
+                    await asyncio.sleep(0.01)
+        leaving, _ = processes(router)
+        assert listens(leaving)
+        leaving.terminate()
+        async with asyncio.timeout(20):
+            while listens(leaving):
+                await asyncio.sleep(0.01)
+        assert not any(call.done() for call in calls)
+        assert [await generate(await new_channel(), 1) for _ in range(12)] == [1] * 12
+        assert [await call for call in calls] == [300] * len(calls)
+        await wait_gone(leaving)
 
 
 async def test_the_end_lets_requests_finish_and_leaves_nothing(tmp_path: Path) -> None:

@@ -102,6 +102,14 @@ async def test_router_finds_simulated_workers_in_redis(tmp_path: Path) -> None:
         await wait_ready_workers(client)
 
 
+async def test_workers_leave_a_registry_that_stands_still_together(tmp_path: Path) -> None:
+    async with redis_server(tmp_path / "redis") as redis:
+        async with asyncio.timeout(60):  # a fifth of what 100 time-outs of Redis, one after the other, would take
+            async with simulated("--both=100", "--num-blocks=64", f"--registry={redis.url}"):
+                redis.pause()
+        redis.resume()
+
+
 async def test_two_thousand_workers_in_a_process() -> None:
     async with simulated("--both=2000", "--num-blocks=256") as told:
         addresses = told["addresses"].split(",")

@@ -34,6 +34,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
     def __init__(self, worker_id: str = "decode-0", role: int = worker_pb2.WORKER_ROLE_DECODE) -> None:
         self.worker_id = worker_id
         self.role = role
+        self.model = "bundled_model"
         self.fingerprint = "fingerprint"
         self.max_model_len = 256
         self.script: Script = hashed_token
@@ -41,6 +42,8 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
         self.refusal: worker_pb2.RequestDelta | None = None  # sent instead of any token
         self.go_on = asyncio.Event()  # cleared: decoding pauses before each token after the first
         self.go_on.set()
+        self.may_tell = asyncio.Event()  # cleared: watchers are told nothing
+        self.may_tell.set()
         self.draining = False
         self.commands: list[worker_pb2.GenerateCommand] = []
         self.aborted: list[str] = []
@@ -81,7 +84,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
             incarnation=self.incarnation,
             role=self.role,
             address=self.address,
-            model="bundled_model",
+            model=self.model,
             fingerprint=self.fingerprint,
             block_size=BLOCK_SIZE,
             num_blocks=1000,
@@ -92,6 +95,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
         self.num_watches += 1
         sequence, known = 0, set[bytes]()
         while True:
+            await self.may_tell.wait()
             stored, known = self._cached - known, set(self._cached)
             events = worker_pb2.CacheEvents(sequence=sequence, stored=b"".join(sorted(stored)))
             sequence += 2 if self.skip_sequence else 1

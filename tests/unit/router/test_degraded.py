@@ -1,12 +1,10 @@
 """What a router says while it does not know everything: a snapshot is missing, or the registry is lost."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from protos import worker_pb2
 from protos.worker_pb2 import WORKER_ROLE_PREFILL
 from rpc.registry.factory import open_registry
 from rpc.registry.memory import MemoryRegistry
@@ -19,19 +17,6 @@ from tests.unit.rpc.registry_members import kept
 LEASE_S = 10.0
 RECOVERY_S = 2.0  # a restarted router has its full index after this
 NUM_WORKERS, NUM_CACHED_BLOCKS = 8, 5_000
-
-
-class WithholdingWorker(ScriptedWorker):
-    """Sends no snapshot before it may."""
-
-    def __init__(self, worker_id: str) -> None:
-        super().__init__(worker_id)
-        self.may_tell = asyncio.Event()
-
-    async def Watch(self, request: Any, context: Any) -> AsyncIterator[worker_pb2.WorkerUpdate]:  # noqa: N802
-        await self.may_tell.wait()
-        async for update in super().Watch(request, context):
-            yield update
 
 
 async def metric(router: RunningRouter, name: str) -> float:
@@ -55,7 +40,8 @@ async def wait_told(router: RunningRouter, name: str, value: object) -> None:
 
 
 async def test_degraded_until_every_snapshot_has_come() -> None:
-    quick, slow = ScriptedWorker("decode-0"), WithholdingWorker("decode-1")
+    quick, slow = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
+    slow.may_tell.clear()
     async with AsyncExitStack() as stack:
         addresses = (await quick.start(), await slow.start())
         stack.push_async_callback(quick.stop)

@@ -153,6 +153,14 @@ async def test_a_worker_at_a_fixed_address_may_call_the_model_otherwise(caplog: 
     assert caplog.text.count("is used all the same: it serves another, not bundled_model") == 1
 
 
+async def test_a_worker_whose_id_no_header_takes_is_refused() -> None:
+    async with AsyncExitStack() as stack:
+        (worker,) = await started(stack, "工人-0")
+        pool = await stack.enter_async_context(running_pool(MemoryRegistry([worker.address])))
+        await until(lambda: bool(pool.connections) and "visible ASCII" in pool.connections[0].last_error)
+        assert not ready(pool)
+
+
 async def test_a_worker_with_two_addresses_is_one() -> None:
     async with AsyncExitStack() as stack:
         (worker,) = await started(stack, "decode-0")

@@ -68,20 +68,45 @@ async def test_one_connection_serves_request_after_request() -> None:
             assert answer.endswith(b"data: [DONE]\n\n" if body == STREAM else b"}")
 
 
-async def test_requests_that_do_not_wait_for_answers_get_them_in_order() -> None:
+HEALTH = b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n"
+UPGRADE = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2_settings": "AAMAAABkAAQAAP__"}
+
+
+async def test_who_does_not_wait_for_the_answer_gets_no_other() -> None:
+    worker = ScriptedWorker()
+    async with running_router(worker) as router:
+        for first in (request(), request(STREAM), HEALTH):
+            for more in (request() + HEALTH, HEALTH[:9], HEALTH * 100):
+                async with connected(router) as connection:
+                    connection.writer.write(first + more)
+                    status, headers, _ = await connection.answer()
+                    assert (status, headers["connection"]) == (200, "close")
+                    assert await connection.reader.read() == b""
+    assert len(worker.commands) == 6
+
+
+async def test_a_line_end_after_a_body_is_no_request() -> None:
     async with running_router(ScriptedWorker()) as router, connected(router) as connection:
-        health = b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n"
-        kinds = (STREAM, health, BODY, BODY, health, STREAM)
-        messages = [
-            each if each == health else request(each, x_request_id=str(place)) for place, each in enumerate(kinds)
-        ]
-        connection.writer.write(b"".join(messages))
-        for place, kind in enumerate(kinds):
-            status, headers, answer = await connection.answer()
+        for _ in range(2):
+            connection.writer.write(request() + b"\r\n")
+            status, headers, _ = await connection.answer()
             assert status == 200
-            if kind != health:
-                assert headers["x-request-id"] == str(place)
-                assert answer.startswith(b"data: " if kind == STREAM else b"{")
+            assert "connection" not in headers
+
+
+async def test_a_wish_for_another_protocol_is_not_heard() -> None:
+    async with running_router(ScriptedWorker()) as router, connected(router) as connection:
+        chunked = request(b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY), transfer_encoding="chunked", **UPGRADE)
+        for message in (request(**UPGRADE), request(STREAM, **UPGRADE), chunked, request(), chunked):
+            for parts in ([message], [message[:100], message[100:-20], message[-20:]]):
+                for part in parts:
+                    connection.writer.write(part)
+                    await asyncio.sleep(0)
+                assert (await connection.answer())[0] == 200
+        connection.writer.write(HEALTH.replace(b"host", b"connection: upgrade\r\nupgrade: websocket\r\nhost"))
+        assert (await connection.answer())[0] == 200
+        connection.writer.write(b"CONNECT other:80 HTTP/1.1\r\nhost: other\r\n\r\n")
+        assert (await connection.answer())[0] == 400
 
 
 async def test_a_body_in_chunks_and_in_single_bytes() -> None:
@@ -129,12 +154,14 @@ async def test_a_client_that_goes_away_is_not_served_on() -> None:
     worker = ScriptedWorker()
     worker.go_on.clear()
     async with running_router(worker) as router:
-        for num_gone, body in enumerate((BODY, STREAM), 1):
+        messages = (request(), request(STREAM), request() + request(), request(STREAM) + HEALTH * 100_000)
+        longer_way = request().replace(b"completions", b"completions?a")
+        for num_gone, message in enumerate((*messages, longer_way, longer_way + request()), 1):
             async with connected(router) as connection:
-                connection.writer.write(request(body))
+                connection.writer.write(message)
                 await until(lambda num_gone=num_gone: len(worker.commands) == num_gone)  # type: ignore[misc]
             await until(lambda num_gone=num_gone: len(worker.aborted) == num_gone)  # type: ignore[misc]
-    assert len(worker.commands) == len(worker.aborted) == 2
+    assert len(worker.commands) == len(worker.aborted) == 6
 
 
 async def test_a_query_goes_the_longer_way_and_is_served_too() -> None:

@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from engine.block_hash import HASH_BYTES, BlockHash, hash_blocks
 from engine.prefix_cache import CacheChanges
 from rpc.cache_feed import MAX_PENDING, Subscription
@@ -46,3 +48,13 @@ def test_a_router_that_never_reads_is_given_up() -> None:
     assert not subscription.is_lost
     subscription.add(CacheChanges([BlockHash(b"x" * 16)], []))
     assert subscription.is_lost
+
+
+def test_nothing_is_kept_for_a_router_that_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rpc.cache_feed.MAX_PENDING", 10)
+    subscription = Subscription()
+    for number in range(100):
+        subscription.add(CacheChanges([BlockHash(number.to_bytes(16, "big"))], []))
+        assert len(subscription.stored) <= 10
+    assert subscription.is_lost
+    assert subscription.take() is None  # an empty snapshot would be a wrong one

@@ -1,6 +1,7 @@
 """Simulated workers over real gRPC."""
 
 import asyncio
+import socket
 from dataclasses import replace
 
 import grpc
@@ -26,6 +27,18 @@ async def test_describes_itself() -> None:
             assert (description.block_size, description.num_blocks, description.max_num_seqs) == (4, 1000, 8)
             assert description.max_model_len == 2000
         assert len({worker.simulated.description.incarnation for worker in workers}) == 3
+
+
+async def test_serves_at_an_ipv6_address() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"no IPv6 on this machine: {error}")
+    config = SimulatedWorkerConfig(worker_id="both-0", role="both", host="::1")
+    async with simulated_workers([config]) as (worker,), grpc.aio.insecure_channel(worker.address) as channel:
+        assert worker.address.startswith("[::1]:")
+        stub = worker_pb2_grpc.WorkerStub(channel)
+        assert (await stub.Describe(worker_pb2.DescribeRequest())).address == worker.address
 
 
 async def test_local_request_says_the_tokens_that_follow() -> None:
