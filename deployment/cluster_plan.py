@@ -10,6 +10,7 @@ from deployment.machine import Machine
 from deployment.process import ProcessSpec
 from engine.config import EngineConfig, ModelConfig
 from router.config import RouterConfig
+from rpc.host_port import host_port
 from rpc.option_values import OptionError
 from rpc.options import flags_of
 from rpc.worker_config import Role, WorkerConfig
@@ -30,7 +31,7 @@ class ClusterPlan:
     def url(self) -> str:
         """Where clients on this machine reach the router."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.router.host, self.router.host)
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.router.port}"
+        return f"http://{host_port(host, self.router.port)}"
 
     def specs(self, log_dir: Path) -> list[ProcessSpec]:
         """The processes to run, the router first."""

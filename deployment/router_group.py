@@ -21,6 +21,7 @@ from deployment.process import ProcessSpec
 from deployment.supervisor import GaveUp, RestartPolicy, Supervisor
 from router.config import RouterConfig
 from router.shared_socket import shared_socket
+from rpc.host_port import host_port
 from rpc.options import flags_of
 from rpc.progress import ProgressReporter, Ready
 
@@ -101,8 +102,8 @@ async def run_group(config: RouterConfig, log_level: str) -> None:
         specs = [_spec(replace(shared, process=number), log_level) for number in range(config.processes)]
 
         def ready() -> None:
-            address = f"{config.host}:{port}"
-            grpc_address = None if grpc_port is None else f"{config.host}:{grpc_port}"
+            address = host_port(config.host, port)
+            grpc_address = None if grpc_port is None else host_port(config.host, grpc_port)
             ProgressReporter(config.progress_fd).ready(address=address, grpc_address=grpc_address)
             logger.info("%d router processes serve %s at http://%s", len(specs), config.model_name, address)
 

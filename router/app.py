@@ -5,6 +5,7 @@ import gc
 import logging
 import signal
 import socket
+import time
 from collections.abc import Coroutine, Generator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
@@ -19,13 +20,14 @@ from protos import router_pb2
 from protos.router_pb2_grpc import add_InferenceServicer_to_server
 from router.config import RouterConfig
 from router.errors import Draining
-from router.openai.http_app import make_http_app
+from router.openai.http_app import HttpApp, make_http_app
 from router.openai.post_protocol import PostProtocol
 from router.server import InferenceService
 from router.service import RouterService, make_service
-from router.shared_socket import shared_socket
+from router.shared_socket import accept_waiting, shared_socket
 from router.worker_pool import WorkerPool
 from rpc.grpc_options import SERVER_OPTIONS
+from rpc.host_port import host_port
 from rpc.progress import ProgressReporter
 
 logger = logging.getLogger(__name__)
@@ -35,15 +37,31 @@ KEEP_ALIVE_S = 30  # of an idle HTTP connection
 BACKLOG = 2048
 NEW_OBJECTS = 50_000  # between two collections; with Python's 700, every second request pays for one, and finds nothing
 LEARN_TIMEOUT_S = 2.0  # of one of several processes, before it takes its share
-LEARN_POLL_S = 0.01
+POLL_S = 0.01
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server that leaves signals to us and says when it listens."""
+    """A uvicorn server that leaves signals to us, says when it listens, and leaves its port without losing requests."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
+    def __init__(self, app: HttpApp) -> None:
         self.listening = asyncio.Event()
+        self._leaving = asyncio.Event()
+        posts = {path.encode(): route for path, route in app.posts.items()}
+        self._connection = partial(PostProtocol, posts=posts, leaving=self._leaving)
+        config = uvicorn.Config(
+            app,
+            http=self._connection,  # type: ignore[arg-type]  # any callable that makes protocols
+            loop="none",  # the one we run in
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # nobody looks at the client's address
+            ws="none",
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=int(STOP_GRACE_S),
+        )
+        super().__init__(config)
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -55,12 +73,27 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
         self.listening.set()
 
-    def leave_port(self) -> None:
-        """Takes no new connections, and closes those that there are, each after the answer it waits for."""
+    async def leave(self, listener: socket.socket, timeout_s: float) -> None:
+        """Takes no more connections; returns once those that there are have ended, or the time is over.
+
+        Whoever is connected by now gets an answer, and with it the connection ends.
+        """
+        self._leaving.set()
+        waiting = accept_waiting(listener)
         for server in self.servers:
             server.close()
-        for connection in list(self.server_state.connections):
-            connection.shutdown()
+        for connection in self.server_state.connections:
+            if isinstance(connection, PostProtocol):
+                connection.leave()
+        connect = asyncio.get_running_loop().connect_accepted_socket
+        make = partial(self._connection, config=self.config, server_state=self.server_state, app_state={})
+        await asyncio.gather(*(connect(make, each) for each in waiting), return_exceptions=True)  # some may be gone
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    await asyncio.sleep(POLL_S)  # by then, what the event loop has accepted is a connection
+                    if not self.server_state.connections:
+                        return
 
 
 async def run(config: RouterConfig) -> None:
@@ -86,18 +119,23 @@ async def serve(config: RouterConfig, stopping: asyncio.Event) -> None:
         health_servicer = HealthServicer()
         grpc_server, grpc_address = await _start_grpc(config, service, health_servicer)
         stack.push_async_callback(grpc_server.stop, STOP_GRACE_S)
-        http_server = _make_http_server(service)
+        http_server = HttpServer(make_http_app(service))
         http = asyncio.create_task(http_server.serve([listener]), name="HTTP server")
         await _first(http, pool, http_server.listening.wait())
-        address = f"{config.host}:{listener.getsockname()[1]}"
+        address = host_port(config.host, listener.getsockname()[1])
         ProgressReporter(config.progress_fd).ready(address=address, grpc_address=grpc_address)
         logger.info("router serves %s at http://%s", service.model.name, address)
         try:
             await _first(http, pool, stopping.wait())
+            end_s = time.monotonic() + config.drain_timeout_s
             await health_servicer.enter_graceful_shutdown()
-            if service.group is not None:
-                http_server.leave_port()  # clients go to the other processes
-            await _drain(service)
+            grpc_end = asyncio.create_task(grpc_server.stop(config.drain_timeout_s + STOP_GRACE_S), name="gRPC server")
+            stack.push_async_callback(_cancel, grpc_end)  # it waits for calls of any kind: some watch our health
+            if service.group is None:
+                service.admission.draining = True
+            else:
+                await http_server.leave(listener, config.drain_timeout_s)  # clients go to the other processes
+            await _drain(service, max(end_s - time.monotonic(), POLL_S))
         finally:
             http_server.should_exit = True
             await http
@@ -107,7 +145,11 @@ async def _start_grpc(
     config: RouterConfig, service: RouterService, health_servicer: HealthServicer
 ) -> tuple[grpc.aio.Server, str | None]:
     """A server that serves (on no port, if the config has none), and its address."""
-    options = {**dict(SERVER_OPTIONS), "grpc.so_reuseport": int(service.group is not None)}
+    options = {
+        **dict(SERVER_OPTIONS),
+        "grpc.so_reuseport": int(service.group is not None),
+        "grpc.max_receive_message_length": config.max_body_bytes,
+    }
     server = grpc.aio.server(options=tuple(options.items()))
     add_InferenceServicer_to_server(InferenceService(service), server)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
@@ -115,30 +157,12 @@ async def _start_grpc(
     reflection.enable_server_reflection([name, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     address = None
     if config.grpc_port is not None:
-        address = f"{config.host}:{server.add_insecure_port(f'{config.host}:{config.grpc_port}')}"
+        port = server.add_insecure_port(host_port(config.host, config.grpc_port))
+        address = host_port(config.host, port)
     await server.start()
     for service_name in ("", name):
         await health_servicer.set(service_name, health_pb2.HealthCheckResponse.SERVING)
     return server, address
-
-
-def _make_http_server(service: RouterService) -> HttpServer:
-    app = make_http_app(service)
-    posts = {path.encode(): route for path, route in app.posts.items()}
-    config = uvicorn.Config(
-        app,
-        http=partial(PostProtocol, posts=posts),  # type: ignore[arg-type]  # any callable that makes protocols
-        loop="none",  # the one we run in
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,  # nobody looks at the client's address
-        ws="none",
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=int(STOP_GRACE_S),
-    )
-    return HttpServer(config)
 
 
 def _bind(config: RouterConfig) -> socket.socket:
@@ -158,7 +182,7 @@ async def _learn(pool: WorkerPool) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(LEARN_TIMEOUT_S):
             while pool.is_degraded:
-                await pool.wait_change(LEARN_POLL_S)
+                await pool.wait_change(POLL_S)
 
 
 async def _first(http: asyncio.Task[None], pool: asyncio.Task[None], wait: Coroutine[object, object, object]) -> None:
@@ -172,11 +196,11 @@ async def _first(http: asyncio.Task[None], pool: asyncio.Task[None], wait: Corou
             raise RuntimeError(f"the {task.get_name()} ended by itself")
 
 
-async def _drain(service: RouterService) -> None:
-    """Takes no new requests and lets running ones finish, within the config's bound; tells the clients of the rest."""
-    service.admission.draining = True
-    if await service.admission.wait_idle(service.config.drain_timeout_s):
+async def _drain(service: RouterService, timeout_s: float) -> None:
+    """Lets running requests finish, for so long; tells the clients of the rest, and takes no more."""
+    if await service.admission.wait_idle(timeout_s):
         return
+    service.admission.draining = True
     logger.warning("%d choices had not ended when the drain's time was over", service.admission.num_inflight)
     service.pool.end(Draining("the router is shutting down, and the time for running requests is over"))
     await service.admission.wait_idle(STOP_GRACE_S)

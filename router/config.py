@@ -27,7 +27,7 @@ class RouterConfig:
     default_timeout_s: float | None = None  # of requests that state none, to the last token; None: no limit
     max_choices: int = 128  # prompts times n of one request
     max_stop: int = 16  # stop strings of one request
-    max_body_bytes: int = 16 << 20  # of one HTTP request
+    max_body_bytes: int = 16 << 20  # of one request, over HTTP or gRPC
     watch_interval_ms: int = 50  # least time between two load reports of a worker
     failover_attempts: int = 3  # how often a request is sent again after its worker was lost
     failover_timeout_s: float = 30.0  # how long such a request waits for a worker

@@ -1,6 +1,7 @@
 """A port that several processes listen on; the kernel gives each new connection to one of them (SO_REUSEPORT)."""
 
 import socket
+from contextlib import suppress
 
 
 def shared_socket(host: str, port: int) -> socket.socket:
@@ -17,3 +18,15 @@ def shared_socket(host: str, port: int) -> socket.socket:
         shared.close()
         raise
     return shared
+
+
+def accept_waiting(listener: socket.socket) -> list[socket.socket]:
+    """The connections that wait to be accepted, non-blocking ones: closing the listener would break them off."""
+    listener.setblocking(False)
+    waiting: list[socket.socket] = []
+    with suppress(OSError):  # there are no more, or no file descriptors for them
+        while True:
+            connection, _ = listener.accept()
+            connection.setblocking(False)
+            waiting.append(connection)
+    return waiting

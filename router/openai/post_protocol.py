@@ -1,16 +1,24 @@
 """The connections of the HTTP server: uvicorn's, with a short way from a request's last byte to its route.
 
 Plain HTTP/1.1 requests to a known path that takes bodies are answered on the connection itself. All others (and those
-that come while another is being answered, or wait to be told to go on) go uvicorn's own way, over ASGI.
+that wait to be told to go on) go uvicorn's own way, over ASGI.
+
+A connection has one request at a time. Who sends another before the answer gets the answer, and then the connection
+ends: requests that wait would take memory without bound, and while they wait unread nobody sees the client go away.
+
+Who sends nothing more of a request, or takes nothing more of an answer, loses the connection after a while: both hold
+what others could use.
 """
 
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from router.openai.body_route import BodyRoute
@@ -19,6 +27,8 @@ from router.openai.exchange import announced_size, check_size, new_id, read_head
 
 logger = logging.getLogger(__name__)
 
+STALL_S = 30.0  # without a byte taken by a client that is behind with its answer
+LINGER_S = 1.0  # of a connection without a request when the server leaves: one may be on its way
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 EVENTS_HEAD = (
     b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
@@ -26,27 +36,95 @@ EVENTS_HEAD = (
 )
 
 
+class Pipelined(Exception):
+    """A request came before the last one's answer."""
+
+
 class PostProtocol(HttpToolsProtocol):
     """One connection."""
 
-    def __init__(self, *, posts: Mapping[bytes, BodyRoute[Any]], **options: Any) -> None:
-        """`posts`: by path; `options`: uvicorn's."""
+    def __init__(self, *, posts: Mapping[bytes, BodyRoute[Any]], leaving: asyncio.Event, **options: Any) -> None:
+        """`posts`: by path; `leaving`: set once the server gives up its port; `options`: uvicorn's."""
         super().__init__(**options)
         self._posts = posts
-        self._serving: PostExchange | None = None  # the last one; other requests may have come after it
+        self._leaving = leaving
+        self._is_over = False  # what comes now is not read any more
+        self._is_reading = False  # a request has begun, and not all of it is here
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's
+        """asyncio: the connection begins."""
+        super().connection_made(transport)
+        if self._leaving.is_set():
+            self.leave()
+        else:
+            self._end_soon(self.timeout_keep_alive)
+
+    def leave(self) -> None:
+        """Ends the connection with the answer that is awaited; else with the next one, or soon if nothing is asked."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+            return
+        self._end_soon(LINGER_S)
+
+    def _end_soon(self, timeout_s: float) -> None:
+        """Ends the connection unless something comes in time."""
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(timeout_s, self.timeout_keep_alive_handler)
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio: something came."""
+        if self._is_over:
+            return
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._begin_again(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            if not self._is_over:
+                self.logger.warning("Invalid HTTP request received.")
+                self.send_400_response("Invalid HTTP request received.")
+        if self._is_reading:
+            self._end_soon(self.timeout_keep_alive)
+
+    def _begin_again(self, rest: bytes) -> None:
+        """Reads a request without its wish for another protocol, as who speaks none must (RFC 9110, 7.8): with it, the
+        parser takes what comes after the head for that protocol's.
+        """
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        if method == b"CONNECT":
+            self.send_400_response("This is no proxy.")
+            return
+        head = [b"%b %b HTTP/%b\r\n" % (method, self.url, version)]
+        head += [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        self.data_received(b"".join((*head, b"\r\n", rest)))
+
+    def on_message_begin(self) -> None:
+        """httptools: a request begins."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+            self._is_over = True
+            raise Pipelined
+        self._is_reading = True
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """httptools: the head of a request is here."""
-        route = self._posts.get(self.url)
-        is_free = self.cycle is None or self.cycle.response_complete
         parser = self.parser
+        if parser.should_upgrade():
+            return  # it begins again
+        route = self._posts.get(self.url)
         if (
-            route is None or not is_free or self.expect_100_continue
-            or parser.get_method() != b"POST" or parser.get_http_version() != "1.1" or parser.should_upgrade()
+            route is None or self.expect_100_continue
+            or parser.get_method() != b"POST" or parser.get_http_version() != "1.1"
         ):  # fmt: skip
             super().on_headers_complete()
-            return
-        self.cycle = self._serving = PostExchange(self, route)
+        else:
+            self.cycle = PostExchange(self, route)
+        if self._leaving.is_set():
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         """httptools: a part of a request's body is here."""
@@ -57,6 +135,9 @@ class PostProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """httptools: all of a request is here."""
+        if self.parser.should_upgrade():
+            return
+        self._is_reading = False
         if isinstance(self.cycle, PostExchange):
             self.cycle.serve()
         else:
@@ -65,8 +146,8 @@ class PostProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio: the connection is over."""
         super().connection_lost(exc)
-        if self._serving is not None:
-            self._serving.lost()
+        if isinstance(self.cycle, PostExchange):
+            self.cycle.lost()
 
 
 class PostExchange(RequestResponseCycle):
@@ -163,13 +244,25 @@ class PostExchange(RequestResponseCycle):
     async def send_events(self, events: bytes, last: bool = False) -> None:
         """Sends events; waits while the client is behind. Raises ClientGone."""
         if self.flow.write_paused and not self.disconnected:
-            await self.flow.drain()
+            await self._wait_taken()
         chunk = b"%x\r\n%b\r\n" % (len(events), events) if events else b""
         if last:
             self._write(chunk + b"0\r\n\r\n")
             self._complete()
         elif chunk:
             self._write(chunk)
+
+    async def _wait_taken(self) -> None:
+        """Returns once the client has taken most of what it was sent. Raises ClientGone if it takes nothing."""
+        while self.flow.write_paused and not self.disconnected:
+            num_left = self.transport.get_write_buffer_size()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STALL_S):
+                    await self.flow.drain()
+            if self.flow.write_paused and self.transport.get_write_buffer_size() >= num_left:
+                logger.warning("%s is cancelled: its client took nothing for %.0f s", self.request_id, STALL_S)
+                self.transport.abort()
+                raise ClientGone
 
     def _write(self, data: bytes) -> None:
         if self.disconnected:

@@ -85,6 +85,14 @@ async def test_errors_are_statuses(fields: dict[str, Any], code: grpc.StatusCode
         assert message in (caught.value.details() or "")
 
 
+async def test_a_request_that_is_too_large_ends_nothing_but_itself() -> None:
+    async with running_router(ScriptedWorker(), max_body_bytes=2000) as router:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await generate(router.grpc_address, text="a" * 3000)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await generate(router.grpc_address, text="a", sampling=SAMPLING)
+
+
 async def test_a_request_is_pinned_by_its_hints() -> None:
     workers = [ScriptedWorker("decode-0"), ScriptedWorker("decode-1")]
     async with running_router(*workers) as router:

@@ -1,10 +1,12 @@
 """Requests on the wire, as HTTP clients of all kinds send them."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import orjson
+import pytest
 
 from tests.unit.router.running_router import DEADLINE_S, RunningRouter, running_router, until
 from tests.unit.router.scripted_worker import ScriptedWorker
@@ -171,3 +173,29 @@ async def test_a_query_goes_the_longer_way_and_is_served_too() -> None:
         )
         assert answer.status_code == 200
         assert answer.json()["choices"][0]["finish_reason"] == "length"
+
+
+async def test_a_client_that_takes_nothing_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.openai.post_protocol.STALL_S", 0.2)
+    worker = ScriptedWorker()
+    worker.max_model_len, worker.script = 100_000, lambda token_ids, sampling: 300
+    asked = {"prompt": "hello", "max_tokens": 50_000, "stream": True, "logprobs": 20, "return_token_ids": True}
+    async with running_router(worker) as router:
+        host, _, port = router.url.removeprefix("http://").rpartition(":")
+        with socket.create_connection((host, int(port)), DEADLINE_S) as client:
+            client.sendall(request(orjson.dumps(asked)).replace(b"/v1/chat/completions", b"/v1/completions"))
+            await until(lambda: len(worker.aborted) == 1)
+            while (await router.http.get("/workers")).json()["router"]["inflight"]:
+                await asyncio.sleep(0.01)
+
+
+async def test_who_sends_nothing_more_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.app.KEEP_ALIVE_S", 0.2)
+    async with running_router(ScriptedWorker(), max_body_bytes=2000) as router:
+        for sent in (b"", request()[:20], request()[:-5], request(BODY, length=3000)):
+            async with connected(router) as connection:
+                connection.writer.write(sent)
+                if sent.endswith(BODY):  # too large: it is answered before it is all there
+                    assert (await connection.answer())[0] == 413
+                    connection.writer.write(b" ")
+                assert await connection.reader.read() == b""
