@@ -1,8 +1,8 @@
 """Simulated workers in a process of their own, behind a real router."""
 
 import asyncio
-import json
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,28 +15,11 @@ from deployment.process import ChildProcess, ProcessSpec
 from protos import worker_pb2, worker_pb2_grpc
 from rpc.progress import Failed, Ready
 from tests.integration.registry_router import registry_router, wait_ready_workers
+from tests.integration.simulated_process import simulated
 from tests.integration.workers_view import wait_all_ready, wait_idle
 from tests.redis_server import redis_server
 
 MODEL = Path(__file__).parents[2] / "baton" / "bundled_model"
-
-
-@asynccontextmanager
-async def simulated(*flags: str) -> AsyncIterator[dict[str, Any]]:
-    """`python -m simulation.workers FLAGS`; yields what it says of itself. It must end well."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "simulation.workers", *flags, stdout=asyncio.subprocess.PIPE, limit=1 << 22
-    )
-    assert process.stdout is not None
-    try:
-        line = await asyncio.wait_for(process.stdout.readline(), 60)
-        assert line, "it ended before it served"
-        yield json.loads(line)
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        status = await process.wait()
-    assert status == 0
 
 
 @asynccontextmanager
@@ -90,6 +73,28 @@ async def test_router_serves_through_simulated_workers(tmp_path: Path) -> None:
         async with asyncio.timeout(60):
             seen = await wait_idle(url)
         assert sum(int(worker["load"]["num_generated_tokens"]) for worker in seen) >= 48 * 12
+
+
+async def test_no_tenant_learns_by_the_time_what_another_asked(tmp_path: Path) -> None:
+    prompt = "The password of the house by the sea is a word that nobody would guess. " * 12
+    async with (
+        simulated("--both=1", "--prefill-tokens-per-s=1000") as told,
+        router_of(told["addresses"], tmp_path) as url,
+        httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client,
+    ):
+
+        async def took(salt: str) -> tuple[float, dict[str, Any]]:
+            body = {"prompt": prompt, "max_tokens": 1, "cache_salt": salt}
+            started_s = time.monotonic()
+            answer = (await client.post("/v1/completions", json=body)).json()
+            return time.monotonic() - started_s, answer["usage"]
+
+        for salt in ("one tenant", "another", ""):
+            elapsed_s, usage = await took(salt)
+            assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+            assert elapsed_s > usage["prompt_tokens"] / 1000 > 0.1  # all of it was computed
+            _, usage = await took(salt)
+            assert usage["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] - 16
 
 
 async def test_router_finds_simulated_workers_in_redis(tmp_path: Path) -> None:

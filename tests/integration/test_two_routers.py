@@ -16,7 +16,7 @@ from tests.integration.completion_load import (
     completion_load,
 )
 from tests.integration.router_process import MODEL, RouterProcess, router_process, wait_router, wait_workers
-from tests.integration.test_simulated_workers import simulated
+from tests.integration.simulated_process import simulated
 from tests.redis_server import RedisServer, redis_server
 
 NUM_WORKERS = 4

@@ -1,0 +1,26 @@
+"""Simulated workers in a process of their own."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+
+@asynccontextmanager
+async def simulated(*flags: str) -> AsyncIterator[dict[str, Any]]:
+    """`python -m simulation.workers FLAGS`; yields what it says of itself. It must end well."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "simulation.workers", *flags, stdout=asyncio.subprocess.PIPE, limit=1 << 22
+    )
+    assert process.stdout is not None
+    try:
+        line = await asyncio.wait_for(process.stdout.readline(), 60)
+        assert line, "it ended before it served"
+        yield json.loads(line)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        status = await process.wait()
+    assert status == 0
