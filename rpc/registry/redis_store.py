@@ -118,7 +118,7 @@ class RedisStore:
                 raise TimeoutError(f"no answer to a subscription within {TIMEOUT_S:g} s")
             yield Changes(channel)
         finally:
-            await channel.aclose()
+            await _done(channel.aclose())
 
     async def close(self) -> None:
         """Ends the connections."""
@@ -134,16 +134,23 @@ def _decode_or_warn(text: str) -> Member | None:
 
 
 async def _done(command: Awaitable[Any]) -> Any:
-    """The command's result or error; but never one in place of our being cancelled.
+    """The command's result or error; but never one in place of our being cancelled, nor a cancellation of its own.
 
     The client waits with `asyncio.wait_for`, which up to Python 3.11 forgets a cancellation that comes just as what it
-    waits for is done. Our callers would go on for ever.
+    waits for is done: our callers would go on for ever. And who waits for a stream's end after another was cancelled
+    there is cancelled too, for no reason of ours: our callers would end.
     """
+    task = asyncio.current_task()
+    assert task is not None
+    num_before = task.cancelling()
     try:
         return await command
+    except asyncio.CancelledError as error:
+        if task.cancelling() > num_before:
+            raise
+        raise ConnectionError("the client gave the command up") from error
     finally:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if task.cancelling() > num_before:
             raise asyncio.CancelledError
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from rpc.registry.factory import open_registry
+from rpc.registry.redis_client import REDIS_ERRORS
 from rpc.registry.redis_registry import RECONCILE_S
+from rpc.registry.redis_store import _done
 from tests.redis_server import HOST, RedisServer, redis_server
 from tests.unit.rpc.registry_members import following, kept, make_member
 
@@ -203,3 +206,24 @@ async def test_a_lease_that_changes_as_it_is_withdrawn_ends(server: RedisServer,
             await asyncio.sleep(0)  # the change and the end come to it at once
     assert await redis.keys("*") == []
     await registry.close()
+
+
+async def test_a_command_that_cancels_itself_is_a_lost_redis() -> None:
+    async def given_up() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(REDIS_ERRORS, match="gave the command up"):
+        await _done(given_up())
+
+
+async def test_a_cancellation_that_a_command_forgets_is_not_lost() -> None:
+    async def forgetful() -> str:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        return "done"
+
+    task = asyncio.create_task(_done(forgetful()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
