@@ -11,6 +11,7 @@ import time
 
 import httpx
 
+from deployment.ending import end_all
 from deployment.events import ClusterReady, Ending, Event, Listener, Progressed
 from deployment.process import ProcessSpec
 from deployment.supervisor import RestartPolicy, Supervisor
@@ -44,7 +45,8 @@ class LocalCluster:
             stopped.cancel()
             ready.cancel()
             self._listener(Ending())
-            await self._end(kill)
+            router, *workers = self._supervisors
+            await end_all(([router], workers), self._end_timeout_s, kill)
             outcomes = await asyncio.gather(ready, *lives, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, Exception):
@@ -69,18 +71,3 @@ class LocalCluster:
             return (await client.get(f"{self._url}/ready")).status_code == httpx.codes.OK
         except httpx.TransportError:
             return False  # the router does not listen yet
-
-    async def _end(self, kill: asyncio.Event) -> None:
-        ending = asyncio.create_task(self._stop_in_order())
-        killed = asyncio.create_task(kill.wait())
-        await asyncio.wait([ending, killed], return_when=asyncio.FIRST_COMPLETED)
-        if not ending.done():
-            for supervisor in self._supervisors:
-                supervisor.kill()
-        await ending
-        killed.cancel()
-
-    async def _stop_in_order(self) -> None:
-        router, *workers = self._supervisors
-        await router.stop(self._end_timeout_s)
-        await asyncio.gather(*(worker.stop(self._end_timeout_s) for worker in workers))

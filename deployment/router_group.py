@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
+from deployment.ending import end_all
 from deployment.events import Died, Event, Progressed, Started
 from deployment.ports import check_port
 from deployment.process import ProcessSpec
@@ -53,7 +54,7 @@ class RouterGroup:
             await asyncio.wait([*lives, stopped], return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopped.cancel()
-            await self._end(kill)
+            await end_all([self._supervisors], self._end_timeout_s, kill)
             outcomes = await asyncio.gather(*lives, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, GaveUp):
@@ -71,19 +72,6 @@ class RouterGroup:
                 self._loading.discard(name)
                 if not self._loading:
                     self._ready()
-
-    async def _end(self, kill: asyncio.Event) -> None:
-        ending = asyncio.create_task(self._stop())
-        killed = asyncio.create_task(kill.wait())
-        await asyncio.wait([ending, killed], return_when=asyncio.FIRST_COMPLETED)
-        if not ending.done():
-            for supervisor in self._supervisors:
-                supervisor.kill()
-        await ending
-        killed.cancel()
-
-    async def _stop(self) -> None:
-        await asyncio.gather(*(each.stop(self._end_timeout_s) for each in self._supervisors))
 
 
 async def run_group(config: RouterConfig, log_level: str) -> None:
