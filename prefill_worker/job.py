@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -10,7 +10,8 @@ from engine.outputs import RequestOutput, SampledToken
 from engine.request import Request, RequestId
 from protos import worker_pb2
 from rpc.announcement import Announcements
-from rpc.sampling import logprobs_to_proto, sampling_from_proto
+from rpc.prefill_request import engine_request
+from rpc.sampling import logprobs_to_proto
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,27 +36,7 @@ class PrefillJob:
     @classmethod
     def of(cls, message: worker_pb2.PrefillRequest, request_id: RequestId) -> "PrefillJob":
         """The job that a message asks for: its tokens, and one more."""
-        sampling = sampling_from_proto(message.sampling)
-        num_output_tokens = len(message.token_ids) - message.num_prompt_tokens
-        return cls(
-            Request(
-                request_id=request_id,
-                token_ids=list(message.token_ids),
-                num_prompt_tokens=message.num_prompt_tokens,
-                sampling=replace(
-                    sampling,
-                    max_tokens=num_output_tokens + 1,
-                    min_tokens=min(sampling.min_tokens, num_output_tokens + 1),
-                ),
-                cache_salt=message.cache_salt,
-                priority=message.priority,
-                # The logprobs of a prompt come with its computation: nothing of it may be pulled then.
-                receives_kv=message.HasField("prefix_source") and sampling.prompt_logprobs is None,
-                keep_blocks=True,
-            ),
-            message.num_cached_tokens,
-            message.prefix_source,
-        )
+        return cls(engine_request(message, request_id), message.num_cached_tokens, message.prefix_source)
 
     async def events(self, pool: Tensor, block_size: int) -> AsyncIterator[worker_pb2.PrefillEvent]:
         """The prompt's events from its first step to its last block. What a step did goes before older checksums."""

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -13,7 +13,7 @@ from engine.request import Request, RequestId
 from protos import worker_pb2, worker_pb2_grpc
 from rpc.drain import Drain
 from rpc.peers import Channels, Context, check_peer
-from rpc.sampling import sampling_from_proto
+from rpc.prefill_request import engine_request
 from rpc.status import status_of
 from rpc.worker_counters import WorkerCounters
 from simulation.core import EngineCore
@@ -58,7 +58,8 @@ class SimulatedPrefillService(worker_pb2_grpc.PrefillServicer):
         await check_peer(context, self._description, request.incarnation, request.fingerprint)
         if self._drain.has_begun:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is draining; ask another")
-        prompt = _Prompt(_engine_request(request, f"{next(self._numbers)}/{request.request_id}"), request)
+        request_id = RequestId(f"{next(self._numbers)}/{request.request_id}")
+        prompt = _Prompt(engine_request(request, request_id), request)
         with self._drain.request():
             self._prompts[prompt.request.request_id] = prompt
             try:
@@ -127,19 +128,3 @@ class SimulatedPrefillService(worker_pb2_grpc.PrefillServicer):
             prompt.request, spec, self._core.link, self._channels, self._counters, source, fingerprint
         )
         prompt.filling = self._fills.start(prompt.request, prompt.pull)
-
-
-def _engine_request(message: worker_pb2.PrefillRequest, request_id: str) -> Request:
-    """The tokens of the message, and one more."""
-    num_tokens = len(message.token_ids) - message.num_prompt_tokens + 1
-    sampling = sampling_from_proto(message.sampling)
-    return Request(
-        request_id=RequestId(request_id),
-        token_ids=list(message.token_ids),
-        num_prompt_tokens=message.num_prompt_tokens,
-        sampling=replace(sampling, max_tokens=num_tokens, min_tokens=min(sampling.min_tokens, num_tokens)),
-        cache_salt=message.cache_salt,
-        priority=message.priority,
-        receives_kv=message.HasField("prefix_source"),
-        keep_blocks=True,
-    )
