@@ -10,6 +10,7 @@ the client the time to the first token. The oracle knows every cache and queue, 
 The second table says what the request path costs, before engines that answer at once.
 """
 
+import gc
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,6 +47,7 @@ def main(
 ) -> None:
     """Compares routers."""
     python = ensure_environment(peers_env)
+    gc.disable()  # a collection here would stand in the routers' times
     reports: dict[str, Report] = {}
     with tempfile.TemporaryDirectory(prefix="routing-model-") as folder:
         setting = Setting(python, make_model(ROOT / "baton" / "bundled_model", Path(folder)))
