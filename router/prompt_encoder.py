@@ -5,7 +5,7 @@ looked up in the cache; one that is not there is encoded by tiktoken where that 
 tokenizer. Who has a cache salt finds only what came with the same: nobody learns by timing what another asked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
@@ -23,7 +23,7 @@ class PromptDraft:
 
     pieces: Sequence[str]  # text and added tokens in turn
     found: dict[str, Sequence[int]]  # ids of pieces of text
-    missing: Sequence[str]
+    missing: Mapping[str, bool]  # pieces of text that are to be encoded; whether tiktoken does it
     cost_s: float  # about what encoding what is missing takes
     cache_salt: str
 
@@ -42,24 +42,24 @@ class PromptEncoder:
     def look_up(self, text: str, cache_salt: str = "") -> PromptDraft:
         """The prompt with what the cache has of it."""
         if self._segments is None:
-            return PromptDraft([text], {}, [text], BACKEND_CHAR_S * len(text), cache_salt)
+            return PromptDraft([text], {}, {text: False}, BACKEND_CHAR_S * len(text), cache_salt)
         pieces = self._segments.cut(text)
         found: dict[str, Sequence[int]] = {}
-        missing: list[str] = []
+        missing: dict[str, bool] = {}
         cost_s = 0.0
         for piece in dict.fromkeys(pieces[::2]):
             token_ids = self._cache.get((cache_salt, piece))
             if token_ids is not None:
                 found[piece] = token_ids
             elif piece:
-                missing.append(piece)
                 pairs_s = self._byte_pairs.cost_s(piece) if self._byte_pairs is not None else None
+                missing[piece] = pairs_s is not None
                 cost_s += len(piece) * BACKEND_CHAR_S if pairs_s is None else pairs_s
         return PromptDraft(pieces, found, missing, cost_s, cache_salt)
 
     def encode(self, draft: PromptDraft) -> None:
         """Finds what is missing."""
-        draft.found.update((piece, self._encode(piece)) for piece in draft.missing)
+        draft.found.update((piece, self._encode(piece, by_pairs)) for piece, by_pairs in draft.missing.items())
 
     def finish(self, draft: PromptDraft) -> list[int]:
         """The token ids, without a template's beginning and end tokens; what was missing is remembered."""
@@ -77,8 +77,8 @@ class PromptEncoder:
             is_added = not is_added
         return token_ids
 
-    def _encode(self, piece: str) -> Sequence[int]:
-        if self._byte_pairs is not None and self._byte_pairs.cost_s(piece) is not None:
+    def _encode(self, piece: str, by_pairs: bool) -> Sequence[int]:
+        if self._byte_pairs is not None and by_pairs:
             token_ids = self._byte_pairs.encode(piece)
         else:  # the batch call, unlike the single one, lets go of the interpreter lock
             [encoding] = self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)

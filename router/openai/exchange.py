@@ -1,6 +1,5 @@
 """One HTTP request and its answer, straight on the server's interface: nothing stands between that costs time."""
 
-import re
 import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -10,8 +9,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from router.openai.disconnect import ClientGone, ClientWatch
+from rpc.names import is_name
 
-REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 EVENT_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -22,7 +21,7 @@ JSON_HEADER = (b"content-type", b"application/json")
 
 def new_id(given: str) -> str:
     """The id of a request: the client's own if it has one."""
-    return given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    return given if is_name(given) else uuid.uuid4().hex
 
 
 class Exchange(Protocol):

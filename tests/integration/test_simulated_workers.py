@@ -109,9 +109,10 @@ async def test_router_finds_simulated_workers_in_redis(tmp_path: Path) -> None:
 
 async def test_workers_leave_a_registry_that_stands_still_together(tmp_path: Path) -> None:
     async with redis_server(tmp_path / "redis") as redis:
-        async with asyncio.timeout(60):  # a fifth of what 100 time-outs of Redis, one after the other, would take
+        async with asyncio.timeout(60) as limit:  # a fifth of 100 time-outs of Redis, one after the other
             async with simulated("--both=100", "--num-blocks=64", f"--registry={redis.url}"):
                 redis.pause()
+        assert not limit.expired()
         redis.resume()
 
 

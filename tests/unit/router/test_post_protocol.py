@@ -185,8 +185,9 @@ async def test_a_client_that_takes_nothing_gives_its_place_back(monkeypatch: pyt
         with socket.create_connection((host, int(port)), DEADLINE_S) as client:
             client.sendall(request(orjson.dumps(asked)).replace(b"/v1/chat/completions", b"/v1/completions"))
             await until(lambda: len(worker.aborted) == 1)
-            while (await router.http.get("/workers")).json()["router"]["inflight"]:
+            while (view := (await router.http.get("/workers")).json())["router"]["inflight"]:
                 await asyncio.sleep(0.01)
+            assert [worker["inflight"] for worker in view["workers"]] == [0]
 
 
 async def test_who_sends_nothing_more_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:

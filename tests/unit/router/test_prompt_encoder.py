@@ -86,7 +86,7 @@ def test_the_turns_of_a_chat_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -
     turns = [f"<|im_start|>user\nsay {number} é\u017f<|im_end|>\n" for number in range(10)]
     for length in range(1, 11):
         text = "".join(turns[:length])
-        assert encoder.look_up(text).missing == ([f"user\nsay {length - 1} é\u017f"] + ["\n"] * (length == 1))
+        assert list(encoder.look_up(text).missing) == ([f"user\nsay {length - 1} é\u017f"] + ["\n"] * (length == 1))
         assert encode(encoder, text) == expected(tokenizer, text)
     assert encoder.look_up("".join(turns)).cost_s == 0
 
@@ -159,7 +159,7 @@ def test_what_came_with_a_salt_is_found_with_it_alone() -> None:
     encoder = PromptEncoder(make_tokenizer(), 1 << 16)
     for salt in ("", "a"):
         draft = encoder.look_up("a secret", salt)
-        assert draft.missing == ["a secret"]
+        assert list(draft.missing) == ["a secret"]
         encoder.encode(draft)
         encoder.finish(draft)
         assert not encoder.look_up("a secret", salt).missing

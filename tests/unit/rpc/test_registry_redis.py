@@ -193,7 +193,9 @@ async def test_what_a_later_version_says_more_does_not_matter(server: RedisServe
         await redis.set(KEYS + "worker:later", text.replace('"decode-0/1"', '"later","colour":"blue"'))
         await redis.sadd(KEYS + "workers", "later")
         await redis.publish(KEYS + "changes", "later")
-        await views.until_members(member, replace(member, incarnation="later"))
+        later = replace(member, incarnation="later")
+        await views.until_members(member, later)
+        assert views.last.members == (member, later)
     await registry.close()
 
 

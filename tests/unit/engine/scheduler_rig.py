@@ -1,0 +1,94 @@
+"""A scheduler over a model that notices every wrong block."""
+
+from dataclasses import dataclass, field
+
+from engine.block_manager import BlockManager
+from engine.config import EngineConfig
+from engine.finish_rule import FinishRule
+from engine.outputs import RequestOutput, SampledToken
+from engine.request import FinishReason, Request, RequestId, RequestStatus
+from engine.sampling_params import SamplingParams
+from engine.schedule import Received
+from engine.scheduler import Scheduler
+from tests.unit.engine.fake_model import VOCAB, FakeModel, reference
+
+BLOCK_SIZE = 4
+
+
+@dataclass
+class Rig:
+    """A scheduler, its model, and what came out."""
+
+    num_blocks: int = 40
+    config: EngineConfig = field(
+        default_factory=lambda: EngineConfig(model="", block_size=BLOCK_SIZE, max_num_batched_tokens=16, max_num_seqs=8)
+    )
+
+    def __post_init__(self) -> None:
+        blocks = BlockManager(self.num_blocks, BLOCK_SIZE, self.config.enable_prefix_caching)
+        self.scheduler = Scheduler(self.config, blocks, FinishRule(frozenset({VOCAB}), max_model_len=100))
+        self.model = FakeModel(self.num_blocks, BLOCK_SIZE)
+        self.outputs: dict[RequestId, list[int]] = {}
+        self.ends: dict[RequestId, FinishReason] = {}
+        self.receiving: list[Request] = []
+
+    def add(self, name: str, prompt: list[int], max_tokens: int, **options: object) -> Request:
+        """Queues a request."""
+        request = Request(
+            RequestId(name),
+            list(prompt),
+            len(prompt),
+            SamplingParams(max_tokens=max_tokens),
+            **options,  # type: ignore[arg-type]  # options of Request
+        )
+        self.scheduler.add(request)
+        self.scheduler.check_integrity()
+        self.outputs[request.request_id] = []
+        return request
+
+    def step(self) -> int:
+        """Runs a step; returns the number of tokens computed."""
+        schedule = self.scheduler.schedule()
+        self.scheduler.check_integrity()
+        lens = [item.num_new_tokens for item in schedule.requests]
+        assert sum(lens) <= self.config.max_num_batched_tokens
+        assert lens == sorted(lens, key=lambda length: length > 1)
+        assert len(lens) <= self.config.max_num_seqs
+        for output in self.scheduler.update(schedule.requests, self.model.run(schedule.requests)):
+            self.take(output)
+        self.scheduler.check_integrity()
+        self.receiving += schedule.receiving
+        return sum(lens)
+
+    def take(self, output: RequestOutput) -> None:
+        """Keeps what came out."""
+        if output.sampled is not None:
+            self.outputs[output.request_id].append(output.sampled.token_id)
+        if output.finish_reason is not None:
+            self.ends[output.request_id] = output.finish_reason
+
+    def end_receive(self, request: Request, num_tokens: int, with_token: bool) -> None:
+        """Somebody has filled a receiving request's blocks, as far as `num_tokens`."""
+        self.receiving.remove(request)
+        sampled = None
+        if request.status is RequestStatus.RECEIVING:
+            self.model.receive(request, num_tokens)
+            if with_token:
+                sampled = SampledToken(reference(request.token_ids, 1)[0])
+                self.outputs[request.request_id].append(sampled.token_id)
+                reason = self.scheduler.finish_rule.reason(request, sampled.token_id)
+                if reason is not None:
+                    self.ends[request.request_id] = reason
+                    self.scheduler.abort(request.request_id)
+        self.scheduler.end_receive(request.request_id, Received(num_tokens, sampled))
+        self.scheduler.check_integrity()
+
+    def run_to_end(self) -> None:
+        """Steps until nothing is left."""
+        for _ in range(10_000):
+            if not self.scheduler.num_unfinished:
+                return
+            self.step()
+            for request in list(self.receiving):
+                self.end_receive(request, request.num_tokens, with_token=True)
+        raise AssertionError("the scheduler does not come to an end")
