@@ -14,19 +14,18 @@ A handover that fails costs time only: what has come stays, and the engine compu
 import asyncio
 from functools import partial
 
-from decode_worker.decode_request import DecodeRequest, engine_request_id
+from decode_worker.decode_request import DecodeRequest
 from decode_worker.handover import Handover
 from decode_worker.incoming_prompt import IncomingPrompt
+from decode_worker.request_table import RequestTable
 from decode_worker.router_session import RouterSession
 from engine.outputs import StepOutput
-from engine.request import RequestId
 from engine.schedule import Received
 from protos import worker_pb2
 from rpc.block_fills import BlockFills
 from rpc.drain import Drain
 from rpc.engine_host import EngineHost
 from rpc.peers import Channels
-from rpc.status import Unavailable, code_number
 from rpc.worker_counters import WorkerCounters
 
 
@@ -45,41 +44,33 @@ class DecodeRequests:
         self._host = host
         self._channels = channels
         self._counters = counters
-        self._drain = drain
         self._worker_id = worker_id
         self._deadline_s = deadline_s
-        self._requests: dict[RequestId, DecodeRequest] = {}
+        self._table = RequestTable(counters, drain)
         self._fills = BlockFills(host)
         host.listen(self._on_step)
 
     def submit(self, command: worker_pb2.GenerateCommand, session: RouterSession) -> None:
         """Takes a request; whatever becomes of it is told over the session."""
         entry = DecodeRequest.of(command, session, self._worker_id)
-        if self._drain.has_begun:
-            error = Unavailable("this worker is draining; ask another")
-            entry.say_error(code_number(error), str(error))
-            return
-        if entry.request.request_id in self._requests:
-            return  # told twice
-        self._requests[entry.request.request_id] = entry
-        self._drain.enter()
-        adding = self._host.call(lambda engine: engine.add(entry.request))
-        adding.add_done_callback(partial(self._on_added, entry))
+        if self._table.enter(entry):
+            adding = self._host.call(lambda engine: engine.add(entry.request))
+            adding.add_done_callback(partial(self._on_added, entry))
 
     def abort(self, request_id: str, session: RouterSession) -> None:
         """Ends a request; nothing more is told about it."""
-        entry = self._requests.get(engine_request_id(session, request_id))
+        entry = self._table.find_named(request_id, session)
         if entry is not None:
             self._abort(entry)
 
     def abort_all(self, session: RouterSession) -> None:
         """Ends every request of a session."""
-        for entry in [entry for entry in self._requests.values() if entry.session is session]:
+        for entry in self._table.of_session(session):
             self._abort(entry)
 
     async def close(self) -> None:
         """Aborts what is left; returns when nothing is written into any block any more."""
-        for entry in list(self._requests.values()):
+        for entry in self._table.all():
             self._abort(entry)
         await self._fills.close()
 
@@ -88,28 +79,18 @@ class DecodeRequests:
         self._host.call(lambda engine: engine.abort(request_id))
         if entry.handover is not None:
             entry.handover.cancel()
-        self._end(entry)
-
-    def _end(self, entry: DecodeRequest) -> None:
-        if self._requests.pop(entry.request.request_id, None) is not None:
-            self._drain.leave()
+        self._table.end(entry)
 
     def _on_added(self, entry: DecodeRequest, adding: "asyncio.Future[None]") -> None:
-        self._counters.taken.note(entry.session.router_id, entry.command.number)
+        self._table.note_taken(entry)
         error = asyncio.CancelledError() if adding.cancelled() else adding.exception()
-        if error is not None and entry.request.request_id in self._requests:
-            entry.say_error(code_number(error), str(error))
-            self._end(entry)
+        if error is not None:
+            self._table.fail(entry, error)
 
     def _on_step(self, step: StepOutput) -> None:
-        for output in step.outputs:
-            entry = self._requests.get(output.request_id)
-            if entry is not None:
-                entry.say_output(output)
-                if output.finish_reason is not None:
-                    self._end(entry)
+        self._table.tell(step)
         for request in step.receiving:
-            entry = self._requests.get(request.request_id)
+            entry = self._table.find(request.request_id)
             if entry is None:  # aborted in the meantime
                 self._fills.refuse(request)
             else:

@@ -1,7 +1,7 @@
 """A cluster on one machine: a router and its workers as processes.
 
 1. Every process starts at once, each under a supervisor that starts it again when it dies.
-2. The cluster is ready when every process was ready once and the router's /ready answers 200.
+2. The cluster is ready when every process was ready once, and the router has every worker and is ready itself.
 3. It runs until it is stopped or a process does not get ready whatever is done.
 4. At the end the router goes first, so that what runs can finish; then the workers. No process is left.
 """
@@ -27,8 +27,9 @@ class LocalCluster:
     def __init__(
         self, specs: list[ProcessSpec], url: str, listener: Listener, drain_timeout_s: float, policy: RestartPolicy
     ) -> None:
-        """`specs` has the router first."""
+        """`specs` has the router first; the others go by their workers' ids."""
         self._supervisors = [Supervisor(spec, policy, self._hear) for spec in specs]
+        self._workers = {spec.name for spec in specs[1:]}
         self._loading = {spec.name for spec in specs}  # never ready so far
         self._url = url
         self._listener = listener
@@ -67,7 +68,10 @@ class LocalCluster:
         self._listener(ClusterReady(self._url, time.monotonic() - started_s))
 
     async def _is_ready(self, client: httpx.AsyncClient) -> bool:
+        """Whether the router would send requests to every worker; one is enough for its own /ready."""
         try:
-            return (await client.get(f"{self._url}/ready")).status_code == httpx.codes.OK
-        except httpx.TransportError:
+            told = (await client.get(f"{self._url}/workers")).raise_for_status().json()
+        except httpx.HTTPError:
             return False  # the router does not listen yet
+        ready = {worker["worker_id"] for worker in told["workers"] if worker["state"] == "ready"}
+        return bool(told["router"]["ready"]) and self._workers <= ready

@@ -1,14 +1,13 @@
 """Requests that routers gave to a simulated worker; see `decode_worker.requests` for their life."""
 
-from decode_worker.decode_request import DecodeRequest, engine_request_id
+from decode_worker.decode_request import DecodeRequest
+from decode_worker.request_table import RequestTable
 from decode_worker.router_session import RouterSession
 from engine.errors import EngineError
 from engine.outputs import StepOutput
-from engine.request import RequestId
 from protos import worker_pb2
 from rpc.drain import Drain
 from rpc.peers import Channels
-from rpc.status import Unavailable, code_number
 from rpc.worker_counters import WorkerCounters
 from simulation.core import EngineCore
 from simulation.fills import Fills
@@ -29,43 +28,35 @@ class SimulatedDecodeRequests:
         self._core = core
         self._channels = channels
         self._counters = counters
-        self._drain = drain
         self._description = description
-        self._requests: dict[RequestId, DecodeRequest] = {}
+        self._table = RequestTable(counters, drain)
         self._fills = Fills(core)
         core.listen(self._on_step)
 
     def submit(self, command: worker_pb2.GenerateCommand, session: RouterSession) -> None:
         """Takes a request; whatever becomes of it is told over the session."""
         entry = DecodeRequest.of(command, session, self._description.worker_id)
-        if entry.request.request_id in self._requests:
-            return  # told twice
-        try:
-            if self._drain.has_begun:
-                raise Unavailable("this worker is draining; ask another")
-            self._core.add(entry.request)
-        except (EngineError, Unavailable) as error:
-            entry.say_error(code_number(error), str(error))
-            return
-        finally:
-            self._counters.taken.note(session.router_id, command.number)
-        self._requests[entry.request.request_id] = entry
-        self._drain.enter()
+        if self._table.enter(entry):
+            self._table.note_taken(entry)
+            try:
+                self._core.add(entry.request)
+            except EngineError as error:
+                self._table.fail(entry, error)
 
     def abort(self, request_id: str, session: RouterSession) -> None:
         """Ends a request; nothing more is told about it."""
-        entry = self._requests.get(engine_request_id(session, request_id))
+        entry = self._table.find_named(request_id, session)
         if entry is not None:
             self._abort(entry)
 
     def abort_all(self, session: RouterSession) -> None:
         """Ends every request of a session."""
-        for entry in [entry for entry in self._requests.values() if entry.session is session]:
+        for entry in self._table.of_session(session):
             self._abort(entry)
 
     async def close(self) -> None:
         """Aborts what is left; returns when every fill has ended."""
-        for entry in list(self._requests.values()):
+        for entry in self._table.all():
             self._abort(entry)
         await self._fills.close()
 
@@ -73,21 +64,12 @@ class SimulatedDecodeRequests:
         self._core.abort(entry.request.request_id)
         if entry.handover is not None:
             entry.handover.cancel()
-        self._end(entry)
-
-    def _end(self, entry: DecodeRequest) -> None:
-        if self._requests.pop(entry.request.request_id, None) is not None:
-            self._drain.leave()
+        self._table.end(entry)
 
     def _on_step(self, step: StepOutput) -> None:
-        for output in step.outputs:
-            entry = self._requests.get(output.request_id)
-            if entry is not None:
-                entry.say_output(output)
-                if output.finish_reason is not None:
-                    self._end(entry)
+        self._table.tell(step)
         for request in step.receiving:
-            entry = self._requests.get(request.request_id)
+            entry = self._table.find(request.request_id)
             if entry is None:  # aborted in the meantime
                 self._fills.refuse(request)
             else:

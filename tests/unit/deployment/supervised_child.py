@@ -1,10 +1,12 @@
 """A small process that speaks the progress protocol; how it behaves is its first argument."""
 
 import argparse
+import json
 import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -12,12 +14,20 @@ from rpc.lifeline import hold_lifeline
 from rpc.progress import ProgressReporter
 
 
-class ReadyHandler(BaseHTTPRequestHandler):
-    """Answers every GET with 200."""
+class WorkersHandler(BaseHTTPRequestHandler):
+    """Answers every GET as a router's /workers; it has one worker more each time."""
+
+    workers: Sequence[str] = ()
+    num_asked = 0
 
     def do_GET(self) -> None:
+        known = [{"worker_id": each, "state": "ready"} for each in self.workers[: self.num_asked]]
+        WorkersHandler.num_asked += 1
         self.send_response(200)
         self.end_headers()
+        unknown = {"worker_id": None, "state": "connecting"}
+        router = {"ready": bool(known), "num_asked": self.num_asked}
+        self.wfile.write(json.dumps({"router": router, "workers": [*known, unknown]}).encode())
 
     def log_message(self, format: str, *args: object) -> None:
         """Keeps quiet."""
@@ -34,6 +44,7 @@ def main() -> None:
     parser.add_argument("mode")
     parser.add_argument("--lives", type=Path)
     parser.add_argument("--port", type=int)
+    parser.add_argument("--workers", nargs="*", default=[])
     parser.add_argument("--progress-fd", type=int, required=True)
     parser.add_argument("--lifeline-fd", type=int, required=True)
     arguments = parser.parse_args()
@@ -52,9 +63,9 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pause()
     if arguments.port:
-        threading.Thread(
-            target=HTTPServer(("127.0.0.1", arguments.port), ReadyHandler).serve_forever, daemon=True
-        ).start()
+        WorkersHandler.workers = arguments.workers
+        server = HTTPServer(("127.0.0.1", arguments.port), WorkersHandler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
     progress.loading(0.5)
     progress.ready(address="127.0.0.1:1")
     if mode == "crash" and life == 1:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TypeGuard
 
+import httpx
 import psutil
 import pytest
 
@@ -32,12 +33,13 @@ class Run:
 
     def __init__(self, tmp_path: Path, modes: list[str]) -> None:
         port = free_ports("127.0.0.1", 1)[0]
-        router = child_spec(sys.executable, tmp_path, "serve", "router", "--port", str(port))
         workers = [child_spec(sys.executable, tmp_path, mode, f"worker-{index}") for index, mode in enumerate(modes)]
+        names = [worker.name for worker in workers]
+        router = child_spec(sys.executable, tmp_path, "serve", "router", "--port", str(port), "--workers", *names)
         self.recorder = Recorder()
         self.stop, self.kill = asyncio.Event(), asyncio.Event()
-        url = f"http://127.0.0.1:{port}"
-        cluster = LocalCluster([router, *workers], url, self.recorder, drain_timeout_s=20, policy=POLICY)
+        self.url = f"http://127.0.0.1:{port}"
+        cluster = LocalCluster([router, *workers], self.url, self.recorder, drain_timeout_s=20, policy=POLICY)
         self.task = asyncio.create_task(cluster.run(self.stop, self.kill))
 
     def num_alive(self) -> int:
@@ -61,6 +63,9 @@ async def test_it_says_when_it_is_ready_and_leaves_no_process(tmp_path: Path) ->
     before = run.recorder.events[: run.recorder.events.index(ready)]
     assert {event.name for event in before if is_ready(event)} == {"router", "worker-0", "worker-1"}
     assert run.num_alive() == 3
+    async with httpx.AsyncClient(trust_env=False) as client:
+        router = (await client.get(run.url)).json()["router"]
+    assert router["num_asked"] > 3, "ready before the router had both workers"
     run.stop.set()
     await run.task
     assert run.num_alive() == 0

@@ -1,0 +1,75 @@
+"""The requests that a decode worker has from routers, whoever computes them."""
+
+from decode_worker.decode_request import DecodeRequest, engine_request_id
+from decode_worker.router_session import RouterSession
+from engine.outputs import StepOutput
+from engine.request import RequestId
+from rpc.drain import Drain
+from rpc.status import Unavailable, code_number
+from rpc.worker_counters import WorkerCounters
+
+
+class RequestTable:
+    """Owns who is waiting for what; a request is in it from its command until its last news or its abort."""
+
+    def __init__(self, counters: WorkerCounters, drain: Drain) -> None:
+        self._counters = counters
+        self._drain = drain
+        self._requests: dict[RequestId, DecodeRequest] = {}
+
+    def enter(self, entry: DecodeRequest) -> bool:
+        """Takes a request, unless it came before, or the worker is draining, which its router is told."""
+        if entry.request.request_id in self._requests:
+            return False
+        if self._drain.has_begun:
+            self.note_taken(entry)
+            _say_error(entry, Unavailable("this worker is draining; ask another"))
+            return False
+        self._requests[entry.request.request_id] = entry
+        self._drain.enter()
+        return True
+
+    def note_taken(self, entry: DecodeRequest) -> None:
+        """The engine has the request, or nobody will have it: loads that are told from now on include it."""
+        self._counters.taken.note(entry.session.router_id, entry.command.number)
+
+    def fail(self, entry: DecodeRequest, error: BaseException) -> None:
+        """Ends a request, unless it has ended, and tells why."""
+        if self.end(entry):
+            _say_error(entry, error)
+
+    def end(self, entry: DecodeRequest) -> bool:
+        """Forgets a request; False if that was done before."""
+        if self._requests.pop(entry.request.request_id, None) is None:
+            return False
+        self._drain.leave()
+        return True
+
+    def find(self, request_id: RequestId) -> DecodeRequest | None:
+        """The request that the engine calls so."""
+        return self._requests.get(request_id)
+
+    def find_named(self, request_id: str, session: RouterSession) -> DecodeRequest | None:
+        """The request that the session's router calls so."""
+        return self.find(engine_request_id(session, request_id))
+
+    def all(self) -> list[DecodeRequest]:
+        """Every request."""
+        return list(self._requests.values())
+
+    def of_session(self, session: RouterSession) -> list[DecodeRequest]:
+        """Every request of a router's stream."""
+        return [entry for entry in self._requests.values() if entry.session is session]
+
+    def tell(self, step: StepOutput) -> None:
+        """Tells what the step brought, and ends the requests that it finished."""
+        for output in step.outputs:
+            entry = self.find(output.request_id)
+            if entry is not None:
+                entry.say_output(output)
+                if output.finish_reason is not None:
+                    self.end(entry)
+
+
+def _say_error(entry: DecodeRequest, error: BaseException) -> None:
+    entry.say_error(code_number(error), str(error))
