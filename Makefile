@@ -3,9 +3,10 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 PORT ?= 8000
 MODEL ?=
+FUZZ_SECONDS ?= 600
 BIN := .venv/bin
 
-.PHONY: setup serve test lint bench protos
+.PHONY: setup serve test fuzz lint bench chaos protos
 
 setup: .venv/.done
 
@@ -22,6 +23,9 @@ serve: setup
 test: setup
 	$(BIN)/python -m pytest -q
 
+fuzz: setup
+	$(BIN)/python -m pytest -q tests/fuzz --fuzz-seconds $(FUZZ_SECONDS)
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,6 +38,9 @@ bench: setup
 	$(BIN)/python -m benchmarks.kv_transfer --json benchmarks/results/kv_transfer.json
 	$(BIN)/python -m benchmarks.handover --json benchmarks/results/handover.json
 	$(BIN)/python -m benchmarks.serve --json benchmarks/results/serve.json
+
+chaos: setup
+	$(BIN)/python -m tests.faults --json benchmarks/results/chaos.json
 
 protos: setup
 	sh scripts/generate_protos.sh

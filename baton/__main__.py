@@ -8,8 +8,11 @@ COMMANDS = {
     "serve": "Serve a model on this machine: router, prefill and decode workers.",
     "chat": "Chat with a running server in the terminal.",
     "status": "Show a running server's workers.",
+    "doctor": "Measure whether this machine and a running cluster are as serving needs them.",
+    "drain": "Take a worker out of service without losing a request.",
     "worker": "Run one worker in this process.",
     "router": "Run a router: one process, or several that share its ports.",
+    "key": "Make API keys for clients.",
     "simulate": "Run simulated workers in this process, for tests and benchmarks of routers.",
 }
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from baton.chat_stream import Message, ask
-from baton.server import ServerError, check, connect, unreachable, url_flag
+from baton.server import ServerError, check, connect, key_flag, unreachable, url_flag
 
 HELP = "/clear forgets the conversation, /exit ends, Ctrl-C stops an answer."
 
@@ -52,6 +52,7 @@ class Conversation:
 
 @click.command(name="chat")
 @url_flag
+@key_flag
 @click.option("--model", help="Name of the model; by default the first that the server names.")
 @click.option("--system", help="System message.")
 @click.option("--temperature", type=click.FloatRange(0, 100), help="0 always takes the most probable token.")
@@ -59,11 +60,18 @@ class Conversation:
 @click.option("--max-tokens", type=click.IntRange(1), help="Longest answer in tokens.")
 @click.option("--seed", type=click.IntRange(0), help="The same seed gives the same answers.")
 @click.option("--verbose", is_flag=True, help="Say after each answer which workers served it, and how.")
-def command(url: str, model: str | None, system: str | None, verbose: bool, **options: float | int | None) -> None:
+def command(
+    url: str,
+    api_key: str | None,
+    model: str | None,
+    system: str | None,
+    verbose: bool,
+    **options: float | int | None,
+) -> None:
     """Chat with a running server in the terminal."""
     console = Console(soft_wrap=True)
     given = {name: value for name, value in options.items() if value is not None}
-    with connect(url, read_timeout_s=None) as client:
+    with connect(url, read_timeout_s=None, api_key=api_key) as client:
         try:
             conversation = Conversation(client, model or _first_model(client), system, given)
             _talk(conversation, console, verbose)

@@ -1,6 +1,7 @@
 """`baton serve`: a whole cluster on this machine, until it is told to end."""
 
 import asyncio
+import os
 import shutil
 import signal
 import tempfile
@@ -24,6 +25,7 @@ from deployment.machine import this_machine
 from deployment.ports import PortInUse, check_port, free_ports
 from deployment.process import ProcessSpec
 from deployment.supervisor import GaveUp, RestartPolicy
+from router.options import with_secrets
 from rpc.entry import log_level_flag, plain_errors
 from rpc.options import click_options
 
@@ -50,7 +52,7 @@ def command(config_file: Path | None, log_level: str, **flags: object) -> None:
     Starts a router, prefill workers and decode workers as processes of this machine, starts again what dies, and ends
     them all on Ctrl-C (twice: at once).
     """
-    settings = load_settings(config_file, flags)
+    settings = load_settings(config_file, with_secrets(flags, os.environ))
     plan = _plan(settings, log_level)
     log_dir, is_temporary = _log_dir(settings.cluster.log_dir)
     display = open_display(plan, log_dir)

@@ -22,16 +22,30 @@ def url_flag(command: Command) -> Command:
     )(command)
 
 
+def key_flag(command: Command) -> Command:
+    """Gives a click command --api-key."""
+    return click.option(
+        "--api-key",
+        envvar=["BATON_API_KEY", "OPENAI_API_KEY"],
+        show_envvar=True,
+        help="API key, if the server asks for one; better in the environment.",
+    )(command)
+
+
 def _clean(_context: click.Context, _parameter: click.Parameter, url: str) -> str:
     if "://" not in url:
         url = f"http://{url}"
     return url.rstrip("/").removesuffix("/v1")
 
 
-def connect(url: str, read_timeout_s: float | None) -> httpx.Client:
-    """A client for the server at `url`; proxies of the environment are not used for it."""
+def connect(url: str, read_timeout_s: float | None, api_key: str | None = None) -> httpx.Client:
+    """A client for the server at `url`; proxies of the environment are not used for it.
+
+    Of several keys with commas between, as a router takes them, it shows the first.
+    """
     timeout = httpx.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S)
-    return httpx.Client(base_url=url, timeout=timeout, trust_env=False)
+    headers = {"authorization": f"Bearer {api_key.partition(',')[0].strip()}"} if api_key else {}
+    return httpx.Client(base_url=url, timeout=timeout, headers=headers, trust_env=False)
 
 
 def unreachable(url: str, error: httpx.TransportError) -> click.ClickException:

@@ -17,6 +17,8 @@ class Exchange:
     request_id: str
     payload: bytes
     due_s: float = 0.0  # from the load's start; 0 in a closed loop
+    may_be_refused: bool = False  # any other status than 200 is an error
+    status: int = 0
     sent_s: float = 0.0
     first_s: float = 0.0  # first bytes of the body
     last_s: float = 0.0
@@ -85,7 +87,9 @@ class HttpConnection(asyncio.Protocol):
         if end < 0:
             return False
         head = bytes(answer[:end]).lower()
-        if not head.startswith(b"http/1.1 200"):
+        assert self._exchange is not None
+        self._exchange.status = int(head.split(b" ", 2)[1])
+        if self._exchange.status != 200 and not self._exchange.may_be_refused:
             raise RuntimeError(f"the server answered {bytes(answer)!r}")
         _, found, length = head.partition(b"content-length: ")
         self._body_start = end + 4

@@ -39,7 +39,7 @@ class DecodeRequest:
                 sampling=sampling_from_proto(command.sampling),
                 cache_salt=command.cache_salt,
                 priority=command.priority,
-                receives_kv=command.HasField("prefill"),
+                receives_kv=receives_kv(command),
             ),
             session=session,
             command=command,
@@ -48,9 +48,12 @@ class DecodeRequest:
             ),
         )
 
-    def prefill_request(self, fingerprint: str, num_cached_tokens: int) -> worker_pb2.PrefillRequest:
-        """What the plan's prefill worker is asked; this worker has the KV of the first `num_cached_tokens`."""
+    def prefill_request(
+        self, peer: worker_pb2.PeerWorker, fingerprint: str, num_cached_tokens: int
+    ) -> worker_pb2.PrefillRequest:
+        """What a prefill worker is asked; this worker has the KV of the first `num_cached_tokens`."""
         command = self.command
+        has_source = command.HasField("prefix_source") and command.prefix_source.incarnation != peer.incarnation
         return worker_pb2.PrefillRequest(
             request_id=command.request_id,
             token_ids=command.token_ids,
@@ -58,10 +61,10 @@ class DecodeRequest:
             sampling=command.sampling,
             cache_salt=command.cache_salt,
             priority=command.priority,
-            incarnation=command.prefill.incarnation,
+            incarnation=peer.incarnation,
             fingerprint=fingerprint,
             num_cached_tokens=num_cached_tokens,
-            prefix_source=command.prefix_source if command.HasField("prefix_source") else None,
+            prefix_source=command.prefix_source if has_source else None,
             router_id=self.session.router_id,
             number=command.number,
         )
@@ -110,6 +113,25 @@ class DecodeRequest:
                 served_by=self.served_by,
             )
         )
+
+    def say_handed_off(self) -> None:
+        """Another worker is to go on with the request; these are its last news here."""
+        self.session.add(
+            worker_pb2.RequestDelta(
+                request_id=self.command.request_id,
+                finish_reason=common_pb2.FINISH_REASON_HANDED_OFF,
+                served_by=self.served_by,
+            )
+        )
+
+
+def receives_kv(command: worker_pb2.GenerateCommand) -> bool:
+    """Whether others have KV for the request. The logprobs of a prompt come with its computation: none of it is pulled
+    here then.
+    """
+    if command.HasField("prefill"):
+        return True
+    return command.HasField("prefix_source") and not command.sampling.HasField("prompt_logprobs")
 
 
 def engine_request_id(session: RouterSession, request_id: str) -> RequestId:

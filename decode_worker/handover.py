@@ -27,6 +27,8 @@ from rpc.engine_host import EngineHost
 from rpc.peers import Channels
 from rpc.sampling import logprobs_from_proto
 
+SILENCE_S = 5.0  # without any event: the prefill worker is lost, it would say that it lives
+
 PrefillCall = grpc.aio.UnaryStreamCall[worker_pb2.PrefillRequest, worker_pb2.PrefillEvent]
 
 
@@ -45,7 +47,10 @@ class HandoverListener(Protocol):
 class Handover:
     """Owns the call to the prefill worker; `received` says at any time what has come and been checked."""
 
-    def __init__(self, host: EngineHost, request: Request, listener: HandoverListener, deadline_s: float) -> None:
+    def __init__(
+        self, host: EngineHost, request: Request, listener: HandoverListener, deadline_s: float, known: Received
+    ) -> None:
+        """`known`: what is here already; a token that follows the prompt is not passed on a second time."""
         self.times = ReadTimes()
         self.peer_transport = ""
         self._host = host
@@ -53,14 +58,15 @@ class Handover:
         self._deadline_s = deadline_s
         self._num_tokens = request.num_tokens
         self._blocks: list[int] = list(request.block_table)
-        self._num_known_blocks = request.num_computed_tokens // host.config.block_size
+        self._num_known_blocks = known.num_tokens // host.config.block_size
         self._receiver: BlockReceiver | None = None
         self._announced: asyncio.Queue[worker_pb2.BlocksReady] = asyncio.Queue(len(self._blocks) + 1)
         self._all_expected = asyncio.Event()  # every block's checksum is known
         if self._num_known_blocks == len(self._blocks):
             self._all_expected.set()
-        self._sampled: SampledToken | None = None
-        self._num_prompt_logprobs = 0
+        self._sampled = known.sampled
+        self._has_token = False  # from this prefill worker
+        self._num_prompt_logprobs = known.num_prompt_logprobs
 
     @property
     def num_blocks(self) -> int:
@@ -96,7 +102,7 @@ class Handover:
     async def _listen(self, call: PrefillCall) -> None:
         """Takes the call's events, until the last block's checksum and the token are here."""
         num_announced = num_expected = self._num_known_blocks
-        async for event in call:
+        while event := await self._next_event(call):
             if event.HasField("accepted"):
                 await self._accept(event.accepted)
             if event.HasField("blocks"):
@@ -115,9 +121,18 @@ class Handover:
                     raise PeerRefused("the prefill worker sent checksums of blocks that it had not announced")
             if num_expected == len(self._blocks):
                 self._all_expected.set()
-                if self._sampled is not None:
+                if self._has_token:
                     return
         raise PeerRefused("the prefill worker ended the call before all blocks were announced")
+
+    async def _next_event(self, call: PrefillCall) -> worker_pb2.PrefillEvent | None:
+        """None at the call's end."""
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                event = await call.read()
+        except TimeoutError as error:
+            raise TransferDeadline(f"the prefill worker gave no sign of life for {SILENCE_S:g} s") from error
+        return event if isinstance(event, worker_pb2.PrefillEvent) else None  # else grpc.aio.EOF
 
     async def _accept(self, accepted: worker_pb2.PrefillAccepted) -> None:
         if self._receiver is not None:
@@ -138,8 +153,11 @@ class Handover:
             raise PeerRefused("the prefill worker announced more often than there are blocks") from None
 
     def _take_token(self, first: worker_pb2.FirstToken) -> None:
-        if self._sampled is not None or first.token_id >= self._host.vocab_size:
+        if self._has_token or first.token_id >= self._host.vocab_size:
             raise PeerRefused(f"the prefill worker sent token {first.token_id}, a second one or none of the model's")
+        self._has_token = True
+        if self._sampled is not None:
+            return  # another worker sent it, and it was passed on
         logprobs = logprobs_from_proto(first.logprobs) if first.HasField("logprobs") else None
         self._sampled = SampledToken(first.token_id, logprobs)
         self._listener.on_first_token(first)

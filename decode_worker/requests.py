@@ -2,21 +2,23 @@
 
 1. A router's command arrives on its stream; the engine queues the request, or refuses it, which is told at once.
 2. The engine admits it when there are blocks for all its tokens, and takes what its prefix cache has.
-3. If the plan names a prefill worker, a handover fills the blocks (see `handover`); else the engine computes the prompt
-   itself, in chunks, batched with everything else.
+3. If the plan names a prefill worker, a handover fills the blocks (see `handover`); if it names only a worker that has
+   more of the prefix, that is pulled; else the engine computes the prompt itself, in chunks, batched with all others.
 4. When its KV is here it takes part in every step. After each step, each router gets one message with the new tokens of
    all of its requests.
-5. It ends by a stop condition, or is aborted: by its router, or with its router's stream.
+5. It ends by a stop condition, or is aborted: by its router, or with its router's stream. A worker that drains gives
+   away what does not end in time; its cache keeps the KV, from where the next worker pulls it.
 
-A handover that fails costs time only: what has come stays, and the engine computes the rest.
+A handover that fails costs time only: what has come stays, another prefill worker is asked for the rest if the plan
+names one, and in the end the engine computes it.
 """
 
 import asyncio
 from functools import partial
 
 from decode_worker.decode_request import DecodeRequest
-from decode_worker.handover import Handover
 from decode_worker.incoming_prompt import IncomingPrompt
+from decode_worker.prompt_fill import PromptFill
 from decode_worker.request_table import RequestTable
 from decode_worker.router_session import RouterSession
 from engine.outputs import StepOutput
@@ -26,6 +28,7 @@ from rpc.block_fills import BlockFills
 from rpc.drain import Drain
 from rpc.engine_host import EngineHost
 from rpc.peers import Channels
+from rpc.prefix_pull import PrefixPull
 from rpc.worker_counters import WorkerCounters
 
 
@@ -49,6 +52,7 @@ class DecodeRequests:
         self._table = RequestTable(counters, drain)
         self._fills = BlockFills(host)
         host.listen(self._on_step)
+        drain.listen(self.hand_off)
 
     def submit(self, command: worker_pb2.GenerateCommand, session: RouterSession) -> None:
         """Takes a request; whatever becomes of it is told over the session."""
@@ -67,6 +71,12 @@ class DecodeRequests:
         """Ends every request of a session."""
         for entry in self._table.of_session(session):
             self._abort(entry)
+
+    def hand_off(self) -> None:
+        """Gives every request away: routers send them to others, with what they have so far."""
+        for entry in self._table.all():
+            self._abort(entry)
+            entry.say_handed_off()
 
     async def close(self) -> None:
         """Aborts what is left; returns when nothing is written into any block any more."""
@@ -94,19 +104,37 @@ class DecodeRequests:
             if entry is None:  # aborted in the meantime
                 self._fills.refuse(request)
             else:
-                self._begin_handover(entry)
+                self._begin_fill(entry)
 
-    def _begin_handover(self, entry: DecodeRequest) -> None:
-        """Has a prefill worker compute the request's prompt, and takes over its KV."""
+    def _begin_fill(self, entry: DecodeRequest) -> None:
+        """Has the request's blocks filled by those whom its plan names."""
+        entry.served_by.decode_cached_tokens = entry.request.num_cached_tokens
+        if entry.command.HasField("prefill"):
+            entry.handover = self._hand_over(entry)
+        else:
+            entry.handover = self._pull_prefix(entry)
+
+    def _hand_over(self, entry: DecodeRequest) -> "asyncio.Task[None]":
+        """Has prefill workers compute the prompt, and takes over its KV."""
         request = entry.request
-        entry.served_by.decode_cached_tokens = request.num_cached_tokens
-        entry.served_by.handed_over_tokens = request.num_tokens - request.num_computed_tokens
-        incoming = IncomingPrompt(entry, self._host.finish_rule, self._abort)
-        handover = incoming.handover = Handover(self._host, request, incoming, self._deadline_s)
-        message = entry.prefill_request(self._host.fingerprint, request.num_computed_tokens)
-        running = handover.run(self._channels, entry.command.prefill.address, message)
+        entry.served_by.handed_over_tokens = request.num_tokens - request.num_computed_tokens  # as is expected
+        incoming = IncomingPrompt(entry, self._host.finish_rule, self._counters, self._abort)
+        fill = PromptFill(self._host, self._channels, incoming, self._deadline_s)
 
         def outcome(task: "asyncio.Task[None]") -> Received:
-            return incoming.outcome(task, self._counters, self._worker_id)
+            if not task.cancelled():
+                task.exception()  # asked for, or asyncio would log it; it was, with its prefill worker's name
+            incoming.ended()
+            return fill.received
 
-        entry.handover = self._fills.start(request, running, outcome)
+        return self._fills.start(request, fill.run(), outcome)
+
+    def _pull_prefix(self, entry: DecodeRequest) -> "asyncio.Task[None]":
+        """Takes from another worker's cache what that has, to compute the rest here."""
+        pull = PrefixPull(self._host, entry.request, entry.command.prefix_source, self._deadline_s)
+
+        def outcome(task: "asyncio.Task[None]") -> Received:
+            entry.served_by.prefix_pulled_tokens = pull.num_pulled_tokens
+            return pull.outcome(task, self._counters)
+
+        return self._fills.start(entry.request, pull.run(self._channels), outcome)

@@ -10,6 +10,7 @@ from router.options import ROUTER_OPTIONS
 from rpc.config_file import as_section, build, check_section, pick, read_config_file
 from rpc.option_values import OptionError, Value
 from rpc.options import Option, OptionInfo, options_of
+from rpc.tls_options import TLS_OPTIONS
 from rpc.worker_config import WorkerConfig
 from rpc.worker_options import WORKER_OPTIONS
 
@@ -60,12 +61,16 @@ CLUSTER_OPTIONS = {
     "log_dir": OptionInfo("Directory for the processes' logs; unset: a temporary one, removed after a good end."),
 }
 WORKER_PLANNED = frozenset(
-    {"role", "worker_id", "host", "port", "served_model_name", "registry", "lease_s", "metrics_port", "progress_fd"}
+    {
+        *("role", "worker_id", "host", "port", "served_model_name", "registry", "lease_s", "metrics_port"),
+        *("progress_fd", *TLS_OPTIONS),  # on one machine nobody else hears
+    }
 )
 ROUTER_PLANNED = frozenset(
     {
         *("model", "served_model_name", "host", "port", "workers", "registry", "progress_fd", "drain_timeout_s"),
-        *("processes", "process", "group_dir"),
+        *("processes", "process", "group_dir", *TLS_OPTIONS),
+        "protect_operations",  # the cluster itself asks for the workers' state
     }
 )
 ENGINE_PLANNED = frozenset({"model"})

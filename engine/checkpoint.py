@@ -4,15 +4,20 @@ Format: https://github.com/huggingface/safetensors#format (8 bytes of length, a 
 """
 
 import json
+import stat
 from collections import Counter
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import BinaryIO
 
 from engine.errors import InvalidCheckpoint
-from engine.json_object import JsonObject
+from engine.json_object import JsonObject, shown
 
 MAX_HEADER_BYTES = 100 << 20  # what the format allows
+MAX_NAME_CHARS = 512
+MAX_DIMENSIONS = 64
+MAX_COUNT = (1 << 63) - 1
 DTYPES = {"BF16": "bfloat16", "F32": "float32", "F16": "float16"}
 ITEM_BYTES = {"BF16": 2, "F32": 4, "F16": 2}
 SAMPLE_BYTES = 4096
@@ -70,7 +75,7 @@ def weights_revision(directory: Path) -> str:
     for path in weight_files(directory):
         size = _size(path)
         digest.update(f"{path.name}:{size}:".encode())
-        with path.open("rb") as file:
+        with _open(path) as file:
             data_start = 8 + int.from_bytes(file.read(8), "little")
             file.seek(0)
             digest.update(file.read(min(data_start, MAX_HEADER_BYTES)))
@@ -83,7 +88,7 @@ def weights_revision(directory: Path) -> str:
 
 def _read_header(path: Path) -> list[StoredTensor]:
     size = _size(path)
-    with path.open("rb") as file:
+    with _open(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
             raise InvalidCheckpoint(f"{path} is cut short or no safetensors file")
@@ -92,26 +97,43 @@ def _read_header(path: Path) -> list[StoredTensor]:
             tensors = [
                 _entry(path, name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"
             ]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InvalidCheckpoint(f"{path} has a damaged header: {error!r}") from error
-    end = max((tensor.offset + tensor.num_bytes for tensor in tensors), default=8 + length)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise InvalidCheckpoint(f"{path} has a damaged header: {type(error).__name__}: {error}") from error
+    end = 8 + length
+    for tensor in sorted(tensors, key=lambda each: (each.offset, each.num_bytes)):
+        if tensor.offset != end:
+            raise InvalidCheckpoint(
+                f"{path} has a damaged header: {tensor.name} begins at byte {tensor.offset}, where {end} comes next"
+            )
+        end += tensor.num_bytes
     if end != size:
         raise InvalidCheckpoint(f"{path} has {size} bytes where its header says {end}: it is cut short or damaged")
     return tensors
 
 
 def _entry(path: Path, name: str, entry: dict[str, object], data_start: int) -> StoredTensor:
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not (isinstance(dtype, str) and isinstance(shape, list) and isinstance(offsets, list)):
-        raise TypeError(f"entry of {name}")
-    start, end = int(offsets[0]), int(offsets[1])
-    sizes = tuple(int(size) for size in shape)
+    """One entry of a header. Raises KeyError, TypeError or ValueError for what is none."""
+    if not _is_name(name):
+        raise ValueError(f"the tensor name {shown(name)}")
+    dtype, sizes, offsets = entry["dtype"], _counts(entry["shape"], name), _counts(entry["data_offsets"], name)
+    if not isinstance(dtype, str) or not _is_name(dtype):
+        raise TypeError(f"the dtype of {name}")
+    start, end = offsets
     num_elements = 1
     for dimension in sizes:
         num_elements *= dimension
-    if start < 0 or (dtype in ITEM_BYTES and end - start != num_elements * ITEM_BYTES[dtype]):
-        raise ValueError(f"offsets of {name}")
+    if start > end or (dtype in ITEM_BYTES and end - start != num_elements * ITEM_BYTES[dtype]):
+        raise ValueError(f"the offsets of {name}")
     return StoredTensor(name, path, DTYPES.get(dtype, dtype), sizes, data_start + start, end - start)
+
+
+def _counts(values: object, name: str) -> tuple[int, ...]:
+    """A list of sizes or offsets. Raises TypeError or ValueError."""
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        raise TypeError(f"the shape or offsets of {name}")
+    if len(values) > MAX_DIMENSIONS or not all(0 <= value <= MAX_COUNT for value in values):
+        raise ValueError(f"the sizes or offsets of {name}")
+    return tuple(values)
 
 
 def _check_index(directory: Path, tensors: dict[str, StoredTensor]) -> None:
@@ -126,14 +148,33 @@ def _check_index(directory: Path, tensors: dict[str, StoredTensor]) -> None:
 
 def _index_map(index: Path) -> dict[str, str]:
     entries = JsonObject.read(index).inner("weight_map").values
-    names = {name: file for name, file in entries.items() if isinstance(file, str) and "/" not in file}
-    if not names or len(names) != len(entries):
+    # A file is named, never a path: an index cannot reach out of its directory.
+    files = {name: file for name, file in entries.items() if isinstance(file, str) and Path(file).name == file}
+    if not files or len(files) != len(entries) or not all(map(_is_name, [*files, *set(files.values())])):
         raise InvalidCheckpoint(f"{index} has no proper weight_map")
-    return names
+    return files
+
+
+def _is_name(text: str) -> bool:
+    """Whether a tensor, dtype or file may be called so: its name stands in logs and errors."""
+    return 0 < len(text) <= MAX_NAME_CHARS and text.isprintable() and text != ".."
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise InvalidCheckpoint(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _size(path: Path) -> int:
+    """A file's bytes; a pipe or a device is none, and reading it might never end."""
     try:
-        return path.stat().st_size
+        status = path.stat()
     except FileNotFoundError:
         raise InvalidCheckpoint(f"{path} does not exist") from None
+    except OSError as error:
+        raise InvalidCheckpoint(f"{path} cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidCheckpoint(f"{path} is no file")
+    return status.st_size

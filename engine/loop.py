@@ -53,6 +53,7 @@ class EngineLoop:
         self._lock = threading.Lock()  # of `_has_ended` together with the last look at `_calls`
         self._is_stopping = False
         self._has_ended = False
+        self._busy_since_s: float | None = None  # monotonic clock; None: it waits for a call
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -63,6 +64,12 @@ class EngineLoop:
         """Ends after the step in progress, and waits for that."""
         self.call(self._begin_stop)
         self._thread.join()
+
+    @property
+    def turn_s(self) -> float:
+        """Seconds that the present turn (calls and a step) has taken so far; 0 while there is nothing to do."""
+        since_s = self._busy_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
 
     def call(self, function: Callable[[Engine], T]) -> "Future[T]":
         """Runs `function(engine)` between two steps; the future has its result or exception.
@@ -106,8 +113,11 @@ class EngineLoop:
 
     def _run_calls(self, wait: bool) -> None:
         """Runs the calls that are there; waits for one if nothing but a call can change anything."""
+        self._busy_since_s = None if wait else time.monotonic()
         try:
-            self._calls.get(block=wait).run(self._engine)
+            call = self._calls.get(block=wait)
+            self._busy_since_s = time.monotonic()
+            call.run(self._engine)
             while True:
                 self._calls.get_nowait().run(self._engine)
         except Empty:
@@ -115,6 +125,7 @@ class EngineLoop:
 
     def _end(self) -> None:
         """Nobody waits for ever: what was not run fails."""
+        self._busy_since_s = None
         with self._lock:
             self._has_ended = True
         while not self._calls.empty():

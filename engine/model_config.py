@@ -6,10 +6,11 @@ from pathlib import Path
 
 from engine.checkpoint import stored_dtype
 from engine.config import MLAConfig, ModelConfig
-from engine.errors import InvalidCheckpoint, UnsupportedModel
-from engine.json_object import JsonObject
+from engine.errors import InvalidCheckpoint, InvalidRequest, UnsupportedModel
+from engine.json_object import JsonObject, shown
 from engine.moe_config import read_moe
 from engine.rope_config import max_context, read_rope
+from engine.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +18,7 @@ DTYPES = ("bfloat16", "float32")
 DENSE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 SPARSE = ("MixtralForCausalLM", "Qwen3MoeForCausalLM")
 LATENT = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
+MAX_LAYERS = 4096
 QWEN = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 
 
@@ -33,7 +35,10 @@ class GenerationDefaults:
 
 
 def read_generation_defaults(directory: Path) -> GenerationDefaults:
-    """What generation_config.json recommends; nothing if there is no such file."""
+    """What generation_config.json recommends; nothing if there is no such file.
+
+    Raises InvalidCheckpoint for what no request may ask for.
+    """
     config = _generation_config(directory)
 
     def number(key: str) -> float | None:
@@ -42,14 +47,25 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
     def integer(key: str) -> int | None:
         return config.integer(key) if key in config else None
 
-    return GenerationDefaults(
+    defaults = GenerationDefaults(
         temperature=number("temperature"),
         top_p=number("top_p"),
         top_k=integer("top_k"),
         min_p=number("min_p"),
         repetition_penalty=number("repetition_penalty"),
-        max_new_tokens=integer("max_new_tokens"),
+        max_new_tokens=config.size("max_new_tokens") if "max_new_tokens" in config else None,
     )
+    _check_sampling(defaults, config.source)
+    return defaults
+
+
+def _check_sampling(defaults: GenerationDefaults, source: str) -> None:
+    names = ("temperature", "top_p", "min_p", "repetition_penalty")
+    given = {name: value for name in names if (value := getattr(defaults, name)) is not None}
+    try:
+        SamplingParams(**given).validate(vocab_size=1)
+    except InvalidRequest as error:  # as every request would be that says nothing of the option
+        raise InvalidCheckpoint(f"{source}: {error}") from error
 
 
 def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
@@ -62,9 +78,9 @@ def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
     architecture = _architecture(config)
     _refuse_options(config, architecture)
     mla = _read_mla(config) if architecture in LATENT else None
-    hidden_size, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    num_layers = config.integer("num_hidden_layers")
-    head_dim = mla.qk_head_dim if mla else config.integer("head_dim", hidden_size // num_heads)
+    hidden_size, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
+    num_layers, vocab_size = config.size("num_hidden_layers", maximum=MAX_LAYERS), config.size("vocab_size")
+    head_dim = mla.qk_head_dim if mla else config.size("head_dim", hidden_size // num_heads)
     rope = read_rope(
         config,
         rotary_dim=mla.qk_rope_head_dim if mla else head_dim,
@@ -74,14 +90,14 @@ def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
     attention_bias = config.boolean("attention_bias", False)
     return ModelConfig(
         architecture=architecture,
-        vocab_size=config.integer("vocab_size"),
+        vocab_size=vocab_size,
         hidden_size=hidden_size,
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_heads if mla else _num_kv_heads(config, num_heads),
         head_dim=head_dim,
-        intermediate_size=config.integer("intermediate_size"),
-        rms_norm_eps=config.number("rms_norm_eps", 1e-5 if architecture == "MixtralForCausalLM" else 1e-6),
+        intermediate_size=config.size("intermediate_size", minimum=0),
+        rms_norm_eps=config.number("rms_norm_eps", 1e-5 if architecture == "MixtralForCausalLM" else 1e-6, minimum=0),
         rope=rope,
         max_model_len=max_context(config, rope),
         dtype=_choose_dtype(config, directory, dtype),
@@ -92,8 +108,8 @@ def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
         qk_norm=architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
         moe=read_moe(config, architecture, num_layers),
         mla=mla,
-        num_nextn_predict_layers=config.integer("num_nextn_predict_layers", 0),
-        eos_token_ids=_eos_token_ids(config, directory),
+        num_nextn_predict_layers=config.size("num_nextn_predict_layers", 0, minimum=0, maximum=MAX_LAYERS),
+        eos_token_ids=_eos_token_ids(config, directory, vocab_size),
     )
 
 
@@ -101,7 +117,7 @@ def _architecture(config: JsonObject) -> str:
     names = config.texts("architectures")
     supported = DENSE + SPARSE + LATENT
     if len(names) != 1 or names[0] not in supported:
-        found = ", ".join(names) or "none named"
+        found = ", ".join(map(shown, names[:3])) or "none named"
         raise UnsupportedModel(f"{config.source}: architecture {found} is not supported, only {', '.join(supported)}")
     return names[0]
 
@@ -112,12 +128,12 @@ def _refuse_options(config: JsonObject, architecture: str) -> None:
 
     if "quantization_config" in config:
         method = config.inner("quantization_config").text("quant_method", "unknown")
-        raise refuse(f"quantization_config (quant_method {method})")
+        raise refuse(f"quantization_config (quant_method {shown(method)})")
     if (activation := config.text("hidden_act", "silu")) not in ("silu", "swish"):
-        raise refuse(f"hidden_act {activation!r}")
+        raise refuse(f"hidden_act {shown(activation)}")
     for kind in config.texts("layer_types"):
         if kind != "full_attention":
-            raise refuse(f"layer type {kind!r}")
+            raise refuse(f"layer type {shown(kind)}")
     for key in ("attention_chunk_size", "attn_logit_softcapping", "final_logit_softcapping", "logit_scale"):
         if key in config:
             raise refuse(key)
@@ -144,11 +160,11 @@ def _slides(config: JsonObject, architecture: str) -> bool:
 
 def _read_mla(config: JsonObject) -> MLAConfig:
     return MLAConfig(
-        kv_lora_rank=config.integer("kv_lora_rank"),
-        q_lora_rank=config.integer("q_lora_rank") if "q_lora_rank" in config else None,
-        qk_nope_head_dim=config.integer("qk_nope_head_dim"),
-        qk_rope_head_dim=config.integer("qk_rope_head_dim"),
-        v_head_dim=config.integer("v_head_dim"),
+        kv_lora_rank=config.size("kv_lora_rank"),
+        q_lora_rank=config.size("q_lora_rank") if "q_lora_rank" in config else None,
+        qk_nope_head_dim=config.size("qk_nope_head_dim"),
+        qk_rope_head_dim=config.size("qk_rope_head_dim"),
+        v_head_dim=config.size("v_head_dim"),
     )
 
 
@@ -172,14 +188,17 @@ def _choose_dtype(config: JsonObject, directory: Path, requested: str) -> str:
         )
         return "float32"
     if stored not in DTYPES:
-        raise UnsupportedModel(f"{config.source}: dtype {stored!r} is not supported")
+        raise UnsupportedModel(f"{config.source}: dtype {shown(stored)} is not supported")
     return stored
 
 
-def _eos_token_ids(config: JsonObject, directory: Path) -> frozenset[int]:
+def _eos_token_ids(config: JsonObject, directory: Path, vocab_size: int) -> frozenset[int]:
     """End tokens: generation_config.json's, where it names any, else config.json's."""
     generation = _generation_config(directory)
-    return frozenset(generation.integers("eos_token_id") or config.integers("eos_token_id"))
+    token_ids = frozenset(generation.integers("eos_token_id") or config.integers("eos_token_id"))
+    if not all(0 <= token_id < vocab_size for token_id in token_ids):
+        raise InvalidCheckpoint(f"{config.source}: eos_token_id {shown(sorted(token_ids))} must be below {vocab_size}")
+    return token_ids
 
 
 def _generation_config(directory: Path) -> JsonObject:

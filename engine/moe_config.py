@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from engine.config import MoEConfig
 from engine.errors import InvalidCheckpoint, UnsupportedModel
-from engine.json_object import JsonObject
+from engine.json_object import JsonObject, shown
 
 
 def read_moe(config: JsonObject, architecture: str, num_layers: int) -> MoEConfig | None:
@@ -21,19 +21,19 @@ def _mixtral(config: JsonObject, num_layers: int) -> MoEConfig:
     return MoEConfig(
         num_experts=_num_experts(config),
         num_experts_per_token=config.integer("num_experts_per_tok"),
-        intermediate_size=config.integer("intermediate_size"),
+        intermediate_size=config.size("intermediate_size"),
     )
 
 
 def _qwen3(config: JsonObject, num_layers: int) -> MoEConfig | None:
     if _num_experts(config) == 0:
         return None
-    step, only_dense = config.integer("decoder_sparse_step", 1), config.integers("mlp_only_layers")
+    step, only_dense = config.size("decoder_sparse_step", 1), frozenset(config.integers("mlp_only_layers"))
     dense = (layer for layer in range(num_layers) if layer in only_dense or (layer + 1) % step)
     return MoEConfig(
         num_experts=_num_experts(config),
         num_experts_per_token=config.integer("num_experts_per_tok"),
-        intermediate_size=config.integer("moe_intermediate_size"),
+        intermediate_size=config.size("moe_intermediate_size"),
         norm_topk_prob=config.boolean("norm_topk_prob", False),
         dense_layers=frozenset(dense),
     )
@@ -49,13 +49,13 @@ def _deepseek_v2(config: JsonObject, num_layers: int) -> MoEConfig:
     return MoEConfig(
         num_experts=_num_experts(config),
         num_experts_per_token=config.integer("num_experts_per_tok"),
-        intermediate_size=config.integer("moe_intermediate_size"),
+        intermediate_size=config.size("moe_intermediate_size"),
         norm_topk_prob=False,
         num_groups=config.integer("n_group") if grouped else 1,
         topk_groups=config.integer("topk_group") if grouped else 1,
         group_score_top=1,
         routed_scaling_factor=config.number("routed_scaling_factor", 1.0),
-        num_shared_experts=config.integer("n_shared_experts", 0),
+        num_shared_experts=config.size("n_shared_experts", 0, minimum=0),
         dense_layers=_deepseek_dense_layers(config, num_layers),
     )
 
@@ -66,7 +66,7 @@ def _deepseek_v3(config: JsonObject, num_layers: int) -> MoEConfig:
     return MoEConfig(
         num_experts=_num_experts(config),
         num_experts_per_token=config.integer("num_experts_per_tok"),
-        intermediate_size=config.integer("moe_intermediate_size"),
+        intermediate_size=config.size("moe_intermediate_size"),
         norm_topk_prob=config.boolean("norm_topk_prob", True),
         scoring="sigmoid",
         score_correction_bias=True,
@@ -74,7 +74,7 @@ def _deepseek_v3(config: JsonObject, num_layers: int) -> MoEConfig:
         topk_groups=config.integer("topk_group"),
         group_score_top=2,
         routed_scaling_factor=config.number("routed_scaling_factor"),
-        num_shared_experts=config.integer("n_shared_experts", 0),
+        num_shared_experts=config.size("n_shared_experts", 0, minimum=0),
         dense_layers=_deepseek_dense_layers(config, num_layers),
     )
 
@@ -89,17 +89,17 @@ _READERS: dict[str, Callable[[JsonObject, int], MoEConfig | None]] = {
 
 def _num_experts(config: JsonObject) -> int:
     keys = ("n_routed_experts", "num_local_experts", "num_experts")
-    return config.integer(next((key for key in keys if key in config), keys[-1]))
+    return config.size(next((key for key in keys if key in config), keys[-1]), minimum=0)
 
 
 def _deepseek_dense_layers(config: JsonObject, num_layers: int) -> frozenset[int]:
-    first_sparse, step = config.integer("first_k_dense_replace"), config.integer("moe_layer_freq", 1)
+    first_sparse, step = config.size("first_k_dense_replace", minimum=0), config.size("moe_layer_freq", 1)
     return frozenset(layer for layer in range(num_layers) if layer < first_sparse or layer % step)
 
 
 def _only(config: JsonObject, key: str, value: str, supported: tuple[str, ...]) -> None:
     if value not in supported:
-        raise UnsupportedModel(f"{config.source}: {key} {value!r} is not supported, only {', '.join(supported)}")
+        raise UnsupportedModel(f"{config.source}: {key} {shown(value)} is not supported, only {', '.join(supported)}")
 
 
 def _check(config: JsonObject, moe: MoEConfig) -> None:

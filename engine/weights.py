@@ -82,16 +82,19 @@ class Weights:
                 # Copy-on-write, because torch warns of buffers it cannot write to; nothing ever writes.
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             self._maps[stored.file] = mapped
+        if stored.offset + stored.num_bytes > len(mapped):
+            raise InvalidCheckpoint(f"{stored.file} became shorter while it was read")
         count = stored.num_bytes // dtype.itemsize
         return torch.frombuffer(mapped, dtype=dtype, count=count, offset=stored.offset).view(stored.shape)
 
 
 def stack(weights: Weights, names: Iterable[str], sizes: Iterable[int], *inner: int) -> Tensor:
     """Tensors of shape [size, *inner] one after another in one, without a copy of each in between."""
-    parts = list(zip(names, sizes, strict=True))
-    target = torch.empty((sum(size for _, size in parts), *inner), dtype=weights.dtype, device=weights.device)
+    # All of them are looked at first: no memory is taken for what a wrong config makes of their sizes.
+    parts = [weights.peek(name, size, *inner) for name, size in zip(names, sizes, strict=True)]
+    target = torch.empty((sum(map(len, parts)), *inner), dtype=weights.dtype, device=weights.device)
     start = 0
-    for name, size in parts:
-        target[start : start + size].copy_(weights.peek(name, size, *inner))
-        start += size
+    for part in parts:
+        target[start : start + len(part)].copy_(part)
+        start += len(part)
     return target

@@ -13,6 +13,7 @@ from typing import Any
 from kvtransfer.base import PoolDescription
 from kvtransfer.errors import PeerLost, PeerRefused
 from kvtransfer.local_pool import LocalPool
+from kvtransfer.peer_words import quoted, words
 
 PROTOCOL = "baton-kv/1"
 MAX_FRAME_BYTES = 64 << 10
@@ -57,11 +58,11 @@ async def greet(sock: socket.socket, pool: LocalPool, peer: PoolDescription, key
     except ValueError as error:
         raise PeerRefused(f"peer {peer.incarnation} answered with {error}") from error
     if "refused" in answer:
-        raise PeerRefused(f"peer {peer.incarnation} refused: {answer['refused']}")
+        raise PeerRefused(f"peer {peer.incarnation} refused: {words(answer['refused'])}")
     welcome = asdict(Welcome(peer.incarnation, peer.fingerprint, peer.num_blocks, peer.block_bytes))
     for what, described in welcome.items():
         if answer.get(what) != described:
-            raise PeerRefused(f"the peer's {what} is {answer.get(what)!r}, it was described as {described!r}")
+            raise PeerRefused(f"the peer's {what} is {quoted(answer.get(what))}, it was described as {described!r}")
 
 
 async def admit(sock: socket.socket, pool: LocalPool, key: str) -> None:
@@ -84,7 +85,9 @@ def _refusal(hello: dict[str, Any], pool: LocalPool, key: str) -> str | None:
     wanted = asdict(Hello(PROTOCOL, key, pool.identity.incarnation, pool.identity.fingerprint, pool.block_bytes))
     for what, ours in wanted.items():
         if hello.get(what) != ours:
-            return f"the {what} does not match" if what == "key" else f"{what} is {ours!r}, not {hello.get(what)!r}"
+            return (
+                f"the {what} does not match" if what == "key" else f"{what} is {ours!r}, not {quoted(hello.get(what))}"
+            )
     return None
 
 
@@ -109,10 +112,10 @@ async def _receive(sock: socket.socket) -> dict[str, Any]:
 
 
 async def _receive_exactly(sock: socket.socket, size: int) -> bytes:
-    received = b""
+    received = bytearray()
     while len(received) < size:
         chunk = await asyncio.get_running_loop().sock_recv(sock, size - len(received))
         if not chunk:
             raise EOFError("it ended")
         received += chunk
-    return received
+    return bytes(received)

@@ -63,4 +63,7 @@ class Listener:
             except (TransferError, TimeoutError) as error:
                 logger.warning("refused a connection to the KV pool: %s", error or "no greeting came")
                 return
-            await self._serve(sock)
+            try:
+                await self._serve(sock)
+            except OSError as error:
+                logger.info("a reader of the KV pool went away: %s", error)

@@ -11,6 +11,8 @@ from torch import Tensor
 from kvtransfer.base import PoolDescription, PoolIdentity
 from kvtransfer.errors import PeerRefused
 
+MAX_PEER_BLOCKS = 1 << 26  # 128 TiB of blocks of 2 MiB; a transport may keep some bytes for each
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -78,6 +80,8 @@ class LocalPool:
         ):
             if theirs != ours:
                 raise PeerRefused(f"the {what} of peer {peer.incarnation} is {theirs!r}, ours is {ours!r}")
+        if not 0 < peer.num_blocks <= MAX_PEER_BLOCKS:
+            raise PeerRefused(f"peer {peer.incarnation} says that it has {peer.num_blocks} blocks")
 
     def check_blocks(self, peer: PoolDescription, remote: Sequence[int], local: Sequence[int]) -> None:
         """Raises ValueError for wrong local blocks or lengths, PeerRefused for blocks that the peer does not have."""

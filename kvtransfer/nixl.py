@@ -38,6 +38,7 @@ NAME = "nixl"
 # While two UCX sides still set their connection up, which may go on after first reads, some reads need the peer's help.
 ENOUGH_TRIALS = 10  # reads in a row that were done at once
 MAX_TRIALS = 60
+MAX_ADDRESS = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +215,8 @@ class NixlTransport:
         """Reads a block, to see how; returns that in words."""
         peer = connection.description
         region = Region(address.base, peer.block_bytes, peer.num_blocks)
+        if not 0 < address.base < address.base + peer.num_blocks * peer.block_bytes < MAX_ADDRESS:
+            raise PeerRefused(f"peer {peer.incarnation} says that its pool is at {address.base:#x}")
         try:
             metadata = base64.b64decode(address.metadata, validate=True)
         except ValueError as error:

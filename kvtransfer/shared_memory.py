@@ -169,7 +169,10 @@ class SharedMemoryTransport:
         address = endpoint.decode(Endpoint, peer, NAME)
         if address.host != host_id():
             raise TransportUnavailable(f"peer {peer.incarnation} is on another host or in another network namespace")
-        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock = socket.socket(socket.AF_UNIX)
+        except OSError as error:  # no descriptor left
+            raise TransportUnavailable(f"no socket for peer {peer.incarnation}: {error}") from error
         try:
             sock.setblocking(False)
             blocks = await self._map(sock, address, peer)
@@ -240,7 +243,7 @@ def map_blocks(fd: int, peer: PoolDescription) -> mmap.mmap:
         if os.fstat(fd).st_size != num_bytes or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS:
             raise PeerRefused(f"peer {peer.incarnation} passed a file that is not a sealed pool of {num_bytes} bytes")
         return mmap.mmap(fd, num_bytes, prot=mmap.PROT_READ)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise PeerRefused(f"peer {peer.incarnation} passed a file that is no pool: {error}") from error
     finally:
         os.close(fd)

@@ -15,7 +15,10 @@ UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno
 
 async def open_connection(host: str, port: int, key: str, pool: LocalPool, peer: PoolDescription) -> socket.socket:
     """A non-blocking socket to a peer that has let us in. Raises PeerLost, PeerRefused, TransportUnavailable."""
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:  # no such family here, or no descriptor left
+        raise TransportUnavailable(f"no socket for peer {peer.incarnation}: {error}") from error
     try:
         sock.setblocking(False)
         await asyncio.get_running_loop().sock_connect(sock, (host, port))

@@ -13,6 +13,7 @@ import numpy as np
 
 from kvtransfer.errors import PeerLost, PeerRefused
 from kvtransfer.local_pool import runs
+from kvtransfer.peer_words import words
 
 REQUEST = struct.Struct("<I")
 RESPONSE = struct.Struct("<IQ")
@@ -62,7 +63,7 @@ def receive_response(sock: socket.socket, buffers: list[memoryview]) -> Iterator
     if status == STATUS_REFUSED and num_bytes <= MAX_TEXT_BYTES:
         text = bytearray(num_bytes)
         receive_into(sock, memoryview(text))
-        raise PeerRefused(f"the peer refused: {text.decode(errors='replace')}")
+        raise PeerRefused(f"the peer refused: {words(text.decode(errors='replace'))}")
     expected = sum(len(buffer) for buffer in buffers)
     if status != STATUS_BLOCKS or num_bytes != expected:
         raise PeerRefused(f"the peer answered with status {status} and {num_bytes} bytes, {expected} were expected")

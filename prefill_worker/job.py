@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from engine.outputs import RequestOutput, SampledToken
 from engine.request import Request, RequestId
 from protos import worker_pb2
 from rpc.announcement import Announcements
+from rpc.engine_host import EngineHost
+from rpc.heartbeat import beats_until
 from rpc.prefill_request import engine_request
 from rpc.sampling import logprobs_to_proto
 
@@ -38,16 +38,22 @@ class PrefillJob:
         """The job that a message asks for: its tokens, and one more."""
         return cls(engine_request(message, request_id), message.num_cached_tokens, message.prefix_source)
 
-    async def events(self, pool: Tensor, block_size: int) -> AsyncIterator[worker_pb2.PrefillEvent]:
+    async def events(self, host: EngineHost) -> AsyncIterator[worker_pb2.PrefillEvent]:
         """The prompt's events from its first step to its last block. What a step did goes before older checksums."""
-        announcements = Announcements(pool)
+        announcements, block_size = Announcements(host.pool_tensor), host.config.block_size
         num_announced = self.num_caller_tokens // block_size
         is_last = False
         while not is_last or announcements.has_unchecked:
             if announcements.has_unchecked and self.steps.empty():
                 yield worker_pb2.PrefillEvent(checksums=await announcements.next_checksums())
                 continue
-            step = await self.steps.get()
+            getting = asyncio.ensure_future(self.steps.get())
+            try:
+                async for _ in beats_until(getting, host):
+                    yield worker_pb2.PrefillEvent()
+                step = await getting
+            finally:
+                getting.cancel()
             sampled, num_ready = step.output.sampled, step.output.num_computed_tokens // block_size
             if sampled is not None:
                 is_last, num_ready = True, len(self.request.block_table)

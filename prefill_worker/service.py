@@ -1,6 +1,7 @@
 """The life of a request in a prefill worker.
 
-1. A decode worker calls `Prefill` with the tokens, and how many of them it has the KV of.
+1. A decode worker calls `Prefill` with the tokens, and how many of them it has the KV of. While it has nothing else to
+   hear, it hears every quarter of a second that the engine steps.
 2. The engine takes what its prefix cache has. If the call names a worker that has more, that is pulled first.
 3. The engine computes the rest in chunks, batched with other prompts. After each chunk the blocks that became full are
    announced, and then their checksums, while the next chunk computes.
@@ -21,13 +22,14 @@ from engine.outputs import StepOutput
 from engine.request import RequestId
 from engine.schedule import Received
 from prefill_worker.job import PrefillJob, PrefillStep
-from prefill_worker.prefix_pull import PrefixPull
 from protos import worker_pb2, worker_pb2_grpc
 from rpc.block_fills import BlockFills
 from rpc.drain import Drain
 from rpc.engine_host import EngineHost
+from rpc.heartbeat import beats_until
 from rpc.peers import Channels, Context, check_peer
 from rpc.pool_description import pool_to_proto
+from rpc.prefix_pull import PrefixPull
 from rpc.status import status_of
 from rpc.worker_counters import WorkerCounters
 
@@ -61,11 +63,14 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
             self._jobs[request_id] = job
             try:
                 try:
-                    await self._host.call(lambda engine: engine.add(job.request))
+                    adding = self._host.call(lambda engine: engine.add(job.request))
+                    async for _ in beats_until(adding, self._host):
+                        yield worker_pb2.PrefillEvent()
+                    await adding
                 finally:
                     self._counters.taken.note(request.router_id, request.number)
                 yield worker_pb2.PrefillEvent(accepted=worker_pb2.PrefillAccepted(pool=pool_to_proto(self._host.pool)))
-                async for event in job.events(self._host.pool_tensor, self._host.config.block_size):
+                async for event in job.events(self._host):
                     yield event
                 await asyncio.Event().wait()  # the lease ends with the call
             except EngineError as error:

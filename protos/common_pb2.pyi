@@ -35,6 +35,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """it was cancelled"""
     FINISH_REASON_ERROR: _FinishReason.ValueType  # 4
     """it failed; the error says why"""
+    FINISH_REASON_HANDED_OFF: _FinishReason.ValueType  # 5
+    """the worker drains and gives it away unfinished; another one goes on with it"""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why a request ended."""
@@ -49,6 +51,8 @@ FINISH_REASON_ABORT: FinishReason.ValueType  # 3
 """it was cancelled"""
 FINISH_REASON_ERROR: FinishReason.ValueType  # 4
 """it failed; the error says why"""
+FINISH_REASON_HANDED_OFF: FinishReason.ValueType  # 5
+"""the worker drains and gives it away unfinished; another one goes on with it"""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final

@@ -433,12 +433,17 @@ Global___CacheEvents: _TypeAlias = CacheEvents  # noqa: Y015
 class DrainRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    timeout_s: _builtins.float
+    """how long running requests may finish before they are given to others; 0: the worker's own time"""
     def __init__(
         self,
+        *,
+        timeout_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["timeout_s", b"timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -534,6 +539,7 @@ class GenerateCommand(_message.Message):
     PREFILL_FIELD_NUMBER: _builtins.int
     PREFIX_SOURCE_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
+    PREFILL_FALLBACKS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """unique among the router's requests"""
     num_prompt_tokens: _builtins.int
@@ -543,7 +549,9 @@ class GenerateCommand(_message.Message):
     priority: _builtins.int
     """lower is served earlier"""
     number: _builtins.int
-    """the router's own count of its commands, from 1 on; 0: it does not count"""
+    """from whom that one pulls it; unset: none
+    the router's own count of its commands, from 1 on; 0: it does not count
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the prompt, then output tokens it has already"""
@@ -558,7 +566,11 @@ class GenerateCommand(_message.Message):
 
     @_builtins.property
     def prefix_source(self) -> Global___PeerWorker:
-        """a worker that has more of the prefix cached than the prefill worker; unset: none"""
+        """a worker that has more of the prefix cached than who computes the prompt, and"""
+
+    @_builtins.property
+    def prefill_fallbacks(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerWorker]:
+        """who is asked for what is missing if `prefill` fails, in this order;"""
 
     def __init__(
         self,
@@ -572,10 +584,11 @@ class GenerateCommand(_message.Message):
         prefill: Global___PeerWorker | None = ...,
         prefix_source: Global___PeerWorker | None = ...,
         number: _builtins.int = ...,
+        prefill_fallbacks: _abc.Iterable[Global___PeerWorker] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefill", b"prefill", "prefix_source", b"prefix_source", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "num_prompt_tokens", b"num_prompt_tokens", "number", b"number", "prefill", b"prefill", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "num_prompt_tokens", b"num_prompt_tokens", "number", b"number", "prefill", b"prefill", "prefill_fallbacks", b"prefill_fallbacks", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -786,7 +799,8 @@ Global___PrefillRequest: _TypeAlias = PrefillRequest  # noqa: Y015
 @_typing.final
 class PrefillEvent(_message.Message):
     """The life of a prefill: accepted; one event a chunk, the last one with the first token, each followed by the checksums
-    of its blocks. The caller knows how many blocks there are, and ends the call when it has them.
+    of its blocks. The caller knows how many blocks there are, and ends the call when it has them. Between them come empty
+    events, one a quarter of a second, for as long as the engine steps: who hears nothing is free to ask another worker.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -72,7 +72,7 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stop taking new requests; returns once none is left.
+        """Stop taking new requests; returns once none is left. What does not end in time is given to other workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

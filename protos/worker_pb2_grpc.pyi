@@ -40,7 +40,7 @@ class WorkerStub:
     interval after the last; while there is work, one every 100 ms at least.
     """
     Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]
-    """Stop taking new requests; returns once none is left."""
+    """Stop taking new requests; returns once none is left. What does not end in time is given to other workers."""
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
@@ -54,7 +54,7 @@ class WorkerAsyncStub(WorkerStub):
     interval after the last; while there is work, one every 100 ms at least.
     """
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
-    """Stop taking new requests; returns once none is left."""
+    """Stop taking new requests; returns once none is left. What does not end in time is given to other workers."""
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
     """Every worker, whatever its role."""
@@ -83,7 +83,7 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DrainResponse, _abc.Awaitable[_worker_pb2.DrainResponse]]:
-        """Stop taking new requests; returns once none is left."""
+        """Stop taking new requests; returns once none is left. What does not end in time is given to other workers."""
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -1,11 +1,12 @@
 """`python -m router`: one router in this process."""
 
+import os
 from collections.abc import Coroutine
 
 import click
 
 from router.config import RouterConfig
-from router.options import ROUTER_OPTIONS
+from router.options import ROUTER_OPTIONS, with_secrets
 from rpc.config_file import load
 from rpc.entry import ProcessOptions, plain_errors, process_flags, run_process, take_process_flags
 from rpc.option_values import OptionError
@@ -32,7 +33,7 @@ def run_here(process: ProcessOptions, config: RouterConfig) -> None:
 def main(**flags: object) -> None:
     """Takes OpenAI HTTP and gRPC requests and sends them to workers."""
     process = take_process_flags(flags)
-    config = load(RouterConfig, ROUTER_OPTIONS, process.config_file, flags)
+    config = load(RouterConfig, ROUTER_OPTIONS, process.config_file, with_secrets(flags, os.environ))
     if config.processes > 1 and config.process is None:
         raise OptionError("processes: here is one; `baton router` starts several")
     run_here(process, config)

@@ -3,8 +3,8 @@
 The life of a request here:
 
 1. It is admitted at once if nobody waits and fewer choices are in flight than the workers run (`InflightLimit`).
-2. Else it is refused if its time would be over before its turn (by the measured rate at which choices end), or if the
-   queue is full and nobody in it should give way to it.
+2. Else it is refused if its time would be over before its turn (by the measured rate at which choices end), or if it
+   would wait for longer than anybody should, or if the queue is full and nobody in it should give way to it.
 3. Else it waits: more urgent requests first, then the keys in turn (`FairQueue`). Whenever choices end or workers come,
    those whose turn it is are admitted. It leaves early if its client goes away or its time is over.
 4. It holds room for its choices until its last token is sent.
@@ -37,6 +37,7 @@ class AdmissionLimits:
     max_inflight: int  # choices
     max_queue: int  # choices; 0: nobody waits
     default_timeout_s: float | None = None  # of requests that state none; None: no limit
+    max_wait_s: float | None = None  # of anybody in the queue; None: no limit
     no_worker_timeout_s: float = 30.0  # how long those who wait do so without any decode worker
 
 
@@ -101,6 +102,7 @@ class Admission:
         turn = asyncio.get_running_loop().create_future()
         ticket = _Waiter(num_choices, context.priority, context.fairness_key, turn)
         self._refuse_late(ticket, now_s, left_s)
+        self._refuse_long_wait(ticket, now_s)
         self._make_room(ticket, now_s)
         await self._wait(ticket, now_s, left_s)
         admitted_s = self._clock()
@@ -146,6 +148,17 @@ class Admission:
                 _whole_seconds(wait_s - left_s),
             )
 
+    def _refuse_long_wait(self, ticket: _Waiter, now_s: float) -> None:
+        """Raises Overloaded if the request's turn will come later than anybody should wait."""
+        max_wait_s = self._limits.max_wait_s
+        wait_s = None if max_wait_s is None else self._expected_wait_s(ticket, now_s)
+        if max_wait_s is not None and wait_s is not None and wait_s > max_wait_s:
+            self._metrics.refused(Refusal.WAIT)
+            raise Overloaded(
+                f"the request would wait about {wait_s:.1f} s for its turn, and {max_wait_s:g} s is the limit",
+                _whole_seconds(wait_s - max_wait_s),
+            )
+
     def _make_room(self, ticket: _Waiter, now_s: float) -> None:
         """Takes others out of a full queue, or raises Overloaded if none should give way."""
         num_over = self.num_waiting + ticket.num_choices - self._limits.max_queue
@@ -180,7 +193,9 @@ class Admission:
         self._rate.busy(now_s)
         if self._watch is None or self._watch.done():
             self._watch = loop.create_task(self._watch_workers(), name="admission")
-        timer = loop.call_later(left_s, self._expire, ticket) if left_s < math.inf else None
+        timers = [loop.call_later(left_s, self._expire, ticket)] if left_s < math.inf else []
+        if self._limits.max_wait_s is not None:
+            timers.append(loop.call_later(self._limits.max_wait_s, self._give_up, ticket))
         try:
             await ticket.admitted
         except asyncio.CancelledError:
@@ -191,7 +206,7 @@ class Admission:
                 self.leave(ticket.num_choices, self._clock())  # it was admitted in the same turn of the event loop
             raise
         finally:
-            if timer is not None:
+            for timer in timers:
                 timer.cancel()
 
     def _serve(self, now_s: float) -> None:
@@ -215,6 +230,14 @@ class Admission:
         if ticket.is_queued:
             self._fail(ticket, exceeded("waited for its turn"), Refusal.EXPIRED)
             self._serve(self._clock())  # it may have been the one that kept others waiting
+
+    def _give_up(self, ticket: _Waiter) -> None:
+        """It has waited for as long as anybody should."""
+        if ticket.is_queued:
+            retry_after_s = _whole_seconds(self._expected_wait_s(ticket, self._clock()))
+            text = f"the request has waited for {self._limits.max_wait_s:g} s, which is the limit"
+            self._fail(ticket, Overloaded(text, retry_after_s), Refusal.WAIT)
+            self._serve(self._clock())
 
     def _fail(self, ticket: _Waiter, error: Exception, reason: Refusal) -> None:
         self._remove(ticket)

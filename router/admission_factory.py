@@ -15,6 +15,7 @@ def make_admission(config: RouterConfig, pool: WorkerPool, registry: CollectorRe
         max_inflight=config.max_inflight,
         max_queue=config.max_queue,
         default_timeout_s=config.default_timeout_s,
+        max_wait_s=config.max_queue_wait_s,
         no_worker_timeout_s=config.failover_timeout_s,
     )
     return Admission(limits, PoolCapacity(pool), AdmissionMetrics(registry, model_name))

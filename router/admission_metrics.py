@@ -17,6 +17,7 @@ class Refusal(Enum):
     QUEUE_FULL = "queue_full"
     DISPLACED = "displaced"  # it waited, and gave way to a more urgent request or to another key's
     DEADLINE = "deadline"  # it would have waited for longer than its time
+    WAIT = "wait"  # it would have waited, or did wait, for longer than anybody should
     EXPIRED = "expired"  # its time was over while it waited
     NO_WORKER = "no_worker"  # all decode workers went away while it waited, and none came back
 

@@ -36,7 +36,7 @@ STOP_GRACE_S = 1.0
 KEEP_ALIVE_S = 30  # of an idle HTTP connection
 BACKLOG = 2048
 NEW_OBJECTS = 50_000  # between two collections; with Python's 700, every second request pays for one, and finds nothing
-LEARN_TIMEOUT_S = 2.0  # of one of several processes, before it takes its share
+LEARN_TIMEOUT_S = 2.0  # before the first request is taken
 POLL_S = 0.01
 
 
@@ -115,7 +115,7 @@ async def serve(config: RouterConfig, stopping: asyncio.Event) -> None:
         stack.push_async_callback(_cancel, pool)
         if service.group is not None:
             await stack.enter_async_context(service.group)
-            await _learn(service.pool)
+        await _learn(service.pool)
         health_servicer = HealthServicer()
         grpc_server, grpc_address = await _start_grpc(config, service, health_servicer)
         stack.push_async_callback(grpc_server.stop, STOP_GRACE_S)
@@ -131,10 +131,7 @@ async def serve(config: RouterConfig, stopping: asyncio.Event) -> None:
             await health_servicer.enter_graceful_shutdown()
             grpc_end = asyncio.create_task(grpc_server.stop(config.drain_timeout_s + STOP_GRACE_S), name="gRPC server")
             stack.push_async_callback(_cancel, grpc_end)  # it waits for calls of any kind: some watch our health
-            if service.group is None:
-                service.admission.draining = True
-            else:
-                await http_server.leave(listener, config.drain_timeout_s)  # clients go to the other processes
+            await http_server.leave(listener, config.drain_timeout_s)  # clients go to other routers
             await _drain(service, max(end_s - time.monotonic(), POLL_S))
         finally:
             http_server.should_exit = True
@@ -157,7 +154,7 @@ async def _start_grpc(
     reflection.enable_server_reflection([name, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     address = None
     if config.grpc_port is not None:
-        port = server.add_insecure_port(host_port(config.host, config.grpc_port))
+        port = service.security.bind(server, host_port(config.host, config.grpc_port))
         address = host_port(config.host, port)
     await server.start()
     for service_name in ("", name):
@@ -168,8 +165,8 @@ async def _start_grpc(
 def _bind(config: RouterConfig) -> socket.socket:
     """The HTTP server's socket; OSError if the address is taken.
 
-    It listens at once, so that clients wait while we start; but one of several processes leaves them to the others
-    until it is ready.
+    It listens at once, so that clients wait while we start and learn; but one of several processes leaves them to the
+    others until it is ready.
     """
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     if config.process is None:
@@ -178,7 +175,9 @@ def _bind(config: RouterConfig) -> socket.socket:
 
 
 async def _learn(pool: WorkerPool) -> None:
-    """Returns once the pool knows what is cached where, or after a while: until then other processes serve better."""
+    """Returns once the pool knows who is there and what is cached where, or after a while: until then others serve
+    better, if at all.
+    """
     with suppress(TimeoutError):
         async with asyncio.timeout(LEARN_TIMEOUT_S):
             while pool.is_degraded:

@@ -12,6 +12,7 @@ from engine.errors import InvalidRequest
 
 Message = Mapping[str, Any]  # as the chat template sees it: role, content and whatever else the client gave
 PLAIN_KEYS = frozenset({"role", "content"})
+MAX_REASON_CHARS = 1000
 
 
 class CompiledTemplate(Protocol):
@@ -30,6 +31,7 @@ class ChatTemplate:
     """Owns the compiled template of one model."""
 
     def __init__(self, pretrained: PreTrainedTokenizerFast) -> None:
+        """Raises what jinja raises for a text that is no template."""
         self._pretrained = pretrained
         self._reserved = frozenset({"self", "messages"}).union(
             inspect.signature(pretrained.apply_chat_template).parameters,
@@ -38,6 +40,10 @@ class ChatTemplate:
         self._special_tokens: Mapping[str, object] = dict(pretrained.special_tokens_map)
         self._compiled: CompiledTemplate | None = None
         self._known: Mapping[str, object] = {}  # variables that are the same in every prompt
+        if isinstance(pretrained.chat_template, str):  # one of several by their names is known when it is asked for
+            self._compile()
+        elif not isinstance(pretrained.chat_template, dict | None):
+            raise TypeError("chat_template is no text")
 
     def check(self, options: Mapping[str, object]) -> None:
         """Raises InvalidRequest if there is no template, or for options that are not for it."""
@@ -57,29 +63,27 @@ class ChatTemplate:
         """The prompt. Raises InvalidRequest with the template's words; `options` are checked."""
         try:
             if not continue_final_message and messages and all(map(_is_plain, messages)):
-                return self._render_plain(messages, add_generation_prompt, options)
-            text = self._pretrained.apply_chat_template(
-                [dict(message) for message in messages],
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                **options,
-            )
+                text = self._render_plain(messages, add_generation_prompt, options)
+            else:
+                text = self._pretrained.apply_chat_template(
+                    [dict(message) for message in messages],
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    **options,
+                )
+            if not text.isascii():
+                text.encode()  # a template may make half a surrogate pair, which no tokenizer takes
         except Exception as error:  # a template is a program: it may fail at the client's messages in any way
-            reason = str(error) or type(error).__name__
+            reason = str(error)[:MAX_REASON_CHARS].encode(errors="replace").decode() or type(error).__name__
             raise InvalidRequest(f"the chat template refuses the messages: {reason}") from error
-        assert isinstance(text, str)
         return text
 
     def _render_plain(
         self, messages: Sequence[Message], add_generation_prompt: bool, options: Mapping[str, object]
     ) -> str:
         """What `apply_chat_template` gives for messages in which it would find nothing to convert."""
-        compiled = self._compiled
-        if compiled is None:  # another thread may be here too: what it sees is whole, or not there
-            compiled = _compile_jinja_template(self._pretrained.get_chat_template())
-            self._known = {**compiled.globals, "tools": None, "documents": None, **self._special_tokens}
-            self._compiled = compiled
+        compiled = self._compiled or self._compile()
         variables = {
             **self._known,
             "messages": messages,
@@ -87,6 +91,12 @@ class ChatTemplate:
             **options,
         }
         return "".join(compiled.root_render_func(compiled.new_context(variables, shared=True)))
+
+    def _compile(self) -> CompiledTemplate:
+        compiled: CompiledTemplate = _compile_jinja_template(self._pretrained.get_chat_template())
+        self._known = {**compiled.globals, "tools": None, "documents": None, **self._special_tokens}
+        self._compiled = compiled  # last: another thread that sees it sees the rest too
+        return compiled
 
 
 def _is_plain(message: Message) -> bool:

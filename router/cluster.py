@@ -81,6 +81,7 @@ class PlanKind(Enum):
     """How a prompt's KV comes to the decode worker."""
 
     LOCAL = "local"  # computed there
+    LOCAL_WITH_SOURCE = "local_with_source"  # the same, and the decode worker pulls a prefix from another worker
     REMOTE = "remote"  # computed by a prefill worker
     REMOTE_WITH_SOURCE = "remote_with_source"  # the same, and the prefill worker pulls a prefix from a third worker
 
@@ -91,12 +92,13 @@ class Plan:
 
     decode: WorkerSnapshot
     prefill: WorkerSnapshot | None  # None: the decode worker itself
-    prefix_source: WorkerSnapshot | None  # has more of the prefix than the prefill worker
+    prefix_source: WorkerSnapshot | None  # has more of the prefix than who computes the prompt
     reason: object  # as text; seldom read, and so worded only then
+    prefill_fallbacks: tuple[WorkerSnapshot, ...] = ()  # asked in turn if the prefill worker fails
 
     @property
     def kind(self) -> PlanKind:
         """How the prompt's KV comes to the decode worker."""
         if self.prefill is None:
-            return PlanKind.LOCAL
+            return PlanKind.LOCAL if self.prefix_source is None else PlanKind.LOCAL_WITH_SOURCE
         return PlanKind.REMOTE if self.prefix_source is None else PlanKind.REMOTE_WITH_SOURCE

@@ -1,8 +1,9 @@
 """What a router is told; plain data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from router.api_key import hidden
 from rpc.option_values import OptionError
 from rpc.registry.url import parse_registry_url
 
@@ -24,10 +25,15 @@ class RouterConfig:
     local_prefill_below: int | None = None  # fewer uncached tokens are prefilled at the decode worker; None: by price
     max_inflight: int = 8192  # choices being generated, however many the workers can run
     max_queue: int = 2048  # choices waiting in the router; beyond it 429
+    max_queue_wait_s: float | None = None  # longest wait in the queue, then 429; None: no limit
     default_timeout_s: float | None = None  # of requests that state none, to the last token; None: no limit
     max_choices: int = 128  # prompts times n of one request
     max_stop: int = 16  # stop strings of one request
     max_body_bytes: int = 16 << 20  # of one request, over HTTP or gRPC
+    api_key: tuple[str, ...] | None = field(default=None, repr=False)  # as digests, whatever was given
+    api_keys_file: str | None = None  # YAML file of keys with their limits; with neither, everybody may ask
+    protect_operations: bool = False  # metrics, workers and the description need a key too
+    shared_cache: bool = False  # keys find each other's prompts in caches
     watch_interval_ms: int = 50  # least time between two load reports of a worker
     failover_attempts: int = 3  # how often a request is sent again after its worker was lost
     failover_timeout_s: float = 30.0  # how long such a request waits for a worker
@@ -35,16 +41,34 @@ class RouterConfig:
     processes: int = 1  # that share the ports
     process: int | None = None  # number of this one of them, from 0 on; None: it shares nothing
     group_dir: str | None = None  # private directory where they meet
+    tls_cert: str | None = None  # PEM files for mutual TLS with workers and gRPC clients; None: plaintext
+    tls_key: str | None = None
+    tls_ca: str | None = None
+    tls_server_name: str | None = None  # in every worker's certificate; None: the host of its address
     progress_fd: int | None = None  # progress is written here as JSON lines
 
     def __post_init__(self) -> None:
-        """Raises OptionError for a registry that cannot work."""
+        """Raises OptionError for a registry that cannot work, and for keys that are none.
+
+        A key is kept as its digest from here on: a config becomes the flags of other processes, which anybody can see.
+        """
+        if self.api_key is not None:
+            if not self.api_key or not all(self.api_key):
+                raise OptionError("api_key: must not be empty; leave it out if there is no key")
+            object.__setattr__(self, "api_key", tuple(map(hidden, self.api_key)))
+        if self.protect_operations and not self.needs_key:
+            raise OptionError("protect_operations: it needs api_key or api_keys_file")
         if self.registry is not None:
             parse_registry_url(self.registry)
             if self.workers:
                 raise OptionError("registry: the workers are in the registry or given by --workers, not both")
         if (self.process is None) != (self.group_dir is None):
             raise OptionError("process: it needs group_dir, and group_dir needs it")
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether clients need an API key."""
+        return self.api_key is not None or self.api_keys_file is not None
 
     @property
     def model_name(self) -> str:

@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from engine.errors import QueueFull
-from protos import common_pb2
-from protos.worker_pb2 import GenerateCommand, PeerWorker, RequestDelta
+from protos.worker_pb2 import RequestDelta
 from router.candidates import ImpossiblePlan, find_candidates
-from router.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerSnapshot
-from router.errors import Draining, NoWorker, WorkerLost
+from router.cluster import ClusterSnapshot, Plan, RoutedRequest
+from router.command import make_command, take_failure
+from router.errors import Draining, HandedOff, NoWorker, WorkerLost
 from router.generation import Generation
-from router.load import LoadEstimate
+from router.load_share import LoadShare
 from router.metrics import RouterMetrics
 from router.policy import Policy
+from router.retry_budget import RetryBudget
 from router.reuse_share import ReuseShare
 from router.worker_pool import WorkerPool
-from rpc.sampling import sampling_to_proto
-from rpc.status import Unavailable, error_from_code
+from rpc.status import Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +40,11 @@ class _Progress:
 
     token_ids: list[int]  # prompt and output so far
     num_prompt_logprobs: int = 0  # positions passed on
-    attempt: int = 0
+    attempt: int = 0  # times that it was sent before
+    num_failures: int = 0  # of them
     fingerprint: str = ""  # of who made the output so far: another model must not go on with it
-    excluded: set[str] = field(default_factory=set)  # incarnations that refused it
+    excluded: set[str] = field(default_factory=set)  # incarnations that refused it or gave it away
+    last_holder: str = ""  # incarnation that gave it away last, and has its KV
     failure: Exception | None = None  # why the last attempt ended
     routed: RoutedRequest = field(default_factory=lambda: RoutedRequest(1))  # what the policy was told last
 
@@ -56,6 +58,7 @@ class Dispatcher:
         self._limits = limits
         self._metrics = metrics
         self._reuse = ReuseShare()
+        self._budget = RetryBudget()  # for what busy workers refuse; what lost its worker was somebody's work before
         self._numbers = itertools.count(1)  # of the router's commands; workers' reports say which they include
 
     async def run(
@@ -76,17 +79,29 @@ class Dispatcher:
                 return
             except (NoWorker, Draining):
                 raise
-            except (QueueFull, Unavailable) as error:
-                if not isinstance(error, WorkerLost):
-                    progress.excluded.add(plan.decode.incarnation)
+            except HandedOff as error:
                 progress.attempt += 1
                 progress.failure = error
-                if progress.attempt > self._limits.attempts:
-                    raise
-                if isinstance(error, QueueFull) and not self._has_plan(progress):
-                    raise
+                progress.excluded.add(plan.decode.incarnation)
+                progress.last_holder = plan.decode.incarnation
+                self._metrics.hand_offs.inc()
+                logger.info("%s goes on elsewhere: %s", generation.request.request_id, error)
+            except (QueueFull, Unavailable) as error:
+                self._note_failure(progress, plan, error)
                 self._metrics.failovers.inc()
                 logger.warning("%s is sent again: %s", generation.request.request_id, error)
+
+    def _note_failure(self, progress: _Progress, plan: Plan, error: QueueFull | Unavailable) -> None:
+        """Raises the error if the choice is not to be sent again."""
+        if not isinstance(error, WorkerLost):
+            progress.excluded.add(plan.decode.incarnation)
+        progress.attempt += 1
+        progress.num_failures += 1
+        progress.failure = error
+        if progress.num_failures > self._limits.attempts:
+            raise error
+        if isinstance(error, QueueFull) and not (self._has_plan(progress) and self._budget.take()):
+            raise error
 
     def _has_plan(self, progress: _Progress) -> bool:
         """Whether others than those who refused the choice could take it now, as far as its hints allow them."""
@@ -110,7 +125,7 @@ class Dispatcher:
             cluster = self._cluster(progress)
             try:
                 progress.routed = self._routed(generation, index, progress, cluster, preferred)
-                plan = self._policy(progress.routed, cluster)
+                plan = self._continued(self._policy(progress.routed, cluster), generation, progress)
                 break
             except (NoWorker, ImpossiblePlan) as error:
                 if isinstance(error, ImpossiblePlan) and not progress.attempt:
@@ -126,6 +141,18 @@ class Dispatcher:
         logger.debug("%s: %s", generation.request.request_id, plan.reason)
         return plan
 
+    def _continued(self, plan: Plan, generation: Generation, progress: _Progress) -> Plan:
+        """The plan; for a choice that was given away the decode worker pulls its KV from who has it."""
+        hashes = partial(generation.hashes.extended, progress.token_ids)
+        source = self._pool.source(progress.last_holder, hashes) if progress.last_holder else None
+        if source is None or generation.sampling.prompt_logprobs is not None:
+            return plan
+        num_cached = progress.routed.cached_tokens.get(plan.decode.incarnation, 0)
+        if source.worker.fingerprint != plan.decode.fingerprint or source.num_tokens <= num_cached:
+            return plan
+        reason = f"{source.num_tokens} tokens are at {source.worker.worker_id}, which gave the request away"
+        return Plan(plan.decode, None, source.worker, reason)
+
     def _routed(
         self,
         generation: Generation,
@@ -136,6 +163,8 @@ class Dispatcher:
     ) -> RoutedRequest:
         num_tokens = len(progress.token_ids)
         cached = self._pool.cached_tokens(cluster, partial(generation.hashes.extended, progress.token_ids))
+        if not progress.attempt:
+            self._budget.note_request()
         if not progress.attempt and index == 0:
             self._reuse.note(num_tokens, max(cached.values(), default=0))
         for worker in cluster.workers if preferred is not None else ():
@@ -180,7 +209,7 @@ class Dispatcher:
             attach.abort(command.request_id)
             share.remove()
 
-    def _account(self, number: int, plan: Plan, routed: RoutedRequest) -> "LoadShare":
+    def _account(self, number: int, plan: Plan, routed: RoutedRequest) -> LoadShare:
         """Adds a command to the estimates of the workers that will have it."""
         decode, prefill = self._pool.connection(plan.decode.incarnation), None
         if plan.prefill is not None:
@@ -188,72 +217,3 @@ class Dispatcher:
         share = LoadShare(number, decode.load if decode else None, prefill.load if prefill else None)
         share.add(plan, routed)
         return share
-
-
-@dataclass(frozen=True, slots=True)
-class LoadShare:
-    """One command in the load estimates of its workers, as far as these are still there."""
-
-    number: int
-    decode: LoadEstimate | None
-    prefill: LoadEstimate | None
-
-    def add(self, plan: Plan, routed: RoutedRequest) -> None:
-        """The command is sent."""
-        if self.decode is not None:
-            num_tokens = routed.missing_tokens(plan.decode) if plan.prefill is None else 0
-            self.decode.add(self.number, num_tokens, _num_blocks(routed.missing_tokens(plan.decode), plan.decode))
-        if self.prefill is not None and plan.prefill is not None:
-            best = min(routed.missing_tokens(worker) for worker in (plan.prefill, plan.prefix_source) if worker)
-            self.prefill.add(self.number, best, _num_blocks(routed.missing_tokens(plan.prefill), plan.prefill))
-
-    def computed(self) -> None:
-        """The first token came: the prefill worker is done with the prompt."""
-        if self.decode is not None:
-            self.decode.computed(self.number)
-        if self.prefill is not None:
-            self.prefill.remove(self.number)
-
-    def remove(self) -> None:
-        """The command has ended."""
-        for load in (self.decode, self.prefill):
-            if load is not None:
-                load.remove(self.number)
-
-
-def _num_blocks(num_tokens: int, worker: WorkerSnapshot) -> int:
-    return -(-num_tokens // worker.block_size)
-
-
-def make_command(generation: Generation, index: int, plan: Plan, token_ids: list[int], attempt: int) -> GenerateCommand:
-    """The command for one attempt at a choice, under an id of its own: the last attempt may not have ended yet."""
-    request = generation.request
-    return GenerateCommand(
-        request_id=f"{request.request_id}-{index}-{attempt}",
-        token_ids=token_ids,
-        num_prompt_tokens=len(generation.token_ids),
-        sampling=sampling_to_proto(generation.choice_sampling(index)),
-        cache_salt=request.cache_salt,
-        priority=request.context.priority,
-        prefill=_peer(plan.prefill),
-        prefix_source=_peer(plan.prefix_source),
-    )
-
-
-def take_failure(delta: RequestDelta, worker: WorkerSnapshot) -> Exception | None:
-    """What a delta says of the request's failure, taken out of it; None if it did not fail."""
-    failure: Exception | None = None
-    if delta.finish_reason == common_pb2.FINISH_REASON_ERROR:
-        failure = error_from_code(delta.error.code, delta.error.message)
-    elif delta.finish_reason == common_pb2.FINISH_REASON_ABORT:
-        failure = Unavailable(f"decode worker {worker.worker_id} gave the request up")
-    if failure is not None:
-        delta.ClearField("finish_reason")
-        delta.ClearField("error")
-    return failure
-
-
-def _peer(worker: WorkerSnapshot | None) -> PeerWorker | None:
-    if worker is None:
-        return None
-    return PeerWorker(worker_id=worker.worker_id, address=worker.address, incarnation=worker.incarnation)

@@ -4,9 +4,11 @@ InvalidRequest (engine/errors.py)
 └── FieldError   a field of the request cannot be served as it is
 QueueFull (engine/errors.py)
 └── Overloaded   the router has too much to do; it says when to come back
+    └── KeyLimitReached   the client's API key has used up what it may
 Unavailable (rpc/status.py)
 ├── NoWorker     no worker can serve the request now
 ├── WorkerLost   the worker that had the request is gone
+├── HandedOff    the worker that had the request drains, and gave it away
 └── Draining     the router takes no new requests, and has no more time for running ones
 """
 
@@ -30,12 +32,24 @@ class Overloaded(QueueFull):
         self.retry_after_s = retry_after_s
 
 
+class KeyLimitReached(Overloaded):
+    """The client's API key has used up what it may: of `kind`, `requests` or `tokens` as OpenAI's error type has it."""
+
+    def __init__(self, message: str, retry_after_s: int, kind: str) -> None:
+        super().__init__(message, retry_after_s)
+        self.kind = kind
+
+
 class NoWorker(Unavailable):
     """No worker can serve the request now; the text says what is missing."""
 
 
 class WorkerLost(Unavailable):
     """The worker that had the request is gone, or the connection to it broke."""
+
+
+class HandedOff(Unavailable):
+    """The worker that had the request drains, and gave it away in order: its cache has the KV."""
 
 
 class Draining(Unavailable):

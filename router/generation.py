@@ -86,4 +86,4 @@ def cached_tokens(served_by: ServedBy) -> int:
     """Prompt tokens that no worker had to compute."""
     if served_by.prefill_worker and served_by.prefill_worker != served_by.decode_worker:
         return served_by.prefill_cached_tokens
-    return served_by.decode_cached_tokens
+    return served_by.decode_cached_tokens + served_by.prefix_pulled_tokens

@@ -31,6 +31,9 @@ class RouterMetrics:
             f"{PREFIX}prefix_cache_hits", "Prompt tokens that no worker had to compute."
         )
         self.failovers = series.count(f"{PREFIX}failovers", "Requests sent again to a worker.")
+        self.hand_offs = series.count(
+            f"{PREFIX}requests_handed_off", "Requests that a draining worker gave away, and another went on with."
+        )
         self._success = series.counts_by(
             f"{PREFIX}request_success", "Choices that ended, by reason.", "finished_reason"
         )

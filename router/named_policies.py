@@ -1,11 +1,12 @@
 """The policies by their names: by price, and others to compare it with."""
 
 from dataclasses import dataclass, field, replace
+from heapq import nsmallest
 
 from router.candidates import Candidates, find_candidates
 from router.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerSnapshot
 from router.cost_model import CostModel
-from router.policy import Policy, choose
+from router.policy import MAX_FALLBACKS, Policy, choose
 from router.request_context import HintedPlan
 
 
@@ -50,7 +51,7 @@ class RoundRobinPolicy:
         if reason is not None:
             return Plan(decode, None, None, reason)
         prefill = _in_turn(prefillers, cluster.turn // len(candidates.decoders))
-        return Plan(decode, prefill, None, f"turn {cluster.turn}")
+        return Plan(decode, prefill, None, f"turn {cluster.turn}", _others(prefillers, prefill))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,10 @@ class LeastLoadedPolicy:
         reason = local_reason(request, candidates, decode, self.local_prefill_below)
         if reason is not None:
             return Plan(decode, None, None, reason)
-        prefill = min(candidates.prefillers_for(decode), key=_load)
-        return Plan(decode, prefill, None, f"{decode.num_requests} and {prefill.num_requests} requests")
+        prefillers = candidates.prefillers_for(decode)
+        prefill = min(prefillers, key=_load)
+        reason = f"{decode.num_requests} and {prefill.num_requests} requests"
+        return Plan(decode, prefill, None, reason, _others(prefillers, prefill))
 
 
 def make_policy(name: str, local_prefill_below: int | None) -> Policy:
@@ -97,6 +100,11 @@ def local_reason(
     if hint is None and missing < (local_prefill_below or 0):
         return f"only {missing} tokens uncached, below {local_prefill_below}"
     return None
+
+
+def _others(prefillers: list[WorkerSnapshot], chosen: WorkerSnapshot) -> tuple[WorkerSnapshot, ...]:
+    """Who is asked in turn if the chosen prefill worker fails: those with least to do."""
+    return tuple(nsmallest(MAX_FALLBACKS, (each for each in prefillers if each is not chosen), key=_load))
 
 
 def _in_turn(workers: list[WorkerSnapshot], turn: int) -> WorkerSnapshot:

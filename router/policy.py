@@ -7,9 +7,10 @@
 5. The cheapest plan wins; plans that are as good as equal are told apart by chance, which differs between routers.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
+from itertools import islice
 
 from router.candidates import find_candidates
 from router.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerRole, WorkerSnapshot
@@ -21,6 +22,7 @@ Policy = Callable[[RoutedRequest, ClusterSnapshot], Plan]
 
 MAX_DECODERS = 8  # priced in full
 MAX_PREFILLERS = 8
+MAX_FALLBACKS = 2  # prefill workers that are asked in turn if the chosen one fails
 MAX_OPTIONS = 2  # ways through a prefill worker that are combined with each decode worker
 REQUEST_TOKENS = 16  # in the first, rough look a request counts like so many tokens
 TIE_SHARE = 0.02  # of a price; predictions are not better than that, and reports not newer
@@ -83,10 +85,10 @@ def choose(
             price = model.local(request, times, unfair_s)
             plans.append(Priced(decode, None, price, model.cost(price)))
         if plan != "local":
-            for option in usable:
+            for option in usable[:MAX_OPTIONS]:
                 price = model.remote(request, times, option, unfair_s)
                 plans.append(Priced(decode, option, price, model.cost(price)))
-    return _cheapest(plans, cluster)
+    return _cheapest(plans, options, cluster)
 
 
 def shortlist(
@@ -113,7 +115,7 @@ def prefill_options(
     model: CostModel,
     book: RateBook,
 ) -> list[PrefillOption]:
-    """The best ways through a prefill worker, the best first."""
+    """The ways through a prefill worker, the best first."""
     options: list[PrefillOption] = []
     sources = find_prefix_sources(request, cluster, prefillers[0].fingerprint) if prefillers else []
     for prefill in shortlist(request, prefillers, book, MAX_PREFILLERS):
@@ -124,7 +126,7 @@ def prefill_options(
             gain = times.missing - request.missing_tokens(source)
             if gain >= model.min_source_blocks * prefill.block_size:
                 options.append(model.option(request, times, source))
-    return nsmallest(MAX_OPTIONS, options, key=model.option_cost)
+    return sorted(options, key=model.option_cost)
 
 
 def find_prefix_sources(request: RoutedRequest, cluster: ClusterSnapshot, fingerprint: str) -> list[WorkerSnapshot]:
@@ -154,12 +156,19 @@ def _plan_by_size(request: RoutedRequest, decode: WorkerSnapshot, local_prefill_
     return "local" if request.missing_tokens(decode) < local_prefill_below else "remote"
 
 
-def _cheapest(plans: list[Priced], cluster: ClusterSnapshot) -> Plan:
+def _cheapest(plans: list[Priced], options: Mapping[str, list[PrefillOption]], cluster: ClusterSnapshot) -> Plan:
     best = _break_tie(plans, cluster)
     option, reason = best.option, Comparison(best, plans)
     if option is None:
         return Plan(best.decode, None, None, reason)
-    return Plan(best.decode, option.prefill, option.source, reason)
+    fallbacks = _fallbacks(option, options[best.decode.fingerprint])
+    return Plan(best.decode, option.prefill, option.source, reason, fallbacks)
+
+
+def _fallbacks(chosen: PrefillOption, options: Iterable[PrefillOption]) -> tuple[WorkerSnapshot, ...]:
+    """The next best prefill workers; `options` has the best first."""
+    others = {option.prefill.incarnation: option.prefill for option in options if option.prefill is not chosen.prefill}
+    return tuple(islice(others.values(), MAX_FALLBACKS))
 
 
 def _break_tie(plans: list[Priced], cluster: ClusterSnapshot) -> Priced:

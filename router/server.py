@@ -14,8 +14,19 @@ from protos import common_pb2
 from protos.router_pb2 import GenerateRequest, GenerateResponse
 from protos.router_pb2 import Usage as UsageMessage
 from protos.router_pb2_grpc import InferenceServicer
+from router.client import Client
+from router.errors import Overloaded
+from router.gate_interceptor import text_metadata
 from router.generation import ChoiceDelta, Generation, GenerationRequest, cached_tokens
-from router.limits import MAX_ENTRIES, check_choices, check_salt, check_stop, context_error
+from router.limits import (
+    MAX_ENTRIES,
+    check_choices,
+    check_logprobs,
+    check_stop,
+    check_text,
+    check_worker_name,
+    context_error,
+)
 from router.request_context import PLANS, RequestContext, RoutingHints
 from router.service import RouterService
 from rpc.names import NAME_RULE, is_name
@@ -39,38 +50,49 @@ class InferenceService(InferenceServicer):
         """One prompt in, its output as it comes; the caller's cancellation ends it everywhere."""
         request_id = request.request_id or secrets.token_hex(8)
         try:
-            wanted = self._generation_request(request, request_id)
-            async with self._service.admission.admit(wanted.n, wanted.context):
+            client = self._service.gate.client(text_metadata(context.invocation_metadata()))
+            client.begin()
+            wanted = self._generation_request(request, request_id, client)
+            async with client.hold(wanted.n), self._service.admission.admit(wanted.n, wanted.context):
                 generation = await self._service.pipeline.prepare(wanted)
-                async with aclosing(self._responses(generation, request_id)) as responses:
+                async with aclosing(self._responses(generation, request_id, client)) as responses:
                     async for response in responses:
                         yield response
         except Exception as error:
             status = status_of(error)
             if status.code is grpc.StatusCode.INTERNAL:
                 logger.error("%s failed", request_id, exc_info=error)
-            await context.abort(status.code, message_of(error))
+            trailers = (("retry-after", str(error.retry_after_s)),) if isinstance(error, Overloaded) else ()
+            await context.abort(status.code, message_of(error), trailers)
 
-    async def _responses(self, generation: Generation, request_id: str) -> AsyncGenerator[GenerateResponse, None]:
+    async def _responses(
+        self, generation: Generation, request_id: str, client: Client
+    ) -> AsyncGenerator[GenerateResponse, None]:
+        """What the client is sent; it is charged for the prompt at once, and for the output at the end."""
         num_open, num_tokens, num_cached = generation.request.n, 0, 0
-        async with aclosing(self._service.pipeline.generate(generation)) as news:
-            async for delta in news:
-                num_tokens += len(delta.token_ids)
-                if delta.served_by is not None and delta.index == 0:
-                    num_cached = num_cached or cached_tokens(delta.served_by)
-                num_open -= delta.finish_reason is not None
-                response = _response(request_id, delta)
-                if not num_open:
-                    response.usage.CopyFrom(
-                        UsageMessage(
-                            prompt_tokens=len(generation.token_ids),
-                            completion_tokens=num_tokens,
-                            cached_tokens=num_cached,
+        client.charge(len(generation.token_ids))
+        check_logprobs([generation], whole=False)
+        try:
+            async with aclosing(self._service.pipeline.generate(generation)) as news:
+                async for delta in news:
+                    num_tokens += len(delta.token_ids)
+                    if delta.served_by is not None and delta.index == 0:
+                        num_cached = num_cached or cached_tokens(delta.served_by)
+                    num_open -= delta.finish_reason is not None
+                    response = _response(request_id, delta)
+                    if not num_open:
+                        response.usage.CopyFrom(
+                            UsageMessage(
+                                prompt_tokens=len(generation.token_ids),
+                                completion_tokens=num_tokens,
+                                cached_tokens=num_cached,
+                            )
                         )
-                    )
-                yield response
+                    yield response
+        finally:
+            client.charge(num_tokens)
 
-    def _generation_request(self, request: GenerateRequest, request_id: str) -> GenerationRequest:
+    def _generation_request(self, request: GenerateRequest, request_id: str, client: Client) -> GenerationRequest:
         """The pipeline's request. Raises NotFound for another model, InvalidRequest for what no request may be."""
         service = self._service
         service.check_model(request.model)
@@ -81,7 +103,8 @@ class InferenceService(InferenceServicer):
         num_choices = request.n or 1
         check_choices(service.config, 1, num_choices)
         check_stop(service.config, request.stop)
-        check_salt(request.cache_salt)
+        check_text("cache_salt", request.cache_salt)
+        check_text("fairness_key", request.fairness_key)
         given = request.sampling
         num_tokens, context_len = len(request.token_ids.ids), service.pipeline.context_len()
         if num_tokens >= context_len:  # before they are looked at: millions would keep everybody waiting
@@ -99,14 +122,16 @@ class InferenceService(InferenceServicer):
             include_stop=request.include_stop_in_output,
             skip_special_tokens=request.skip_special_tokens,
             n=num_choices,
-            cache_salt=request.cache_salt,
-            context=_context(request),
+            cache_salt=client.cache_salt(request.cache_salt),
+            context=_context(request, client),
         )
 
 
-def _context(request: GenerateRequest) -> RequestContext:
-    """Raises InvalidRequest for a plan or a time that is none."""
+def _context(request: GenerateRequest, client: Client) -> RequestContext:
+    """Raises InvalidRequest for a plan, a worker or a time that is none."""
     hints = request.hints
+    check_worker_name("hints.decode_worker", hints.decode_worker)
+    check_worker_name("hints.prefill_worker", hints.prefill_worker)
     if hints.plan and hints.plan not in PLANS:
         raise InvalidRequest(f"hints.plan is {hints.plan[:50]!r}, but must be local or remote")
     if not 0 <= request.timeout_s < math.inf:
@@ -115,9 +140,9 @@ def _context(request: GenerateRequest) -> RequestContext:
         hints=RoutingHints(
             hints.decode_worker or None, hints.prefill_worker or None, PLANS[hints.plan] if hints.plan else None
         ),
-        fairness_key=request.fairness_key,
+        fairness_key=request.fairness_key if client.fairness_key is None else client.fairness_key,
         timeout_s=request.timeout_s or None,
-        priority=request.priority,
+        priority=client.priority(request.priority),
     )
 
 

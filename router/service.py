@@ -6,10 +6,14 @@ from pathlib import Path
 
 from router.admission import Admission
 from router.admission_factory import make_admission
+from router.api_key import unnamed_key
 from router.cluster import RoutedRequest
 from router.config import RouterConfig
 from router.dispatcher import Dispatcher, FailoverLimits
 from router.errors import NoWorker
+from router.gate import Gate
+from router.key_ring import KeyRing
+from router.keys_file import KeysFile
 from router.metrics import RouterMetrics
 from router.metrics_page import MetricsPage
 from router.model_info import ModelInfo, read_model_info
@@ -22,6 +26,9 @@ from router.worker_pool import WorkerPool
 from router.worker_series import WorkerSeries
 from rpc.registry.factory import open_registry
 from rpc.status import NotFound
+from rpc.tls import Security, make_security
+
+MAX_NAME_CHARS = 128  # of a wrong name that is repeated to who gave it
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +36,10 @@ class RouterService:
     """The parts of one router."""
 
     config: RouterConfig
+    gate: Gate
     model: ModelInfo
     tokenizer: Tokenizer
+    security: Security  # of connections to other processes
     pool: WorkerPool
     policy: Policy
     admission: Admission
@@ -42,7 +51,7 @@ class RouterService:
     def check_model(self, name: str | None) -> None:
         """Raises NotFound if a request is for another model than the one served."""
         if name and name != self.model.name:
-            raise NotFound(f"The model `{name}` does not exist; this server has `{self.model.name}`.")
+            raise NotFound(f"The model `{name[:MAX_NAME_CHARS]}` does not exist; this server has `{self.model.name}`.")
 
     def is_ready(self) -> bool:
         """Whether a request would be served now."""
@@ -57,10 +66,13 @@ class RouterService:
 
 def make_service(config: RouterConfig) -> RouterService:
     """Reads the model's files and puts the parts together; nothing runs yet, but an event loop must."""
+    gate = _make_gate(config)
     tokenizer = Tokenizer(config.model)
     model = read_model_info(config.model, config.model_name)
     registry = open_registry(config.registry, config.workers)
-    pool = WorkerPool(registry, model.name, f"router-{uuid.uuid4().hex[:12]}", config.watch_interval_ms)
+    router_id = f"router-{uuid.uuid4().hex[:12]}"
+    security = make_security(config.tls_cert, config.tls_key, config.tls_ca, config.tls_server_name)
+    pool = WorkerPool(registry, model.name, router_id, config.watch_interval_ms, security)
     policy = make_policy(config.policy, config.local_prefill_below)
     metrics = RouterMetrics(model.name)
     admission = make_admission(config, pool, metrics.registry, model.name)
@@ -71,7 +83,18 @@ def make_service(config: RouterConfig) -> RouterService:
     pipeline = Pipeline(model, tokenizer, pool, dispatcher, metrics, config.default_timeout_s)
     group = _make_group(config, metrics)
     page = MetricsPage(metrics.registry, group)
-    return RouterService(config, model, tokenizer, pool, policy, admission, metrics, pipeline, group, page)
+    return RouterService(
+        config, gate, model, tokenizer, security, pool, policy, admission, metrics, pipeline, group, page
+    )
+
+
+def _make_gate(config: RouterConfig) -> Gate:
+    """Raises InvalidKeysFile."""
+    if not config.needs_key:
+        return Gate(None)
+    file = KeysFile(config.api_keys_file) if config.api_keys_file is not None else None
+    ring = KeyRing([unnamed_key(each) for each in config.api_key or ()], file, config.shared_cache)
+    return Gate(ring, config.protect_operations)
 
 
 def _make_group(config: RouterConfig, metrics: RouterMetrics) -> ProcessGroup | None:

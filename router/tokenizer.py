@@ -4,19 +4,16 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from tokenizers import Tokenizer as FastTokenizer
-
-# The class that every tokenizer.json loads into; AutoTokenizer would import torch for its model registry.
-from transformers import PreTrainedTokenizerFast
 
 from router.chat_template import ChatTemplate, Message
 from router.detokenizer import ByteDetokenizer, Detokenizer, StreamDetokenizer
 from router.prompt_encoder import PromptEncoder
 from router.special_ends import find_special_ends
 from router.token_bytes import TokenBytes
+from router.tokenizer_files import read_tokenizer, usable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,19 +30,15 @@ class Tokenizer:
     """Owns the tokenizer of a model directory and the threads that it works in."""
 
     def __init__(self, directory: str) -> None:
-        """Raises FileNotFoundError if the directory has no tokenizer.json."""
-        if not (Path(directory) / "tokenizer.json").is_file():
-            raise FileNotFoundError(f"{directory} has no tokenizer.json; save the model's fast tokenizer there")
-        pretrained = PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+        """Raises FileNotFoundError if the directory has no tokenizer.json, InvalidCheckpoint if a file is damaged."""
+        pretrained = read_tokenizer(directory)
         self.backend: FastTokenizer = pretrained.backend_tokenizer
-        self.backend.no_truncation()
-        self.backend.no_padding()
-        self._token_bytes = TokenBytes(self.backend)
-        self._encoder = PromptEncoder(self.backend, CACHE_BYTES)
+        self._token_bytes = usable(directory, lambda: TokenBytes(self.backend))
+        self._encoder = usable(directory, lambda: PromptEncoder(self.backend, CACHE_BYTES))
         added = self.backend.get_added_tokens_decoder()
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._special_ends = find_special_ends(self.backend)
-        self._template = ChatTemplate(pretrained)
+        self._special_ends = usable(directory, lambda: find_special_ends(self.backend))
+        self._template = usable(directory, lambda: ChatTemplate(pretrained))
         self.max_token_chars = max(map(len, self.backend.get_vocab()))
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenizer")
         self._long_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer-long")

@@ -22,8 +22,8 @@ from router.errors import WorkerLost
 from router.load import LoadEstimate
 from router.prefix_index import PrefixIndex
 from rpc.backoff import Backoff
-from rpc.grpc_options import CHANNEL_OPTIONS
 from rpc.status import Unavailable
+from rpc.tls import Security
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ class WorkerConnection:
         index: PrefixIndex,
         check: Callable[[str, WorkerDescription], None],
         changed: Callable[[], None],
+        security: Security,
     ) -> None:
         """`check` raises WorkerLost if who is found at the address is not to be used."""
         self.address = address
@@ -77,6 +78,7 @@ class WorkerConnection:
         self._index = index
         self._check = check
         self._changed = changed
+        self._security = security
 
     @property
     def is_learning(self) -> bool:
@@ -115,9 +117,16 @@ class WorkerConnection:
             return None
         return self.load.snapshot(description, ROLES[description.role])
 
+    def as_source(self) -> WorkerSnapshot | None:
+        """The worker as one whose cache others may read, which it is while it drains too; None if it is gone."""
+        description = self.description
+        if self.state is ConnectionState.CONNECTING or description is None:
+            return None
+        return self.load.snapshot(description, ROLES[description.role])
+
     async def _session(self) -> None:
         """One life of the worker, to its end; which is always an error."""
-        async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
+        async with self._security.channel(self.address) as channel:
             description = await WorkerStub(channel).Describe(DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S)
             if description.role not in ROLES:
                 raise WorkerLost(f"the worker at {self.address} has the unknown role {description.role}")

@@ -4,10 +4,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from zlib import crc32
 
 from protos.worker_pb2 import WorkerDescription
-from router.cluster import ClusterSnapshot
+from router.cluster import ClusterSnapshot, WorkerSnapshot
 from router.errors import WorkerLost
 from router.prefix_index import PrefixIndex
 from router.roster import Roster, make_roster
@@ -15,8 +16,17 @@ from router.worker_connection import WorkerConnection
 from rpc.names import NAME_RULE, is_name
 from rpc.registry.base import Registry, RegistryView
 from rpc.status import Unavailable
+from rpc.tls import Plaintext, Security
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSource:
+    """A worker, and how much of a prompt it has cached."""
+
+    worker: WorkerSnapshot
+    num_tokens: int
 
 
 class WorkerPool:
@@ -26,13 +36,22 @@ class WorkerPool:
     it is lost too: a lease that is missing says less of a worker than a stream that it answers.
     """
 
-    def __init__(self, registry: Registry, model_name: str, router_id: str, watch_interval_ms: int) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        model_name: str,
+        router_id: str,
+        watch_interval_ms: int,
+        security: Security | None = None,
+    ) -> None:
+        """Without `security` the connections are plaintext."""
         self.index = PrefixIndex()
         self.registry = registry
         self.view = RegistryView()  # as the registry told it last
         self._model_name = model_name
         self._router_id = router_id
         self._watch_interval_ms = watch_interval_ms
+        self._security: Security = security or Plaintext()
         self._connections: dict[str, WorkerConnection] = {}  # by address
         self._roster: Roster | None = None  # made when it is needed
         self._told_ids: set[str] = set()  # that several workers go by; the log was told
@@ -102,6 +121,15 @@ class WorkerPool:
                     cached[incarnation] = num_blocks * block_size
         return cached
 
+    def source(self, incarnation: str, hashes: Callable[[int], bytes]) -> PrefixSource | None:
+        """A worker as one to pull the prompt from, draining or not; None if it is gone or has nothing of it."""
+        connection = self.connection(incarnation)
+        worker = connection.as_source() if connection is not None else None
+        if worker is None:
+            return None
+        num_blocks = self.index.match(hashes(worker.block_size)).get(incarnation, 0)
+        return PrefixSource(worker, num_blocks * worker.block_size) if num_blocks else None
+
     def max_model_len(self) -> int | None:
         """Longest prompt plus output that some decode worker takes; None if none is ready."""
         return self._current().max_model_len
@@ -128,7 +156,13 @@ class WorkerPool:
         for address in listed:
             if address not in self._connections:
                 connection = WorkerConnection(
-                    address, self._router_id, self._watch_interval_ms, self.index, self._check, self._notify
+                    address,
+                    self._router_id,
+                    self._watch_interval_ms,
+                    self.index,
+                    self._check,
+                    self._notify,
+                    self._security,
                 )
                 self._connections[address] = connection
                 tasks.create_task(self._keep(connection), name=f"worker {address}")

@@ -7,10 +7,13 @@ from typing import TypeVar
 
 import yaml
 
-from rpc.option_values import OptionError, Value
+from rpc.option_values import OptionError, Value, shown, shown_name
 from rpc.options import Option, OptionInfo, options_of, sections_of
 
 Config = TypeVar("Config")
+
+BAD_SCALAR = (ValueError, LookupError, TypeError, AttributeError)  # a 13th month, 5,000 digits, !!bool x, !!timestamp x
+MAX_KEYS = 1000  # of one mapping; merged mappings could double it at every level
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
@@ -18,14 +21,33 @@ class UniqueKeyLoader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         """The mapping's values."""
+        if not isinstance(node, yaml.MappingNode):
+            raise _wrong(f"expected a mapping, found {node.id}", node)
         seen = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 continue
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value} stands there twice", key.start_mark)
+                raise _wrong(f"{shown_name(key.value)} stands there twice", key)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Puts merged mappings (<<) into the one that merges them."""
+        super().flatten_mapping(node)
+        if len(node.value) > MAX_KEYS:
+            raise _wrong(f"over {MAX_KEYS} keys in a mapping", node)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
+        """A value. PyYAML has no error of its own for a scalar that is not what it looks like or says to be."""
+        try:
+            return super().construct_object(node, deep)
+        except BAD_SCALAR as error:
+            raise _wrong(f"{shown(node.value)} cannot be read: {error}", node) from error
+
+
+def _wrong(what: str, node: yaml.Node) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(None, None, what, node.start_mark)
 
 
 def read_config_file(path: Path) -> dict[str, object]:
@@ -36,6 +58,10 @@ def read_config_file(path: Path) -> dict[str, object]:
         raise OptionError(f"cannot read {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise OptionError(f"{path} is not YAML: {error}") from error
+    except RecursionError as error:
+        raise OptionError(f"{path} is nested too deeply") from error
+    except (ValueError, OverflowError) as error:  # an escape of no character
+        raise OptionError(f"{path} is not YAML: {error}") from error
     return as_section(content, str(path))
 
 
@@ -44,12 +70,12 @@ def as_section(content: object, where: str) -> dict[str, object]:
     if content is None:
         return {}
     if not isinstance(content, Mapping):
-        raise OptionError(f"{where}: must be a mapping of options to values, but is {content!r}")
+        raise OptionError(f"{where}: must be a mapping of options to values, but is {shown(content)}")
     section: dict[str, object] = {}
     for key, value in content.items():
         name = str(key).replace("-", "_")
         if name in section:
-            raise OptionError(f"{where}: {name} stands there twice, with a dash and with an underscore")
+            raise OptionError(f"{where}: {shown_name(name)} stands there twice, with a dash and with an underscore")
         section[name] = value
     return section
 
@@ -68,7 +94,7 @@ def check_section(
     checked = {}
     for name, value in values.items():
         if name not in options:
-            raise OptionError(f"{where}{name}: unknown option{_hint(name, list(options), elsewhere or {})}")
+            raise OptionError(f"{where}{shown_name(name)}: unknown option{_hint(name, list(options), elsewhere or {})}")
         try:
             checked[name] = options[name].convert(value)
         except OptionError as error:

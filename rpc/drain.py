@@ -1,8 +1,17 @@
-"""The orderly end of a worker."""
+"""The orderly end of a worker.
+
+1. New requests are refused; routers and the registry are told.
+2. Running requests may finish, for a while.
+3. What has not ended by then is handed off: routers give it to other workers, which pull its KV from here.
+4. Once nobody reads from here any more, the worker is idle and may end.
+"""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+HAND_OFF_S = 2.0  # after the hand-off: so long others may begin to pull
+PULL_S = 30.0  # and so long finish
 
 
 class Drain:
@@ -13,6 +22,7 @@ class Drain:
         self._begun = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._hand_offs: list[Callable[[], None]] = []
 
     @property
     def has_begun(self) -> bool:
@@ -23,6 +33,10 @@ class Drain:
     def num_requests(self) -> int:
         """Requests taken and not ended."""
         return self._num_requests
+
+    def listen(self, hand_off: Callable[[], None]) -> None:
+        """`hand_off` is to give every request away, once the time to finish is over."""
+        self._hand_offs.append(hand_off)
 
     def begin(self) -> None:
         """From now on new requests are refused."""
@@ -56,3 +70,23 @@ class Drain:
     async def wait_idle(self) -> None:
         """Returns once no request is left."""
         await self._idle.wait()
+
+    async def run(self, timeout_s: float) -> int:
+        """Drains; requests have so many seconds to finish. Returns how many had not, once all is done for them."""
+        self.begin()
+        if await self._idle_within(timeout_s):
+            return 0
+        num_requests = self._num_requests
+        if not self._hand_offs:
+            return num_requests  # who asked for them finds another worker, or computes them itself
+        for hand_off in self._hand_offs:
+            hand_off()
+        await asyncio.sleep(HAND_OFF_S)
+        await self._idle_within(PULL_S)
+        return num_requests
+
+    async def _idle_within(self, timeout_s: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.wait_idle()
+        return self._idle.is_set()

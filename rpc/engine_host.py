@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -20,8 +21,11 @@ T = TypeVar("T")
 class EngineHost:
     """Owns the engine's thread; step outputs arrive on the event loop, calls leave from it."""
 
-    def __init__(self, engine: Engine, transport: KVTransport) -> None:
-        """To be made on the event loop, which must run for as long as the host."""
+    def __init__(self, engine: Engine, transport: KVTransport, max_step_s: float = math.inf) -> None:
+        """To be made on the event loop, which must run for as long as the host.
+
+        `max_step_s`: an engine that takes longer for a step is stuck.
+        """
         self.config: EngineConfig = engine.config
         self.fingerprint = engine.fingerprint
         self.finish_rule = engine.finish_rule
@@ -31,9 +35,20 @@ class EngineHost:
         self.transport = transport
         self.pool: PoolDescription = transport.register_pool(engine.pool)
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.max_step_s = max_step_s
         self._loop = asyncio.get_running_loop()
         self._listeners: list[Callable[[StepOutput], None]] = []
         self._engine_loop = EngineLoop(engine, self._post_step, self._post_failure)
+
+    @property
+    def turn_s(self) -> float:
+        """Seconds that the engine's present turn has taken so far; 0 while it has nothing to do."""
+        return self._engine_loop.turn_s
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the engine does not come to an end with its step."""
+        return self.turn_s > self.max_step_s
 
     def listen(self, listener: Callable[[StepOutput], None]) -> None:
         """`listener` hears every step's output, on the event loop."""

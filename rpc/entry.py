@@ -27,6 +27,7 @@ P = ParamSpec("P")
 PLAIN_ERRORS = (
     EngineError,
     TransportUnavailable,
+    OptionError,
     OSError,
 )  # say themselves what is wrong, mostly with what we were told
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+import reprlib
 from dataclasses import dataclass
 
 Value = str | int | float | bool | tuple[str, ...] | None
@@ -17,6 +18,8 @@ SIZE_UNITS = {
     "gi": 2**30,
     "ti": 2**40,
 }
+MAX_INT = (1 << 63) - 1
+MAX_SHOWN_CHARS = 200
 SIZE = re.compile(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
 
 
@@ -50,6 +53,28 @@ class Bounds:
         return True
 
 
+class _Short(reprlib.Repr):
+    """Values in few words: aliases in a file can make a small one endless to print."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxlong = self.maxother = MAX_SHOWN_CHARS
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Python itself does not print numbers of over 4,300 digits."""
+        return super().repr_int(x, level) if abs(x) <= MAX_INT else f"a number of {x.bit_length()} bits"
+
+
+def shown(value: object) -> str:
+    """A value in an error's text: shortened, and with what cannot be printed escaped."""
+    return _Short().repr(value)
+
+
+def shown_name(name: str) -> str:
+    """The same for the name of an option, which stands there as it is if it can."""
+    return name if name.isprintable() and len(name) <= MAX_SHOWN_CHARS else shown(name)
+
+
 def parse_bytes(text: str) -> int:
     """Bytes of a size such as 1048576, 1e9, 512M, 1.5GB (powers of 1000) or 4GiB (powers of 1024); else ValueError.
 
@@ -62,19 +87,19 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_int(value: object) -> int:
-    """A whole number; ValueError if it is none (a boolean is none)."""
+    """A whole number of 64 bits; ValueError if it is none (a boolean is none)."""
     if isinstance(value, str):
-        return int(value)
-    if isinstance(value, int) and not isinstance(value, bool):
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_INT:
         return value
-    raise ValueError(value)
+    raise ValueError
 
 
 def parse_size(value: object) -> int:
     """Bytes as a whole number (1e9 is one) or a text with a unit; ValueError if it is neither."""
     if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return parse_bytes(value) if isinstance(value, str) else parse_int(value)
+        value = int(value)
+    return parse_int(parse_bytes(value) if isinstance(value, str) else value)
 
 
 def parse_float(value: object) -> float:

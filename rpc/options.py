@@ -17,6 +17,7 @@ from rpc.option_values import (
     parse_size,
     parse_text,
     parse_texts,
+    shown,
 )
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -74,7 +75,7 @@ class Option:
         except (ValueError, OverflowError):
             converted = None
         if converted is None or not self.bounds.allow(converted):
-            raise OptionError(f"{value!r} is not allowed; it must be {self.allowed}")
+            raise OptionError(f"{shown(value)} is not allowed; it must be {self.allowed}")
         return converted
 
     def _parse(self, value: object) -> Value:

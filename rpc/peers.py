@@ -1,10 +1,13 @@
 """Channels to other workers, and the check that a caller means us."""
 
+import asyncio
 from typing import Any, Protocol
 
 import grpc
 
-from rpc.grpc_options import CHANNEL_OPTIONS
+from rpc.tls import Plaintext, Security
+
+CALLS_S = 600.0  # for calls on a channel that was replaced
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -26,19 +29,37 @@ class Identified(Protocol):
 class Channels:
     """Owns one channel to each address."""
 
-    def __init__(self) -> None:
+    def __init__(self, security: Security | None = None) -> None:
+        """Without `security` they are plaintext."""
+        self._security: Security = security or Plaintext()
+        self._version = self._security.version
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._leaving: set[asyncio.Task[None]] = set()  # old channels, whose calls may end
 
     def get(self, address: str) -> grpc.aio.Channel:
         """The channel to host:port."""
         if address not in self._channels:
-            self._channels[address] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            self._channels[address] = self._security.channel(address)
+        if self._version != self._security.version:
+            self._renew()
+            self._channels[address] = self._security.channel(address)
         return self._channels[address]
 
     async def close(self) -> None:
         """Ends all channels and the calls on them."""
+        for leaving in self._leaving:
+            leaving.cancel()
         for channel in self._channels.values():
             await channel.close(None)
+        self._channels.clear()
+
+    def _renew(self) -> None:
+        """Channels that would connect with old certificates are given up, once their calls have ended."""
+        self._version = self._security.version
+        for channel in self._channels.values():
+            leaving = asyncio.ensure_future(channel.close(CALLS_S))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
         self._channels.clear()
 
 

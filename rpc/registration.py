@@ -30,16 +30,21 @@ async def registered(
         yield keeping
     finally:
         keeping.cancel()
-        await asyncio.wait((keeping,))
+        await asyncio.gather(keeping, return_exceptions=True)  # who serves was told
         await lease.withdraw()
         await registry.close()
 
 
 async def _keep(lease: Lease, member: Member, drain: Drain) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(lease.keep())
+    async def tell_draining() -> None:
         await drain.wait_begun()
         lease.update(replace(member, draining=True))
+
+    telling = asyncio.create_task(tell_draining())
+    try:
+        await lease.keep()
+    finally:
+        telling.cancel()
 
 
 def member_of(description: worker_pb2.WorkerDescription, role: Role) -> Member:

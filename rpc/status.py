@@ -1,6 +1,7 @@
 """The one table from errors to gRPC codes and HTTP statuses, and the errors that services raise themselves.
 
 ServiceError
+├── Unauthenticated   who asks is not known
 ├── NotFound          there is no such model, request or worker
 ├── Unavailable       nobody can serve this now (draining, no worker, connection lost); the same request may work soon
 ├── Cancelled         the caller ended it
@@ -22,9 +23,16 @@ from kvtransfer.errors import (
     TransportUnavailable,
 )
 
+# A caller's own words come back in some texts, and gRPC carries a text in a header: none may be larger than 8 KiB.
+MAX_MESSAGE_CHARS = 800
+
 
 class ServiceError(Exception):
     """Root of the errors that services raise themselves."""
+
+
+class Unauthenticated(ServiceError):
+    """Who asks has not shown a key that is known; the text repeats nothing that was shown."""
 
 
 class NotFound(ServiceError):
@@ -64,6 +72,7 @@ _TABLE: dict[type[BaseException], Status] = {
     UnsupportedModel: Status(StatusCode.UNIMPLEMENTED, 501, "invalid_request_error"),
     EngineEnded: Status(StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),
     EngineError: _INTERNAL,
+    Unauthenticated: Status(StatusCode.UNAUTHENTICATED, 401, "invalid_request_error"),
     NotFound: Status(StatusCode.NOT_FOUND, 404, "invalid_request_error"),
     Unavailable: Status(StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),
     Cancelled: Status(StatusCode.CANCELLED, 499, "request_cancelled"),
@@ -98,7 +107,12 @@ def message_of(error: BaseException) -> str:
     """What the caller is told: of a failing of our own nothing but that there was one."""
     if status_of(error).http == 500 and not isinstance(error, ServiceError):
         return "internal error; the server's log has the details"
-    return str(error)
+    return shortened(str(error))
+
+
+def shortened(text: str) -> str:
+    """A text for a caller, cut if it is far too long."""
+    return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[:MAX_MESSAGE_CHARS]}..."
 
 
 def code_number(error: BaseException) -> int:

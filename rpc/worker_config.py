@@ -8,6 +8,8 @@ from rpc.option_values import OptionError
 from rpc.registry.url import parse_registry_url
 
 Role = Literal["prefill", "decode", "both"]
+LONGEST_STEP_S = 20.0
+LONGEST_CPU_STEP_S = 180.0  # a chunk of a prompt on few cores and a large model
 WILDCARDS = ("", "0.0.0.0", "::")  # every address of the machine, but none that a peer could be told
 
 
@@ -27,7 +29,19 @@ class WorkerConfig:
     metrics_port: int | None = None  # Prometheus over HTTP; None: off
     transfer_deadline_s: float = 30.0  # of one read of announced blocks
     drain_timeout_s: float = 30.0  # how long running requests may finish after SIGTERM
+    max_step_s: float | None = None  # a longer step of the engine ends the process; None: 20 s, on a CPU 180 s
+    tls_cert: str | None = None  # PEM files for mutual TLS with other processes; None: plaintext
+    tls_key: str | None = None
+    tls_ca: str | None = None
+    tls_server_name: str | None = None  # in every peer's certificate; None: the host of its address
     progress_fd: int | None = None  # progress is written here as JSON lines
+
+    @property
+    def longest_step_s(self) -> float:
+        """What `max_step_s` comes to."""
+        if self.max_step_s is not None:
+            return self.max_step_s
+        return LONGEST_CPU_STEP_S if self.engine.device == "cpu" else LONGEST_STEP_S
 
     def __post_init__(self) -> None:
         """Raises OptionError for a registry that cannot work."""

@@ -1,6 +1,7 @@
 """What a worker's options mean, in words and bounds."""
 
 from rpc.options import OptionInfo
+from rpc.tls_options import TLS_OPTIONS
 
 TRANSPORTS = ("auto", "shared_memory", "nixl", "tcp")
 
@@ -33,5 +34,11 @@ WORKER_OPTIONS = {
     "lease_s": OptionInfo("Seconds after which the registry forgets a worker that is gone.", minimum=1, maximum=3600),
     "metrics_port": OptionInfo("Port for Prometheus metrics; unset: none.", minimum=0, maximum=65535),
     "drain_timeout_s": OptionInfo("Longest wait in seconds for running requests at the end.", minimum=0),
+    "max_step_s": OptionInfo(
+        "Longest time in seconds of one engine step; after it the process ends, to be started again. "
+        "Unset: 20, on a CPU 180.",
+        minimum=0.1,
+    ),
+    **TLS_OPTIONS,
     "progress_fd": OptionInfo("Descriptor of a pipe that takes progress messages.", minimum=0, hidden=True),
 }

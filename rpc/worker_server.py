@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer  # `health.aio` is this module, under a name type checkers miss
+from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from engine.engine import Engine
 from kvtransfer.base import PoolIdentity
 from kvtransfer.registry import create_transport
 from kvtransfer.shared_pool import SharedPool
-from protos import worker_pb2, worker_pb2_grpc
+from protos import doctor_pb2, doctor_pb2_grpc, worker_pb2, worker_pb2_grpc
+from rpc.doctor.service import DoctorService
 from rpc.drain import Drain
 from rpc.engine_host import EngineHost
 from rpc.grpc_options import SERVER_OPTIONS
@@ -29,8 +29,11 @@ from rpc.peers import Channels
 from rpc.pool_description import pool_to_proto
 from rpc.progress import ProgressReporter
 from rpc.registration import member_of, registered
+from rpc.tls import make_security
+from rpc.watchdog import Watchdog
 from rpc.worker_config import WorkerConfig
 from rpc.worker_counters import WorkerCounters
+from rpc.worker_health import WorkerHealth
 from rpc.worker_metrics import WorkerMetrics, serve_metrics
 from rpc.worker_service import WorkerService
 
@@ -79,20 +82,23 @@ async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], Worke
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     progress = ProgressReporter(config.progress_fd)
+    security = make_security(config.tls_cert, config.tls_key, config.tls_ca, config.tls_server_name)
     memory = SharedPool()
     engine = await _load(lambda: Engine(config.engine, memory.allocate, progress.loading))
     identity = PoolIdentity(uuid.uuid4().hex, engine.fingerprint)
-    host = EngineHost(engine, create_transport(config.transport, identity, memory, config.host))
-    core = WorkerCore(config, host, Channels(), WorkerCounters(), Drain())
+    transport = create_transport(config.transport, identity, memory, config.host)
+    host = EngineHost(engine, transport, config.longest_step_s)
+    core = WorkerCore(config, host, Channels(security), WorkerCounters(), Drain())
     services = build(core)
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    health_servicer = HealthServicer()
     services.register(server)
-    description, names = _register_common(server, core, health_servicer)
+    description = _describe(core, security.bind(server, host_port(config.host, config.port)))
+    worker_health = WorkerHealth(server, _register_common(server, core, description))
     host.start()
     await server.start()
-    for name in ("", *names):
-        await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+    await worker_health.begin()
+    watchdog = Watchdog(host, core.drain, progress, worker_health.tell_ready)
+    watching = asyncio.create_task(watchdog.run(), name="watchdog")
     if config.metrics_port is not None:
         serve_metrics(
             WorkerMetrics(host, core.counters, config.worker_id, core.model_name), config.host, config.metrics_port
@@ -102,9 +108,9 @@ async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], Worke
     try:
         member = member_of(description, core.config.role)
         async with registered(config.registry, member, config.lease_s, core.drain) as registration:
-            await _wait(stopping, host.failed, registration)
+            await _wait(stopping, host.failed, registration, watching)
             core.drain.begin()
-            await health_servicer.enter_graceful_shutdown()
+            await worker_health.end()
             await _drain(core)
     finally:
         await services.close()
@@ -113,6 +119,7 @@ async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], Worke
         await core.channels.close()
         await host.transport.close()
         memory.close()
+        watching.cancel()  # last: all that ends here may hang on an engine that does
 
 
 async def _load(make_engine: Callable[[], Engine]) -> Engine:
@@ -126,13 +133,10 @@ async def _load(make_engine: Callable[[], Engine]) -> Engine:
         return await asyncio.get_running_loop().run_in_executor(loader, make_engine)
 
 
-def _register_common(
-    server: grpc.aio.Server, core: WorkerCore, health_servicer: HealthServicer
-) -> tuple[worker_pb2.WorkerDescription, list[str]]:
-    """Adds what every worker serves, and binds the port; returns who we are and the names of the worker services."""
+def _describe(core: WorkerCore, port: int) -> worker_pb2.WorkerDescription:
+    """Who this worker is."""
     config, host = core.config, core.host
-    port = server.add_insecure_port(host_port(config.host, config.port))
-    description = worker_pb2.WorkerDescription(
+    return worker_pb2.WorkerDescription(
         worker_id=config.worker_id,
         incarnation=host.pool.incarnation,
         role=ROLES[config.role],
@@ -148,17 +152,27 @@ def _register_common(
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
     )
 
+
+def _register_common(
+    server: grpc.aio.Server, core: WorkerCore, description: worker_pb2.WorkerDescription
+) -> list[str]:
+    """Adds what every worker serves; returns the names of the worker services."""
+    config, host = core.config, core.host
+
     def transport_choices() -> dict[str, str]:
         return {peer: f"{choice.transport}: {choice.reason}" for peer, choice in host.transport.choices.items()}
 
-    service = WorkerService(host, core.counters, core.drain, lambda: description, transport_choices)
+    service = WorkerService(
+        host, core.counters, core.drain, lambda: description, transport_choices, config.drain_timeout_s
+    )
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     worker_pb2_grpc.add_KVSourceServicer_to_server(KVSourceService(host, core.drain), server)
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    doctor_pb2_grpc.add_DoctorServicer_to_server(DoctorService(host.pool, config.host, config.transport), server)
     services = worker_pb2.DESCRIPTOR.services_by_name
     names = [services[name].full_name for name in ("Worker", "KVSource", ROLE_SERVICES[config.role])]
+    names.append(doctor_pb2.DESCRIPTOR.services_by_name["Doctor"].full_name)
     reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-    return description, names
+    return names
 
 
 async def _wait(stopping: asyncio.Event, *failures: asyncio.Future[None]) -> None:
@@ -173,10 +187,11 @@ async def _wait(stopping: asyncio.Event, *failures: asyncio.Future[None]) -> Non
 
 
 async def _drain(core: WorkerCore) -> None:
-    """Returns once no request is left, the time is over, or the engine fails."""
-    idle = asyncio.ensure_future(core.drain.wait_idle())
-    waits: list[asyncio.Future[Any]] = [idle, core.host.failed]
-    await asyncio.wait(waits, timeout=core.config.drain_timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    if not idle.done():
-        logger.warning("%d requests had not ended when the drain was over", core.drain.num_requests)
-        idle.cancel()
+    """Returns once the worker is idle, its time is over, or the engine fails."""
+    drained = asyncio.ensure_future(core.drain.run(core.config.drain_timeout_s))
+    waits: list[asyncio.Future[Any]] = [drained, core.host.failed]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    if not drained.done():
+        drained.cancel()
+    elif num_handed_off := drained.result():
+        logger.warning("%d requests had not ended when the drain's time was over: others have them", num_handed_off)

@@ -30,12 +30,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         drain: Drain,
         describe: Callable[[], worker_pb2.WorkerDescription],
         transport_choices: Callable[[], dict[str, str]],
+        drain_timeout_s: float,
     ) -> None:
         self._host = host
         self._counters = counters
         self._drain = drain
         self._describe = describe
         self._transport_choices = transport_choices
+        self._drain_timeout_s = drain_timeout_s
         self._feed = CacheFeed(host)
         self._clocks: set[ReportClock] = set()
         host.listen(self._on_step)
@@ -50,8 +52,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.DrainRequest, context: Context
     ) -> worker_pb2.DrainResponse:
         """Takes no new requests from now on; returns once none is left."""
-        self._drain.begin()
-        await self._drain.wait_idle()
+        await self._drain.run(request.timeout_s or self._drain_timeout_s)
         return worker_pb2.DrainResponse()
 
     async def Watch(  # noqa: N802

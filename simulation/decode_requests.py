@@ -10,7 +10,8 @@ from rpc.drain import Drain
 from rpc.peers import Channels
 from rpc.worker_counters import WorkerCounters
 from simulation.core import EngineCore
-from simulation.fills import Fills
+from simulation.fills import Fill, Fills
+from simulation.prefix_pull import PrefixPull
 from simulation.remote_prompt import RemotePrompt
 
 
@@ -32,6 +33,7 @@ class SimulatedDecodeRequests:
         self._table = RequestTable(counters, drain)
         self._fills = Fills(core)
         core.listen(self._on_step)
+        drain.listen(self.hand_off)
 
     def submit(self, command: worker_pb2.GenerateCommand, session: RouterSession) -> None:
         """Takes a request; whatever becomes of it is told over the session."""
@@ -54,6 +56,12 @@ class SimulatedDecodeRequests:
         for entry in self._table.of_session(session):
             self._abort(entry)
 
+    def hand_off(self) -> None:
+        """Gives every request away."""
+        for entry in self._table.all():
+            self._abort(entry)
+            entry.say_handed_off()
+
     async def close(self) -> None:
         """Aborts what is left; returns when every fill has ended."""
         for entry in self._table.all():
@@ -73,7 +81,20 @@ class SimulatedDecodeRequests:
             if entry is None:  # aborted in the meantime
                 self._fills.refuse(request)
             else:
-                prompt = RemotePrompt(
-                    self._core, entry, self._description.fingerprint, self._channels, self._counters, self._abort
-                )
-                entry.handover = self._fills.start(request, prompt)
+                entry.handover = self._fills.start(request, self._fill(entry))
+
+    def _fill(self, entry: DecodeRequest) -> Fill:
+        """Who brings the request's KV: the prefill worker of its plan, or a worker that has the prefix."""
+        fingerprint, command = self._description.fingerprint, entry.command
+        if command.HasField("prefill"):
+            return RemotePrompt(self._core, entry, fingerprint, self._channels, self._counters, self._abort)
+        entry.served_by.decode_cached_tokens = entry.request.num_cached_tokens
+        return PrefixPull(
+            entry.request,
+            self._core.spec,
+            self._core.link,
+            self._channels,
+            self._counters,
+            command.prefix_source,
+            fingerprint,
+        )

@@ -17,6 +17,7 @@ from simulation.core import EngineCore
 from simulation.load_report import LoadReport
 
 MIN_INTERVAL_S = 0.001
+DRAIN_TIMEOUT_S = 30.0  # unless the caller says otherwise
 BUSY_INTERVAL_S = 0.1  # longest time between two updates while there is work
 
 
@@ -51,7 +52,7 @@ class SimulatedWorkerService(worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.DrainResponse:
         """Takes no new requests from now on; returns once none is left."""
         self.begin_drain()
-        await self._drain.wait_idle()
+        await self._drain.run(request.timeout_s or DRAIN_TIMEOUT_S)
         return worker_pb2.DrainResponse()
 
     async def Watch(  # noqa: N802

@@ -63,8 +63,12 @@ async def _registered(config: SimulationConfig, workers: Sequence[SimulatedWorke
 
     async def stand(worker: SimulatedWorker) -> None:
         member = member_of(worker.description, worker.config.role)
-        async with registered(config.registry, member, config.lease_s, worker.drain):
-            await leaving.wait()
+        async with registered(config.registry, member, config.lease_s, worker.drain) as lapsed:
+            ended = asyncio.ensure_future(leaving.wait())
+            await asyncio.wait((ended, lapsed), return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+            if lapsed.done():
+                logger.error("%s is out of the registry: %s", member.worker_id, lapsed.exception())
 
     standing = [asyncio.create_task(stand(worker)) for worker in workers if config.registry is not None]
     try:
@@ -75,16 +79,12 @@ async def _registered(config: SimulationConfig, workers: Sequence[SimulatedWorke
 
 
 async def _drain(workers: Sequence[SimulatedWorker], timeout_s: float) -> None:
-    """Returns once no request is left, or the time is over."""
+    """Returns once no request is left, or the time is over and what is left was handed off."""
     for worker in workers:
         worker.begin_drain()
-    try:
-        async with asyncio.timeout(timeout_s):
-            for worker in workers:
-                await worker.drain.wait_idle()
-    except TimeoutError:
-        num_requests = sum(worker.drain.num_requests for worker in workers)
-        logger.warning("%d requests had not ended when the drain was over", num_requests)
+    num_requests = sum(await asyncio.gather(*(worker.drain.run(timeout_s) for worker in workers)))
+    if num_requests:
+        logger.warning("%d requests had not ended when the drain's time was over", num_requests)
 
 
 def _summary(workers: Sequence[SimulatedWorker]) -> dict[str, object]:

@@ -75,6 +75,7 @@ py::bytes chain_hashes(const std::string& parent, const py::object& token_ids, s
     if (!sequence) throw py::error_already_set();
     const auto num_known = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(sequence.ptr()));
     const std::size_t num_blocks = num_known > start ? (num_known - start) / block_size : 0;
+    if (!num_blocks) return py::bytes();  // however large a block is that nobody has
     const std::vector<unsigned char> tokens = read_tokens(sequence, start, num_blocks * block_size);
     const auto* first = reinterpret_cast<const unsigned char*>(parent.data());
     if (num_blocks <= kBlocksWithoutGil) return py::bytes(chain(first, tokens, block_size * kTokenBytes));

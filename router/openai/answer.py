@@ -11,6 +11,7 @@ import orjson
 
 from protos.common_pb2 import PositionLogprobs, ServedBy
 from router.generation import ChoiceDelta, Generation, cached_tokens
+from router.limits import check_logprobs
 from router.openai.disconnect import ClientGone
 from router.openai.errors import describe
 from router.openai.exchange import Exchange
@@ -82,13 +83,21 @@ async def answer(
     fields: GenerationFields,
     shape: AnswerShape,
 ) -> None:
-    """Runs the generations and answers, with the head sent once it is known who serves them."""
+    """Runs the generations and answers, with the head sent once it is known who serves them.
+
+    The client is charged for the prompts at once, and for what was generated at the end, however it ends.
+    """
     usage = Usage(sum(len(generation.token_ids) for generation in generations))
-    async with aclosing(_all_news(pipeline, generations, fields.num_choices)) as news:
-        if fields.stream:
-            await _answer_events(exchange, news, usage, fields, shape)
-        else:
-            await _answer_whole(exchange, news, usage, fields, shape)
+    exchange.client.charge(usage.uncharged())
+    check_logprobs(generations, whole=not fields.stream)
+    try:
+        async with aclosing(_all_news(pipeline, generations, fields.num_choices)) as news:
+            if fields.stream:
+                await _answer_events(exchange, news, usage, fields, shape)
+            else:
+                await _answer_whole(exchange, news, usage, fields, shape)
+    finally:
+        exchange.client.charge(usage.uncharged())
 
 
 async def _answer_whole(
@@ -100,6 +109,7 @@ async def _answer_whole(
         usage.add(delta, fields.num_choices)
         choices.setdefault(delta.index, WholeChoice(delta.index)).add(delta)
         served_by = served_by or delta.served_by
+    exchange.client.charge(usage.uncharged())  # the answer's head says what is left
 
     def body() -> bytes:
         return orjson.dumps(shape.whole([choices[index] for index in sorted(choices)], usage.body()))

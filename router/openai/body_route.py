@@ -10,9 +10,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from router.client import ANYBODY
+from router.gate import Gate
 from router.openai.disconnect import ClientGone
 from router.openai.errors import error_response
 from router.openai.exchange import AsgiExchange, Exchange
+from rpc.status import Unauthenticated
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -25,20 +28,32 @@ class BodyRoute(Generic[Body]):
     """An ASGI application for the POST requests of one path; errors become OpenAI-shaped answers."""
 
     def __init__(
-        self, model: type[Body], serve: Callable[[Body, Exchange], Awaitable[None]], max_body_bytes: int
+        self, model: type[Body], serve: Callable[[Body, Exchange], Awaitable[None]], max_body_bytes: int, gate: Gate
     ) -> None:
         """`serve` answers the exchange, or raises before it has started the answer."""
         self.model = model
         self._serve = serve
         self.max_body_bytes = max_body_bytes
+        self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request over ASGI."""
         await self.serve(AsgiExchange(scope, receive, send))
 
+    def lets_in(self, exchange: Exchange) -> bool:
+        """Whether who asks may ask, by the head alone; if not, `serve` says so, and needs no body for it."""
+        try:
+            exchange.client = self._gate.client(exchange.headers)
+        except Unauthenticated:
+            return False
+        return True
+
     async def serve(self, exchange: Exchange) -> None:
         """Reads the body and answers."""
         try:
+            if exchange.client is ANYBODY:
+                exchange.client = self._gate.client(exchange.headers)
+            exchange.client.begin()
             if not says_json(exchange.headers.get("content-type", "")):
                 # Any web page may post other types to a server on its reader's machine, without asking it first.
                 text = "the body must be JSON and said to be: send 'content-type: application/json'"

@@ -10,6 +10,7 @@ from engine.sampling_params import MAX_LOGPROBS
 from protos.common_pb2 import PositionLogprobs
 from router.errors import FieldError
 from router.generation import ChatPrompt, ChoiceDelta, Generation, GenerationRequest
+from router.limits import check_template_options
 from router.openai.answer import WholeChoice, answer, apart, command_id
 from router.openai.context import read_context
 from router.openai.exchange import Exchange
@@ -145,17 +146,20 @@ class ChatApi:
         body.check(service.config, num_prompts=1)
         if body.echo:
             raise FieldError("echo", "echo is not supported for chat; leave it out")
-        context = read_context(exchange.headers, body.user, body.priority)
-        async with exchange.watch(), service.admission.admit(body.num_choices, context):
-            generation = await service.pipeline.prepare(self._request(body, context, command_id(exchange.request_id)))
+        check_template_options(body.chat_template_kwargs)
+        client = exchange.client
+        context = read_context(exchange.headers, body.user, body.priority, client)
+        num_choices = body.num_choices
+        async with exchange.watch(), client.hold(num_choices), service.admission.admit(num_choices, context):
+            generation = await service.pipeline.prepare(self._request(body, context, exchange))
             answer_id = f"chatcmpl-{exchange.request_id}"
             shape = ChatShape(answer_id, generation, body, service.model.name, service.tokenizer)
             await answer(exchange, service.pipeline, [generation], body, shape)
 
-    def _request(self, body: ChatRequest, context: RequestContext, request_id: str) -> GenerationRequest:
+    def _request(self, body: ChatRequest, context: RequestContext, exchange: Exchange) -> GenerationRequest:
         model = self._service.model
         return GenerationRequest(
-            request_id=request_id,
+            request_id=command_id(exchange.request_id),
             prompt=body.prompt(),
             sampling=body.sampling(model.sampling_defaults, model.vocab_size, body.num_logprobs()),
             seed=body.seed,
@@ -165,7 +169,7 @@ class ChatApi:
             include_stop=body.include_stop_str_in_output,
             skip_special_tokens=body.skip_special_tokens,
             n=body.num_choices,
-            cache_salt=body.cache_salt or "",
+            cache_salt=exchange.client.cache_salt(body.cache_salt or ""),
             whole=not body.stream,
             context=context,
         )

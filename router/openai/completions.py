@@ -44,17 +44,19 @@ class CompletionsApi:
         body.check(service.config, len(prompts))
         if body.max_tokens == 0 and not body.echo:
             raise FieldError("max_tokens", "max_tokens is 0, but must be 1 or more unless echo is true")
-        context = read_context(exchange.headers, body.user, body.priority)
-        async with exchange.watch(), service.admission.admit(len(prompts) * body.num_choices, context):
+        client = exchange.client
+        context = read_context(exchange.headers, body.user, body.priority, client)
+        num_choices = len(prompts) * body.num_choices
+        async with exchange.watch(), client.hold(num_choices), service.admission.admit(num_choices, context):
             await self._answer(body, prompts, context, exchange)
 
     async def _answer(
         self, body: CompletionRequest, prompts: Sequence[Prompt], context: RequestContext, exchange: Exchange
     ) -> None:
         service = self._service
-        request_id = command_id(exchange.request_id)
+        request_id, cache_salt = command_id(exchange.request_id), exchange.client.cache_salt(body.cache_salt or "")
         generations = [
-            await service.pipeline.prepare(self._request(body, prompt, context, f"{request_id}-{place}"))
+            await service.pipeline.prepare(self._request(body, prompt, context, cache_salt, f"{request_id}-{place}"))
             for place, prompt in enumerate(prompts)
         ]
         echoes = [await self._echo(body, *each) for each in zip(prompts, generations, strict=True)] if body.echo else []
@@ -72,7 +74,7 @@ class CompletionsApi:
         await answer(exchange, service.pipeline, generations, body, shape)
 
     def _request(
-        self, body: CompletionRequest, prompt: Prompt, context: RequestContext, request_id: str
+        self, body: CompletionRequest, prompt: Prompt, context: RequestContext, cache_salt: str, request_id: str
     ) -> GenerationRequest:
         model = self._service.model
         sampling = body.sampling(model.sampling_defaults, model.vocab_size, body.logprobs)
@@ -90,7 +92,7 @@ class CompletionsApi:
             include_stop=body.include_stop_str_in_output,
             skip_special_tokens=body.skip_special_tokens,
             n=body.num_choices,
-            cache_salt=body.cache_salt or "",
+            cache_salt=cache_salt,
             whole=not body.stream,
             context=context,
         )

@@ -4,23 +4,30 @@ import math
 from collections.abc import Mapping
 from hashlib import blake2b
 
+from router.client import ANYBODY, Client
 from router.errors import FieldError
+from router.limits import check_worker_name
 from router.request_context import NO_HINTS, PLANS, RequestContext, RoutingHints
 
 DECODE, PREFILL, PLAN, TIMEOUT = "x-baton-decode", "x-baton-prefill", "x-baton-plan", "x-baton-timeout"
 
 
-def read_context(headers: Mapping[str, str], user: str | None, priority: int) -> RequestContext:
+def read_context(
+    headers: Mapping[str, str], user: str | None, priority: int, client: Client = ANYBODY
+) -> RequestContext:
     """The request's context; names of headers are in lower case. Raises FieldError for a plan or time that is none.
 
-    Requests with one API key are one client's; without a key, those of one `user`.
+    Requests with one API key are one client's, whether keys are asked for or not; without a key, those of one `user`.
     """
     timeout = headers.get(TIMEOUT)
+    fairness_key = client.fairness_key
+    if fairness_key is None:
+        fairness_key = _fairness_key(headers.get("authorization", ""), user)
     return RequestContext(
         hints=_hints(headers),
-        fairness_key=_fairness_key(headers.get("authorization", ""), user),
+        fairness_key=fairness_key,
         timeout_s=None if timeout is None else _seconds(timeout),
-        priority=priority,
+        priority=client.priority(priority),
     )
 
 
@@ -30,6 +37,8 @@ def _hints(headers: Mapping[str, str]) -> RoutingHints:
         return NO_HINTS
     if plan and plan not in PLANS:
         raise FieldError(PLAN, f"{PLAN} is {plan[:50]!r}, but must be local or remote")
+    check_worker_name(DECODE, decode)
+    check_worker_name(PREFILL, prefill)
     return RoutingHints(decode or None, prefill or None, PLANS[plan] if plan else None)
 
 

@@ -12,17 +12,18 @@ from starlette.responses import Response
 
 from engine.errors import EngineError, InvalidRequest
 from engine.sampling_params import SamplingParams
-from router.errors import FieldError, Overloaded
-from rpc.status import ServiceError, message_of, status_of
+from router.errors import FieldError, KeyLimitReached, Overloaded
+from rpc.status import ServiceError, message_of, shortened, status_of
 
 logger = logging.getLogger(__name__)
 
+CODES: Mapping[int, str] = {401: "invalid_api_key", 404: "model_not_found"}  # OpenAI's; else the status
 RETRY_AFTER_S = "1"  # where nothing is known of when it would be better
 
 
 def error_body(message: str, kind: str, param: str | None, code: str | int | None) -> dict[str, object]:
     """OpenAI's error object."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": shortened(message), "type": kind, "param": param, "code": code}}
 
 
 def describe(error: Exception) -> tuple[int, dict[str, object]]:
@@ -31,7 +32,9 @@ def describe(error: Exception) -> tuple[int, dict[str, object]]:
     if status.http == 500:
         logger.error("a request failed", exc_info=error)
         return 500, error_body(message_of(error), status.kind, None, 500)
-    code: str | int = "model_not_found" if status.http == 404 else status.http
+    if isinstance(error, KeyLimitReached):
+        return status.http, error_body(str(error), error.kind, None, "rate_limit_exceeded")
+    code = CODES.get(status.http, status.http)
     return status.http, error_body(str(error), status.kind, _param(error), code)
 
 
@@ -46,7 +49,9 @@ def error_response(error: Exception) -> Response:
         return _response(error.status_code, error_body(message, kind, None, error.status_code), error.headers)
     http_status, body = describe(error)
     headers = None
-    if http_status in (429, 503):
+    if http_status == 401:
+        headers = {"www-authenticate": "Bearer"}
+    elif http_status in (429, 503):
         headers = {"retry-after": str(error.retry_after_s) if isinstance(error, Overloaded) else RETRY_AFTER_S}
     return _response(http_status, body, headers)
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
+from router.client import ANYBODY, Client
 from router.openai.disconnect import ClientGone, ClientWatch
 from rpc.names import is_name
 
@@ -28,6 +29,7 @@ class Exchange(Protocol):
     """One request and its answer."""
 
     request_id: str
+    client: Client  # who asks; nobody known until the route has looked
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -66,6 +68,7 @@ class AsgiExchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.headers = read_headers(scope["headers"])
         self.request_id = new_id(self.headers.get("x-request-id", ""))
+        self.client = ANYBODY
         self.started = False
         self._receive = receive
         self._send = send
@@ -108,6 +111,7 @@ class AsgiExchange:
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.started = True
+        headers += _encoded(self.client.headers())
         headers.append((b"x-request-id", self.request_id.encode()))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt
 from engine.sampling_params import SamplingParams
 from router.config import RouterConfig
 from router.errors import FieldError
-from router.limits import MAX_ENTRIES, check_choices, check_salt, check_stop
+from router.limits import MAX_ENTRIES, check_choices, check_metadata, check_stop, check_text
 from router.openai.text_or_list import at_most, text_or_list
 
 INT32_MAX = (1 << 31) - 1
@@ -90,13 +90,17 @@ class GenerationFields(BaseModel):
         for name, value in (self.model_extra or {}).items():
             if name in UNSUPPORTED and value not in UNSUPPORTED[name]:
                 raise FieldError(name, f"{name} is not supported by this server; leave it out")
+            if name == "metadata":
+                check_metadata(value)
         if self.best_of is not None and self.best_of > self.num_choices:
             raise FieldError(
                 "best_of", f"best_of is {self.best_of}, but more than n ({self.num_choices}) is not served"
             )
         check_choices(config, num_prompts, self.num_choices)
         check_stop(config, self.stop)
-        check_salt(self.cache_salt or "")
+        check_text("cache_salt", self.cache_salt)
+        check_text("prompt_cache_key", self.prompt_cache_key)
+        check_text("user", self.user)
         if self.stream and self.prompt_logprobs is not None:
             raise FieldError("prompt_logprobs", "prompt_logprobs are not available when stream is true")
         if self.stream_options is not None and not self.stream:

@@ -10,11 +10,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from router.gate import Gate
 from router.openai.body_route import BodyRoute
 from router.openai.chat import ChatApi, ChatRequest
 from router.openai.completions import CompletionRequest, CompletionsApi
 from router.openai.errors import install_error_handlers
-from router.openai.middleware import RequestIdMiddleware
+from router.openai.middleware import GateMiddleware, RequestIdMiddleware
 from router.openai.operations import OperationsApi
 from router.openai.tokenize import DetokenizeRequest, TokenizeApi, TokenizeRequest
 from router.service import RouterService
@@ -41,21 +42,22 @@ class HttpApp:
 
 def make_http_app(service: RouterService) -> HttpApp:
     """The application that serves the OpenAI API with the parts of `service`."""
-    tokenizer, max_bytes = TokenizeApi(service), service.config.max_body_bytes
+    tokenizer, max_bytes, gate = TokenizeApi(service), service.config.max_body_bytes, service.gate
     posts: Posts = {
-        "/v1/chat/completions": BodyRoute(ChatRequest, ChatApi(service).complete, max_bytes),
-        "/v1/completions": BodyRoute(CompletionRequest, CompletionsApi(service).complete, max_bytes),
-        "/tokenize": BodyRoute(TokenizeRequest, tokenizer.tokenize, max_bytes),
-        "/detokenize": BodyRoute(DetokenizeRequest, tokenizer.detokenize, max_bytes),
+        "/v1/chat/completions": BodyRoute(ChatRequest, ChatApi(service).complete, max_bytes, gate),
+        "/v1/completions": BodyRoute(CompletionRequest, CompletionsApi(service).complete, max_bytes, gate),
+        "/tokenize": BodyRoute(TokenizeRequest, tokenizer.tokenize, max_bytes, gate),
+        "/detokenize": BodyRoute(DetokenizeRequest, tokenizer.detokenize, max_bytes, gate),
     }
-    return HttpApp(posts, _make_others(OperationsApi(service), posts))
+    return HttpApp(posts, _make_others(OperationsApi(service), posts, gate))
 
 
-def _make_others(operations: OperationsApi, posts: Posts) -> FastAPI:
+def _make_others(operations: OperationsApi, posts: Posts, gate: Gate) -> FastAPI:
     """The application for everything but the posts; it knows their paths, for other methods and the description."""
     app = _DescribedApp(posts)
     install_error_handlers(app)
-    app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(GateMiddleware, gate=gate)
+    app.add_middleware(RequestIdMiddleware)  # around the other: who is refused gets an id too
     for path, route in posts.items():
         app.router.routes.append(Route(path, route, methods=["POST"]))
     for path, serve in (

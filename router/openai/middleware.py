@@ -1,9 +1,12 @@
-"""What the requests pass that FastAPI serves: each gets an id."""
+"""What the requests pass that FastAPI serves: each gets an id, and shows an API key where one is needed."""
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.openai.exchange import new_id
+from router.gate import Gate
+from router.openai.errors import error_response
+from router.openai.exchange import new_id, read_headers
+from rpc.status import Unauthenticated
 
 
 class RequestIdMiddleware:
@@ -25,3 +28,21 @@ class RequestIdMiddleware:
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+class GateMiddleware:
+    """Answers for the application who may not ask it."""
+
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+        self._app = app
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["type"] == "http" and not self._gate.is_open(scope["path"]):
+            try:
+                self._gate.client(read_headers(scope["headers"]))
+            except Unauthenticated as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

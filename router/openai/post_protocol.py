@@ -8,6 +8,8 @@ ends: requests that wait would take memory without bound, and while they wait un
 
 Who sends nothing more of a request, or takes nothing more of an answer, loses the connection after a while: both hold
 what others could use.
+
+Who shows no API key where one is needed is told so by the head alone; a head itself has a bound.
 """
 
 import asyncio
@@ -19,15 +21,19 @@ from types import TracebackType
 from typing import Any
 
 import httptools
+import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from router.client import ANYBODY, Client
 from router.openai.body_route import BodyRoute
 from router.openai.disconnect import ClientGone
+from router.openai.errors import error_body
 from router.openai.exchange import announced_size, check_size, new_id, read_headers
 
 logger = logging.getLogger(__name__)
 
 STALL_S = 30.0  # without a byte taken by a client that is behind with its answer
+MAX_HEAD_BYTES = 32 << 10  # of a request's line and headers, and of what stands between the parts of its body
 LINGER_S = 1.0  # of a connection without a request when the server leaves: one may be on its way
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 EVENTS_HEAD = (
@@ -40,6 +46,10 @@ class Pipelined(Exception):
     """A request came before the last one's answer."""
 
 
+class HeadTooLarge(Exception):
+    """A request's head is over the bound."""
+
+
 class PostProtocol(HttpToolsProtocol):
     """One connection."""
 
@@ -50,6 +60,8 @@ class PostProtocol(HttpToolsProtocol):
         self._leaving = leaving
         self._is_over = False  # what comes now is not read any more
         self._is_reading = False  # a request has begun, and not all of it is here
+        self._has_head = False  # of the request that is being read or was last
+        self._num_head_bytes = 0  # that came since the request's begin or the last part of its body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's
         """asyncio: the connection begins."""
@@ -76,6 +88,7 @@ class PostProtocol(HttpToolsProtocol):
         if self._is_over:
             return
         self._unset_keepalive_if_required()
+        self._num_head_bytes += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -84,8 +97,26 @@ class PostProtocol(HttpToolsProtocol):
             if not self._is_over:
                 self.logger.warning("Invalid HTTP request received.")
                 self.send_400_response("Invalid HTTP request received.")
-        if self._is_reading:
+        if self._is_reading and not self._is_over:
+            if self._num_head_bytes > MAX_HEAD_BYTES:
+                self._refuse_head()
             self._end_soon(self.timeout_keep_alive)
+
+    def _head_size(self) -> int:
+        """Bytes of the head; with it, a part of the body may have come."""
+        return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+
+    def _refuse_head(self) -> None:
+        """Answers a head that is too large, and ends the connection."""
+        self._is_over = True
+        if self._has_head and self.cycle.response_started:
+            self.transport.close()  # it was answered before its body was all here
+            return
+        text = f"the request's line and headers are over the limit of {MAX_HEAD_BYTES} bytes"
+        body = orjson.dumps(error_body(text, "invalid_request_error", None, 431))
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINES[431] + head + body)
+        self.transport.close()
 
     def _begin_again(self, rest: bytes) -> None:
         """Reads a request without its wish for another protocol, as who speaks none must (RFC 9110, 7.8): with it, the
@@ -107,12 +138,16 @@ class PostProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
             self._is_over = True
             raise Pipelined
-        self._is_reading = True
+        self._is_reading, self._has_head = True, False
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """httptools: the head of a request is here."""
         parser = self.parser
+        if self._num_head_bytes > MAX_HEAD_BYTES and self._head_size() > MAX_HEAD_BYTES:
+            self._refuse_head()
+            raise HeadTooLarge
+        self._num_head_bytes = 0
         if parser.should_upgrade():
             return  # it begins again
         route = self._posts.get(self.url)
@@ -122,12 +157,16 @@ class PostProtocol(HttpToolsProtocol):
         ):  # fmt: skip
             super().on_headers_complete()
         else:
-            self.cycle = PostExchange(self, route)
+            self.cycle = exchange = PostExchange(self, route)
+            if not route.lets_in(exchange):
+                exchange.serve()
+        self._has_head = True
         if self._leaving.is_set():
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         """httptools: a part of a request's body is here."""
+        self._num_head_bytes = 0
         if isinstance(self.cycle, PostExchange):
             self.cycle.add(body)
         else:
@@ -138,6 +177,7 @@ class PostProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         self._is_reading = False
+        self._num_head_bytes = 0
         if isinstance(self.cycle, PostExchange):
             self.cycle.serve()
         else:
@@ -169,6 +209,7 @@ class PostExchange(RequestResponseCycle):
         )
         self.headers = read_headers(protocol.headers)
         self.request_id = new_id(self.headers.get("x-request-id", ""))
+        self.client: Client = ANYBODY
         self._protocol = protocol
         self._route = route
         self._task: asyncio.Task[None] | None = None
@@ -273,6 +314,8 @@ class PostExchange(RequestResponseCycle):
     def _head(self, status: int, own: bytes, headers: Mapping[str, str]) -> bytes:
         parts = [STATUS_LINES[status], own]
         parts += [b"%b: %b\r\n" % header for header in self.default_headers]
+        for name, value in self.client.headers().items():
+            parts.append(f"{name}: {value}\r\n".encode())
         for name, value in headers.items():
             if not value.isprintable():
                 raise ValueError(f"the header {name} would have {value!r}")

@@ -9,6 +9,7 @@ from pydantic import BaseModel, WithJsonSchema
 from engine.errors import InvalidRequest
 from router.errors import FieldError
 from router.generation import ChatPrompt
+from router.limits import check_template_options
 from router.openai.context import read_context
 from router.openai.exchange import Exchange
 from router.openai.messages import Messages, template_messages
@@ -59,10 +60,12 @@ class TokenizeApi:
         """Tokens of a text or of messages, as a request would have them."""
         service = self._service
         service.check_model(body.model)
-        context = read_context(exchange.headers, None, priority=0)
+        check_template_options(body.chat_template_kwargs)
+        client = exchange.client
+        context = read_context(exchange.headers, None, 0, client)
         special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
-        async with exchange.watch(), service.admission.admit(1, context, generates=False):
-            tokens = await service.pipeline.tokenize(body.source(), special)
+        async with exchange.watch(), client.hold(1), service.admission.admit(1, context, generates=False):
+            tokens = await service.pipeline.tokenize(body.source(), special, client.cache_salt(""))
             names = await service.tokenizer.token_names(tokens) if body.return_token_strs else None
             answer: dict[str, object] = {
                 "count": len(tokens),
@@ -79,10 +82,11 @@ class TokenizeApi:
         limit = service.pipeline.context_len()
         if isinstance(body.tokens, list) and len(body.tokens) > limit:
             raise FieldError("tokens", f"tokens has {len(body.tokens)} ids, but a context has at most {limit}")
-        context = read_context(exchange.headers, None, priority=0)
+        client = exchange.client
+        context = read_context(exchange.headers, None, 0, client)
         tokens = read_token_ids(body.tokens, "tokens")
         if any(not 0 <= token_id < service.model.vocab_size for token_id in tokens):
             raise FieldError("tokens", f"tokens has an id outside 0 to {service.model.vocab_size - 1}")
-        async with exchange.watch(), service.admission.admit(1, context, generates=False):
+        async with exchange.watch(), client.hold(1), service.admission.admit(1, context, generates=False):
             text = await service.tokenizer.decode(tokens, skip_special_tokens=False)
             await exchange.answer(200, await asyncio.to_thread(orjson.dumps, {"prompt": text}))

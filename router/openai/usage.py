@@ -9,6 +9,7 @@ class Usage:
     def __init__(self, num_prompt_tokens: int) -> None:
         self._num_prompt_tokens = num_prompt_tokens
         self._num_completion_tokens = 0
+        self._num_charged = 0
         self._cached_tokens: dict[int, int] = {}  # by prompt, of its first choice
 
     def add(self, delta: ChoiceDelta, num_choices: int) -> None:
@@ -16,6 +17,12 @@ class Usage:
         self._num_completion_tokens += len(delta.token_ids)
         if delta.served_by is not None and delta.index % num_choices == 0:
             self._cached_tokens.setdefault(delta.index // num_choices, cached_tokens(delta.served_by))
+
+    def uncharged(self) -> int:
+        """The tokens that no earlier call has told."""
+        num_tokens = self._num_prompt_tokens + self._num_completion_tokens
+        num_new, self._num_charged = num_tokens - self._num_charged, num_tokens
+        return num_new
 
     def body(self) -> dict[str, object]:
         """The usage object."""

@@ -32,6 +32,10 @@ class RegistryView:
     error: str | None = None  # why the registry cannot be asked now; None: it can
 
 
+class LeaseLapsed(Exception):
+    """This process stood still for so long that others took it for dead: it must not go on in this life."""
+
+
 Listener = Callable[[RegistryView], None]
 
 
@@ -39,7 +43,10 @@ class Lease(Protocol):
     """One worker's place in a registry; it lapses unless it is kept."""
 
     async def keep(self) -> None:
-        """Registers the worker and renews its lease, whatever becomes of the registry, until cancelled."""
+        """Registers the worker and renews its lease, whatever becomes of the registry, until cancelled.
+
+        Raises LeaseLapsed if the worker itself was silent for so long that it lost its place.
+        """
         ...
 
     def update(self, member: Member) -> None:

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import math
+import time
 from contextlib import suppress
 
 from rpc.backoff import Backoff
-from rpc.registry.base import Member
+from rpc.registry.base import LeaseLapsed, Member
 from rpc.registry.redis_client import REDIS_ERRORS
 from rpc.registry.redis_store import RedisStore
 
@@ -18,7 +20,10 @@ LONGEST_PAUSE_S = 2.0  # a Redis that came back empty has every worker after thi
 
 
 class RedisLease:
-    """Keeps a worker registered; loses Redis with a warning and never with an error."""
+    """Keeps a worker registered; loses Redis with a warning and never with an error.
+
+    A lease that lapsed while this process did not even try to renew it is not taken up again.
+    """
 
     def __init__(self, store: RedisStore, name: str, member: Member, lease_s: float) -> None:
         self._store = store
@@ -28,17 +33,22 @@ class RedisLease:
         self._told: Member | None = None  # what the routers were told last
         self._changed = asyncio.Event()
         self._is_lost = False
+        self._tried_s = math.inf  # monotonic clock, of the last attempt to renew
+        self._was_silent = False  # between two attempts, for longer than a lease
 
     async def keep(self) -> None:
-        """Registers the worker and renews its lease until cancelled."""
+        """Registers the worker and renews its lease until cancelled. Raises LeaseLapsed."""
         backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
         pause_s = min(self._lease_s / RENEWALS, LONGEST_PAUSE_S)
         while True:
             self._changed.clear()
+            self._was_silent = self._was_silent or time.monotonic() - self._tried_s > self._lease_s
             try:
                 await self._renew()
             except REDIS_ERRORS as error:
                 self._lose(error)
+            self._tried_s = time.monotonic()
+            if self._is_lost:
                 await backoff.wait()
                 continue
             with suppress(TimeoutError):
@@ -65,11 +75,17 @@ class RedisLease:
             if self._told is None:
                 logger.info("%s is registered at %s", member.worker_id, self._name)
         elif not await self._store.renew(member, self._lease_s):
+            if self._was_silent:
+                raise LeaseLapsed(
+                    f"{member.worker_id} stood still for longer than its lease of {self._lease_s:g} s and was given up "
+                    "for dead; it ends, and may come back in a new life"
+                )
             await self._store.put(member, self._lease_s)
             logger.warning("the lease of %s at %s had lapsed; it is registered again", member.worker_id, self._name)
         elif was_lost:
             logger.info("%s is back, the lease of %s has held", self._name, member.worker_id)
         self._told = member
+        self._was_silent = False
         self._is_lost = False
 
     def _lose(self, error: Exception) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -72,6 +72,7 @@ class DecodeClient:
         prefix_source: worker_pb2.PeerWorker | None = None,
         num_prompt_tokens: int | None = None,
         cache_salt: str = "",
+        fallbacks: Sequence[worker_pb2.PeerWorker] = (),
     ) -> Generation:
         """Sends a request."""
         generation = Generation(f"r{next(self._numbers)}")
@@ -84,6 +85,7 @@ class DecodeClient:
             cache_salt=cache_salt,
             prefill=prefill,
             prefix_source=prefix_source,
+            prefill_fallbacks=fallbacks,
         )
         await self._write(worker_pb2.RouterMessage(generate=[command]))
         return generation

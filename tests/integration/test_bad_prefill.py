@@ -93,6 +93,11 @@ async def announces_the_same_again_and_again(prefilled: Prefilled) -> Events:
     await asyncio.Event().wait()
 
 
+async def says_nothing(prefilled: Prefilled) -> Events:
+    yield prefilled.accepted()
+    await asyncio.Event().wait()
+
+
 async def breaks(prefilled: Prefilled) -> Events:
     yield prefilled.accepted()
     raise RuntimeError("on purpose")
@@ -113,6 +118,7 @@ async def breaks(prefilled: Prefilled) -> Events:
         (accepts_twice, 0),
         (announces_the_same_again_and_again, 0),
         (breaks, 0),
+        (says_nothing, 0),
     ],
 )
 async def test_a_bad_handover_is_made_up_for(script: Script, num_checksum_failures: int, tmp_path: Path) -> None:
@@ -127,6 +133,44 @@ async def test_a_bad_handover_is_made_up_for(script: Script, num_checksum_failur
         load = await decode.wait_idle()
         assert load.handover_failures == 1
         assert load.checksum_failures == num_checksum_failures
+
+
+@pytest.mark.parametrize("script", [ends_at_once, wrong_checksum, breaks, says_nothing])
+async def test_another_prefill_worker_computes_what_is_missing(script: Script, tmp_path: Path) -> None:
+    model = make_checkpoint("qwen3", tmp_path / "model")
+    prompt = [10 + 7 * index % 90 for index in range(300)]
+    async with (
+        worker_process("decode", model, tmp_path) as decode,
+        worker_process("prefill", model, tmp_path) as prefill,
+        decode_client(decode) as client,
+        scripted_prefill(await decode.describe(), script) as (bad, service),
+    ):
+        generation = await client.submit(prompt, GREEDY, bad, fallbacks=[await prefill.peer()])
+        await generation.ended.wait()
+        assert generation.token_ids == Oracle(model).greedy(prompt, GREEDY.max_tokens)
+        assert generation.served_by.prefill_worker == (await prefill.describe()).worker_id
+        assert generation.served_by.handed_over_tokens == len(prompt)
+        await service.ended.wait()
+        load = await decode.wait_idle()
+        assert (load.handovers, load.handover_failures) == (1, 1)
+        await prefill.wait_idle()
+
+
+async def test_of_several_prefill_workers_each_is_asked_once(tmp_path: Path) -> None:
+    model = make_checkpoint("qwen3", tmp_path / "model")
+    prompt = [10 + 7 * index % 90 for index in range(300)]
+    async with worker_process("decode", model, tmp_path) as decode, decode_client(decode) as client:
+        described = await decode.describe()
+        async with (
+            scripted_prefill(described, ends_at_once) as (first, _),
+            scripted_prefill(described, breaks) as (second, _),
+        ):
+            generation = await client.submit(prompt, GREEDY, first, fallbacks=[second])
+            await generation.ended.wait()
+        assert generation.token_ids == Oracle(model).greedy(prompt, GREEDY.max_tokens)
+        assert generation.served_by.prefill_worker == generation.served_by.decode_worker
+        load = await decode.wait_idle()
+        assert (load.handovers, load.handover_failures) == (0, 2)
 
 
 async def test_another_fingerprint_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import grpc
 
 from deployment.process import ChildProcess, ProcessSpec
 from protos import worker_pb2, worker_pb2_grpc
-from rpc.peers import CHANNEL_OPTIONS
+from rpc.grpc_options import CHANNEL_OPTIONS
 from rpc.progress import Failed, Ready
 
 MODULES = {"prefill": "prefill_worker", "decode": "decode_worker", "both": "decode_worker"}

@@ -44,6 +44,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
         self.go_on.set()
         self.may_tell = asyncio.Event()  # cleared: watchers are told nothing
         self.may_tell.set()
+        self.gives_away = False  # each request, after its first token, once it may go on
         self.draining = False
         self.commands: list[worker_pb2.GenerateCommand] = []
         self.aborted: list[str] = []
@@ -153,6 +154,9 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
         while True:
             if len(tokens) > num_old:
                 await self.go_on.wait()
+                if self.gives_away:
+                    outgoing.put_nowait(worker_pb2.WorkerMessage(deltas=[given_away(command)]))
+                    return
             delta = self._step(command, tokens, is_first=len(tokens) == num_old)
             if len(tokens) == num_old + 1 or delta.finish_reason:
                 delta.served_by.CopyFrom(served_by)
@@ -190,6 +194,11 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
             served_by.kv_transport = "shared_memory"
             served_by.handed_over_tokens = len(command.token_ids) - cached * BLOCK_SIZE
         return served_by
+
+
+def given_away(command: worker_pb2.GenerateCommand) -> worker_pb2.RequestDelta:
+    """The last news of a request at a worker that drains."""
+    return worker_pb2.RequestDelta(request_id=command.request_id, finish_reason=common_pb2.FINISH_REASON_HANDED_OFF)
 
 
 def position_logprobs(token_id: int, num_top: int) -> common_pb2.PositionLogprobs:

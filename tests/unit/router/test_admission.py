@@ -166,6 +166,41 @@ async def test_the_expected_wait_is_about_the_real_one(seed: int) -> None:
     assert rig.refusals() == {"deadline": 3}
 
 
+async def test_nobody_waits_for_longer_than_anybody_should() -> None:
+    rig = Rig(max_inflight=1, max_wait_s=0.05)
+    first = rig.send("first")
+    await settle()
+    with overloaded(r"has waited for 0\.05 s, which is the limit"):  # nothing is known of when a turn comes
+        await rig.send("second")
+    assert rig.admission.num_waiting == 0
+    rig.end("first")
+    await first
+    assert rig.refusals() == {"wait": 1}
+
+
+async def test_who_would_wait_for_too_long_is_told_at_once() -> None:
+    rig = Rig(max_inflight=2, max_wait_s=5.0)
+    tasks = [rig.send(str(place)) for place in range(8)]
+    await settle()
+    for place in range(4):  # one ends a second
+        rig.now_s += 1.0
+        rig.end(str(place))
+        await settle()
+    for place in range(20):
+        task = rig.send(f"more{place}")
+        await settle()
+        if task.done():
+            break
+        tasks.append(task)
+    with overloaded(r"would wait about \d\.\d s for its turn, and 5 s is the limit"):
+        await task
+    assert 3 <= rig.admission.num_waiting <= 8  # at about one a second
+    assert rig.refusals() == {"wait": 1}
+    while not all(task.done() for task in tasks):
+        rig.end(*rig.order)
+        await settle()
+
+
 @pytest.mark.parametrize("seed", range(4))
 async def test_random_events_lose_no_room_and_no_request(seed: int) -> None:
     rng = random.Random(seed)

@@ -3,6 +3,7 @@
 import asyncio
 
 import grpc
+import httpx
 import orjson
 import pytest
 
@@ -14,21 +15,37 @@ from tests.unit.router.scripted_worker import ScriptedWorker
 BODY = {"prompt": "The cat sat on the mat", "max_tokens": 12}
 
 
-async def test_running_requests_end_well_and_new_ones_are_refused() -> None:
+async def is_refused(url: str) -> bool:
+    """Whether nobody listens there."""
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        try:
+            await client.get("/ready")
+        except httpx.ConnectError:
+            return True
+    return False
+
+
+async def test_who_is_connected_is_served_and_new_connections_go_elsewhere() -> None:
     worker = ScriptedWorker()
     worker.go_on.clear()
-    async with running_router(worker) as router:
+    limits = httpx.Limits(max_connections=1)
+    async with (
+        running_router(worker) as router,
+        httpx.AsyncClient(base_url=router.url, timeout=20, limits=limits, trust_env=False) as client,
+    ):
+        assert (await client.get("/health")).status_code == 200
         request = asyncio.create_task(router.http.post("/v1/completions", json=BODY))
         await until(lambda: bool(worker.commands))
         router.stopping.set()
+        late = asyncio.create_task(client.post("/v1/completions", json=BODY))  # over the connection that it has
+        await until(lambda: len(worker.commands) == 2)
         async with asyncio.timeout(10):
-            while (await router.http.get("/ready")).status_code != 503:
+            while not await is_refused(router.url):
                 await asyncio.sleep(0.005)
-        refused = await router.http.post("/v1/completions", json=BODY)
-        assert refused.status_code == 503
-        assert "shutting down" in refused.json()["error"]["message"]
         worker.go_on.set()
-        assert (await request).json()["usage"]["completion_tokens"] == 12
+        for answer in (await request, await late):
+            assert answer.json()["usage"]["completion_tokens"] == 12
+        assert (await late).headers["connection"] == "close"
 
 
 async def events(router: RunningRouter) -> list[bytes]:

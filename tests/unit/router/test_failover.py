@@ -10,7 +10,7 @@ import pytest
 from protos import common_pb2
 from protos.worker_pb2 import WORKER_ROLE_PREFILL, RequestDelta
 from tests.unit.router.running_router import RunningRouter, running_router, until, wait_cached, wait_workers
-from tests.unit.router.scripted_worker import ScriptedWorker, scripted
+from tests.unit.router.scripted_worker import BLOCK_SIZE, ScriptedWorker, scripted
 
 BODY: dict[str, Any] = {"prompt": "The cat sat on the mat", "max_tokens": 12, "seed": 9, "return_token_ids": True}
 
@@ -123,6 +123,45 @@ async def test_a_draining_worker_keeps_its_requests_and_gets_no_new_ones() -> No
         assert (len(leaving.commands), len(staying.commands)) == (1, 4)
         leaving.go_on.set()
         assert (await request)["usage"]["completion_tokens"] == 12
+
+
+@pytest.mark.parametrize("has_kv", [True, False])
+async def test_what_a_draining_worker_gives_away_goes_on_elsewhere_with_its_kv(has_kv: bool) -> None:
+    async with running_router(ScriptedWorker()) as router:
+        expected = await complete(router)
+    leaving, staying = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
+    leaving.go_on.clear()
+    async with running_router(leaving, staying, policy="round_robin", failover_attempts=0) as router:
+        request = asyncio.create_task(complete(router))
+        await until(lambda: bool(leaving.commands))
+        tokens = list(leaving.commands[0].token_ids)
+        if has_kv:
+            leaving.cache(tokens)
+            await wait_cached(router.http, leaving, len(tokens) // BLOCK_SIZE)
+        leaving.draining = leaving.gives_away = True
+        leaving.news()
+        await wait_workers(router.http, 1, "draining")
+        leaving.go_on.set()
+        assert (await request)["choices"] == expected["choices"]
+        [command] = staying.commands
+        assert command.token_ids == [*tokens, expected["choices"][0]["token_ids"][0]]
+        assert command.prefix_source.incarnation == (leaving.incarnation if has_kv else "")
+        assert not command.HasField("prefill")
+        text = (await router.http.get("/metrics")).text
+        plan = "local_with_source" if has_kv else "local"
+        assert f'requests_by_plan_total{{model_name="bundled_model",plan="{plan}"}}' in text
+
+
+async def test_a_request_may_be_given_away_more_often_than_it_may_fail() -> None:
+    leaving = [ScriptedWorker(f"decode-{number}") for number in range(3)]
+    staying = ScriptedWorker("decode-3")
+    for worker in leaving:
+        worker.refusal = RequestDelta(finish_reason=common_pb2.FINISH_REASON_HANDED_OFF)
+    async with running_router(*leaving, staying, policy="round_robin", failover_attempts=1) as router:
+        assert (await complete(router))["usage"]["completion_tokens"] == 12
+        assert [len(worker.commands) for worker in leaving] == [1, 1, 1]
+        text = (await router.http.get("/metrics")).text
+        assert 'baton:requests_handed_off_total{model_name="bundled_model"} 3.0' in text
 
 
 async def test_the_index_forgets_an_earlier_life_and_recovers_from_a_gap() -> None:

@@ -267,3 +267,21 @@ def test_policies_by_name() -> None:
     assert make_policy("cost", None) == CostPolicy()
     with pytest.raises(ValueError, match="must be one of cost, round_robin, least_loaded, always_remote, always_local"):
         make_policy("best", 5)
+
+
+def test_the_next_best_prefill_workers_stand_by() -> None:
+    workers = [prefill(f"p{number}", requests=number, queued=3000 * number) for number in (3, 1, 0, 2)]
+    for policy in (COST, LeastLoadedPolicy(None)):
+        plan = policy(request(3000), cluster(worker("d", requests=40), *workers))
+        assert plan.prefill is not None
+        assert plan.prefill.worker_id == "p0"
+        assert [each.worker_id for each in plan.prefill_fallbacks] == ["p1", "p2"]
+
+
+def test_nobody_stands_by_for_another_model_nor_for_a_prefill_worker_that_was_asked_for() -> None:
+    workers = (worker("d", requests=40), prefill("p"), prefill("q", fingerprint="g"))
+    assert COST(request(3000), cluster(*workers)).prefill_fallbacks == ()
+    pinned = replace(request(3000), hints=RoutingHints(prefill_worker="p"))
+    plan = COST(pinned, cluster(worker("d", requests=40), prefill("p"), prefill("r")))
+    assert names(plan) == ("d", "p", None)
+    assert plan.prefill_fallbacks == ()

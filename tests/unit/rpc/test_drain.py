@@ -2,6 +2,9 @@
 
 import asyncio
 
+import pytest
+
+import rpc.drain
 from rpc.drain import Drain
 
 
@@ -20,3 +23,47 @@ async def test_it_waits_for_the_last_request() -> None:
     await waiting
     assert drain.has_begun
     assert drain.num_requests == 0
+
+
+async def test_nothing_is_given_away_that_ends_in_time() -> None:
+    drain, given = Drain(), []
+    drain.listen(lambda: given.append("all"))
+    drain.enter()
+    draining = asyncio.ensure_future(drain.run(60))
+    await drain.wait_begun()
+    drain.leave()
+    assert await draining == 0
+    assert given == []
+
+
+async def test_what_does_not_end_in_time_is_given_away_and_its_readers_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rpc.drain, "HAND_OFF_S", 0.01)
+    drain = Drain()
+    read = asyncio.Event()
+
+    async def pull() -> None:
+        with drain.request():
+            await read.wait()
+
+    pulls: list[asyncio.Task[None]] = []
+
+    def hand_off() -> None:
+        drain.leave()
+        pulls.append(asyncio.ensure_future(pull()))  # whoever goes on with it reads its KV from here
+
+    drain.listen(hand_off)
+    drain.enter()
+    draining = asyncio.ensure_future(drain.run(0.01))
+    await asyncio.wait((draining,), timeout=0.2)
+    assert pulls
+    assert not draining.done()
+    read.set()
+    assert await draining == 1
+
+
+async def test_a_worker_whose_requests_nobody_can_take_over_ends_without_delay() -> None:
+    drain = Drain()
+    drain.enter()
+    assert await drain.run(0.01) == 1

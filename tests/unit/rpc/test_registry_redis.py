@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
+from rpc.registry.base import LeaseLapsed
 from rpc.registry.factory import open_registry
 from rpc.registry.redis_client import REDIS_ERRORS
 from rpc.registry.redis_registry import RECONCILE_S
@@ -90,6 +92,18 @@ async def test_a_worker_says_that_its_lease_lapsed_and_registers_again(
         await views.until_members(member)
     assert "the lease of decode-0 at redis://" in caplog.text
     assert "had lapsed; it is registered again" in caplog.text
+    await registry.close()
+
+
+async def test_a_worker_that_stood_still_does_not_come_back_in_the_same_life(server: RedisServer, redis: Redis) -> None:
+    registry, member = open_registry(server.url), make_member()
+    keeping = asyncio.create_task(registry.lease(member, 0.2).keep())
+    async with following(registry) as views:
+        await views.until_members(member)
+        time.sleep(0.6)  # noqa: ASYNC251  # as when the process is stopped, or its machine is moved
+        with pytest.raises(LeaseLapsed, match=r"decode-0 stood still for longer than its lease of 0\.2 s"):
+            await keeping
+        await views.until_members()
     await registry.close()
 
 

@@ -10,9 +10,11 @@ from rpc.status import (
     DeadlineExceeded,
     Internal,
     NotFound,
+    Unauthenticated,
     Unavailable,
     code_number,
     error_from_code,
+    message_of,
     status_of,
 )
 
@@ -22,6 +24,7 @@ from rpc.status import (
     [
         (InvalidRequest("x"), grpc.StatusCode.INVALID_ARGUMENT, 400),
         (QueueFull("x"), grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
+        (Unauthenticated("x"), grpc.StatusCode.UNAUTHENTICATED, 401),
         (NotFound("x"), grpc.StatusCode.NOT_FOUND, 404),
         (Unavailable("x"), grpc.StatusCode.UNAVAILABLE, 503),
         (DeadlineExceeded("x"), grpc.StatusCode.DEADLINE_EXCEEDED, 504),
@@ -53,3 +56,12 @@ def test_an_error_survives_its_code(kind: type[Exception]) -> None:
 
 def test_an_unknown_code_is_internal() -> None:
     assert type(error_from_code(999, "x")) is Internal
+
+
+def test_a_long_text_is_cut() -> None:
+    assert message_of(InvalidRequest("x" * 800)) == "x" * 800
+    assert message_of(InvalidRequest("x" * 801)) == "x" * 800 + "..."
+
+
+def test_a_peer_that_does_not_know_us_is_not_our_clients_fault() -> None:
+    assert type(error_from_code(code_number(Unauthenticated("x")), "x")) is Internal

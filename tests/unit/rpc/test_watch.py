@@ -94,7 +94,7 @@ class WatchedWorker:
 async def watched_worker() -> AsyncIterator[WatchedWorker]:
     host, counters, drain = SteppedHost(), WorkerCounters(), Drain()
     server = grpc.aio.server()
-    service = WorkerService(host, counters, drain, worker_pb2.WorkerDescription, dict)  # type: ignore[arg-type]
+    service = WorkerService(host, counters, drain, worker_pb2.WorkerDescription, dict, 1.0)  # type: ignore[arg-type]
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -1,4 +1,4 @@
-"""Pulls a prefix that another worker has in its cache, instead of computing it."""
+"""Pulls a prefix that another worker has in its cache, instead of computing it: in prefill and in decode workers."""
 
 import asyncio
 import logging

@@ -1,0 +1,170 @@
+"""Ten times the load that the workers can bear, and what becomes of those who are served.
+
+    python -m benchmarks.overload [--json FILE] [--seconds S] [--wait-s W]
+
+A real router in front of simulated workers, which speak the real protocol and compute nothing. What they can bear is
+measured first, in a closed loop. Then requests come at random moments (a Poisson process): at half of that, at nine
+tenths, at ten times that for a while, and at half again. Of those who were served: the time to the first token and the
+time per token after it; of those who were refused: whether they were told when to come back. The router's memory is
+its resident set at the end of each phase.
+"""
+
+import asyncio
+import gc
+import random
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from time import monotonic
+
+import click
+import httpx
+import orjson
+import psutil
+import uvloop
+
+from benchmarks.http_load import Exchange, post, run_load
+from benchmarks.load import percentile
+from benchmarks.report import Report
+from benchmarks.server import free_port
+
+NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS = 200, 60
+NUM_WORKERS, NUM_SEQS = 2, 8
+WORKERS = (f"--both={NUM_WORKERS}", f"--max-num-seqs={NUM_SEQS}", "--step-s=0.02", "--sequence-s=0.0005")
+CLOSED_LOOP_S = 10.0
+MOST_OPEN = 256  # connections of the client: more than the router takes on and lets wait
+FIRST_ID, NUM_IDS = 300, 3000
+COLUMNS = ("load", "of what they bear", "offered/s", "served/s", "refused", "with Retry-After", "TTFT p50 ms",
+           "TTFT p99 ms", "TPOT p50 ms", "TPOT p99 ms", "router MiB")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A stretch of even load."""
+
+    name: str
+    share: float  # of what the workers can bear
+    length: float = 1.0  # in units of the shortest phase
+
+
+PHASES = (Phase("light", 0.5), Phase("full", 0.9), Phase("overload", 10.0, 3.0), Phase("light again", 0.5))
+
+
+def make_exchange(rng: random.Random, request_id: str, due_s: float) -> Exchange:
+    """A streamed completion of a prompt that nobody has cached."""
+    body = {
+        "prompt": [FIRST_ID + rng.randrange(NUM_IDS) for _ in range(NUM_PROMPT_TOKENS)],
+        "max_tokens": NUM_OUTPUT_TOKENS,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    return Exchange(request_id, post("/v1/completions", request_id, orjson.dumps(body)), due_s, may_be_refused=True)
+
+
+@dataclass(slots=True)
+class Bench:
+    """The processes under measurement."""
+
+    port: int
+    router: psutil.Process
+    rng: random.Random
+
+    async def bearable(self) -> float:
+        """Requests a second with every place taken."""
+        count = max(NUM_WORKERS * NUM_SEQS * 4, int(CLOSED_LOOP_S * 10))
+        exchanges = [make_exchange(self.rng, f"closed-{number}", 0) for number in range(count)]
+        started_s = monotonic()
+        await run_load(self.port, exchanges, NUM_WORKERS * NUM_SEQS, timed=False)
+        return count / (monotonic() - started_s)
+
+    async def run(self, phase: Phase, bearable: float, seconds: float, report: Report) -> None:
+        """Adds a row."""
+        rate, length_s = bearable * phase.share, seconds * phase.length
+        exchanges, due_s = [], 0.0
+        while (due_s := due_s + self.rng.expovariate(rate)) < length_s:
+            exchanges.append(make_exchange(self.rng, f"{phase.name}-{len(exchanges)}".replace(" ", "-"), due_s))
+        await run_load(self.port, exchanges, MOST_OPEN, timed=True)
+        served = [exchange for exchange in exchanges if exchange.status == httpx.codes.OK]
+        refused = [exchange for exchange in exchanges if exchange.status == httpx.codes.TOO_MANY_REQUESTS]
+        assert len(served) + len(refused) == len(exchanges), {exchange.status for exchange in exchanges}
+        told = [exchange for exchange in refused if b"\r\nretry-after: " in exchange.answer.lower()]
+        ttfts = [(exchange.first_s - exchange.sent_s) * 1e3 for exchange in served]
+        tpots = [(exchange.last_s - exchange.first_s) * 1e3 / (NUM_OUTPUT_TOKENS - 1) for exchange in served]
+        report.add(
+            phase.name, phase.share, round(len(exchanges) / length_s, 1), round(len(served) / length_s, 1),
+            len(refused), len(told),
+            *(round(percentile(values, percent), 1) for values in (ttfts, tpots) for percent in (50, 99)),
+            round(self.router.memory_info().rss / 2**20),
+        )  # fmt: skip
+
+
+@asynccontextmanager
+async def benched(wait_s: float) -> AsyncIterator[Bench]:
+    """Starts workers and a router."""
+    workers = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "simulation.workers", *WORKERS, stdout=PIPE, limit=1 << 22
+    )
+    assert workers.stdout is not None
+    addresses = orjson.loads(await workers.stdout.readline())["addresses"]
+    port = free_port()
+    router = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "router", "--model", str(files("baton") / "bundled_model"), "--port", str(port),
+        "--workers", addresses, "--max-queue-wait-s", str(wait_s), "--log-level", "error",
+    )  # fmt: skip
+    try:
+        await _wait_ready(f"http://127.0.0.1:{port}", router)
+        yield Bench(port, psutil.Process(router.pid), random.Random(0))
+    finally:
+        for process in (router, workers):
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
+
+
+async def _wait_ready(url: str, router: Process) -> None:
+    async with asyncio.timeout(60), httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        while True:
+            try:
+                workers = (await client.get("/workers")).json()["workers"]
+                if workers and all(worker["state"] == "ready" for worker in workers):
+                    return
+            except httpx.TransportError:  # it does not listen yet
+                if router.returncode is not None:
+                    raise RuntimeError(f"the router ended with status {router.returncode}") from None
+            await asyncio.sleep(0.05)
+
+
+async def measure(phases: Sequence[Phase], seconds: float, wait_s: float) -> Report:
+    """The phases, one after the other, before the same router."""
+    report = Report("Overload", COLUMNS)
+    async with benched(wait_s) as bench:
+        bearable = await bench.bearable()
+        for phase in phases:
+            await bench.run(phase, bearable, seconds, report)
+    report.notes.append(
+        f"{NUM_WORKERS} simulated workers of {NUM_SEQS} sequences bear {bearable:.1f} requests/s of "
+        f"{NUM_PROMPT_TOKENS} prompt and {NUM_OUTPUT_TOKENS} output tokens; nobody waits in the router for more than "
+        f"{wait_s:g} s."
+    )
+    return report
+
+
+@click.command()
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write the results here too.")
+@click.option("--seconds", default=20.0, show_default=True, help="Length of a phase; the overload has three of them.")
+@click.option("--wait-s", default=0.1, show_default=True, help="Longest wait in the router.")
+def main(path: Path | None, seconds: float, wait_s: float) -> None:
+    """Measures a router under more load than its workers bear."""
+    gc.disable()  # a collection here would stand in the times
+    report = uvloop.run(measure(PHASES, seconds, wait_s))
+    report.show()
+    if path is not None:
+        report.write(path)
+
+
+if __name__ == "__main__":
+    main()

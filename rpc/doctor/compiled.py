@@ -1,0 +1,25 @@
+"""The compiled twins of Python modules."""
+
+from collections.abc import Sequence
+from importlib import import_module
+
+from rpc.doctor.finding import Finding, ok, warning
+
+ENGINE_MODULES = ("engine.native.block_hash",)  # what a worker uses
+
+
+def check_compiled(modules: Sequence[str]) -> Finding:
+    """Whether the modules were compiled at installation, and load; their Python twins do the same, slower."""
+    missing: list[str] = []
+    for name in modules:
+        try:
+            import_module(name)
+        except ImportError:
+            missing.append(name)
+    if not missing:
+        return ok("compiled-modules", f"{', '.join(modules)}")
+    return warning(
+        "compiled-modules",
+        f"{', '.join(missing)} cannot be loaded; Python serves in its place, many times slower",
+        "install a C++ compiler and Python's headers, then Baton again; the log of the installation says what failed",
+    )

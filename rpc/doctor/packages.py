@@ -1,0 +1,71 @@
+"""The packages that Baton runs with: whether what it requires is there, and in which versions."""
+
+import platform
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+
+from packaging.requirements import Requirement
+
+from rpc.doctor.finding import Finding, failure, ok, warning
+
+DISTRIBUTION = "baton"
+NOTABLE = ("torch", "grpcio", "protobuf", "nixl", "transformers", "tokenizers", "tiktoken", "redis")
+OPTIONAL = ("flashinfer-python", "ray")  # of interest where they are; nothing is amiss without them
+REINSTALL = "install the versions that Baton asks for: make setup, or pip install --upgrade baton"
+
+
+def package_versions(distribution: str = DISTRIBUTION) -> dict[str, str]:
+    """Versions of Python, the distribution, what it requires, and what it could use; what is not there is left out."""
+    versions = {"python": platform.python_version()}
+    for name in (distribution, *(requirement.name for requirement in _requirements(distribution)), *OPTIONAL):
+        found = _version(name)
+        if found is not None:
+            versions[name] = found
+    return versions
+
+
+def check_packages(distribution: str = DISTRIBUTION) -> list[Finding]:
+    """Every requirement, and the requirements of what is required: those can be broken by a later installation."""
+    if _version(distribution) is None:
+        return [failure("package-missing", f"{distribution} is not installed as a package", REINSTALL)]
+    findings: list[Finding] = []
+    for requirement in _requirements(distribution):
+        findings += _check(distribution, requirement)
+        for inner in _requirements(requirement.name):
+            findings += [
+                warning("package-conflict", finding.found, finding.remedy or REINSTALL)
+                for finding in _check(requirement.name, inner)
+            ]
+    return findings or [ok("packages", _summary(distribution))]
+
+
+def _check(owner: str, requirement: Requirement) -> Iterator[Finding]:
+    found = _version(requirement.name)
+    if found is None:
+        yield failure("package-missing", f"{owner} needs {requirement.name}, which is not installed", REINSTALL)
+    elif not requirement.specifier.contains(found, prereleases=True):
+        text = f"{owner} needs {requirement.name} {requirement.specifier}, {found} is installed"
+        yield failure("package-incompatible", text, REINSTALL)
+
+
+def _requirements(distribution: str) -> list[Requirement]:
+    """What it requires on this platform, extras left out; nothing of a package that is not there."""
+    try:
+        given = [Requirement(text) for text in requires(distribution) or ()]
+    except PackageNotFoundError:
+        return []
+    return [each for each in given if each.marker is None or each.marker.evaluate({"extra": ""})]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _summary(distribution: str) -> str:
+    versions = package_versions(distribution)
+    named = [f"{name} {versions[name]}" for name in ("python", distribution, *NOTABLE, *OPTIONAL) if name in versions]
+    absent = [f"{name} is not installed, which is no fault" for name in OPTIONAL if name not in versions]
+    return "; ".join([", ".join(named), *absent])

@@ -1,0 +1,55 @@
+"""A worker answers `baton doctor`."""
+
+import asyncio
+import time
+
+from kvtransfer.base import PoolDescription
+from kvtransfer.threads import run_in_thread
+from protos import doctor_pb2, doctor_pb2_grpc
+from rpc.doctor.link import Link
+from rpc.doctor.machine import examine_machine
+from rpc.doctor.messages import finding_to_proto, link_to_proto
+from rpc.doctor.packages import package_versions
+from rpc.doctor.probe import Reader, probe
+from rpc.peers import Context
+from rpc.pool_description import pool_from_proto
+
+
+class DoctorService(doctor_pb2_grpc.DoctorServicer):
+    """Examines the worker's machine, and the links from others to it; runs one probe at a time."""
+
+    def __init__(self, pool: PoolDescription, host: str, setting: str) -> None:
+        """`pool`: the worker's own; `host`: where its transports listen; `setting`: its transport setting."""
+        self._pool = pool
+        self._reader = Reader(pool.fingerprint, pool.block_bytes, host)
+        self._setting = setting
+        self._probing: asyncio.Future[list[Link]] | None = None  # may outlive the call that began it
+
+    async def ReadClock(  # noqa: N802
+        self, request: doctor_pb2.ReadClockRequest, context: Context
+    ) -> doctor_pb2.ClockTime:
+        """The time now."""
+        return doctor_pb2.ClockTime(time_s=time.time())
+
+    async def Examine(  # noqa: N802
+        self, request: doctor_pb2.ExamineRequest, context: Context
+    ) -> doctor_pb2.MachineReport:
+        """What this process finds where it runs."""
+        pool_bytes = self._pool.num_blocks * self._pool.block_bytes
+        findings = await asyncio.to_thread(examine_machine, pool_bytes)
+        return doctor_pb2.MachineReport(
+            findings=[finding_to_proto(finding) for finding in findings],
+            versions=await asyncio.to_thread(package_versions),
+        )
+
+    async def Probe(  # noqa: N802
+        self, request: doctor_pb2.ProbeRequest, context: Context
+    ) -> doctor_pb2.ProbeReport:
+        """Reads from the owner's pool; a probe that was given up by its caller still holds up the next one."""
+        while self._probing is not None and not self._probing.done():
+            await asyncio.wait([self._probing])
+        owner = pool_from_proto(request.owner)
+        probing = run_in_thread("baton-doctor-probe", lambda: probe(self._reader, owner, self._setting))
+        self._probing = probing
+        links = await asyncio.shield(probing)
+        return doctor_pb2.ProbeReport(links=[link_to_proto(link) for link in links])

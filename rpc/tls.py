@@ -1,0 +1,161 @@
+"""How Baton's processes speak gRPC to each other: in the clear, or over mutual TLS.
+
+With mutual TLS every process shows a certificate, and takes only peers whose certificate is signed by the cluster's own
+authority. The files are read again when they change: certificates can be replaced while everything runs. A connection
+that stands goes on with those that it began with.
+"""
+
+import logging
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import grpc
+
+from rpc.grpc_options import CHANNEL_OPTIONS
+from rpc.option_values import OptionError
+
+logger = logging.getLogger(__name__)
+
+
+class Security(Protocol):
+    """How connections are made."""
+
+    @property
+    def version(self) -> int:
+        """Another one: channels made before would connect with files that have been replaced."""
+        ...
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """A channel to host:port."""
+        ...
+
+    def bind(self, server: grpc.aio.Server, address: str) -> int:
+        """Has the server listen; returns the port. Raises RuntimeError if the address is taken."""
+        ...
+
+
+class Plaintext:
+    """No encryption, and everybody is taken for whom he says he is: for one machine, or a network of one's own."""
+
+    version = 0
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """A channel to host:port."""
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+    def bind(self, server: grpc.aio.Server, address: str) -> int:
+        """Has the server listen; returns the port."""
+        return server.add_insecure_port(address)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Where the PEM files are; `server_name`: a name in every peer's certificate, None: the host of its address."""
+
+    cert: str
+    key: str
+    ca: str
+    server_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pems:
+    cert: bytes
+    key: bytes
+    ca: bytes
+
+
+class MutualTls:
+    """Owns the certificates that are in use."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Raises OptionError for files that are missing or do not go together."""
+        self._version = 1
+        self._files = files
+        self._stamp = _stamp(files)
+        try:
+            self._pems = _read(files)
+        except (OSError, ssl.SSLError) as error:
+            raise OptionError(f"tls_cert, tls_key, tls_ca: {error}") from error
+
+    @property
+    def version(self) -> int:
+        """One more whenever the certificates were replaced."""
+        self._refresh()
+        return self._version
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """A channel to host:port, with the certificates of now."""
+        self._refresh()
+        credentials = grpc.ssl_channel_credentials(self._pems.ca, self._pems.key, self._pems.cert)
+        options: list[tuple[str, str | int]] = [*CHANNEL_OPTIONS]
+        if self._files.server_name is not None:
+            options.append(("grpc.ssl_target_name_override", self._files.server_name))
+        return grpc.aio.secure_channel(address, credentials, options=options)
+
+    def bind(self, server: grpc.aio.Server, address: str) -> int:
+        """Has the server listen; each new connection gets the certificates of its time."""
+        told = self.version
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal told
+            before, told = told, self.version
+            return None if before == told else self._server_configuration()
+
+        credentials = grpc.dynamic_ssl_server_credentials(
+            self._server_configuration(), fetch, require_client_authentication=True
+        )
+        return server.add_secure_port(address, credentials)
+
+    def _server_configuration(self) -> grpc.ServerCertificateConfiguration:
+        pems = self._pems
+        return grpc.ssl_server_certificate_configuration([(pems.key, pems.cert)], root_certificates=pems.ca)
+
+    def _refresh(self) -> None:
+        """Reads the files again if they changed; some that do not go together, as in mid-change, are left for later."""
+        stamp = _stamp(self._files)
+        if stamp == self._stamp:
+            return
+        try:
+            pems = _read(self._files)
+        except (OSError, ssl.SSLError) as error:
+            logger.warning("certificates changed and cannot be read; going on with those before: %s", error)
+            return
+        self._stamp = stamp
+        if pems != self._pems:
+            self._pems = pems
+            self._version += 1
+            logger.info("certificates were replaced")
+
+
+def make_security(cert: str | None, key: str | None, ca: str | None, server_name: str | None) -> Security:
+    """Mutual TLS with these files, or plaintext without any. Raises OptionError if some are missing."""
+    if cert is None and key is None and ca is None:
+        return Plaintext()
+    if cert is None or key is None or ca is None:
+        raise OptionError("tls_cert, tls_key, tls_ca: all three are needed, or none")
+    return MutualTls(TlsFiles(cert, key, ca, server_name))
+
+
+def _stamp(files: TlsFiles) -> Sequence[tuple[int, int]]:
+    """Something that differs once a file was replaced or written."""
+    stamps = []
+    for name in (files.cert, files.key, files.ca):
+        try:
+            found = Path(name).stat()
+        except OSError:
+            stamps.append((0, 0))
+        else:
+            stamps.append((found.st_mtime_ns, found.st_ino))
+    return stamps
+
+
+def _read(files: TlsFiles) -> _Pems:
+    """The files' contents. Raises OSError or SSLError if certificate and key do not go together."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.cert, files.key)
+    context.load_verify_locations(files.ca)
+    return _Pems(*(Path(name).read_bytes() for name in (files.cert, files.key, files.ca)))

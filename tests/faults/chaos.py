@@ -1,0 +1,152 @@
+"""Faults at every phase of a request's life, with every answer compared to that of an undisturbed run.
+
+Four requests run at a time. At a chosen moment something happens to a process that they may depend on. They must end as
+if nothing had; then every block of every worker must be free, and the cluster is made whole for the next try.
+"""
+
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tests.faults.cluster import Cluster, cluster
+from tests.faults.faults import PHASES, Fault, terminate
+from tests.faults.node import Node
+from tests.faults.row import Row
+from tests.faults.workload import Answer, Case, Exchange, make_cases
+
+NUM_AT_ONCE = 4
+ANSWER_S = 60.0  # within which every request must have ended, whatever happens
+
+
+class Chaos:
+    """Runs tries on one cluster; knows the right answers."""
+
+    def __init__(self, cluster: Cluster, cases: Sequence[Case], rng: random.Random) -> None:
+        self._cluster = cluster
+        self._cases = cases
+        self._rng = rng
+        self._expected: dict[int, Answer] = {}  # by place of the case
+        self._ttft_s = 0.0
+        self._num_tries = 0
+
+    async def prepare(self) -> None:
+        """Learns the right answers, one request at a time, and then the usual time to a first token."""
+        for place, case in enumerate(self._cases):
+            self._expected[place] = await Exchange(case, f"alone-{place}").run(self._cluster.clients)
+        ttfts: list[float] = []
+        for number in range(2):
+            exchanges = [Exchange(case, f"quiet-{number}-{place}") for place, case in enumerate(self._some())]
+            await asyncio.gather(*(exchange.run(self._cluster.clients) for exchange in exchanges))
+            ttfts += [exchange.news_s[0] - exchange.sent_s for exchange in exchanges]
+        self._ttft_s = statistics.median(ttfts)
+
+    async def run_try(self, fault: Fault, row: Row) -> None:
+        """One fault, and what became of the requests."""
+        self._num_tries += 1
+        row.tries += 1
+        cases = self._some()
+        exchanges = [self._exchange(case, f"try-{self._num_tries}-{place}") for place, case in enumerate(cases)]
+        tasks = [asyncio.create_task(exchange.run(self._cluster.clients)) for exchange in exchanges]
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await PHASES[row.phase](exchanges, self._ttft_s, self._rng)
+                open_ones = [exchange for exchange, task in zip(exchanges, tasks, strict=True) if not task.done()]
+                happened_s = time.monotonic()
+                cancelled = await self._happen(fault, row, exchanges, tasks)
+                await asyncio.wait(tasks)
+        except TimeoutError:
+            cancelled = None
+            happened_s, open_ones = time.monotonic(), exchanges
+        row.disturbed += len(open_ones)
+        for exchange, task in zip(exchanges, tasks, strict=True):
+            if exchange is cancelled:
+                continue
+            self._judge(row, exchange, task)
+            gap_s = exchange.next_news_s(happened_s)
+            if exchange in open_ones and gap_s is not None:
+                row.recovery_s.append(gap_s)
+        await self._come_to_rest(row)
+
+    async def run_rolling_restart(self, row: Row) -> None:
+        """Every process is ended and started again, one after the other, while requests come and go."""
+        stopping = asyncio.Event()
+        asking = [asyncio.create_task(self._ask_on(row, number, stopping)) for number in range(NUM_AT_ONCE)]
+        try:
+            for node in (*self._cluster.workers, *self._cluster.routers):
+                row.tries += 1
+                await terminate(self._cluster, node, self._rng)
+                await self._cluster.wait_whole()
+        finally:
+            stopping.set()
+            await asyncio.gather(*asking)
+        await self._come_to_rest(row)
+
+    async def _ask_on(self, row: Row, number: int, stopping: asyncio.Event) -> None:
+        """One client's requests, one after the other."""
+        while not stopping.is_set():
+            exchange = self._exchange(self._rng.choice(self._cases), f"rolling-{number}-{row.disturbed}")
+            row.disturbed += 1
+            task = asyncio.create_task(exchange.run(self._cluster.clients))
+            await asyncio.wait((task,), timeout=ANSWER_S)
+            self._judge(row, exchange, task)
+
+    async def _happen(
+        self, fault: Fault, row: Row, exchanges: Sequence[Exchange], tasks: Sequence["asyncio.Task[Answer]"]
+    ) -> Exchange | None:
+        """Lets it happen; returns the request that its client cancelled, if that is the fault."""
+        if fault.inject is None:
+            place = self._rng.randrange(len(exchanges))
+            tasks[place].cancel()
+            return exchanges[place]
+        await fault.inject(self._cluster, self._victim(fault, exchanges), self._rng)
+        return None
+
+    def _victim(self, fault: Fault, exchanges: Sequence[Exchange]) -> Node:
+        """A process of the role; of decode workers one that is known to have a request."""
+        nodes = self._cluster.of_role(fault.role)
+        busy = {exchange.decode_worker for exchange in exchanges}
+        known = [node for node in nodes if node.name in busy]
+        return self._rng.choice(known or nodes)
+
+    def _judge(self, row: Row, exchange: Exchange, task: "asyncio.Task[Answer]") -> None:
+        if not task.done():
+            task.cancel()
+            row.failed += 1
+            row.notes.append(f"no end of {exchange.salt} within {ANSWER_S:g} s")
+        elif error := task.exception():
+            row.failed += 1
+            row.notes.append(f"{exchange.salt}: {type(error).__name__}: {error}")
+        elif task.result() != (expected := self._expected[self._cases.index(exchange.case)]):
+            row.wrong += 1
+            row.notes.append(f"{exchange.salt}: {task.result()} instead of {expected}")
+
+    async def _come_to_rest(self, row: Row) -> None:
+        try:
+            await self._cluster.wait_whole()
+            await self._cluster.wait_clean()
+        except AssertionError as error:
+            row.leaked += 1
+            row.notes.append(str(error))
+
+    def _exchange(self, case: Case, salt: str) -> Exchange:
+        """A request to one of the routers."""
+        return Exchange(case, salt, self._rng.randrange(len(self._cluster.clients)))
+
+    def _some(self) -> list[Case]:
+        return self._rng.sample(self._cases, NUM_AT_ONCE)
+
+
+@asynccontextmanager
+async def chaos(directory: Path, seed: int, num_prompt_tokens: int, num_output_tokens: int) -> AsyncIterator[Chaos]:
+    """A cluster that knows its right answers; at the end no log may have an error that nobody expected."""
+    rng = random.Random(seed)
+    async with cluster(directory, num_routers=2) as made:
+        prepared = Chaos(made, make_cases(seed, num_prompt_tokens, num_output_tokens), rng)
+        await prepared.prepare()
+        yield prepared
+        for node in (*made.routers, *made.workers):
+            assert not node.tracebacks(), f"{node.name}: {node.tracebacks()[-4000:]}"

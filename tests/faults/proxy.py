@@ -1,0 +1,79 @@
+"""A bad network: a TCP forwarder that delays, swallows or cuts what goes through it."""
+
+import asyncio
+from contextlib import suppress
+
+CHUNK_BYTES = 1 << 16
+
+
+class Proxy:
+    """Owns the connections between clients and one address."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """`host`, `port`: where it forwards to."""
+        self.port = 0
+        self.delay_s = 0.0
+        self._target = host, port
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._server: asyncio.Server | None = None
+        self._pipes: set[asyncio.Task[None]] = set()
+
+    @property
+    def address(self) -> str:
+        """Where clients connect."""
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Begins to listen."""
+        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        """Ends it and its connections."""
+        assert self._server is not None
+        self._server.close()
+        self._flowing.set()
+        await self.cut()
+        await self._server.wait_closed()
+
+    async def cut(self) -> None:
+        """Ends every connection that there is."""
+        pipes = list(self._pipes)
+        for pipe in pipes:
+            pipe.cancel()
+        await asyncio.gather(*pipes, return_exceptions=True)
+
+    def swallow(self) -> None:
+        """From now on nothing arrives, and nobody is told."""
+        self._flowing.clear()
+
+    def flow(self) -> None:
+        """What was swallowed arrives after all."""
+        self._flowing.set()
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            far_reader, far_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.close()
+            return
+        pair = [self._pipe(reader, far_writer), self._pipe(far_reader, writer)]
+        pipes = [asyncio.create_task(each) for each in pair]
+        self._pipes.update(pipes)
+        await asyncio.wait(pipes, return_when=asyncio.FIRST_COMPLETED)
+        for pipe in pipes:
+            pipe.cancel()
+        await asyncio.gather(*pipes, return_exceptions=True)
+        self._pipes.difference_update(pipes)
+        for each in (writer, far_writer):
+            each.transport.abort()
+
+    async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(CHUNK_BYTES):
+                await self._flowing.wait()
+                if self.delay_s:
+                    await asyncio.sleep(self.delay_s)
+                writer.write(data)
+                await writer.drain()

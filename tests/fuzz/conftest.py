@@ -1,0 +1,58 @@
+"""How long the fuzzers run: `--fuzz-seconds`, else a short form that is the same every time; and what they share."""
+
+import gc
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fuzz.fuzzing import Fuzzing
+from tests.fuzz.router_rig import RouterRig
+from tests.fuzz.worker_rig import WorkerRig
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help_text = "how long each fuzzer runs, with inputs of its own each time; unset: few inputs, always the same"
+    parser.addoption("--fuzz-seconds", type=float, default=None, help=help_text)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A long fuzzer outlives the timeout that all tests have."""
+    seconds = config.getoption("--fuzz-seconds", default=None)
+    if seconds is not None:
+        for item in items:
+            if "fuzzing" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.timeout(2 * seconds + 300))
+
+
+@pytest.fixture
+def fuzzing(request: pytest.FixtureRequest) -> Fuzzing:
+    """The fuzzer's length."""
+    return Fuzzing(request.config.getoption("--fuzz-seconds", default=None))
+
+
+@pytest.fixture(autouse=True)
+def _no_errors_logged(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Warnings of what strangers sent are right, and millions; errors are ours, a task's that nobody awaited too."""
+    with caplog.at_level(logging.ERROR):
+        yield
+        if "fuzzing" in request.fixturenames:
+            gc.collect()  # a task that nobody awaits says so when it goes
+    errors = [record.getMessage() for record in caplog.get_records("call") if record.levelno >= logging.ERROR]
+    assert not errors
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterRig]:
+    """A router before simulated workers."""
+    rig = RouterRig(tmp_path_factory.mktemp("served"))
+    yield rig
+    rig.close()
+
+
+@pytest.fixture(scope="session")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerRig]:
+    """A prefill and a decode worker."""
+    rig = WorkerRig(tmp_path_factory.mktemp("workers"))
+    yield rig
+    rig.close()

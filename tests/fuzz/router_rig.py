@@ -1,0 +1,76 @@
+"""A real router before simulated workers, each in a process of its own, asked by fuzzers that run without a loop."""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import psutil
+
+from tests.integration.router_process import RouterProcess, router_process, wait_router, wait_workers
+from tests.integration.simulated_process import simulated
+from tests.integration.workers_view import wait_idle
+
+T = TypeVar("T")
+
+MAX_MODEL_LEN = 256
+ROLES = ("--prefill=1", "--decode=1", "--both=1")
+SPEED = ("--step-s=0.0002", "--sequence-s=0", "--prefill-tokens-per-s=1e6", f"--max-model-len={MAX_MODEL_LEN}")
+MODEL_NAME = "bundled_model"
+MAX_GROWTH_BYTES = 300 << 20
+START_S = 90.0
+PROMPT = {"model": MODEL_NAME, "prompt": "one two three", "max_tokens": 8, "temperature": 0}
+
+
+class RouterRig:
+    """Owns the processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._stack = AsyncExitStack()
+        self.router: RouterProcess = self.run(self._start(directory))
+        self.http = httpx.Client(base_url=self.router.url, timeout=20, trust_env=False)
+        self.expected = self.complete()
+        self._process = psutil.Process(self.router.child.pid)
+        self._num_bytes = self._process.memory_info().rss
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns."""
+        return self._runner.run(work)
+
+    async def _start(self, directory: Path) -> RouterProcess:
+        async with asyncio.timeout(START_S):
+            told = await self._stack.enter_async_context(simulated(*ROLES, *SPEED))
+            flags = ("--port=0", "--grpc-port=0", f"--workers={told['addresses']}")
+            router = await self._stack.enter_async_context(router_process(directory, *flags))
+            async with router.client() as client:
+                await wait_workers(client, 3)
+            return router
+
+    def complete(self) -> str:
+        """What a known prompt is answered with."""
+        response = self.http.post("/v1/completions", json=PROMPT)
+        assert response.status_code == 200, response.text
+        return str(response.json()["choices"][0]["text"])
+
+    def check_serves(self) -> None:
+        """Fails unless the router answers as before, has nothing left to do, and has not grown much."""
+        assert self.complete() == self.expected
+        self.run(self._wait_idle())
+        assert self._process.memory_info().rss - self._num_bytes < MAX_GROWTH_BYTES
+        assert "Traceback" not in self.router.log(), self.router.log()[-5000:]
+
+    async def _wait_idle(self) -> None:
+        async with asyncio.timeout(START_S):
+            for worker in await wait_idle(self.router.url):
+                assert worker["state"] == "ready"
+            async with self.router.client() as client:
+                await wait_router(client, lambda view: view["router"]["inflight"] == 0)
+
+    def close(self) -> None:
+        """Ends the processes, which must end well."""
+        self.http.close()
+        self.run(self._stack.aclose())
+        self._runner.close()

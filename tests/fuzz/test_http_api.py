@@ -1,0 +1,115 @@
+"""The HTTP API against its own description (by schemathesis), and with bodies that are nearly right."""
+
+import json
+from typing import Any
+
+import schemathesis
+from hypothesis import Phase, find, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+from schemathesis import Case, GenerationMode
+
+from tests.fuzz.fuzzing import Fuzzing
+from tests.fuzz.http_answers import check_answer
+from tests.fuzz.mutations import damaged_bytes, damaged_json, json_values
+from tests.fuzz.router_rig import MODEL_NAME, RouterRig
+
+TIMEOUT_S = 20.0
+MESSAGES = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": [{"type": "text", "text": "Hi"}, "there"], "name": "Ann"},
+    {"role": "assistant", "content": None, "tool_calls": []},
+]
+OPTIONS: dict[str, Any] = {
+    "model": MODEL_NAME, "stream": False, "n": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1,
+    "presence_penalty": 0.1, "frequency_penalty": -0.1, "repetition_penalty": 1.1, "logit_bias": {"5": -3.5},
+    "seed": 7, "stop": ["zz", "y"], "stop_token_ids": [9], "include_stop_str_in_output": True, "ignore_eos": False,
+    "min_tokens": 1, "max_tokens": 4, "skip_special_tokens": True, "return_token_ids": True, "cache_salt": "s",
+    "user": "u", "priority": 1, "best_of": 2,
+}  # fmt: skip
+STREAM = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", OPTIONS | {"messages": MESSAGES, "max_completion_tokens": 3}),
+    ("/v1/chat/completions", OPTIONS | STREAM | {"messages": MESSAGES[:2], "chat_template_kwargs": {"a": [1]}}),
+    (
+        "/v1/chat/completions",
+        {"messages": MESSAGES[:1], "continue_final_message": True, "add_generation_prompt": False},
+    ),
+    ("/v1/completions", OPTIONS | {"prompt": ["a", "b"], "echo": True}),
+    ("/v1/completions", OPTIONS | STREAM | {"prompt": [5, 6, 7]}),
+    ("/v1/completions", {"prompt": [[5], [6, 7]], "max_tokens": 0, "echo": True, "add_special_tokens": False}),
+    ("/tokenize", {"model": MODEL_NAME, "messages": MESSAGES[:1], "return_token_strs": True}),
+    ("/tokenize", {"prompt": "hi", "add_special_tokens": True}),
+    ("/detokenize", {"tokens": [5, 6, 7]}),
+]
+LOGPROBS: list[tuple[str, dict[str, Any]]] = [  # which simulated workers refuse
+    ("/v1/chat/completions", OPTIONS | {"messages": MESSAGES, "logprobs": True, "top_logprobs": 3}),
+    ("/v1/completions", OPTIONS | {"prompt": "a", "echo": True, "logprobs": 2, "prompt_logprobs": 1}),
+]
+ODD_BODIES = [
+    b"", b"null", b"[]", b"1", b'"x"', b"\xff", b"\xef\xbb\xbf{}", b'{"prompt": NaN}', b'{"prompt": "\\ud800"}',
+    b"{}{}", b'{"prompt": "a", "prompt": "b", "max_tokens": 1}', b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}",
+    b'{"prompt": "a", "temperature": 1e999}', b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}", b"[" * 200_000,
+    b'{"prompt": ' + b'{"a":' * 1500 + b"1" + b"}" * 1500 + b"}", b'{"prompt": [' + b"1," * 100_000 + b"1]}",
+    b'{"prompt": "' + "\U0001f389".encode() * 3000 + b'"}', b'{"messages": [' + b'{"role":"a"},' * 30_000 + b"{}]}",
+    b'{"prompt": "a", "logit_bias": {' + b",".join(b'"%d": 1' % n for n in range(9000)) + b"}}", b'{"prompt": "\x00"}',
+]  # fmt: skip
+ODD_TYPES = [
+    "application/json", "application/json; charset=utf-16", "text/plain", "", "application/x-www-form-urlencoded",
+    "APPLICATION/JSON", "application/vnd.api+json", "application/json, text/html", "multipart/form-data", "a" * 3000,
+]  # fmt: skip
+
+
+def test_the_description_is_kept(fuzzing: Fuzzing, served: RouterRig) -> None:
+    schema = schemathesis.openapi.from_url(f"{served.router.url}/openapi.json")
+
+    def check(case: Case) -> None:
+        response = case.call(timeout=TIMEOUT_S)
+        check_answer(response.status_code, ",".join(response.headers.get("content-type", [])), response.content)
+
+    operations = [operation.ok() for operation in schema.get_all_operations()]
+    inputs = [each.as_strategy(generation_mode=mode) for each in operations for mode in GenerationMode]
+    possible = list(filter(is_possible, inputs))  # where nothing is given, nothing can be given wrongly
+    assert len(possible) >= len(operations) + 4
+    fuzzing.run_all([(each, check) for each in possible], 4)
+    served.check_serves()
+
+
+def is_possible(inputs: st.SearchStrategy[Case]) -> bool:
+    """Whether there are any."""
+    try:
+        find(inputs, lambda _: True, settings=settings(max_examples=5, database=None, phases=(Phase.generate,)))
+    except Unsatisfiable:
+        return False
+    return True
+
+
+def test_bodies(fuzzing: Fuzzing, served: RouterRig) -> None:
+    def post(path: str, content: bytes, content_type: str = "application/json") -> None:
+        response = served.http.post(path, content=content, headers={"content-type": content_type})
+        check_answer(response.status_code, response.headers.get("content-type", ""), response.content)
+
+    def check_values(given: tuple[str, Any]) -> None:
+        post(given[0], json.dumps(given[1]).encode())
+
+    def check_bytes(given: tuple[str, bytes, str]) -> None:
+        post(*given)
+
+    bodies = st.sampled_from([*BODIES, *LOGPROBS])
+    damaged = bodies.flatmap(lambda each: damaged_json(each[1]).map(lambda body: (each[0], body)))
+    single = bodies.flatmap(
+        lambda each: st.builds(
+            lambda name, value: (each[0], each[1] | {name: value}), st.sampled_from(sorted(each[1])), json_values
+        )
+    )
+    garbled = bodies.flatmap(lambda each: damaged_bytes(json.dumps(each[1]).encode()).map(lambda body: (each[0], body)))
+    types = st.sampled_from(ODD_TYPES[:1] * 6 + ODD_TYPES[1:])
+    raw = st.tuples(garbled, types).map(lambda each: (*each[0], each[1]))
+    for path, _ in BODIES[::3]:
+        for odd in ODD_BODIES:
+            post(path, odd)
+    for path, body in BODIES:
+        response = served.http.post(path, json=body)
+        assert response.status_code == 200, (path, response.text)
+    fuzzing.run_all([(damaged, check_values), (single, check_values), (raw, check_bytes)], 120)
+    served.check_serves()

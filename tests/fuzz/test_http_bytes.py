@@ -1,0 +1,76 @@
+"""Whatever bytes come, the HTTP server answers in HTTP/1.1, blames no failing of its own, and lets the client go."""
+
+import re
+import socket
+import time
+from contextlib import suppress
+
+import psutil
+import pytest
+from hypothesis import strategies as st
+
+from tests.fuzz.fuzzing import Fuzzing
+from tests.fuzz.odd_http import REQUESTS, said
+from tests.fuzz.router_rig import RouterRig
+from tests.fuzz.transport_rig import Talk, talks
+
+PATIENCE_S = 10.0
+QUIET_S = 0.03  # without an answer, after which the client ends
+STATUS = re.compile(rb"^HTTP/1\.1 (\d{3}) ", re.MULTILINE)
+
+
+def exchange(port: int, talk: Talk, waits: bool = False) -> bytes:
+    """Everything that is answered, if it `waits` until there is an answer. Fails if a connection does not end."""
+    received = b""
+    began_s = time.monotonic()
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with suppress(ConnectionError):  # it may close with our bytes unread
+            for piece in talk.pieces():
+                sock.sendall(piece)
+            with suppress(TimeoutError):
+                while not (waits and answers(received)):
+                    sock.settimeout(PATIENCE_S if waits else QUIET_S)
+                    chunk = sock.recv(1 << 16)
+                    if not chunk:
+                        break
+                    received += chunk
+            sock.settimeout(PATIENCE_S)
+            with suppress(OSError):  # it has closed
+                sock.shutdown(socket.SHUT_WR)
+            while chunk := sock.recv(1 << 16):
+                received += chunk
+    assert time.monotonic() - began_s < PATIENCE_S
+    return received
+
+
+def answers(received: bytes) -> list[int]:
+    """The statuses, but for those that only say that the client may go on."""
+    return [status for status in map(int, STATUS.findall(received)) if status >= 200]
+
+
+def test_bytes(fuzzing: Fuzzing, served: RouterRig) -> None:
+    process = psutil.Process(served.router.child.pid)
+    num_connections = len(process.net_connections())
+
+    def check(talk: Talk) -> None:
+        received = exchange(served.router.port, talk)
+        assert received == b"" or received.startswith(b"HTTP/1.1 "), received[:500]
+        assert all(status < 500 for status in answers(received)), received[:1000]
+
+    fuzzing.run(talks(said, st.just(True)), check, 200)
+    served.check_serves()
+    end_s = time.monotonic() + PATIENCE_S
+    while len(process.net_connections()) > num_connections + 2:
+        assert time.monotonic() < end_s, process.net_connections()
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("request_bytes", REQUESTS)
+def test_a_request_may_come_in_pieces(served: RouterRig, request_bytes: bytes) -> None:
+    """Cut at every place the first answer is the same."""
+    first = answers(exchange(served.router.port, Talk(request_bytes, (), True), waits=True))[0]
+    assert first < 500
+    for place in range(1, len(request_bytes), 1 + len(request_bytes) // 12):
+        answered = answers(exchange(served.router.port, Talk(request_bytes, (place,), True), waits=True))
+        assert answered[0] == first, request_bytes[:place]

@@ -1,0 +1,196 @@
+"""The shared-memory transport among strangers: who is passed the pool's file, and which files are taken for a pool."""
+
+import asyncio
+import fcntl
+import json
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+
+from kvtransfer.base import PoolDescription
+from kvtransfer.errors import PeerRefused, TransferError
+from kvtransfer.shared_memory import host_id, map_blocks
+from kvtransfer.shared_pool import SEALS
+from tests.fuzz.fuzzing import Fuzzing
+from tests.fuzz.mutations import damaged_bytes, damaged_json, json_values
+from tests.fuzz.transport_rig import BLOCK_BYTES, DEADLINE_S, SHAPE, Rig, Talk, frame, talks
+
+POOL_BYTES = SHAPE[0] * BLOCK_BYTES
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig("shared_memory")
+    yield rig
+    rig.close()
+
+
+def test_hostile_callers(fuzzing: Fuzzing, rig: Rig) -> None:
+    hello = rig.hello()
+    said = st.one_of(
+        st.binary(max_size=200),
+        damaged_bytes(frame(hello)),
+        st.one_of(damaged_json(hello), json_values).map(frame),
+        st.binary(min_size=1, max_size=20).map(lambda after: frame(hello) + after),
+    )
+
+    async def talk(talk: Talk) -> int:
+        """How many files were passed."""
+        loop = asyncio.get_running_loop()
+        num_passed = 0
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, f"\0{rig.address['name']}")
+            with suppress(ConnectionError):
+                for piece in talk.pieces():
+                    await loop.sock_sendall(sock, piece)
+                sock.shutdown(socket.SHUT_WR)
+                while True:
+                    try:
+                        data, files, _, _ = socket.recv_fds(sock, 1 << 16, 4)
+                    except BlockingIOError:
+                        await asyncio.sleep(0.001)
+                        continue
+                    num_passed += len(files)
+                    for file in files:
+                        os.close(file)
+                    if not data:
+                        break
+        return num_passed
+
+    def check(hostile: Talk) -> None:
+        num_passed = rig.run(talk(hostile))
+        assert num_passed == 0 or says_hello(hostile.said, hello)
+
+    fuzzing.run(talks(said, st.just(True)), check, 100)
+    assert rig.run(talk(Talk(frame(hello), (), True))) == 1
+    assert rig.is_whole()
+    rig.check_clean()
+
+
+def says_hello(said: bytes, hello: dict[str, Any]) -> bool:
+    """Whether the bytes begin with a greeting that has everything that lets a caller in."""
+    body = said[4 : 4 + int.from_bytes(said[:4], "little")]
+    with suppress(ValueError):
+        greeted = json.loads(body)
+        return isinstance(greeted, dict) and all(greeted.get(name) == value for name, value in hello.items())
+    return False
+
+
+def odd_file(kind: str, num_bytes: int, stack: ExitStack) -> int | None:
+    """A descriptor that is no pool, or one that is; closed by the stack."""
+    file: int
+    match kind:
+        case "none":
+            return None
+        case "pipe":
+            file, other = os.pipe()
+            stack.callback(os.close, other)
+        case "null" | "zero":
+            file = os.open(f"/dev/{kind}", os.O_RDONLY)
+        case "directory":
+            file = os.open("/", os.O_RDONLY)
+        case "socket":
+            file = socket.socket(socket.AF_UNIX).detach()
+        case _:
+            file = os.memfd_create("odd", os.MFD_ALLOW_SEALING)
+            os.ftruncate(file, num_bytes)
+            if kind == "sealed":
+                fcntl.fcntl(file, fcntl.F_ADD_SEALS, SEALS)
+            elif kind == "half sealed":
+                fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
+    stack.callback(os.close, file)
+    return file
+
+
+def test_hostile_owners(fuzzing: Fuzzing, rig: Rig) -> None:
+    names = iter(range(1 << 60))
+
+    async def serve(listener: socket.socket, welcome: bytes, word: bytes, kind: str, num_bytes: int) -> None:
+        loop = asyncio.get_running_loop()
+        with ExitStack() as stack, suppress(OSError):
+            sock, _ = await loop.sock_accept(listener)
+            stack.enter_context(sock)
+            sock.setblocking(False)
+            await loop.sock_recv(sock, 1 << 16)
+            await loop.sock_sendall(sock, welcome)
+            file = odd_file(kind, num_bytes, stack)
+            if word:
+                socket.send_fds(sock, [word], [] if file is None else [file])
+            if kind == "silent":
+                await loop.sock_recv(sock, 1)
+
+    async def connect(welcome: bytes | None, word: bytes, kind: str, num_bytes: int, num_blocks: int) -> None:
+        incarnation, name = f"peer-{next(names)}", f"baton-fuzz-{secrets.token_hex(8)}"
+        said = {
+            "incarnation": incarnation, "fingerprint": "model", "num_blocks": num_blocks, "block_bytes": BLOCK_BYTES,
+        }  # fmt: skip
+        endpoint = json.dumps({"host": host_id(), "name": name, "key": "k"}).encode()
+        description = replace(
+            rig.cluster.description,
+            incarnation=incarnation,
+            num_blocks=num_blocks,
+            endpoints={"shared_memory": endpoint},
+        )
+        transport = rig.cluster.transport
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.setblocking(False)
+            listener.bind(f"\0{name}")
+            listener.listen()
+            serving = asyncio.create_task(
+                serve(listener, frame(said) if welcome is None else welcome, word, kind, num_bytes)
+            )
+            with suppress(TransferError):
+                peer = await transport.connect(description)
+                await transport.read(peer, [0], [3], DEADLINE_S)
+            transport.forget(incarnation)
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+    def check(given: tuple[bytes | None, bytes, str, int, int]) -> None:
+        rig.run(connect(*given))
+        assert rig.is_whole(except_for=(3,))
+
+    welcome = {"incarnation": "peer-0", "fingerprint": "model", "num_blocks": SHAPE[0], "block_bytes": BLOCK_BYTES}
+    greetings = st.one_of(st.none(), st.none(), damaged_json(welcome).map(frame), damaged_bytes(frame(welcome)))
+    kinds = ["none", "pipe", "null", "zero", "directory", "socket", "memory", "half sealed", "sealed", "silent"]
+    sizes = st.sampled_from([0, 1, POOL_BYTES - 1, POOL_BYTES, POOL_BYTES, POOL_BYTES, POOL_BYTES + 1])
+    words = st.sampled_from([b"m", b"m", b"u", b"", b"mm"])
+    counts = st.sampled_from([SHAPE[0], SHAPE[0], 0, 1, 1 << 40, -1])
+    fuzzing.run(st.tuples(greetings, words, st.sampled_from(kinds), sizes, counts), check, 120)
+    rig.check_clean()
+
+
+def test_an_empty_file_is_no_pool() -> None:
+    with ExitStack() as stack:
+        file = odd_file("sealed", 0, stack)
+        assert file is not None
+        with pytest.raises(PeerRefused, match="no pool"):
+            map_blocks(os.dup(file), PoolDescription("peer", "model", 0, BLOCK_BYTES, {}))
+
+
+def test_garbled_endpoints(fuzzing: Fuzzing, rig: Rig) -> None:
+    endpoint = {"host": host_id(), "name": "baton-fuzz-nobody", "key": "k"}
+    names = st.sampled_from(["", "\0", "a" * 200, "\ud800", "a\0b", "/etc/passwd"])
+    endpoints = st.one_of(
+        st.binary(max_size=40),
+        json_values.map(lambda value: json.dumps(value).encode()),
+        damaged_json(endpoint).map(lambda value: json.dumps(value).encode()),
+        names.map(lambda name: json.dumps({**endpoint, "name": name}).encode()),
+    )
+
+    async def connect(endpoint: bytes) -> None:
+        with pytest.raises(TransferError):
+            await rig.cluster.transport.connect(
+                replace(rig.cluster.description, incarnation="peer", endpoints={"shared_memory": endpoint})
+            )
+
+    fuzzing.run(endpoints, lambda endpoint: rig.run(connect(endpoint)), 80)
+    rig.check_clean()

@@ -1,0 +1,74 @@
+"""Real CPU workers with a small random checkpoint, asked by fuzzers that run without a loop of their own."""
+
+import asyncio
+import itertools
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from engine.sampling_params import SamplingParams
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.integration.decode_client import decode_client
+from tests.integration.oracle import Oracle
+from tests.integration.worker_process import WorkerProcess, worker_process
+
+T = TypeVar("T")
+
+PROMPT = [3 + 7 * number % (VOCAB_SIZE - 3) for number in range(70)]
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+PATIENCE_S = 60.0
+MAX_GROWTH_BYTES = 300 << 20
+
+
+class WorkerRig:
+    """Owns a prefill and a decode worker."""
+
+    def __init__(self, directory: Path) -> None:
+        self._numbers = itertools.count()
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._stack = AsyncExitStack()
+        model = make_checkpoint("qwen3", directory / "model")
+        self._expected = Oracle(model).greedy(PROMPT, GREEDY.max_tokens)
+        self.prefill: WorkerProcess
+        self.decode: WorkerProcess
+        self.prefill, self.decode = self.run(self._start(model, directory))
+        self.descriptions = [self.run(worker.describe()) for worker in (self.prefill, self.decode)]
+        self._num_bytes = self._memory()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns."""
+        return self._runner.run(work)
+
+    async def _start(self, model: Path, directory: Path) -> tuple[WorkerProcess, WorkerProcess]:
+        starting = [worker_process(role, model, directory, "--log-level=error") for role in ("prefill", "decode")]
+        prefill, decode = [await self._stack.enter_async_context(each) for each in starting]
+        return prefill, decode
+
+    def check_serves(self) -> None:
+        """Fails unless a prompt that is handed over gets the right tokens, nothing is held, and nothing has grown."""
+        self.run(self._check_serves())
+        assert self._memory() - self._num_bytes < MAX_GROWTH_BYTES
+
+    async def _check_serves(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(self.prefill.wait_idle(), self.decode.wait_idle())
+            async with decode_client(self.decode) as client:
+                for peer in (None, await self.prefill.peer()):
+                    # With a salt of its own the prompt is in no cache.
+                    salt = f"check {next(self._numbers)}"
+                    generation = await client.submit(PROMPT, GREEDY, peer, cache_salt=salt)
+                    await generation.ended.wait()
+                    assert generation.token_ids == self._expected
+                    assert generation.served_by.handed_over_tokens == (len(PROMPT) if peer is not None else 0)
+            await asyncio.gather(self.prefill.wait_idle(), self.decode.wait_idle())
+
+    def _memory(self) -> int:
+        return sum(int(psutil.Process(each.child.pid).memory_info().rss) for each in (self.prefill, self.decode))
+
+    def close(self) -> None:
+        """Ends the workers, which must end well, and without a traceback in their logs."""
+        self.run(self._stack.aclose())
+        self._runner.close()

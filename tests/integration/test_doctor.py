@@ -1,0 +1,104 @@
+"""`baton doctor` on a real cluster, and the doctor of real workers."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from deployment.ports import free_ports
+from protos import doctor_pb2, doctor_pb2_grpc, worker_pb2
+from tests.checkpoints import make_checkpoint
+from tests.integration.worker_process import WorkerProcess, worker_process
+from tests.integration.workers_view import wait_idle
+
+
+async def doctor(*flags: str) -> tuple[int | None, Any]:
+    """`baton doctor --json FLAGS`: its exit status and its report."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "baton", "doctor", "--json", *flags, stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await process.communicate()
+    return process.returncode, json.loads(output)
+
+
+async def test_a_healthy_cluster(cluster_url: str) -> None:
+    before = await wait_idle(cluster_url)
+    status, report = await doctor("--url", cluster_url)
+    failures = [
+        finding for section in report["sections"] for finding in section["findings"] if finding["level"] == "failure"
+    ]
+    assert (status, report["failures"], failures) == (0, 0, [])
+    sections = {section["about"]: section for section in report["sections"]}
+    names = {role: next(row["worker_id"] for row in before if row["role"] == role) for role in ("prefill", "decode")}
+    prefill, decode = (f"{names[role]} ({role})" for role in ("prefill", "decode"))
+    for reader, owner in ((decode, prefill), (prefill, decode)):
+        link = sections[f"{reader} reads from {owner}"]["links"][0]
+        assert (link["asked"], link["transport"]) == ("auto", "shared_memory")
+        assert link["rates"]["bytes_per_s"] > 0
+    assert sections[f"prefill worker {names['prefill']}"]["versions"]["torch"]
+    assert sections["workers compared"]["findings"][0]["check"] == "workers-alike"
+    after = await wait_idle(cluster_url)
+    assert [row["load"]["num_free_blocks"] for row in after] == [row["load"]["num_free_blocks"] for row in before]
+    assert [row["peer_transports"] for row in after] == [row["peer_transports"] for row in before]
+
+
+async def test_what_fails_is_said_and_the_status_tells() -> None:
+    port = free_ports("127.0.0.1", 1)[0]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "baton", "doctor", "--registry", f"redis://:secret@127.0.0.1:{port}"),
+        *("--url", f"127.0.0.1:{port}"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = (text.decode() for text in await process.communicate())
+    assert process.returncode == 1, errors
+    failed = [line.split()[1] for line in output.splitlines() if line.startswith("failure")]
+    assert failed == ["registry", "router-unreachable"]
+    assert "auto chose shared_memory" in output
+    assert "secret" not in output + errors
+
+
+async def probe(reader: WorkerProcess, pool: worker_pb2.KVPool) -> list[doctor_pb2.Link]:
+    """What a worker says of reading from a pool."""
+    stub: doctor_pb2_grpc.DoctorAsyncStub = doctor_pb2_grpc.DoctorStub(reader.channel)
+    return list((await stub.Probe(doctor_pb2.ProbeRequest(owner=pool), timeout=60)).links)
+
+
+def held(worker: WorkerProcess) -> tuple[int, int]:
+    """Open files and threads of a worker."""
+    process = psutil.Process(worker.child.pid)
+    return process.num_fds(), process.num_threads()
+
+
+async def test_probes_leave_nothing_behind_and_do_not_wait_for_a_stopped_owner(tmp_path: Path) -> None:
+    model = make_checkpoint("qwen3", tmp_path / "model")
+    async with (
+        worker_process("prefill", model, tmp_path, "--transport=tcp") as prefill,
+        worker_process("decode", model, tmp_path, "--transport=auto") as decode,
+    ):
+        tcp_pool, auto_pool = (await prefill.describe()).pool, (await decode.describe()).pool
+        for choice, *others in await asyncio.gather(*(probe(decode, tcp_pool) for _ in range(3))):
+            assert (choice.asked, choice.transport, choice.HasField("rates")) == ("auto", "tcp", True)
+            assert not others  # the owner offers no more
+        by_tcp, by_shared_memory = await probe(prefill, auto_pool)
+        assert (by_tcp.asked, by_tcp.transport) == ("tcp", "tcp")
+        assert (by_shared_memory.asked, by_shared_memory.transport) == ("shared_memory", "shared_memory")
+        assert by_shared_memory.rates.limit.name == "a memory copy"
+        before = held(decode)
+        await probe(decode, tcp_pool)
+        async with asyncio.timeout(10):
+            while any(now > then for now, then in zip(held(decode), before, strict=True)):
+                await asyncio.sleep(0.05)
+        os.kill(decode.child.pid, signal.SIGSTOP)
+        try:
+            links = await probe(prefill, auto_pool)
+        finally:
+            os.kill(decode.child.pid, signal.SIGCONT)
+        assert [link.HasField("transport") for link in links] == [False, False]
+        assert all("did not answer within" in link.reason for link in links)
+        assert [link.transport for link in await probe(prefill, auto_pool)] == ["tcp", "shared_memory"]

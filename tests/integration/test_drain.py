@@ -1,0 +1,54 @@
+"""Workers that are taken out of service while they have requests."""
+
+import asyncio
+import sys
+from asyncio.subprocess import PIPE, STDOUT
+
+import httpx
+import pytest
+
+from benchmarks.server import served
+from tests.integration.test_stopped_worker import BODY, NUM_TOKENS, tokens_of
+from tests.integration.workers_view import wait_all_ready, workers
+
+
+async def drain(url: str, worker: str, *flags: str) -> str:
+    """`baton drain`; its output, once the worker is drained."""
+    command = (sys.executable, "-m", "baton", "drain", worker, "--url", url, *flags)
+    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=STDOUT)
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()
+    return output.decode()
+
+
+async def test_a_drained_decode_workers_request_goes_on_elsewhere_with_its_kv() -> None:
+    async with (
+        served("", "--prefill", "1", "--decode", "2", "--dtype", "float32") as url,
+        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,
+    ):
+        await wait_all_ready(url)
+        async with client.stream("POST", "/v1/completions", json=BODY) as response:
+            expected = [token async for token in tokens_of(response)]
+        async with client.stream("POST", "/v1/completions", json={**BODY, "cache_salt": "another"}) as response:
+            tokens = tokens_of(response)
+            seen = [await anext(tokens) for _ in range(40)]
+            leaving = response.headers["x-baton-decode"]
+            assert await drain(url, leaving, "--timeout-s", "0.05") == f"{leaving} is drained\n"
+            seen += [token async for token in tokens]
+        assert len(expected) == NUM_TOKENS
+        assert seen == expected
+        states = {worker["worker_id"]: worker for worker in await workers(url)}
+        assert states.pop(leaving)["state"] == "draining"
+        [staying] = [worker for worker in states.values() if worker["role"] == "decode"]
+        assert int(staying["load"]["handover_bytes"]) > 0  # it pulled the KV
+        assert int(staying["load"]["num_prefilled_tokens"]) < len(BODY["prompt"])  # and computed no prompt again
+        text = (await client.get("/metrics")).text
+        assert 'baton:requests_handed_off_total{model_name="baton-bundled"} 1.0' in text
+        assert 'baton:failovers_total{model_name="baton-bundled"} 0.0' in text
+        response = await client.post("/v1/completions", json={**BODY, "stream": False, "max_tokens": 3})
+        assert response.headers["x-baton-decode"] != leaving
+
+
+async def test_who_drains_nobody_is_told_whom_there_is(cluster_url: str) -> None:
+    with pytest.raises(AssertionError, match="has no worker decode-7; it has decode-0, prefill-0"):
+        await drain(cluster_url, "decode-7")

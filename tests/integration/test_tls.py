@@ -1,0 +1,64 @@
+"""A cluster whose processes speak mutual TLS: the KV arrives, and who is no member is not heard."""
+
+import asyncio
+import sys
+from asyncio.subprocess import PIPE, STDOUT
+from pathlib import Path
+
+import grpc
+import httpx
+import trustme
+
+from protos.worker_pb2 import DescribeRequest
+from protos.worker_pb2_grpc import WorkerStub
+from tests.integration.router_process import MODEL, router_process
+from tests.integration.worker_process import worker_process
+from tests.integration.workers_view import wait_all_ready, workers
+from tests.unit.rpc.test_tls import NAME, write
+
+PROMPT = list(range(300, 500))
+BODY = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+
+
+def flags(directory: Path, authority: trustme.CA) -> tuple[str, ...]:
+    """The options of a process with a certificate of its own."""
+    files = write(directory, authority)
+    return (f"--tls-cert={files.cert}", f"--tls-key={files.key}", f"--tls-ca={files.ca}", f"--tls-server-name={NAME}")
+
+
+async def is_unheard(address: str) -> bool:
+    """Whether a call without a certificate comes to nothing."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        try:
+            await WorkerStub(channel).Describe(DescribeRequest(), timeout=10)
+        except grpc.aio.AioRpcError as error:
+            return error.code() is grpc.StatusCode.UNAVAILABLE
+    return False
+
+
+async def drain(worker: str, url: str, *options: str) -> str:
+    """What `baton drain` says."""
+    command = (sys.executable, "-m", "baton", "drain", worker, "--url", url, *options)
+    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=STDOUT)
+    output, _ = await process.communicate()
+    return output.decode()
+
+
+async def test_every_hop_is_encrypted_and_closed_to_others(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    own = flags(tmp_path / "router", authority)
+    async with (
+        worker_process("prefill", MODEL, tmp_path, *flags(tmp_path / "prefill", authority)) as prefill,
+        worker_process("decode", MODEL, tmp_path, *flags(tmp_path / "decode", authority)) as decode,
+        router_process(tmp_path, "--port=0", f"--workers={prefill.address},{decode.address}", *own) as router,
+        router.client() as client,
+    ):
+        await wait_all_ready(router.url)
+        answer = await client.post("/v1/completions", json=BODY, headers={"x-baton-plan": "remote"})
+        assert answer.status_code == httpx.codes.OK, answer.text
+        assert int(answer.headers["x-baton-handed-over-tokens"]) == len(PROMPT)
+        assert await is_unheard(prefill.address)
+        assert await is_unheard(decode.address)
+        [name] = [each["worker_id"] for each in await workers(router.url) if each["role"] == "decode"]
+        assert "Error" in await drain(name, router.url)
+        assert await drain(name, router.url, *own) == f"{name} is drained\n"

@@ -1,0 +1,136 @@
+"""What a request may hold: each bound is told by its name, over HTTP and gRPC."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from protos.router_pb2 import GenerateRequest
+from protos.router_pb2_grpc import InferenceStub
+from router.openai.post_protocol import MAX_HEAD_BYTES
+from tests.unit.router.running_router import RunningRouter, running_router
+from tests.unit.router.scripted_worker import ScriptedWorker
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HELLO: Any = [{"role": "user", "content": "hello"}]
+LONG = "x" * 1025
+
+
+async def test_over_http() -> None:
+    worker = ScriptedWorker()
+    worker.max_model_len = 300_000
+    cases: list[tuple[str, dict[str, Any], str, str]] = [
+        (CHAT, {"messages": HELLO, "user": LONG}, "user has 1025 characters, over the limit of 1024", "user"),
+        (CHAT, {"messages": HELLO, "cache_salt": LONG}, "cache_salt has 1025 characters", "cache_salt"),
+        (CHAT, {"messages": HELLO, "prompt_cache_key": LONG}, "over the limit of 1024", "prompt_cache_key"),
+        (CHAT, {"messages": HELLO, "metadata": {str(n): "" for n in range(17)}}, "limit of 16", "metadata"),
+        (CHAT, {"messages": HELLO, "metadata": {"n" * 65: ""}}, "names of 64", "metadata"),
+        (CHAT, {"messages": HELLO, "metadata": {"n": "v" * 513}}, "values of 512", "metadata"),
+        (
+            CHAT,
+            {"messages": HELLO, "chat_template_kwargs": {str(n): 1 for n in range(65)}},
+            "has 65 entries, over the limit of 64",
+            "chat_template_kwargs",
+        ),
+        (
+            "/tokenize",
+            {"messages": HELLO, "chat_template_kwargs": {str(n): 1 for n in range(65)}},
+            "has 65 entries, over the limit of 64",
+            "chat_template_kwargs",
+        ),
+        (
+            COMPLETIONS,
+            {"prompt": "a", "logprobs": 20, "max_tokens": 250_000},
+            "the answer may have 5250000 logprobs, over the limit of 4194304",
+            "logprobs",
+        ),
+        (
+            COMPLETIONS,
+            {"prompt": [300] * 250_000, "prompt_logprobs": 20, "max_tokens": 1},
+            "the answer may have 5250000 logprobs, over the limit of 4194304",
+            "logprobs",
+        ),
+    ]
+    async with running_router(worker) as router:
+        for path, body, message, param in cases:
+            answer = await router.http.post(path, json=body)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, param)
+            assert message in error["message"]
+        for name in ("x-baton-decode", "x-baton-prefill"):
+            answer = await router.http.post(CHAT, json={"messages": HELLO}, headers={name: "d" * 129})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+    assert not worker.commands
+
+
+async def test_a_text_that_is_repeated_is_cut() -> None:
+    async with running_router(ScriptedWorker()) as router:
+        long = "m" * 1_000_000
+        answers = [
+            await router.http.post(CHAT, json={"messages": HELLO, "model": long}),
+            await router.http.post(CHAT, json={"messages": HELLO, "logit_bias": {long: 1}}),
+            await router.http.post(CHAT, json={"messages": [{"role": "user", "content": [{"type": long}]}]}),
+        ]
+        assert [answer.status_code for answer in answers] == [404, 400, 400]
+        assert all(len(answer.text) < 1100 for answer in answers)
+
+
+async def test_over_grpc() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"fairness_key": LONG}, "fairness_key has 1025 characters, over the limit of 1024"),
+        ({"cache_salt": LONG}, "cache_salt has 1025 characters"),
+        ({"hints": {"decode_worker": "d" * 129}}, "hints.decode_worker must be 1 to 128 visible ASCII"),
+        ({"hints": {"prefill_worker": "a b"}}, "hints.prefill_worker must be 1 to 128 visible ASCII"),
+        ({"stop": ["\u20ac" * 2000]}, "not 1 to 1024 characters"),
+        ({"sampling": {"prompt_logprobs": 20}, "token_ids": {"ids": [300] * 250_000}}, "5250000 logprobs"),
+        ({"model": "\u20ac" * 100_000}, "does not exist"),
+    ]
+    worker = ScriptedWorker()
+    worker.max_model_len = 300_000
+    async with running_router(worker) as router, grpc.aio.insecure_channel(router.grpc_address) as channel:
+        for fields, message in cases:
+            given = fields if "token_ids" in fields else {"text": "a", **fields}
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await anext(aiter(InferenceStub(channel).Generate(GenerateRequest(**given))))
+            assert message in (caught.value.details() or "")
+            assert caught.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
+    assert not worker.commands
+
+
+async def ask(router: RunningRouter, *parts: bytes) -> bytes:
+    """What the router answers, to the connection's end."""
+    host, _, port = router.url.removeprefix("http://").rpartition(":")
+    async with asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+            return await reader.read()
+        except ConnectionError:
+            return b"broken"
+        finally:
+            writer.close()
+
+
+async def test_a_head_has_a_bound() -> None:
+    async with running_router(ScriptedWorker()) as router:
+        begin = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"
+        large = b"x-more: " + b"a" * MAX_HEAD_BYTES + b"\r\n"
+        many = b"".join(b"x-%d: a\r\n" % number for number in range(8000))
+        for head in (large, many):
+            for parts in ([begin + head + b"\r\n"], [begin, head[:-100], head[-100:]], [begin, head * 100]):
+                answer = await ask(router, *parts)
+                assert answer == b"broken" or answer.startswith(b"HTTP/1.1 431 ")
+                assert b"over the limit of 32768 bytes" in answer or answer == b"broken"
+        body = b'{"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}'
+        good = begin + b"x-more: " + b"a" * 30_000 + b"\r\ncontent-type: application/json\r\n"
+        padded = body + b" " * 200_000
+        whole = good + b"content-length: %d\r\n\r\n" % len(padded) + padded
+        assert (await ask(router, whole)).startswith(b"HTTP/1.1 200 ")
+        chunked = good + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n" % (len(body), body)
+        assert (await ask(router, chunked + b"x-end: 1\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        answer = await ask(router, chunked, *[b"x-end: " + b"a" * 1000 + b"\r\n"] * 1000)
+        assert answer == b"broken" or answer.startswith(b"HTTP/1.1 431 ")
+        assert (await router.http.get("/health")).status_code == 200
