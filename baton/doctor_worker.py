@@ -88,7 +88,8 @@ def _unreachable(address: str, error: grpc.aio.AioRpcError) -> Finding:
     return failure(
         "worker-unreachable",
         f"{address} does not answer this machine: {error.code().name}: {error.details()}",
-        "if it runs, examine from a machine that reaches it: workers at 127.0.0.1 answer their own machine alone",
+        "if it runs, examine from a machine that reaches it (one at 127.0.0.1 answers its own machine alone), and with "
+        "--tls-cert, --tls-key and --tls-ca if workers speak mutual TLS",
     )
 
 

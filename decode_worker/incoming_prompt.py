@@ -36,7 +36,7 @@ class IncomingPrompt:
 
     @contextmanager
     def from_peer(self, peer: worker_pb2.PeerWorker, handover: Handover) -> Iterator[None]:
-        """A handover, from its beginning to its end. A failure is logged and counted; what came before it counts too."""
+        """A handover, from beginning to end. A failure is logged and counted; what came before it counts too."""
         self._peer = peer
         self._handovers.append(handover)
         try:

@@ -21,6 +21,7 @@ from deployment.ports import check_port
 from deployment.process import ProcessSpec
 from deployment.supervisor import GaveUp, RestartPolicy, Supervisor
 from router.config import RouterConfig
+from router.options import SECRETS
 from router.shared_socket import shared_socket
 from rpc.host_port import host_port
 from rpc.options import flags_of
@@ -107,6 +108,10 @@ def _hold_port(stack: ExitStack, host: str, port: int) -> int:
 
 
 def _spec(config: RouterConfig, log_level: str) -> ProcessSpec:
+    env = {"PYTHONUNBUFFERED": "1"}
+    if config.registry is not None:  # perhaps with a password, and anybody can see a command line
+        env[SECRETS["registry"]] = config.registry
+        config = replace(config, registry=None)
     # -P: a folder of the same name where the user stands must not be run instead of ours.
     argv = (sys.executable, "-P", "-m", "router", f"--log-level={log_level}", *flags_of(config))
-    return ProcessSpec(f"router-{config.process}", argv, None, {"PYTHONUNBUFFERED": "1"})
+    return ProcessSpec(f"router-{config.process}", argv, None, env)

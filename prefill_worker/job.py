@@ -1,14 +1,15 @@
 """One prompt on its way through a prefill worker."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from engine.outputs import RequestOutput, SampledToken
 from engine.request import Request, RequestId
 from protos import worker_pb2
 from rpc.announcement import Announcements
-from rpc.engine_host import EngineHost
 from rpc.heartbeat import beats_until
 from rpc.prefill_request import engine_request
 from rpc.sampling import logprobs_to_proto
@@ -38,9 +39,14 @@ class PrefillJob:
         """The job that a message asks for: its tokens, and one more."""
         return cls(engine_request(message, request_id), message.num_cached_tokens, message.prefix_source)
 
-    async def events(self, host: EngineHost) -> AsyncIterator[worker_pb2.PrefillEvent]:
-        """The prompt's events from its first step to its last block. What a step did goes before older checksums."""
-        announcements, block_size = Announcements(host.pool_tensor), host.config.block_size
+    async def events(
+        self, pool: Tensor, block_size: int, is_stuck: Callable[[], bool]
+    ) -> AsyncIterator[worker_pb2.PrefillEvent]:
+        """The prompt's events from its first step to its last block. What a step did goes before older checksums.
+
+        `is_stuck`: whether the engine does not step; while it does, empty events say so.
+        """
+        announcements = Announcements(pool)
         num_announced = self.num_caller_tokens // block_size
         is_last = False
         while not is_last or announcements.has_unchecked:
@@ -49,7 +55,7 @@ class PrefillJob:
                 continue
             getting = asyncio.ensure_future(self.steps.get())
             try:
-                async for _ in beats_until(getting, host):
+                async for _ in beats_until(getting, is_stuck):
                     yield worker_pb2.PrefillEvent()
                 step = await getting
             finally:

@@ -54,7 +54,8 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         self, request: worker_pb2.PrefillRequest, context: Context
     ) -> AsyncIterator[worker_pb2.PrefillEvent]:
         """Computes a prompt and announces its blocks."""
-        await check_peer(context, self._host.pool, request.incarnation, request.fingerprint)
+        host = self._host
+        await check_peer(context, host.pool, request.incarnation, request.fingerprint)
         if self._drain.has_begun:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is draining; ask another")
         request_id = RequestId(f"{next(self._numbers)}/{request.request_id}")
@@ -64,19 +65,22 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
             try:
                 try:
                     adding = self._host.call(lambda engine: engine.add(job.request))
-                    async for _ in beats_until(adding, self._host):
+                    async for _ in beats_until(adding, self._is_stuck):
                         yield worker_pb2.PrefillEvent()
                     await adding
                 finally:
                     self._counters.taken.note(request.router_id, request.number)
                 yield worker_pb2.PrefillEvent(accepted=worker_pb2.PrefillAccepted(pool=pool_to_proto(self._host.pool)))
-                async for event in job.events(self._host):
+                async for event in job.events(host.pool_tensor, host.config.block_size, self._is_stuck):
                     yield event
                 await asyncio.Event().wait()  # the lease ends with the call
             except EngineError as error:
                 await context.abort(status_of(error).code, str(error))
             finally:
                 self._end(request_id)
+
+    def _is_stuck(self) -> bool:
+        return self._host.is_stuck
 
     async def close(self) -> None:
         """Returns once no pull is under way."""

@@ -276,7 +276,7 @@ Global___Link: _TypeAlias = Link  # noqa: Y015
 
 @_typing.final
 class LinkRates(_message.Message):
-    """How fast blocks came; medians over a few rounds."""
+    """How fast blocks came."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -289,9 +289,9 @@ class LinkRates(_message.Message):
     block_bytes: _builtins.int
     """bytes of one block"""
     latency_s: _builtins.float
-    """seconds that one block took"""
+    """seconds that one block took, median"""
     bytes_per_s: _builtins.float
-    """of many blocks"""
+    """of many blocks, in the best of a few rounds"""
     read_bytes: _builtins.int
     """read in all"""
     rdma_bytes: _builtins.int
@@ -332,9 +332,9 @@ class LimitShare(_message.Message):
     name: _builtins.str
     """in words"""
     bytes_per_s: _builtins.float
-    """measured or rated"""
+    """measured, in the best of a few rounds, or rated"""
     share: _builtins.float
-    """median of the rounds' shares"""
+    """of it that came"""
     def __init__(
         self,
         *,

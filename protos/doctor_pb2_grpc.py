@@ -71,7 +71,7 @@ class DoctorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Probe(self, request, context):
-        """Reads some MB of another worker's pool into memory made for it, by each transport. One at a time; others wait.
+        """Reads some tens of MB of another worker's pool into memory made for it, by each transport. One at a time; others wait.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

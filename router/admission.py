@@ -70,7 +70,7 @@ class Admission:
         self._watch: asyncio.Task[None] | None = None  # while requests wait
         self._idle = asyncio.Event()
         self._idle.set()
-        metrics.watch(lambda: self.num_waiting, lambda: self._limit.at(self._clock()))
+        metrics.watch(lambda: self.num_waiting, lambda: self._limit_at(self._clock()))
 
     @property
     def num_waiting(self) -> int:
@@ -125,12 +125,21 @@ class Admission:
             return False
         return True
 
+    def _limit_at(self, now_s: float) -> int:
+        """Choices in flight from which on further ones wait here. Those beyond the workers' places wait there: no more
+        of them than leave within the time that anybody should wait.
+        """
+        if self._limits.max_wait_s is None:
+            return self._limit.at(now_s)
+        rate = self._rate.per_s(now_s, self.num_inflight)
+        return self._limit.at(now_s) if rate is None else self._limit.at(now_s, rate * self._limits.max_wait_s)
+
     def _fits(self, num_choices: int, now_s: float) -> bool:
         """Whether there is room. Of a request that the workers cannot run at once some choices wait there: a large one
         need not see them run dry to come in.
         """
         total = self.num_inflight + num_choices
-        return self.num_inflight < self._limit.at(now_s) and total <= self._limit.max_inflight
+        return self.num_inflight < self._limit_at(now_s) and total <= self._limit.max_inflight
 
     def _take(self, num_choices: int) -> None:
         self.num_inflight += num_choices
@@ -170,7 +179,7 @@ class Admission:
             self._metrics.refused(Refusal.QUEUE_FULL)
             raise Overloaded(
                 f"no room for {ticket.num_choices} more: {self.num_inflight} choices are being generated (the limit is "
-                f"{self._limit.at(now_s)}) and {self.num_waiting} wait (the limit is {self._limits.max_queue})",
+                f"{self._limit_at(now_s)}) and {self.num_waiting} wait (the limit is {self._limits.max_queue})",
                 retry_after_s,
             )
         text = "the queue is full, and the request gave way to a more urgent one or to another client's"
@@ -182,7 +191,7 @@ class Admission:
         rate = self._rate.per_s(now_s, self.num_inflight)
         if rate is None:
             return None
-        num_free = max(0, self._limit.at(now_s) - self.num_inflight)
+        num_free = max(0, self._limit_at(now_s) - self.num_inflight)
         return max(0, self._queue.num_ahead(ticket) + ticket.num_choices - num_free) / rate
 
     async def _wait(self, ticket: _Waiter, now_s: float, left_s: float) -> None:

@@ -20,6 +20,7 @@ from protos import router_pb2
 from protos.router_pb2_grpc import add_InferenceServicer_to_server
 from router.config import RouterConfig
 from router.errors import Draining
+from router.gate_interceptor import GateInterceptor
 from router.openai.http_app import HttpApp, make_http_app
 from router.openai.post_protocol import PostProtocol
 from router.server import InferenceService
@@ -147,10 +148,11 @@ async def _start_grpc(
         "grpc.so_reuseport": int(service.group is not None),
         "grpc.max_receive_message_length": config.max_body_bytes,
     }
-    server = grpc.aio.server(options=tuple(options.items()))
+    name = router_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+    interceptors = [GateInterceptor(service.gate, name)] if config.needs_key else []
+    server = grpc.aio.server(interceptors=interceptors, options=tuple(options.items()))
     add_InferenceServicer_to_server(InferenceService(service), server)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    name = router_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
     reflection.enable_server_reflection([name, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     address = None
     if config.grpc_port is not None:

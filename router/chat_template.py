@@ -65,18 +65,29 @@ class ChatTemplate:
             if not continue_final_message and messages and all(map(_is_plain, messages)):
                 text = self._render_plain(messages, add_generation_prompt, options)
             else:
-                text = self._pretrained.apply_chat_template(
-                    [dict(message) for message in messages],
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=continue_final_message,
-                    **options,
-                )
+                text = self._render_any(messages, add_generation_prompt, continue_final_message, options)
             if not text.isascii():
                 text.encode()  # a template may make half a surrogate pair, which no tokenizer takes
         except Exception as error:  # a template is a program: it may fail at the client's messages in any way
             reason = str(error)[:MAX_REASON_CHARS].encode(errors="replace").decode() or type(error).__name__
             raise InvalidRequest(f"the chat template refuses the messages: {reason}") from error
+        return text
+
+    def _render_any(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        options: Mapping[str, Any],
+    ) -> str:
+        text = self._pretrained.apply_chat_template(
+            [dict(message) for message in messages],
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **options,
+        )
+        assert isinstance(text, str)
         return text
 
     def _render_plain(

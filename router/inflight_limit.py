@@ -30,13 +30,17 @@ class InflightLimit:
         self._looked_s = -math.inf
         self._no_worker_since_s: float | None = None
 
-    def at(self, now_s: float) -> int:
-        """Choices in flight from which on further ones wait. Without a worker none waits: it is told so at once."""
+    def at(self, now_s: float, max_margin: float = math.inf) -> int:
+        """Choices in flight from which on further ones wait. Without a worker none waits: it is told so at once.
+
+        `max_margin`: most choices beyond the workers' capacity.
+        """
         if now_s - self._looked_s > LOOK_INTERVAL_S:
             self.look(now_s)
         if not self._num_seqs:
             return self.max_inflight
-        return min(self.max_inflight, self._num_seqs + max(MIN_MARGIN, self._num_seqs // MARGIN_SHARE))
+        margin = min(max(MIN_MARGIN, self._num_seqs // MARGIN_SHARE), max_margin)
+        return min(self.max_inflight, self._num_seqs + int(margin))
 
     def look(self, now_s: float) -> None:
         """Looks up what the workers can do."""

@@ -74,10 +74,7 @@ class KeysFile:
 
     def has_changed(self) -> bool:
         """Whether there is something that `read` has not seen; that the file is gone is something too."""
-        try:
-            return _signature(self.path.stat()) != self._signature
-        except OSError:
-            return self._signature is not None
+        return self._look() != self._signature
 
     def read(self) -> list[ApiKey]:
         """The keys. Raises InvalidKeysFile; the file counts as seen all the same."""
@@ -86,9 +83,16 @@ class KeysFile:
                 self._signature = _signature(os.fstat(file.fileno()))
                 text = file.read()
         except OSError as error:
-            self._signature = None
+            self._signature = self._look()
             raise InvalidKeysFile(f"cannot read {self.path}: {error.strerror}") from None
         return read_keys(text, str(self.path))
+
+    def _look(self) -> Signature | None:
+        """What the path leads to now; None: nothing."""
+        try:
+            return _signature(self.path.stat())
+        except OSError:
+            return None
 
 
 def read_keys(text: bytes, where: str) -> list[ApiKey]:

@@ -16,7 +16,8 @@ ROUTER_OPTIONS = {
     "workers": OptionInfo("Addresses (host:port) of the workers, with commas between."),
     "registry": OptionInfo(
         "URL of the registry (redis://...) that has the workers, instead of --workers; one with a password better in"
-        f" {SECRETS['registry']} or a file."
+        f" {SECRETS['registry']} or a file.",
+        secret=True,
     ),
     "policy": OptionInfo("How workers are chosen for a request."),
     "local_prefill_below": OptionInfo(
@@ -33,7 +34,8 @@ ROUTER_OPTIONS = {
     "max_body_bytes": OptionInfo("Largest request, over HTTP or gRPC.", minimum=1024),
     "api_key": OptionInfo(
         f"API key that clients must show, or several with commas between; better in {SECRETS['api_key']} or the file"
-        " than on a command line, which anybody on the machine can see."
+        " than on a command line, which anybody on the machine can see.",
+        secret=True,
     ),
     "api_keys_file": OptionInfo("YAML file of API keys with their limits; read again when it changes."),
     "protect_operations": OptionInfo("Ask for a key at /metrics, /workers and the description too."),

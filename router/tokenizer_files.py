@@ -28,7 +28,9 @@ def read_tokenizer(directory: str) -> PreTrainedTokenizerFast:
         raise FileNotFoundError(f"{directory} has no tokenizer.json; save the model's fast tokenizer there")
     if path.stat().st_size > MAX_FILE_BYTES:
         raise InvalidCheckpoint(f"{path} has over {MAX_FILE_BYTES} bytes")
-    pretrained = usable(directory, lambda: PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True))
+    pretrained: PreTrainedTokenizerFast = usable(
+        directory, lambda: PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+    )
     usable(directory, lambda: _try(pretrained))
     return pretrained
 

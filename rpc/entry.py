@@ -14,6 +14,7 @@ import uvloop
 
 from engine.errors import EngineError
 from kvtransfer.errors import TransportUnavailable
+from rpc.doctor.finding import Unfit
 from rpc.lifeline import hold_lifeline
 from rpc.logs import LOG_LEVELS, set_up_logging
 from rpc.option_values import OptionError
@@ -28,6 +29,7 @@ PLAIN_ERRORS = (
     EngineError,
     TransportUnavailable,
     OptionError,
+    Unfit,
     OSError,
 )  # say themselves what is wrong, mostly with what we were told
 

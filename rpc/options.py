@@ -25,13 +25,14 @@ Command = TypeVar("Command", bound=Callable[..., object])
 
 @dataclass(frozen=True, slots=True)
 class OptionInfo:
-    """What a field's type does not say: help text, bounds, and whether people are shown it."""
+    """What a field's type does not say: help text, bounds, and whether people are shown it, or its value."""
 
     help: str
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
     hidden: bool = False
+    secret: bool = False  # never repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,8 @@ class Option:
         except (ValueError, OverflowError):
             converted = None
         if converted is None or not self.bounds.allow(converted):
-            raise OptionError(f"{shown(value)} is not allowed; it must be {self.allowed}")
+            given = "the value" if self.info.secret else shown(value)
+            raise OptionError(f"{given} is not allowed; it must be {self.allowed}")
         return converted
 
     def _parse(self, value: object) -> Value:

@@ -106,7 +106,9 @@ class MutualTls:
             return None if before == told else self._server_configuration()
 
         credentials = grpc.dynamic_ssl_server_credentials(
-            self._server_configuration(), fetch, require_client_authentication=True
+            self._server_configuration(),
+            fetch,  # type: ignore[arg-type]  # the stubs lack None, which stands for no change
+            require_client_authentication=True,
         )
         return server.add_secure_port(address, credentials)
 

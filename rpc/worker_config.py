@@ -30,6 +30,7 @@ class WorkerConfig:
     transfer_deadline_s: float = 30.0  # of one read of announced blocks
     drain_timeout_s: float = 30.0  # how long running requests may finish after SIGTERM
     max_step_s: float | None = None  # a longer step of the engine ends the process; None: 20 s, on a CPU 180 s
+    strict: bool = False  # start only if the doctor finds nothing wrong with the machine
     tls_cert: str | None = None  # PEM files for mutual TLS with other processes; None: plaintext
     tls_key: str | None = None
     tls_ca: str | None = None

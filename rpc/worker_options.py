@@ -30,7 +30,9 @@ WORKER_OPTIONS = {
     "transport": OptionInfo("How KV blocks are read from other workers.", choices=TRANSPORTS),
     "served_model_name": OptionInfo("Name of the model; unset: the checkpoint directory's."),
     "transfer_deadline_s": OptionInfo("Longest wait in seconds for one read of announced blocks.", minimum=0),
-    "registry": OptionInfo("URL of the registry (redis://...) where routers find the worker; unset: none."),
+    "registry": OptionInfo(
+        "URL of the registry (redis://...) where routers find the worker; unset: none.", secret=True
+    ),
     "lease_s": OptionInfo("Seconds after which the registry forgets a worker that is gone.", minimum=1, maximum=3600),
     "metrics_port": OptionInfo("Port for Prometheus metrics; unset: none.", minimum=0, maximum=65535),
     "drain_timeout_s": OptionInfo("Longest wait in seconds for running requests at the end.", minimum=0),
@@ -39,6 +41,7 @@ WORKER_OPTIONS = {
         "Unset: 20, on a CPU 180.",
         minimum=0.1,
     ),
+    "strict": OptionInfo("Start only if `baton doctor` would find nothing wrong with the machine."),
     **TLS_OPTIONS,
     "progress_fd": OptionInfo("Descriptor of a pipe that takes progress messages.", minimum=0, hidden=True),
 }

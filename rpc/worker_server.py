@@ -19,6 +19,8 @@ from kvtransfer.base import PoolIdentity
 from kvtransfer.registry import create_transport
 from kvtransfer.shared_pool import SharedPool
 from protos import doctor_pb2, doctor_pb2_grpc, worker_pb2, worker_pb2_grpc
+from rpc.doctor.finding import require_fit
+from rpc.doctor.machine import examine_machine
 from rpc.doctor.service import DoctorService
 from rpc.drain import Drain
 from rpc.engine_host import EngineHost
@@ -88,6 +90,8 @@ async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], Worke
     identity = PoolIdentity(uuid.uuid4().hex, engine.fingerprint)
     transport = create_transport(config.transport, identity, memory, config.host)
     host = EngineHost(engine, transport, config.longest_step_s)
+    if config.strict:
+        require_fit(await asyncio.to_thread(examine_machine, host.pool.num_blocks * host.block_bytes))
     core = WorkerCore(config, host, Channels(security), WorkerCounters(), Drain())
     services = build(core)
     server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -153,9 +157,7 @@ def _describe(core: WorkerCore, port: int) -> worker_pb2.WorkerDescription:
     )
 
 
-def _register_common(
-    server: grpc.aio.Server, core: WorkerCore, description: worker_pb2.WorkerDescription
-) -> list[str]:
+def _register_common(server: grpc.aio.Server, core: WorkerCore, description: worker_pb2.WorkerDescription) -> list[str]:
     """Adds what every worker serves; returns the names of the worker services."""
     config, host = core.config, core.host
 

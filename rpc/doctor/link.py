@@ -8,17 +8,17 @@ class LimitShare:
     """What a link should give, and how much of it came."""
 
     name: str
-    bytes_per_s: float
-    share: float  # median of the rounds' shares
+    bytes_per_s: float  # measured (the best round) or rated
+    share: float
 
 
 @dataclass(frozen=True, slots=True)
 class LinkRates:
-    """How fast blocks came; medians over a few rounds."""
+    """How fast blocks came."""
 
     block_bytes: int
-    latency_s: float  # of one block
-    bytes_per_s: float  # of many
+    latency_s: float  # of one block, median
+    bytes_per_s: float  # of many, in the best round
     read_bytes: int  # in all
     rdma_bytes: int | None  # that RDMA ports received meanwhile, whoever for; None: nobody counts
     limit: LimitShare | None  # None: nothing is known of the link

@@ -31,7 +31,7 @@ from rpc.doctor.link_limit import LinkLimit, link_limit
 from rpc.doctor.peer_host import is_same_host
 from rpc.doctor.rdma import received_bytes
 
-ROUND_BYTES = 4 << 20
+ROUND_BYTES = 8 << 20
 NUM_ROUNDS = 5  # and one before them that warms up
 NUM_LATENCIES = 5  # a round
 ATTEMPT_DEADLINE_S = 10.0  # one transport
@@ -56,10 +56,9 @@ class Samples:
     latency_s: list[float] = field(default_factory=list)
 
     def share_of(self, limit: LinkLimit) -> LimitShare:
-        """How much of the limit came; both sides of a round's ratio felt the same load."""
-        pairs = zip(self.bytes_per_s, self.limit_bytes_per_s, strict=True)
-        share = median(ours / theirs for ours, theirs in pairs)
-        return LimitShare(limit.name, median(self.limit_bytes_per_s), share)
+        """How much of the limit came, at best: what else the machine does can only take away from either."""
+        best_limit = max(self.limit_bytes_per_s)
+        return LimitShare(limit.name, best_limit, max(self.bytes_per_s) / best_limit)
 
 
 def probe(reader: Reader, owner: PoolDescription, setting: str) -> list[Link]:
@@ -78,14 +77,15 @@ async def _attempt(reader: Reader, owner: PoolDescription, asked: str) -> Link:
         return Link(asked, transport, reason, is_same_host(owner), has_rdma_device(), rates)
 
     memory = SharedPool()
+    num_blocks = max(1, min(owner.num_blocks, ROUND_BYTES // reader.block_bytes))
     try:
+        # Detached: the tensor itself must be all that keeps the memory.
+        scratch = memory.allocate((num_blocks, reader.block_bytes), torch.uint8).detach()
         identity = PoolIdentity(uuid.uuid4().hex, reader.fingerprint)
         transport = create_transport(asked, identity, memory, reader.host)
-    except TransportUnavailable as error:
+    except (TransportUnavailable, MemoryError, OSError) as error:
         memory.close()
         return link(None, str(error), None)
-    num_blocks = max(1, min(owner.num_blocks, ROUND_BYTES // reader.block_bytes))
-    scratch = memory.allocate((num_blocks, reader.block_bytes), torch.uint8).detach()  # the only one that keeps it
     try:
         async with asyncio.timeout(ATTEMPT_DEADLINE_S):
             transport.register_pool(scratch)
@@ -97,7 +97,7 @@ async def _attempt(reader: Reader, owner: PoolDescription, asked: str) -> Link:
             return link(choice.transport, choice.reason, rates)
     except TimeoutError:
         return link(None, f"it was not done within {ATTEMPT_DEADLINE_S:g} s", None)
-    except (TransferError, MemoryError, OSError) as error:
+    except (TransferError, OSError) as error:
         return link(None, str(error), None)
     finally:
         await transport.close()
@@ -126,7 +126,7 @@ async def _measure(
     return LinkRates(
         block_bytes=owner.block_bytes,
         latency_s=median(samples.latency_s),
-        bytes_per_s=median(samples.bytes_per_s),
+        bytes_per_s=max(samples.bytes_per_s),
         read_bytes=num_read,
         rdma_bytes=None if received is None or received_then is None else received_then - received,
         limit=None if limit is None else samples.share_of(limit),

@@ -66,7 +66,7 @@ def likely(workers: WorkerRig) -> Overrides:
         "prefix_source": peer,
         "num_cached_tokens": st.integers(0, 100),
         "cache_salt": st.sampled_from(["", "a", "x" * 100_000]),
-        "block_hashes": st.one_of(st.binary(max_size=80), st.just(bytes(1_000_000))),
+        "block_hashes": st.one_of(st.binary(max_size=80), st.just(bytes(60_000))),
         "interval_ms": st.sampled_from([0, 1, 10, (1 << 32) - 1]),
     }
 

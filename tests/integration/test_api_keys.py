@@ -110,7 +110,8 @@ async def test_processes_that_share_a_port_take_the_environments_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BATON_API_KEY", "sk-from-the-environment")
-    flags = ("--port=0", "--processes=2", "--log-level=debug", "--protect-operations", "--workers=127.0.0.1:1")
+    monkeypatch.setenv("BATON_REGISTRY", "redis://:sk-hunter2@127.0.0.1:1/0")
+    flags = ("--port=0", "--processes=2", "--log-level=debug", "--protect-operations")
     async with router_process(tmp_path, *flags, module=("baton", "router")) as router:
         parent = psutil.Process(router.child.pid)
         lines = [" ".join(each.cmdline()) for each in (parent, *parent.children(recursive=True))]

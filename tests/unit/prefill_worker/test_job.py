@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 import torch
 
 from engine.outputs import RequestOutput, SampledToken
@@ -9,6 +10,7 @@ from engine.request import BlockId, RequestId
 from kvtransfer.checksum import block_checksums
 from prefill_worker.job import PrefillJob, PrefillStep
 from protos import common_pb2, worker_pb2
+from rpc.heartbeat import HEARTBEAT_S
 
 BLOCK_SIZE = 4
 
@@ -41,7 +43,7 @@ async def test_each_block_is_announced_once_and_checksums_keep_no_step_waiting()
         sampled = SampledToken(token) if token is not None else None
         job.steps.put_nowait(PrefillStep(RequestOutput(RequestId("r"), num_computed, sampled), 1.0 * num_computed))
     async with asyncio.timeout(10):
-        events = [event async for event in job.events(pool, BLOCK_SIZE)]
+        events = [event async for event in job.events(pool, BLOCK_SIZE, lambda: False)]
     said = [event for event in events if event.ListFields()]
     assert [[field.name for field, _ in event.ListFields()] for event in said] == [
         ["blocks"],
@@ -56,3 +58,16 @@ async def test_each_block_is_announced_once_and_checksums_keep_no_step_waiting()
             block_checksums(pool, ids),
         )
     assert said[1].first_token.token_id == 42
+
+
+@pytest.mark.parametrize("is_stuck", [False, True])
+async def test_an_engine_that_steps_is_heard_of_and_one_that_is_stuck_is_not(is_stuck: bool) -> None:
+    job = make_job(18, 18, num_cached_tokens=0)
+    events = job.events(torch.zeros(8, 32), BLOCK_SIZE, lambda: is_stuck)
+    first = asyncio.ensure_future(anext(events))
+    await asyncio.wait((first,), timeout=4 * HEARTBEAT_S)
+    if is_stuck:
+        assert not first.done()
+        first.cancel()
+    else:
+        assert first.result() == worker_pb2.PrefillEvent()

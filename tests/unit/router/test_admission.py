@@ -178,6 +178,21 @@ async def test_nobody_waits_for_longer_than_anybody_should() -> None:
     assert rig.refusals() == {"wait": 1}
 
 
+async def test_nobody_waits_longer_at_the_workers_either() -> None:
+    rig = Rig(max_inflight=100, workers=Workers(4), max_wait_s=2.0)
+    tasks = [rig.send(str(place)) for place in range(20)]
+    await settle()
+    assert len(rig.order) == 4 + 8  # nothing is known yet, and the margin is as wide as it may be
+    for place in range(9):  # one ends a second
+        rig.now_s += 1.0
+        rig.end(str(place))
+        await settle()
+    assert rig.admission.num_inflight in (4 + 1, 4 + 2, 4 + 3)  # in two seconds about two more places are free
+    while not all(task.done() for task in tasks):
+        rig.end(*rig.order)
+        await settle()
+
+
 async def test_who_would_wait_for_too_long_is_told_at_once() -> None:
     rig = Rig(max_inflight=2, max_wait_s=5.0)
     tasks = [rig.send(str(place)) for place in range(8)]

@@ -140,6 +140,9 @@ async def test_grpc_asks_for_the_key_in_its_metadata(keys: TestKeys) -> None:
                 await generate(router, wrong, text="a")
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
             assert "API key" in (caught.value.details() or "")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:  # larger than a message may be: it is not even read
+            await generate(router, None, text="a" * (17 << 20))
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert await generate(router, key, text="a", fairness_key="b", priority=-5, cache_salt="mine")
     [command] = worker.commands
     assert (command.cache_salt, command.priority) == (tenant_salt("key:a", "mine"), 0)

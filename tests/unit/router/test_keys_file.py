@@ -123,3 +123,9 @@ def test_a_file_that_is_broken_is_seen_once(tmp_path: Path) -> None:
     with pytest.raises(InvalidKeysFile):
         file.read()
     assert not file.has_changed()
+    path.unlink()
+    path.mkdir()
+    assert file.has_changed()
+    with pytest.raises(InvalidKeysFile, match=r"cannot read .*: Is a directory"):
+        file.read()
+    assert not file.has_changed()

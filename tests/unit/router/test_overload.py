@@ -13,6 +13,7 @@ from protos.router_pb2 import GenerateRequest
 from protos.router_pb2_grpc import InferenceStub
 from tests.unit.router.running_router import RunningRouter, running_router, until, wait_workers
 from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.test_drain import is_refused
 
 BODY: dict[str, Any] = {"prompt": "The cat sat on the mat", "max_tokens": 4}
 
@@ -215,7 +216,7 @@ async def test_the_drain_serves_those_who_wait() -> None:
         await wait_metric(router, "router_waiting", 1)
         router.stopping.set()
         async with asyncio.timeout(10):
-            while (await router.http.get("/ready")).status_code != 503:
+            while not await is_refused(router.url):
                 await asyncio.sleep(0.005)
         worker.go_on.set()
         assert [answer.status_code for answer in await asyncio.gather(*requests)] == [200, 200]

@@ -14,6 +14,7 @@ from kvtransfer.registry import create_transport
 from kvtransfer.shared_memory import host_id
 from kvtransfer.shared_pool import SharedPool
 from rpc.doctor.finding import Level
+from rpc.doctor.link import Link
 from rpc.doctor.link_check import check_link
 from rpc.doctor.link_limit import LoopbackLimit, MemoryCopyLimit, link_limit
 from rpc.doctor.local_links import measure_local_links
@@ -26,6 +27,11 @@ READER = Reader("model", BLOCK_BYTES, HOST)
 
 
 async def probe_own_pool(reader: Reader, owner: str, setting: str, **changed: object) -> list[tuple[str | None, str]]:
+    """The transports by which a pool of this process was read, and why these or why none."""
+    return [(link.transport, link.reason) for link in await links_to_own_pool(reader, owner, setting, **changed)]
+
+
+async def links_to_own_pool(reader: Reader, owner: str, setting: str, **changed: object) -> list[Link]:
     """Probes a pool that this process serves over `owner`, as described but for what was `changed`."""
     memory = SharedPool()
     pool = memory.allocate((NUM_BLOCKS, BLOCK_BYTES), torch.uint8)
@@ -34,7 +40,7 @@ async def probe_own_pool(reader: Reader, owner: str, setting: str, **changed: ob
     try:
         links = await asyncio.to_thread(probe, reader, description, setting)
         assert not pool.any()
-        return [(link.transport, link.reason) for link in links]
+        return links
     finally:
         await transport.close()
         memory.close()
@@ -82,6 +88,16 @@ async def test_a_setting_that_the_owner_does_not_offer() -> None:
     first, second = await probe_own_pool(READER, "tcp", "shared_memory")
     assert (first[0], "does not offer shared_memory" in first[1]) == (None, True)
     assert second[0] == "tcp"
+
+
+async def test_a_machine_with_rdma_on_which_auto_ends_on_tcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mlx5_0").mkdir()
+    monkeypatch.setattr("kvtransfer.rdma.DEVICES", str(tmp_path))  # as if there were one; nothing else is pretended
+    (link,) = await links_to_own_pool(READER, "tcp", "auto")
+    assert (link.transport, link.has_rdma) == ("tcp", True)
+    finding = check_link(link, "auto")
+    assert (finding.check, finding.level) == ("rdma-requested-tcp-used", Level.FAILURE)
+    assert "does not offer nixl" in finding.found
 
 
 @pytest.mark.parametrize(
