@@ -32,7 +32,8 @@ from benchmarks.load import percentile
 from benchmarks.report import Report
 from benchmarks.server import free_port
 
-NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS = 200, 60
+NUM_PROMPT_TOKENS = 200
+OUTPUT_TOKENS = (20, 100)  # the fewest and the most
 NUM_WORKERS, NUM_SEQS = 2, 8
 WORKERS = (f"--both={NUM_WORKERS}", f"--max-num-seqs={NUM_SEQS}", "--step-s=0.02", "--sequence-s=0.0005")
 CLOSED_LOOP_S = 10.0
@@ -58,11 +59,17 @@ def make_exchange(rng: random.Random, request_id: str, due_s: float) -> Exchange
     """A streamed completion of a prompt that nobody has cached."""
     body = {
         "prompt": [FIRST_ID + rng.randrange(NUM_IDS) for _ in range(NUM_PROMPT_TOKENS)],
-        "max_tokens": NUM_OUTPUT_TOKENS,
+        "max_tokens": rng.randint(*OUTPUT_TOKENS),
         "ignore_eos": True,
         "stream": True,
     }
     return Exchange(request_id, post("/v1/completions", request_id, orjson.dumps(body)), due_s, may_be_refused=True)
+
+
+def num_tokens(exchange: Exchange) -> int:
+    """Output tokens that were asked for, and so came."""
+    body = orjson.loads(exchange.payload.partition(b"\r\n\r\n")[2])
+    return int(body["max_tokens"])
 
 
 @dataclass(slots=True)
@@ -93,7 +100,7 @@ class Bench:
         assert len(served) + len(refused) == len(exchanges), {exchange.status for exchange in exchanges}
         told = [exchange for exchange in refused if b"\r\nretry-after: " in exchange.answer.lower()]
         ttfts = [(exchange.first_s - exchange.sent_s) * 1e3 for exchange in served]
-        tpots = [(exchange.last_s - exchange.first_s) * 1e3 / (NUM_OUTPUT_TOKENS - 1) for exchange in served]
+        tpots = [(exchange.last_s - exchange.first_s) * 1e3 / (num_tokens(exchange) - 1) for exchange in served]
         report.add(
             phase.name, phase.share, round(len(exchanges) / length_s, 1), round(len(served) / length_s, 1),
             len(refused), len(told),
@@ -147,8 +154,8 @@ async def measure(phases: Sequence[Phase], seconds: float, wait_s: float) -> Rep
             await bench.run(phase, bearable, seconds, report)
     report.notes.append(
         f"{NUM_WORKERS} simulated workers of {NUM_SEQS} sequences bear {bearable:.1f} requests/s of "
-        f"{NUM_PROMPT_TOKENS} prompt and {NUM_OUTPUT_TOKENS} output tokens; nobody waits in the router for more than "
-        f"{wait_s:g} s."
+        f"{NUM_PROMPT_TOKENS} prompt and {OUTPUT_TOKENS[0]} to {OUTPUT_TOKENS[1]} output tokens; nobody is to wait "
+        f"for more than {wait_s:g} s."
     )
     return report
 

@@ -29,6 +29,7 @@ class LoadEstimate:
         self._additions: dict[int, Addition] = {}  # by number of the command
         self._unreported: dict[int, Addition] = {}  # those of them that no report includes yet
         self._recent = RecentRequests()
+        self._num_ended = 0  # requests of ours that the last report counts and that have ended since
         self._is_exact = False  # whether the last report said what it includes
         self._snapshot: WorkerSnapshot | None = None  # as long as nothing changes
 
@@ -36,6 +37,7 @@ class LoadEstimate:
         """The worker's news of itself; `taken`: numbers of commands that this is the first report to include."""
         self.reported = load
         self._is_exact = taken is not None
+        self._num_ended = 0
         for number in list(self._unreported) if taken is None else taken:
             self._unreported.pop(number, None)
         self._snapshot = None
@@ -56,7 +58,7 @@ class LoadEstimate:
     def remove(self, number: int) -> None:
         """The request is no longer there."""
         if self._additions.pop(number, None) is not None:
-            self._unreported.pop(number, None)
+            self._num_ended += self._unreported.pop(number, None) is None
             self._snapshot = None
 
     @property
@@ -67,8 +69,8 @@ class LoadEstimate:
     @property
     def num_requests(self) -> int:
         """Requests running and waiting there."""
-        num_requests = self.reported.num_running + self.reported.num_waiting + len(self._unreported)
-        return num_requests if self._is_exact else max(num_requests, len(self._additions))
+        num_reported = self.reported.num_running + self.reported.num_waiting - self._num_ended
+        return max(num_reported + len(self._unreported), len(self._additions))
 
     @property
     def num_queued_tokens(self) -> int:

@@ -27,6 +27,31 @@ def test_a_command_counts_once_before_and_after_the_report_that_includes_it() ->
     assert (load.num_requests, load.num_queued_tokens) == (3, 30)
 
 
+def test_a_place_that_an_end_made_free_is_known_before_the_next_report() -> None:
+    load = LoadEstimate()
+    load.add(1, 100)
+    load.add(2, 100)
+    load.report(WorkerLoad(num_running=5), taken=[1, 2])  # three of them another router's
+    load.remove(1)
+    assert load.num_requests == 4
+    load.add(3, 100)
+    assert load.num_requests == 5
+    load.report(WorkerLoad(num_running=4), taken=[])  # without the one that ended, nor the new one
+    assert load.num_requests == 5
+    load.remove(2)
+    load.remove(3)
+    assert load.num_requests == 3
+
+
+def test_an_end_that_the_report_knows_of_already_takes_away_no_request_of_our_own() -> None:
+    load = LoadEstimate()
+    for number in (1, 2):
+        load.add(number, 100)
+    load.report(WorkerLoad(num_running=1), taken=[1, 2])  # one has ended, and its last news are on their way
+    load.remove(1)
+    assert load.num_requests == 1
+
+
 def test_a_command_that_ended_before_any_report_had_it_is_forgotten() -> None:
     load = LoadEstimate()
     load.report(WorkerLoad(), taken=[])
