@@ -50,7 +50,7 @@ class DecodeRequests:
         self._worker_id = worker_id
         self._deadline_s = deadline_s
         self._table = RequestTable(counters, drain)
-        self._fills = BlockFills(host)
+        self._fills = BlockFills(host, drain)
         host.listen(self._on_step)
         drain.listen(self.hand_off)
 

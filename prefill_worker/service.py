@@ -46,7 +46,7 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         self._drain = drain
         self._deadline_s = deadline_s
         self._jobs: dict[RequestId, PrefillJob] = {}
-        self._fills = BlockFills(host)
+        self._fills = BlockFills(host, drain)
         self._numbers = itertools.count(1)
         host.listen(self._on_step)
 

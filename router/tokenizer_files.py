@@ -15,7 +15,10 @@ T = TypeVar("T")
 MAX_TOKEN_IDS = 1 << 22  # the largest vocabularies have a quarter of them; a table has a place for each
 MAX_ERROR_CHARS = 500
 JSON_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-PROBE = "a b\n1é日🎉"  # what a vocabulary may lack, and what to put in its place
+# Every byte that UTF-8 has: a vocabulary may lack one, and what to put in its place.
+SHORT, LONG = range(0xC0), range(0xC0, 0x800, 0x40)  # of up to two bytes
+LONGER, LONGEST = (0x800, *range(0x1000, 0x10000, 0x1000)), (0x10000, *range(0x40000, 0x110000, 0x40000))
+PROBE = "".join(map(chr, (*SHORT, *LONG, *LONGER, *LONGEST)))
 
 
 def read_tokenizer(directory: str) -> PreTrainedTokenizerFast:

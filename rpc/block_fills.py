@@ -13,6 +13,7 @@ from engine.schedule import Received
 from kvtransfer.local_pool import block_bytes_of
 from kvtransfer.receiver import BlockReceiver
 from protos import worker_pb2
+from rpc.drain import Drain
 from rpc.engine_host import EngineHost
 from rpc.pool_description import pool_from_proto
 
@@ -27,8 +28,9 @@ class BlockFills:
     block that is filled in part is read by attention with weight zero, and zero times a NaN is a NaN.
     """
 
-    def __init__(self, host: EngineHost) -> None:
+    def __init__(self, host: EngineHost, drain: Drain) -> None:
         self._host = host
+        self._drain = drain  # is over only when the blocks of every fill are free
         self._endings: set[asyncio.Task[None]] = set()
 
     def start(
@@ -42,8 +44,9 @@ class BlockFills:
         num_known = request.num_computed_tokens // self._host.config.block_size
         to_fill: list[int] = list(request.block_table[num_known:])
         ending = asyncio.create_task(self._end(request, num_known, to_fill, task, outcome))
+        self._drain.enter()
         self._endings.add(ending)
-        ending.add_done_callback(self._endings.discard)
+        ending.add_done_callback(self._ended)
         return task
 
     def refuse(self, request: Request) -> None:
@@ -54,6 +57,10 @@ class BlockFills:
         """Returns once every fill has ended; the caller has cancelled them."""
         while self._endings:
             await asyncio.wait(self._endings)
+
+    def _ended(self, ending: "asyncio.Task[None]") -> None:
+        self._endings.discard(ending)
+        self._drain.leave()
 
     async def _end(
         self,

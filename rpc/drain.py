@@ -23,6 +23,7 @@ class Drain:
         self._idle = asyncio.Event()
         self._idle.set()
         self._hand_offs: list[Callable[[], None]] = []
+        self._watchers: list[Callable[[], None]] = []
 
     @property
     def has_begun(self) -> bool:
@@ -37,6 +38,10 @@ class Drain:
     def listen(self, hand_off: Callable[[], None]) -> None:
         """`hand_off` is to give every request away, once the time to finish is over."""
         self._hand_offs.append(hand_off)
+
+    def watch(self, on_end: Callable[[], None]) -> None:
+        """`on_end` hears of every request's end."""
+        self._watchers.append(on_end)
 
     def begin(self) -> None:
         """From now on new requests are refused."""
@@ -57,6 +62,8 @@ class Drain:
         assert self._num_requests >= 0
         if self._num_requests == 0:
             self._idle.set()
+        for on_end in self._watchers:
+            on_end()
 
     @contextmanager
     def request(self) -> Iterator[None]:

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 
-from engine.outputs import StepOutput
 from protos import worker_pb2, worker_pb2_grpc
 from rpc.cache_feed import CacheFeed, Subscription
 from rpc.drain import Drain
@@ -40,7 +39,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._drain_timeout_s = drain_timeout_s
         self._feed = CacheFeed(host)
         self._clocks: set[ReportClock] = set()
-        host.listen(self._on_step)
+        host.listen(lambda _: self._note_news())
+        drain.watch(self._note_news)  # who is cancelled ends without a step, and its blocks are free
 
     async def Describe(  # noqa: N802
         self, request: worker_pb2.DescribeRequest, context: Context
@@ -104,7 +104,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         await self._drain.wait_begun()
         clock.note_urgent_news()
 
-    def _on_step(self, step: StepOutput) -> None:
+    def _note_news(self) -> None:
         for clock in self._clocks:
             clock.note_news()
 

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from engine.outputs import StepOutput
 from protos import worker_pb2, worker_pb2_grpc
 from rpc.drain import Drain
 from rpc.peers import Context
@@ -33,7 +32,8 @@ class SimulatedWorkerService(worker_pb2_grpc.WorkerServicer):
         self._drain = drain
         self._description = description
         self._clocks: set[ReportClock] = set()
-        core.listen(self._on_step)
+        core.listen(lambda _: self._note_news())
+        drain.watch(self._note_news)
 
     def begin_drain(self) -> None:
         """Takes no new requests from now on; routers are told at once."""
@@ -94,6 +94,6 @@ class SimulatedWorkerService(worker_pb2_grpc.WorkerServicer):
             yield update
             await clock.wait(BUSY_INTERVAL_S if self._core.has_work else math.inf)
 
-    def _on_step(self, step: StepOutput) -> None:
+    def _note_news(self) -> None:
         for clock in self._clocks:
             clock.note_news()

@@ -48,7 +48,7 @@ class Chaos:
         """One fault, and what became of the requests."""
         self._num_tries += 1
         row.tries += 1
-        cases = self._some()
+        cases = self._rng.sample(self._cases, fault.num_requests)
         exchanges = [self._exchange(case, f"try-{self._num_tries}-{place}") for place, case in enumerate(cases)]
         tasks = [asyncio.create_task(exchange.run(self._cluster.clients)) for exchange in exchanges]
         try:
@@ -70,6 +70,8 @@ class Chaos:
             if exchange in open_ones and gap_s is not None:
                 row.recovery_s.append(gap_s)
         await self._come_to_rest(row)
+        if len(exchanges) == 1 and cancelled is not None:
+            row.recovery_s.append(time.monotonic() - happened_s)  # until every block was free
 
     async def run_rolling_restart(self, row: Row) -> None:
         """Every process is ended and started again, one after the other, while requests come and go."""

@@ -89,7 +89,8 @@ async def cluster(
             await proxies[name].start()
             stack.push_async_callback(proxies[name].close)
         addresses = ",".join(proxy.address for proxy in proxies.values())
-        flags = (f"--model={MODEL}", f"--workers={addresses}", "--local-prefill-below=64", "--drain-timeout-s=30")
+        settings = ("--local-prefill-below=64", "--drain-timeout-s=30", "--watch-interval-ms=10")
+        flags = (f"--model={MODEL}", f"--workers={addresses}", *settings)
         routers = [Node("router", f"router-{n}", port, directory, flags) for n, port in enumerate(ports[len(names) :])]
         for node in (*routers, *workers):
             stack.push_async_callback(node.end)

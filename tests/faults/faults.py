@@ -116,6 +116,7 @@ class Fault:
     role: str
     inject: Inject | None
     phases: tuple[str, ...] = tuple(PHASES)
+    num_requests: int = 4  # at a time
 
 
 FAULTS = (
@@ -129,4 +130,5 @@ FAULTS = (
     Fault("killed", "router", kill),
     Fault("restarted", "router", terminate),
     Fault("cancelled", "client", None),
+    Fault("cancelled alone", "client", None, num_requests=1),
 )

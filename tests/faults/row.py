@@ -59,6 +59,7 @@ def make_report(rows: Sequence[Row]) -> Report:
         report.add(*subtotal.cells())
     report.add(*total.cells())
     report.notes.append("Four requests at a time. Recovery: from the fault to the next token of a request under way.")
+    report.notes.append("Of one that is cancelled alone: until every block of every worker is known to be free.")
     return report
 
 

@@ -198,6 +198,15 @@ def test_half_a_surrogate_pair_is_refused(directory: Path) -> None:
         asyncio.run(tokenizer.render(HELLO, True, False, {}))
 
 
+def test_a_vocabulary_that_lacks_a_byte_is_refused(directory: Path) -> None:
+    for byte in (0x00, 0x0A, 0x80, 0xBF, 0xC2, 0xE0, 0xED, 0xF4):
+        whole = json.loads(byte_fallback_tokenizer().to_str())
+        del whole["model"]["vocab"]["<unk>"], whole["model"]["vocab"][f"<0x{byte:02X}>"]
+        (directory / "tokenizer.json").write_text(json.dumps(whole))
+        with pytest.raises(InvalidCheckpoint, match="not found in the vocabulary"):
+            Tokenizer(str(directory))
+
+
 def test_a_huge_token_id_takes_no_memory(directory: Path) -> None:
     whole = json.loads(byte_level_tokenizer().to_str())
     whole["model"]["vocab"]["huge"] = (1 << 32) - 1

@@ -18,6 +18,7 @@ from kvtransfer.base import PoolIdentity
 from kvtransfer.registry import create_transport
 from kvtransfer.shared_pool import SharedPool
 from rpc.block_fills import BlockFills
+from rpc.drain import Drain
 from rpc.engine_host import EngineHost
 from tests.checkpoints import make_checkpoint
 
@@ -69,7 +70,7 @@ def nothing(_: "asyncio.Task[None]") -> Received:
 
 async def test_a_fill_cancelled_before_its_first_step_ends(host: EngineHost) -> None:
     request = await receiving(host)
-    fills = BlockFills(host)
+    fills = BlockFills(host, Drain())
     task = fills.start(request, asyncio.sleep(1000), nothing)
     host.call(lambda engine: engine.abort(request.request_id))
     task.cancel()
@@ -80,7 +81,7 @@ async def test_a_fill_cancelled_before_its_first_step_ends(host: EngineHost) -> 
 async def test_blocks_in_quarantine_are_not_given_back(host: EngineHost) -> None:
     request = await receiving(host)
     blocks = list(request.block_table)
-    fills = BlockFills(host)
+    fills = BlockFills(host, Drain())
     task = fills.start(request, asyncio.sleep(1000), nothing)
     host.transport.quarantine.hold(blocks[1:3])
     await host.call(lambda engine: engine.abort(request.request_id))
@@ -100,7 +101,7 @@ async def test_a_fill_that_fails_leaves_the_rest_to_the_engine(host: EngineHost)
     async def fail() -> None:
         raise ConnectionError("gone")
 
-    fills = BlockFills(host)
+    fills = BlockFills(host, Drain())
     fills.start(request, fail(), nothing)
     await fills.close()
     while await num_held(host):
@@ -110,7 +111,7 @@ async def test_a_fill_that_fails_leaves_the_rest_to_the_engine(host: EngineHost)
 
 async def test_an_ended_engine_keeps_nobody_waiting(host: EngineHost) -> None:
     request = await receiving(host)
-    fills = BlockFills(host)
+    fills = BlockFills(host, Drain())
     task = fills.start(request, asyncio.sleep(1000), nothing)
     await host.stop()
     task.cancel()
