@@ -38,6 +38,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.kv_transfer --json benchmarks/results/kv_transfer.json
 	$(BIN)/python -m benchmarks.handover --json benchmarks/results/handover.json
 	$(BIN)/python -m benchmarks.serve --json benchmarks/results/serve.json
+	$(BIN)/python -m benchmarks.overload --json benchmarks/results/overload.json
 
 chaos: setup
 	$(BIN)/python -m tests.faults --json benchmarks/results/chaos.json

@@ -24,6 +24,7 @@ from kvtransfer.receiver import BlockReceiver
 from protos import common_pb2, worker_pb2, worker_pb2_grpc
 from rpc.block_fills import connect_receiver
 from rpc.engine_host import EngineHost
+from rpc.event_stream import next_event
 from rpc.peers import Channels
 from rpc.sampling import logprobs_from_proto
 
@@ -102,7 +103,7 @@ class Handover:
     async def _listen(self, call: PrefillCall) -> None:
         """Takes the call's events, until the last block's checksum and the token are here."""
         num_announced = num_expected = self._num_known_blocks
-        while event := await self._next_event(call):
+        while event := await next_event(call, "the prefill worker", SILENCE_S):
             if event.HasField("accepted"):
                 await self._accept(event.accepted)
             if event.HasField("blocks"):
@@ -124,15 +125,6 @@ class Handover:
                 if self._has_token:
                     return
         raise PeerRefused("the prefill worker ended the call before all blocks were announced")
-
-    async def _next_event(self, call: PrefillCall) -> worker_pb2.PrefillEvent | None:
-        """None at the call's end."""
-        try:
-            async with asyncio.timeout(SILENCE_S):
-                event = await call.read()
-        except TimeoutError as error:
-            raise TransferDeadline(f"the prefill worker gave no sign of life for {SILENCE_S:g} s") from error
-        return event if isinstance(event, worker_pb2.PrefillEvent) else None  # else grpc.aio.EOF
 
     async def _accept(self, accepted: worker_pb2.PrefillAccepted) -> None:
         if self._receiver is not None:

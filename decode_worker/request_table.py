@@ -5,7 +5,7 @@ from decode_worker.router_session import RouterSession
 from engine.outputs import StepOutput
 from engine.request import RequestId
 from rpc.drain import Drain
-from rpc.status import Unavailable, code_number
+from rpc.status import code_number
 from rpc.worker_counters import WorkerCounters
 
 
@@ -18,12 +18,12 @@ class RequestTable:
         self._requests: dict[RequestId, DecodeRequest] = {}
 
     def enter(self, entry: DecodeRequest) -> bool:
-        """Takes a request, unless it came before, or the worker is draining, which its router is told."""
+        """Takes a request, unless it came before, or the worker drains: then another one is to have it."""
         if entry.request.request_id in self._requests:
             return False
         if self._drain.has_begun:
             self.note_taken(entry)
-            _say_error(entry, Unavailable("this worker is draining; ask another"))
+            entry.say_handed_off()
             return False
         self._requests[entry.request.request_id] = entry
         self._drain.enter()
@@ -36,7 +36,7 @@ class RequestTable:
     def fail(self, entry: DecodeRequest, error: BaseException) -> None:
         """Ends a request, unless it has ended, and tells why."""
         if self.end(entry):
-            _say_error(entry, error)
+            entry.say_error(code_number(error), str(error))
 
     def end(self, entry: DecodeRequest) -> bool:
         """Forgets a request; False if that was done before."""
@@ -69,7 +69,3 @@ class RequestTable:
                 entry.say_output(output)
                 if output.finish_reason is not None:
                     self.end(entry)
-
-
-def _say_error(entry: DecodeRequest, error: BaseException) -> None:
-    entry.say_error(code_number(error), str(error))

@@ -216,11 +216,13 @@ async def _receive_fd(sock: socket.socket, peer: PoolDescription) -> int:
         message, fds, _, _ = socket.recv_fds(sock, 1, 1)
     except OSError as error:
         raise PeerLost(f"peer {peer.incarnation} closed the connection: {error}") from error
+    if message == b"m" and fds:
+        return fds[0]
+    for fd in fds:  # whatever else it passed is ours to close
+        os.close(fd)
     if message == b"u":
         raise TransportUnavailable(f"peer {peer.incarnation} runs as another user")
-    if not fds:
-        raise PeerLost(f"peer {peer.incarnation} ended before it passed its memory")
-    return fds[0]
+    raise PeerLost(f"peer {peer.incarnation} ended before it passed its memory")
 
 
 async def _wait_readable(sock: socket.socket) -> None:

@@ -5,7 +5,7 @@ import itertools
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from engine.errors import QueueFull
@@ -21,9 +21,14 @@ from router.policy import Policy
 from router.retry_budget import RetryBudget
 from router.reuse_share import ReuseShare
 from router.worker_pool import WorkerPool
+from rpc.backoff import Backoff
 from rpc.status import Unavailable
 
 logger = logging.getLogger(__name__)
+
+FIRST_BACKOFF_S = 0.05  # between two tries of a choice that was moved to find room
+LAST_BACKOFF_S = 0.5
+MOST_REST_TOKENS = 64  # that are computed at the decode worker beside a prefix that it pulls
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +48,18 @@ class _Progress:
     attempt: int = 0  # times that it was sent before
     num_failures: int = 0  # of them
     fingerprint: str = ""  # of who made the output so far: another model must not go on with it
-    excluded: set[str] = field(default_factory=set)  # incarnations that refused it or gave it away
+    excluded: set[str] = field(default_factory=set)  # incarnations that failed it or gave it away
+    busy: set[str] = field(default_factory=set)  # incarnations that refused it, as far as they may still be so
     last_holder: str = ""  # incarnation that gave it away last, and has its KV
+    moved_s: float | None = None  # event loop's clock when it last lost a worker that had it
+    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S))
     failure: Exception | None = None  # why the last attempt ended
     routed: RoutedRequest = field(default_factory=lambda: RoutedRequest(1))  # what the policy was told last
+
+    def move(self) -> None:
+        """The worker that had it has it no more; those that were busy when it came may have room by now."""
+        self.moved_s = asyncio.get_running_loop().time()
+        self.busy.clear()
 
 
 class Dispatcher:
@@ -71,37 +84,54 @@ class Dispatcher:
         """
         progress = _Progress(list(generation.token_ids))
         while True:
+            plan = await self._choose(generation, index, progress, preferred)
             try:
-                plan = await self._choose(generation, index, progress, preferred)
                 async with aclosing(self._attempt(generation, index, plan, progress)) as deltas:
                     async for delta in deltas:
                         yield delta
                 return
-            except (NoWorker, Draining):
+            except Draining:
                 raise
-            except HandedOff as error:
-                progress.attempt += 1
-                progress.failure = error
-                progress.excluded.add(plan.decode.incarnation)
-                progress.last_holder = plan.decode.incarnation
-                self._metrics.hand_offs.inc()
-                logger.info("%s goes on elsewhere: %s", generation.request.request_id, error)
             except (QueueFull, Unavailable) as error:
-                self._note_failure(progress, plan, error)
-                self._metrics.failovers.inc()
+                await self._take_failure(progress, plan, error)
                 logger.warning("%s is sent again: %s", generation.request.request_id, error)
 
-    def _note_failure(self, progress: _Progress, plan: Plan, error: QueueFull | Unavailable) -> None:
-        """Raises the error if the choice is not to be sent again."""
-        if not isinstance(error, WorkerLost):
-            progress.excluded.add(plan.decode.incarnation)
+    async def _take_failure(self, progress: _Progress, plan: Plan, error: QueueFull | Unavailable) -> None:
+        """Returns once the choice may be sent again; raises the error if it is not to be."""
         progress.attempt += 1
-        progress.num_failures += 1
         progress.failure = error
-        if progress.num_failures > self._limits.attempts:
-            raise error
-        if isinstance(error, QueueFull) and not (self._has_plan(progress) and self._budget.take()):
-            raise error
+        incarnation = plan.decode.incarnation
+        if isinstance(error, HandedOff):
+            progress.excluded.add(incarnation)
+            progress.last_holder = incarnation
+            progress.move()
+            self._metrics.hand_offs.inc()
+            return
+        if isinstance(error, QueueFull):
+            progress.busy.add(incarnation)
+            await self._wait_for_room(progress, error)
+        else:
+            progress.num_failures += 1
+            if isinstance(error, WorkerLost):
+                progress.move()
+            else:
+                progress.excluded.add(incarnation)
+            if progress.num_failures > self._limits.attempts:
+                raise error
+        self._metrics.failovers.inc()
+
+    async def _wait_for_room(self, progress: _Progress, error: QueueFull) -> None:
+        """A choice that a worker had before waits until one has room for it; a new one goes to others, or nowhere."""
+        has_plan = self._has_plan(progress)
+        if progress.moved_s is None:
+            progress.num_failures += 1
+            if not has_plan or progress.num_failures > self._limits.attempts or not self._budget.take():
+                raise error
+        elif not has_plan:
+            if asyncio.get_running_loop().time() > progress.moved_s + self._limits.timeout_s:
+                raise error
+            await progress.backoff.wait()
+            progress.busy.clear()
 
     def _has_plan(self, progress: _Progress) -> bool:
         """Whether others than those who refused the choice could take it now, as far as its hints allow them."""
@@ -115,7 +145,7 @@ class Dispatcher:
         """The workers that the choice may go to."""
         cluster = self._pool.snapshot()
         if progress.attempt:
-            cluster = cluster.without(frozenset(progress.excluded), progress.fingerprint)
+            cluster = cluster.without(frozenset(progress.excluded | progress.busy), progress.fingerprint)
         return cluster
 
     async def _choose(self, generation: Generation, index: int, progress: _Progress, preferred: str | None) -> Plan:
@@ -142,16 +172,20 @@ class Dispatcher:
         return plan
 
     def _continued(self, plan: Plan, generation: Generation, progress: _Progress) -> Plan:
-        """The plan; for a choice that was given away the decode worker pulls its KV from who has it."""
+        """The plan; for a choice that was given away its KV is pulled from who has it."""
         hashes = partial(generation.hashes.extended, progress.token_ids)
         source = self._pool.source(progress.last_holder, hashes) if progress.last_holder else None
         if source is None or generation.sampling.prompt_logprobs is not None:
             return plan
-        num_cached = progress.routed.cached_tokens.get(plan.decode.incarnation, 0)
-        if source.worker.fingerprint != plan.decode.fingerprint or source.num_tokens <= num_cached:
+        if source.worker.fingerprint != plan.decode.fingerprint:
             return plan
         reason = f"{source.num_tokens} tokens are at {source.worker.worker_id}, which gave the request away"
-        return Plan(plan.decode, None, source.worker, reason)
+        cached = progress.routed.cached_tokens
+        if plan.prefill is not None and len(progress.token_ids) - source.num_tokens > MOST_REST_TOKENS:
+            has_more = source.num_tokens > cached.get(plan.prefill.incarnation, 0)
+            return replace(plan, prefix_source=source.worker, reason=reason) if has_more else plan
+        has_more = source.num_tokens > cached.get(plan.decode.incarnation, 0)
+        return Plan(plan.decode, None, source.worker, reason) if has_more else plan
 
     def _routed(
         self,

@@ -69,15 +69,16 @@ class InferenceService(InferenceServicer):
         self, generation: Generation, request_id: str, client: Client
     ) -> AsyncGenerator[GenerateResponse, None]:
         """What the client is sent; it is charged for the prompt at once, and for the output at the end."""
-        num_open, num_tokens, num_cached = generation.request.n, 0, 0
+        num_open, num_tokens = generation.request.n, 0
+        num_cached: int | None = None  # as the first worker says
         client.charge(len(generation.token_ids))
         check_logprobs([generation], whole=False)
         try:
             async with aclosing(self._service.pipeline.generate(generation)) as news:
                 async for delta in news:
                     num_tokens += len(delta.token_ids)
-                    if delta.served_by is not None and delta.index == 0:
-                        num_cached = num_cached or cached_tokens(delta.served_by)
+                    if delta.served_by is not None and delta.index == 0 and num_cached is None:
+                        num_cached = cached_tokens(delta.served_by)
                     num_open -= delta.finish_reason is not None
                     response = _response(request_id, delta)
                     if not num_open:
@@ -85,7 +86,7 @@ class InferenceService(InferenceServicer):
                             UsageMessage(
                                 prompt_tokens=len(generation.token_ids),
                                 completion_tokens=num_tokens,
-                                cached_tokens=num_cached,
+                                cached_tokens=num_cached or 0,
                             )
                         )
                     yield response

@@ -7,6 +7,7 @@
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -24,6 +25,9 @@ class Drain:
         self._idle.set()
         self._hand_offs: list[Callable[[], None]] = []
         self._watchers: list[Callable[[], None]] = []
+        self._end_s = math.inf  # event loop's clock: until then requests may finish
+        self._sooner = asyncio.Event()  # that changed
+        self._course: asyncio.Task[int] | None = None  # once it is run; one for all who ask for it
 
     @property
     def has_begun(self) -> bool:
@@ -79,21 +83,37 @@ class Drain:
         await self._idle.wait()
 
     async def run(self, timeout_s: float) -> int:
-        """Drains; requests have so many seconds to finish. Returns how many had not, once all is done for them."""
+        """Drains; requests have so many seconds to finish, or fewer if somebody else asked for that.
+
+        Returns how many had not, once all is done for them. It goes on if the caller is cancelled.
+        """
         self.begin()
-        if await self._idle_within(timeout_s):
-            return 0
+        self._end_s = min(self._end_s, asyncio.get_running_loop().time() + timeout_s)
+        self._sooner.set()
+        if self._course is None:
+            self._course = asyncio.create_task(self._run(), name="drain")
+        return await asyncio.shield(self._course)
+
+    async def _run(self) -> int:
+        while not self._idle.is_set():
+            self._sooner.clear()
+            left_s = self._end_s - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                return await self._hand_off()
+            waits = [asyncio.ensure_future(each.wait()) for each in (self._idle, self._sooner)]
+            await asyncio.wait(waits, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+        return 0
+
+    async def _hand_off(self) -> int:
         num_requests = self._num_requests
         if not self._hand_offs:
             return num_requests  # who asked for them finds another worker, or computes them itself
         for hand_off in self._hand_offs:
             hand_off()
         await asyncio.sleep(HAND_OFF_S)
-        await self._idle_within(PULL_S)
-        return num_requests
-
-    async def _idle_within(self, timeout_s: float) -> bool:
         with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(PULL_S):
                 await self.wait_idle()
-        return self._idle.is_set()
+        return num_requests

@@ -1,6 +1,7 @@
 """Channels to other workers, and the check that a caller means us."""
 
 import asyncio
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
@@ -34,7 +35,7 @@ class Channels:
         self._security: Security = security or Plaintext()
         self._version = self._security.version
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._leaving: set[asyncio.Task[None]] = set()  # old channels, whose calls may end
+        self._leaving: dict[grpc.aio.Channel, asyncio.Task[None]] = {}  # old channels, whose calls may end
 
     def get(self, address: str) -> grpc.aio.Channel:
         """The channel to host:port."""
@@ -47,9 +48,11 @@ class Channels:
 
     async def close(self) -> None:
         """Ends all channels and the calls on them."""
-        for leaving in self._leaving:
-            leaving.cancel()
-        for channel in self._channels.values():
+        leaving, self._leaving = self._leaving, {}
+        for task in leaving.values():
+            task.cancel()
+        await asyncio.gather(*leaving.values(), return_exceptions=True)
+        for channel in (*leaving, *self._channels.values()):
             await channel.close(None)
         self._channels.clear()
 
@@ -57,10 +60,12 @@ class Channels:
         """Channels that would connect with old certificates are given up, once their calls have ended."""
         self._version = self._security.version
         for channel in self._channels.values():
-            leaving = asyncio.ensure_future(channel.close(CALLS_S))
-            self._leaving.add(leaving)
-            leaving.add_done_callback(self._leaving.discard)
+            task = self._leaving[channel] = asyncio.ensure_future(channel.close(CALLS_S))
+            task.add_done_callback(partial(self._forget, channel))
         self._channels.clear()
+
+    def _forget(self, channel: grpc.aio.Channel, _: "asyncio.Task[None]") -> None:
+        self._leaving.pop(channel, None)
 
 
 async def check_peer(context: Context, ours: Identified, incarnation: str, fingerprint: str) -> None:

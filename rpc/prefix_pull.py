@@ -7,11 +7,12 @@ import grpc
 
 from engine.request import Request
 from engine.schedule import Received
-from kvtransfer.errors import ChecksumMismatch, PeerRefused, TransferDeadline, TransferError
+from kvtransfer.errors import ChecksumMismatch, PeerRefused, TransferError
 from kvtransfer.receiver import BlockReceiver
 from protos import worker_pb2, worker_pb2_grpc
 from rpc.block_fills import connect_receiver
 from rpc.engine_host import EngineHost
+from rpc.event_stream import next_event
 from rpc.peers import Channels
 from rpc.worker_counters import WorkerCounters
 
@@ -74,7 +75,7 @@ class PrefixPull:
 
     async def _receive(self, call: LeaseCall) -> None:
         num_leased = 0
-        while event := await self._next_event(call):
+        while event := await next_event(call, self._source.worker_id, self._deadline_s):  # it has nothing to compute
             if event.HasField("accepted"):
                 if self._receiver is not None:
                     raise PeerRefused("the peer accepted twice")
@@ -91,12 +92,3 @@ class PrefixPull:
             if self._receiver is not None and self._receiver.num_blocks_received >= num_leased:
                 return
         raise PeerRefused("the peer ended the call before all that it had leased was announced")
-
-    async def _next_event(self, call: LeaseCall) -> worker_pb2.LeaseEvent | None:
-        """The source computes nothing for a lease: it has no reason to be slow. None at the call's end."""
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                event = await call.read()
-        except TimeoutError as error:
-            raise TransferDeadline(f"{self._source.worker_id} said nothing for {self._deadline_s:.3f} s") from error
-        return event if isinstance(event, worker_pb2.LeaseEvent) else None  # else grpc.aio.EOF

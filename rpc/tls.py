@@ -135,10 +135,10 @@ class MutualTls:
 
 def make_security(cert: str | None, key: str | None, ca: str | None, server_name: str | None) -> Security:
     """Mutual TLS with these files, or plaintext without any. Raises OptionError if some are missing."""
-    if cert is None and key is None and ca is None:
+    if cert is None and key is None and ca is None and server_name is None:
         return Plaintext()
     if cert is None or key is None or ca is None:
-        raise OptionError("tls_cert, tls_key, tls_ca: all three are needed, or none")
+        raise OptionError("tls_cert, tls_key, tls_ca: all three are needed, or nothing of TLS")
     return MutualTls(TlsFiles(cert, key, ca, server_name))
 
 

@@ -42,7 +42,7 @@ class WorkerConfig:
         """What `max_step_s` comes to."""
         if self.max_step_s is not None:
             return self.max_step_s
-        return LONGEST_CPU_STEP_S if self.engine.device == "cpu" else LONGEST_STEP_S
+        return LONGEST_CPU_STEP_S if self.engine.device.partition(":")[0] == "cpu" else LONGEST_STEP_S
 
     def __post_init__(self) -> None:
         """Raises OptionError for a registry that cannot work."""

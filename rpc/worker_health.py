@@ -29,5 +29,5 @@ class WorkerHealth:
             await self._servicer.set(name, statuses.SERVING if is_ready else statuses.NOT_SERVING)
 
     async def end(self) -> None:
-        """The worker is about to leave: from now on it would not serve."""
-        await self._servicer.enter_graceful_shutdown()
+        """The worker is about to leave: it would not serve, but its engine steps to the end."""
+        await self.tell_ready(False)

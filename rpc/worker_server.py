@@ -189,11 +189,12 @@ async def _wait(stopping: asyncio.Event, *failures: asyncio.Future[None]) -> Non
 
 
 async def _drain(core: WorkerCore) -> None:
-    """Returns once the worker is idle, its time is over, or the engine fails."""
+    """Returns once the worker is idle, or its time is over and what was left is others'; raises if the engine fails."""
     drained = asyncio.ensure_future(core.drain.run(core.config.drain_timeout_s))
     waits: list[asyncio.Future[Any]] = [drained, core.host.failed]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if not drained.done():
         drained.cancel()
+        core.host.failed.result()
     elif num_handed_off := drained.result():
         logger.warning("%d requests had not ended when the drain's time was over: others have them", num_handed_off)

@@ -51,17 +51,25 @@ class Chaos:
         cases = self._rng.sample(self._cases, fault.num_requests)
         exchanges = [self._exchange(case, f"try-{self._num_tries}-{place}") for place, case in enumerate(cases)]
         tasks = [asyncio.create_task(exchange.run(self._cluster.clients)) for exchange in exchanges]
+        cancelled, victim = None, None
+        happened_s, open_ones = time.monotonic(), exchanges
         try:
             async with asyncio.timeout(ANSWER_S):
                 await PHASES[row.phase](exchanges, self._ttft_s, self._rng)
                 open_ones = [exchange for exchange, task in zip(exchanges, tasks, strict=True) if not task.done()]
                 happened_s = time.monotonic()
-                cancelled = await self._happen(fault, row, exchanges, tasks)
+                if fault.inject is None:
+                    place = self._rng.randrange(len(exchanges))
+                    tasks[place].cancel()
+                    cancelled = exchanges[place]
+                else:
+                    victim = self._victim(fault, exchanges)
+                    await fault.inject(self._cluster, victim, self._rng)
                 await asyncio.wait(tasks)
         except TimeoutError:
-            cancelled = None
-            happened_s, open_ones = time.monotonic(), exchanges
+            row.notes.append(f"not over within {ANSWER_S:g} s")
         row.disturbed += len(open_ones)
+        self._look_for_deaths(row, victim)
         for exchange, task in zip(exchanges, tasks, strict=True):
             if exchange is cancelled:
                 continue
@@ -96,16 +104,12 @@ class Chaos:
             await asyncio.wait((task,), timeout=ANSWER_S)
             self._judge(row, exchange, task)
 
-    async def _happen(
-        self, fault: Fault, row: Row, exchanges: Sequence[Exchange], tasks: Sequence["asyncio.Task[Answer]"]
-    ) -> Exchange | None:
-        """Lets it happen; returns the request that its client cancelled, if that is the fault."""
-        if fault.inject is None:
-            place = self._rng.randrange(len(exchanges))
-            tasks[place].cancel()
-            return exchanges[place]
-        await fault.inject(self._cluster, self._victim(fault, exchanges), self._rng)
-        return None
+    def _look_for_deaths(self, row: Row, victim: Node | None) -> None:
+        """Nobody but the victim may have ended."""
+        for name in self._cluster.missing():
+            if victim is None or name != victim.name:
+                row.failed += 1
+                row.notes.append(f"{name} ended by itself")
 
     def _victim(self, fault: Fault, exchanges: Sequence[Exchange]) -> Node:
         """A process of the role; of decode workers one that is known to have a request."""
@@ -119,6 +123,9 @@ class Chaos:
             task.cancel()
             row.failed += 1
             row.notes.append(f"no end of {exchange.salt} within {ANSWER_S:g} s")
+        elif exchange.num_attempts and row.role not in ("router", "all"):
+            row.failed += 1
+            row.notes.append(f"{exchange.salt}: its router broke the connection")
         elif error := task.exception():
             row.failed += 1
             row.notes.append(f"{exchange.salt}: {type(error).__name__}: {error}")

@@ -43,8 +43,16 @@ class Cluster:
             await _until(client, lambda view: all(each["state"] == "ready" for each in view))
 
     async def wait_clean(self) -> None:
-        """Returns once no worker has a request and every block is free; raises AssertionError if that never comes."""
-        await _until(self.clients[0], lambda view: all(_is_clean(each) for each in view))
+        """Returns once no worker has a request and every block is free, and no router thinks otherwise.
+
+        Raises AssertionError if that never comes.
+        """
+        for client in self.clients:
+            await _until(client, lambda view: all(_is_clean(each) for each in view))
+
+    def missing(self) -> list[str]:
+        """Names of processes that do not run."""
+        return [node.name for node in (*self.routers, *self.workers) if not node.is_running]
 
 
 def _is_clean(worker: dict[str, Any]) -> bool:

@@ -151,7 +151,7 @@ def test_damaged_configs(fuzzing: Fuzzing, whole: dict[str, Path], tmp_path: Pat
     )
     read = st.sampled_from(CONFIGS).flatmap(damaged_json)
     kinds = [(served, check_served), (read, check_read), (damaged_bytes(json.dumps(DENSE).encode()), check_bytes)]
-    fuzzing.run_all(kinds, 80)
+    fuzzing.run_all(kinds, 50)
 
 
 def test_damaged_generation_configs(fuzzing: Fuzzing, whole: dict[str, Path], tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_damaged_generation_configs(fuzzing: Fuzzing, whole: dict[str, Path], tm
         if is_read(lambda: read_generation_defaults(directory)) and is_read(lambda: read_model_config(directory)):
             read_model_info(str(directory), "model").sampling_defaults.validate(DENSE["vocab_size"])
 
-    fuzzing.run(st.one_of(damaged_json(GENERATION), json_values), check, 80)
+    fuzzing.run(st.one_of(damaged_json(GENERATION), json_values), check, 50)
 
 
 def test_damaged_indices(fuzzing: Fuzzing, whole: dict[str, Path], tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_hostile_prefill_workers(fuzzing: Fuzzing, workers: WorkerRig) -> None:
         workers.run(generate())
 
     try:
-        fuzzing.run(st.lists(steps, max_size=5), check, 60)
+        fuzzing.run(st.lists(steps, max_size=5), check, 40)
     finally:
         workers.run(clients.__aexit__(None, None, None))
         workers.run(peer_of.__aexit__(None, None, None))

@@ -60,7 +60,7 @@ def test_generate(fuzzing: Fuzzing, served: RouterRig, channel: grpc.aio.Channel
         (wire(GenerateRequest, LIKELY), check),
         (damaged_bytes(rightish.SerializeToString()), check),
     ]
-    fuzzing.run_all(kinds, 50)
+    fuzzing.run_all(kinds, 35)
     served.check_serves()
 
 

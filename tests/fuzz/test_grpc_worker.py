@@ -96,7 +96,7 @@ def test_attach(fuzzing: Fuzzing, workers: WorkerRig) -> None:
         stream, linger_s = given
         workers.run(call(workers.decode.channel, METHODS["Attach"], stream, linger_s=linger_s)).check()
 
-    fuzzing.run(st.tuples(streams, st.sampled_from([0.0, LEAVE_S, 0.1])), check, 80)
+    fuzzing.run(st.tuples(streams, st.sampled_from([0.0, LEAVE_S, 0.1])), check, 50)
     workers.check_serves()
 
 
@@ -114,5 +114,5 @@ def test_other_methods(fuzzing: Fuzzing, workers: WorkerRig, name: str) -> None:
             outcome = workers.run(call(worker.channel, METHODS[name], stream, leave_s=leave_s))
             outcome.check()
 
-    fuzzing.run(st.tuples(st.one_of(requests, several), st.sampled_from([0.0, LEAVE_S])), check, 60)
+    fuzzing.run(st.tuples(st.one_of(requests, several), st.sampled_from([0.0, LEAVE_S])), check, 40)
     workers.check_serves()

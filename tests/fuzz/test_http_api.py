@@ -71,7 +71,7 @@ def test_the_description_is_kept(fuzzing: Fuzzing, served: RouterRig) -> None:
     inputs = [each.as_strategy(generation_mode=mode) for each in operations for mode in GenerationMode]
     possible = list(filter(is_possible, inputs))  # where nothing is given, nothing can be given wrongly
     assert len(possible) >= len(operations) + 4
-    fuzzing.run_all([(each, check) for each in possible], 4)
+    fuzzing.run_all([(each, check) for each in possible], 3)
     served.check_serves()
 
 
@@ -111,5 +111,5 @@ def test_bodies(fuzzing: Fuzzing, served: RouterRig) -> None:
     for path, body in BODIES:
         response = served.http.post(path, json=body)
         assert response.status_code == 200, (path, response.text)
-    fuzzing.run_all([(damaged, check_values), (single, check_values), (raw, check_bytes)], 120)
+    fuzzing.run_all([(damaged, check_values), (single, check_values), (raw, check_bytes)], 70)
     served.check_serves()

@@ -58,7 +58,7 @@ def test_bytes(fuzzing: Fuzzing, served: RouterRig) -> None:
         assert received == b"" or received.startswith(b"HTTP/1.1 "), received[:500]
         assert all(status < 500 for status in answers(received)), received[:1000]
 
-    fuzzing.run(talks(said, st.just(True)), check, 200)
+    fuzzing.run(talks(said, st.just(True)), check, 120)
     served.check_serves()
     end_s = time.monotonic() + PATIENCE_S
     while len(process.net_connections()) > num_connections + 2:

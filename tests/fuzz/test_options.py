@@ -107,7 +107,7 @@ def test_config_files(fuzzing: Fuzzing, file: Path) -> None:
         file.write_text(yaml.safe_dump(sections), encoding="utf-8", errors="surrogatepass")
         load_everywhere(file)
 
-    fuzzing.run_all([(damaged_bytes(WHOLE), check_bytes), (SECTIONS, check_values)], 60)
+    fuzzing.run_all([(damaged_bytes(WHOLE), check_bytes), (SECTIONS, check_values)], 40)
 
 
 def test_values_of_options(fuzzing: Fuzzing) -> None:
@@ -121,7 +121,7 @@ def test_values_of_options(fuzzing: Fuzzing) -> None:
             assert value is None or isinstance(value, option.kind)
 
     values = st.one_of(VALUES, numbers, st.binary(max_size=5), st.dates(), st.integers(1 << 20000, 1 << 20001))
-    fuzzing.run(st.tuples(st.sampled_from(sorted(OPTIONS)), values), check, 300)
+    fuzzing.run(st.tuples(st.sampled_from(sorted(OPTIONS)), values), check, 200)
 
 
 def test_registry_urls(fuzzing: Fuzzing) -> None:
@@ -135,4 +135,4 @@ def test_registry_urls(fuzzing: Fuzzing) -> None:
 
     whole = "rediss+sentinel://user:password@host:26379,[::1]:6379/service/3?namespace=a&ssl_cert_reqs=none"
     text = st.one_of(st.text(), damaged_bytes(whole.encode()).map(lambda damaged: damaged.decode("utf-8", "replace")))
-    fuzzing.run(text, check, 300)
+    fuzzing.run(text, check, 200)

@@ -8,13 +8,13 @@ import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 
-from kvtransfer.base import PoolDescription
+from kvtransfer.base import PeerId, PoolDescription
 from kvtransfer.errors import PeerRefused, TransferError
 from kvtransfer.shared_memory import host_id, map_blocks
 from kvtransfer.shared_pool import SEALS
@@ -110,52 +110,62 @@ def odd_file(kind: str, num_bytes: int, stack: ExitStack) -> int | None:
     return file
 
 
-def test_hostile_owners(fuzzing: Fuzzing, rig: Rig) -> None:
-    names = iter(range(1 << 60))
+@dataclass(frozen=True)
+class Owner:
+    """What a hostile owner of a pool does: greets, and passes a file with a word."""
 
-    async def serve(listener: socket.socket, welcome: bytes, word: bytes, kind: str, num_bytes: int) -> None:
+    greeting: bytes | None  # None: the right one
+    word: bytes
+    kind: str  # of the file
+    num_bytes: int
+    num_blocks: int
+
+    async def serve(self, listener: socket.socket, welcome: dict[str, Any]) -> None:
+        """Meets one reader."""
         loop = asyncio.get_running_loop()
         with ExitStack() as stack, suppress(OSError):
             sock, _ = await loop.sock_accept(listener)
             stack.enter_context(sock)
             sock.setblocking(False)
             await loop.sock_recv(sock, 1 << 16)
-            await loop.sock_sendall(sock, welcome)
-            file = odd_file(kind, num_bytes, stack)
-            if word:
-                socket.send_fds(sock, [word], [] if file is None else [file])
-            if kind == "silent":
+            await loop.sock_sendall(sock, frame(welcome) if self.greeting is None else self.greeting)
+            file = odd_file(self.kind, self.num_bytes, stack)
+            if self.word:
+                socket.send_fds(sock, [self.word], [] if file is None else [file])
+            if self.kind == "silent":
                 await loop.sock_recv(sock, 1)
 
-    async def connect(welcome: bytes | None, word: bytes, kind: str, num_bytes: int, num_blocks: int) -> None:
-        incarnation, name = f"peer-{next(names)}", f"baton-fuzz-{secrets.token_hex(8)}"
-        said = {
-            "incarnation": incarnation, "fingerprint": "model", "num_blocks": num_blocks, "block_bytes": BLOCK_BYTES,
-        }  # fmt: skip
-        endpoint = json.dumps({"host": host_id(), "name": name, "key": "k"}).encode()
-        description = replace(
-            rig.cluster.description,
-            incarnation=incarnation,
-            num_blocks=num_blocks,
-            endpoints={"shared_memory": endpoint},
-        )
-        transport = rig.cluster.transport
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.setblocking(False)
-            listener.bind(f"\0{name}")
-            listener.listen()
-            serving = asyncio.create_task(
-                serve(listener, frame(said) if welcome is None else welcome, word, kind, num_bytes)
-            )
-            with suppress(TransferError):
-                peer = await transport.connect(description)
-                await transport.read(peer, [0], [3], DEADLINE_S)
-            transport.forget(incarnation)
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
 
-    def check(given: tuple[bytes | None, bytes, str, int, int]) -> None:
-        rig.run(connect(*given))
+async def read_from(owner: Owner, rig: Rig) -> None:
+    """Has the transport read a block of the owner's into block 3."""
+    incarnation = name = f"baton-fuzz-{secrets.token_hex(8)}"
+    welcome = {
+        "incarnation": incarnation, "fingerprint": "model", "num_blocks": owner.num_blocks, "block_bytes": BLOCK_BYTES,
+    }  # fmt: skip
+    endpoint = json.dumps({"host": host_id(), "name": name, "key": "k"}).encode()
+    description = replace(
+        rig.cluster.description,
+        incarnation=incarnation,
+        num_blocks=owner.num_blocks,
+        endpoints={"shared_memory": endpoint},
+    )
+    transport = rig.cluster.transport
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.setblocking(False)
+        listener.bind(f"\0{name}")
+        listener.listen()
+        serving = asyncio.create_task(owner.serve(listener, welcome))
+        with suppress(TransferError):
+            peer = await transport.connect(description)
+            await transport.read(peer, [0], [3], DEADLINE_S)
+        transport.forget(PeerId(incarnation))
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+
+def test_hostile_owners(fuzzing: Fuzzing, rig: Rig) -> None:
+    def check(owner: Owner) -> None:
+        rig.run(read_from(owner, rig))
         assert rig.is_whole(except_for=(3,))
 
     welcome = {"incarnation": "peer-0", "fingerprint": "model", "num_blocks": SHAPE[0], "block_bytes": BLOCK_BYTES}
@@ -164,7 +174,13 @@ def test_hostile_owners(fuzzing: Fuzzing, rig: Rig) -> None:
     sizes = st.sampled_from([0, 1, POOL_BYTES - 1, POOL_BYTES, POOL_BYTES, POOL_BYTES, POOL_BYTES + 1])
     words = st.sampled_from([b"m", b"m", b"u", b"", b"mm"])
     counts = st.sampled_from([SHAPE[0], SHAPE[0], 0, 1, 1 << 40, -1])
-    fuzzing.run(st.tuples(greetings, words, st.sampled_from(kinds), sizes, counts), check, 120)
+    fuzzing.run(st.builds(Owner, greetings, words, st.sampled_from(kinds), sizes, counts), check, 120)
+    rig.check_clean()
+
+
+@pytest.mark.parametrize("word", [b"m", b"u", b"x"])
+def test_a_file_that_is_not_wanted_is_closed(rig: Rig, word: bytes) -> None:
+    rig.run(read_from(Owner(None, word, "zero", 0, SHAPE[0]), rig))
     rig.check_clean()
 
 

@@ -6,9 +6,8 @@ from decode_worker.router_session import RouterSession
 from engine.errors import QueueFull
 from engine.outputs import RequestOutput, SampledToken, StepOutput
 from engine.request import FinishReason
-from protos import worker_pb2
+from protos import common_pb2, worker_pb2
 from rpc.drain import Drain
-from rpc.status import Unavailable, code_number
 from rpc.worker_counters import WorkerCounters
 
 ROUTER = "router-1"
@@ -51,7 +50,7 @@ async def test_a_command_refused_for_draining_counts_as_taken() -> None:
         assert not made.table.enter(made.entry("a", 7))
         assert numbers == [7]
     (refusal,) = await made.news()
-    assert refusal.error.code == code_number(Unavailable(""))
+    assert refusal.finish_reason == common_pb2.FINISH_REASON_HANDED_OFF
     assert made.table.all() == []
     assert made.drain.num_requests == 0
 

@@ -22,6 +22,14 @@ async def complete(router: RunningRouter, **options: Any) -> dict[str, Any]:
     return body
 
 
+async def wait_tokens(router: RunningRouter, count: int) -> None:
+    """Returns once the router has counted so many output tokens."""
+    async with asyncio.timeout(20):
+        line = f'baton:generation_tokens_total{{model_name="bundled_model"}} {count}.0'
+        while line not in (await router.http.get("/metrics")).text:
+            await asyncio.sleep(0.005)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_lost_workers_request_goes_on_at_another_with_the_same_tokens(stream: bool) -> None:
     first, second = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
@@ -36,6 +44,7 @@ async def test_a_lost_workers_request_goes_on_at_another_with_the_same_tokens(st
         )
         await until(lambda: bool(first.commands or second.commands))
         victim, other = (first, second) if first.commands else (second, first)
+        await wait_tokens(router, 13)  # the first one came, after the twelve before
         other.go_on.set()
         await victim.stop()
         answer = await request

@@ -67,3 +67,38 @@ async def test_a_worker_whose_requests_nobody_can_take_over_ends_without_delay()
     drain = Drain()
     drain.enter()
     assert await drain.run(0.01) == 1
+
+
+async def test_who_asks_later_waits_for_the_same_end_and_may_bring_it_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc.drain, "HAND_OFF_S", 0.2)
+    drain, given = Drain(), []
+
+    def hand_off() -> None:
+        given.append("all")
+        drain.leave()
+
+    drain.listen(hand_off)
+    drain.enter()
+    first = asyncio.ensure_future(drain.run(60))
+    await drain.wait_begun()
+    second = asyncio.ensure_future(drain.run(0.01))
+    async with asyncio.timeout(10):
+        while not given:
+            await asyncio.sleep(0.001)
+    third = asyncio.ensure_future(drain.run(0))  # others are about to pull
+    await asyncio.sleep(0.01)
+    assert not third.done()
+    assert await asyncio.gather(first, second, third) == [1, 1, 1]
+    assert given == ["all"]
+
+
+async def test_a_drain_goes_on_when_who_asked_for_it_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc.drain, "HAND_OFF_S", 0.01)
+    drain = Drain()
+    drain.listen(drain.leave)
+    drain.enter()
+    asked = asyncio.ensure_future(drain.run(0.05))
+    await drain.wait_begun()
+    asked.cancel()
+    async with asyncio.timeout(10):
+        await drain.wait_idle()

@@ -134,13 +134,21 @@ def test_what_cannot_work_is_said_at_the_start(tmp_path: Path) -> None:
         make_security(files.cert, files.key, files.ca, None)
 
 
-async def test_old_channels_end_with_their_owner(tmp_path: Path) -> None:
+async def test_calls_on_replaced_channels_go_on_until_their_owner_ends(tmp_path: Path) -> None:
     authority = trustme.CA()
     files = write(tmp_path / "files", authority)
     channels = Channels(MutualTls(files))
     async with serving(MutualTls(files)) as address:
-        await ask(channels.get(address))
+        watched = health_pb2_grpc.HealthStub(channels.get(address)).Watch(health_pb2.HealthCheckRequest())
+        await watched.read()
         write(tmp_path / "files", authority)
         await ask(channels.get(address))
+        assert not watched.done()
         await channels.close()
-        await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            assert await watched.code() is grpc.StatusCode.CANCELLED
+
+
+def test_a_name_without_certificates_is_no_plaintext() -> None:
+    with pytest.raises(OptionError, match="all three are needed"):
+        make_security(None, None, None, NAME)

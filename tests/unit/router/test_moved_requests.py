@@ -1,0 +1,112 @@
+"""Requests that move between workers: each moves once for a reason, and waits where waiting helps."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.errors import QueueFull
+from protos import common_pb2
+from protos.worker_pb2 import WORKER_ROLE_PREFILL, RequestDelta
+from rpc.status import code_number
+from tests.unit.router.running_router import RunningRouter, running_router, until, wait_cached, wait_workers
+from tests.unit.router.scripted_worker import BLOCK_SIZE, ScriptedWorker
+
+BODY: dict[str, Any] = {"prompt": "The cat sat on the mat", "max_tokens": 12, "seed": 9, "return_token_ids": True}
+GIVEN_AWAY = RequestDelta(finish_reason=common_pb2.FINISH_REASON_HANDED_OFF)
+BUSY = RequestDelta(
+    finish_reason=common_pb2.FINISH_REASON_ERROR,
+    error=common_pb2.RequestError(code=code_number(QueueFull("")), message="the queue is full"),
+)
+
+
+def post(router: RunningRouter, **headers: str) -> "asyncio.Task[httpx.Response]":
+    return asyncio.create_task(router.http.post("/v1/completions", json=BODY, headers=headers))
+
+
+async def leave(router: RunningRouter, worker: ScriptedWorker, is_drain: bool) -> None:
+    """The worker drains and gives everything away, or is gone."""
+    if not is_drain:
+        await worker.stop()
+        return
+    worker.draining = worker.gives_away = True
+    worker.news()
+    await wait_workers(router.http, 1, "draining")
+    worker.go_on.set()
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 0.1])
+async def test_one_that_must_stay_where_it_was_given_away_fails_once(timeout_s: float) -> None:
+    leaving, other = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
+    leaving.refusal = GIVEN_AWAY
+    async with running_router(leaving, other, failover_timeout_s=timeout_s) as router:
+        answer = await post(router, **{"x-baton-decode": "decode-0"})
+        assert answer.status_code == 503
+        assert "drains, and gave the request away" in answer.json()["error"]["message"]
+        text = (await router.http.get("/metrics")).text
+        assert 'baton:requests_handed_off_total{model_name="bundled_model"} 1.0' in text
+        assert not other.commands
+
+
+async def test_one_that_must_stay_where_its_worker_died_is_not_said_to_be_sent_again() -> None:
+    first, other = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
+    first.go_on.clear()
+    async with running_router(first, other, failover_timeout_s=0.1) as router:
+        request = post(router, **{"x-baton-decode": "decode-0"})
+        await until(lambda: bool(first.commands))
+        await first.stop()
+        assert (await request).status_code == 503
+        assert 'baton:failovers_total{model_name="bundled_model"} 1.0' in (await router.http.get("/metrics")).text
+
+
+@pytest.mark.parametrize("is_drain", [True, False])
+async def test_a_worker_that_was_busy_once_may_have_room_later(is_drain: bool) -> None:
+    busy, leaving = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
+    busy.refusal = BUSY
+    leaving.go_on.clear()
+    async with running_router(busy, leaving, policy="round_robin", failover_timeout_s=5.0) as router:
+        request = post(router)
+        await until(lambda: bool(leaving.commands))
+        busy.refusal = None
+        await leave(router, leaving, is_drain)
+        assert (await request).json()["usage"]["completion_tokens"] == 12
+        assert len(busy.commands) == 2
+
+
+@pytest.mark.parametrize("is_drain", [True, False])
+async def test_one_that_lost_its_worker_waits_for_room_at_another(is_drain: bool) -> None:
+    leaving, staying = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
+    leaving.go_on.clear()
+    staying.refusal = BUSY
+    async with running_router(leaving, staying, policy="round_robin", failover_timeout_s=10.0) as router:
+        request = post(router)
+        await until(lambda: bool(leaving.commands))
+        await leave(router, leaving, is_drain)
+        await until(lambda: len(staying.commands) >= 2)
+        staying.refusal = None
+        assert (await request).json()["usage"]["completion_tokens"] == 12
+
+
+async def test_it_does_not_wait_for_ever() -> None:
+    leaving, staying = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
+    leaving.refusal, staying.refusal = GIVEN_AWAY, BUSY
+    async with running_router(leaving, staying, policy="round_robin", failover_timeout_s=0.3) as router:
+        answer = await post(router)
+        assert answer.status_code == 429
+
+
+@pytest.mark.parametrize("num_blocks", [1, 49])
+async def test_a_long_prompt_that_was_hardly_begun_is_not_computed_at_the_decode_worker(num_blocks: int) -> None:
+    leaving, staying = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
+    prefill = ScriptedWorker("prefill-0", WORKER_ROLE_PREFILL)
+    leaving.refusal = GIVEN_AWAY
+    prompt = list(range(300, 500))
+    async with running_router(leaving, staying, prefill, policy="round_robin", local_prefill_below=64) as router:
+        leaving.cache(prompt[: num_blocks * BLOCK_SIZE])
+        await wait_cached(router.http, leaving, num_blocks)
+        answer = await router.http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 4})
+        assert answer.status_code == 200
+        [command] = staying.commands
+        assert command.prefix_source.worker_id == "decode-0"
+        assert command.prefill.worker_id == ("prefill-0" if num_blocks == 1 else "")
