@@ -1,7 +1,6 @@
 """Channels to other workers, and the check that a caller means us."""
 
 import asyncio
-from functools import partial
 from typing import Any, Protocol
 
 import grpc
@@ -57,15 +56,16 @@ class Channels:
         self._channels.clear()
 
     def _renew(self) -> None:
-        """Channels that would connect with old certificates are given up, once their calls have ended."""
+        """Channels that would connect with old certificates are given up, after a time for their calls."""
         self._version = self._security.version
         for channel in self._channels.values():
-            task = self._leaving[channel] = asyncio.ensure_future(channel.close(CALLS_S))
-            task.add_done_callback(partial(self._forget, channel))
+            self._leaving[channel] = asyncio.create_task(self._leave(channel))
         self._channels.clear()
 
-    def _forget(self, channel: grpc.aio.Channel, _: "asyncio.Task[None]") -> None:
-        self._leaving.pop(channel, None)
+    async def _leave(self, channel: grpc.aio.Channel) -> None:
+        await asyncio.sleep(CALLS_S)  # gRPC's own grace could not be cut short
+        await channel.close(None)
+        del self._leaving[channel]
 
 
 async def check_peer(context: Context, ours: Identified, incarnation: str, fingerprint: str) -> None:
