@@ -4,10 +4,14 @@ import asyncio
 import sys
 from asyncio.subprocess import PIPE, STDOUT
 
+import grpc
 import httpx
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from benchmarks.server import served
+from rpc.worker_health import LIVENESS
 from tests.integration.test_stopped_worker import BODY, NUM_TOKENS, tokens_of
 from tests.integration.workers_view import wait_all_ready, workers
 
@@ -19,6 +23,13 @@ async def drain(url: str, worker: str, *flags: str) -> str:
     output, _ = await process.communicate()
     assert process.returncode == 0, output.decode()
     return output.decode()
+
+
+async def health(address: str, service: str) -> int:
+    """What the worker says of its health."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        answer = await HealthStub(channel).Check(HealthCheckRequest(service=service), timeout=10)
+        return int(answer.status)
 
 
 async def test_a_drained_decode_workers_request_goes_on_elsewhere_with_its_kv() -> None:
@@ -38,7 +49,12 @@ async def test_a_drained_decode_workers_request_goes_on_elsewhere_with_its_kv() 
         assert len(expected) == NUM_TOKENS
         assert seen == expected
         states = {worker["worker_id"]: worker for worker in await workers(url)}
-        assert states.pop(leaving)["state"] == "draining"
+        left = states.pop(leaving)
+        assert left["state"] == "draining"
+        assert await health(left["address"], LIVENESS) == HealthCheckResponse.SERVING
+        async with asyncio.timeout(20):  # its watchdog says so
+            while await health(left["address"], "") != HealthCheckResponse.NOT_SERVING:
+                await asyncio.sleep(0.05)
         [staying] = [worker for worker in states.values() if worker["role"] == "decode"]
         assert int(staying["load"]["handover_bytes"]) > 0  # it pulled the KV
         assert int(staying["load"]["num_prefilled_tokens"]) < len(BODY["prompt"])  # and computed no prompt again
