@@ -29,6 +29,7 @@ from router.shared_socket import accept_waiting, shared_socket
 from router.worker_pool import WorkerPool
 from rpc.grpc_options import SERVER_OPTIONS
 from rpc.host_port import host_port
+from rpc.malformed import RefuseMalformed
 from rpc.progress import ProgressReporter
 
 logger = logging.getLogger(__name__)
@@ -149,7 +150,8 @@ async def _start_grpc(
         "grpc.max_receive_message_length": config.max_body_bytes,
     }
     name = router_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
-    interceptors = [GateInterceptor(service.gate, name)] if config.needs_key else []
+    gates = [GateInterceptor(service.gate, name)] if config.needs_key else []
+    interceptors = [*gates, RefuseMalformed()]
     server = grpc.aio.server(interceptors=interceptors, options=tuple(options.items()))
     add_InferenceServicer_to_server(InferenceService(service), server)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)

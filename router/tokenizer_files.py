@@ -56,12 +56,14 @@ def _try(pretrained: PreTrainedTokenizerFast) -> None:
     backend = pretrained.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
-    last_id = max(backend.get_vocab().values(), default=-1)
+    token_ids = backend.get_vocab().values()
+    last_id = max(token_ids, default=-1)
     if last_id < 0:
         raise ValueError("the vocabulary is empty")
     if last_id >= MAX_TOKEN_IDS:
         raise ValueError(f"the vocabulary has the token id {last_id}, over the limit of {MAX_TOKEN_IDS}")
     backend.decode(backend.encode(PROBE).ids)
+    backend.decode_batch([[], *([token_id] for token_id in token_ids)])  # some decoders fail where no text is left
 
 
 def _damaged(directory: str, error: BaseException) -> InvalidCheckpoint:

@@ -27,6 +27,7 @@ from rpc.engine_host import EngineHost
 from rpc.grpc_options import SERVER_OPTIONS
 from rpc.host_port import host_port
 from rpc.kv_source import KVSourceService
+from rpc.malformed import RefuseMalformed
 from rpc.peers import Channels
 from rpc.pool_description import pool_to_proto
 from rpc.progress import ProgressReporter
@@ -94,7 +95,7 @@ async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], Worke
         require_fit(await asyncio.to_thread(examine_machine, host.pool.num_blocks * host.block_bytes))
     core = WorkerCore(config, host, Channels(security), WorkerCounters(), Drain())
     services = build(core)
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = grpc.aio.server(interceptors=[RefuseMalformed()], options=SERVER_OPTIONS)
     services.register(server)
     description = _describe(core, security.bind(server, host_port(config.host, config.port)))
     worker_health = WorkerHealth(server, _register_common(server, core, description))

@@ -9,6 +9,7 @@ from protos import worker_pb2, worker_pb2_grpc
 from rpc.drain import Drain
 from rpc.grpc_options import SERVER_OPTIONS
 from rpc.host_port import host_port
+from rpc.malformed import RefuseMalformed
 from rpc.peers import Channels
 from rpc.worker_counters import WorkerCounters
 from simulation.core import EngineCore
@@ -36,7 +37,7 @@ class SimulatedWorker:
         self.counters = WorkerCounters()
         self.drain = Drain()
         self._channels = channels
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(interceptors=[RefuseMalformed()], options=SERVER_OPTIONS)
         self.description = self._describe(self._server.add_insecure_port(host_port(config.host, config.port)))
         self._service = SimulatedWorkerService(self.core, self.counters, self.drain, self.description)
         self._role: SimulatedPrefillService | SimulatedDecodeRequests = self._register()

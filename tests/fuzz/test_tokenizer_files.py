@@ -207,6 +207,17 @@ def test_a_vocabulary_that_lacks_a_byte_is_refused(directory: Path) -> None:
             Tokenizer(str(directory))
 
 
+@pytest.mark.parametrize("text", ["", "▁"])
+def test_a_decoder_that_fails_where_no_text_is_left_is_refused(directory: Path, text: str) -> None:
+    whole = json.loads(byte_fallback_tokenizer().to_str())
+    whole["decoder"]["decoders"][-1] |= {"start": 1, "stop": 1}
+    if text:
+        whole["model"]["vocab"][text] = len(whole["model"]["vocab"])
+    (directory / "tokenizer.json").write_text(json.dumps(whole))
+    with pytest.raises(InvalidCheckpoint, match="index out of bounds"):
+        Tokenizer(str(directory))
+
+
 def test_a_huge_token_id_takes_no_memory(directory: Path) -> None:
     whole = json.loads(byte_level_tokenizer().to_str())
     whole["model"]["vocab"]["huge"] = (1 << 32) - 1
