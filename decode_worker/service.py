@@ -9,7 +9,7 @@ import grpc
 
 from decode_worker.router_session import RouterSession
 from protos import worker_pb2, worker_pb2_grpc
-from rpc.peers import Context
+from rpc.peers import MAX_WORD_CHARS, Context
 
 
 class Requests(Protocol):
@@ -44,7 +44,9 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
         if first is None or not first.HasField("hello"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a hello")
         elif first.hello.incarnation != self._incarnation:
-            text = f"meant for incarnation {first.hello.incarnation}, but this worker is in another life"
+            text = (
+                f"meant for incarnation {first.hello.incarnation[:MAX_WORD_CHARS]}, but this worker is in another life"
+            )
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
         session = RouterSession(f"{next(self._numbers)}", first.hello.router_id)
         reading = asyncio.create_task(self._read(request_iterator, session))

@@ -8,12 +8,13 @@ has the worker any more, and it could not be reached for a while.
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine
 from enum import Enum
 
 import grpc
 
-from protos.worker_pb2 import DescribeRequest, Hello, WatchRequest, WorkerDescription, WorkerUpdate
+from protos.worker_pb2 import DescribeRequest, Hello, WatchRequest, WorkerDescription, WorkerLoad, WorkerUpdate
 from protos.worker_pb2 import WorkerRole as RoleNumber
 from protos.worker_pb2_grpc import WorkerStub
 from router.attach_stream import AttachStream
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 DESCRIBE_TIMEOUT_S = 5.0
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 1.0
+RATES = ("step_s", "prefill_tokens_per_s", "decode_step_s", "decode_sequence_s", "read_bytes_per_s")
 GIVE_UP_S = 5.0  # a worker that is listed nowhere and out of reach is given up after this
 ROLES = {
     RoleNumber.WORKER_ROLE_PREFILL: WorkerRole.PREFILL,
@@ -180,6 +182,7 @@ class WorkerConnection:
 
     def _apply_load(self, update: WorkerUpdate) -> None:
         if update.HasField("load"):
+            check_rates(update.load)
             self.load.report(update.load, update.taken.numbers if update.HasField("taken") else None)
         state = ConnectionState.DRAINING if update.draining else ConnectionState.READY
         if state is not self.state:
@@ -222,6 +225,13 @@ async def _run_to_first_error(streams: list[Coroutine[object, object, None]]) ->
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def check_rates(load: WorkerLoad) -> None:
+    """Raises WorkerLost for rates that are none: with a NaN among them no worker would be the best."""
+    for name in RATES:
+        if not 0 <= getattr(load, name) < math.inf:
+            raise WorkerLost(f"the worker's {name} is {getattr(load, name)}")
 
 
 def _reason(error: Exception) -> str:

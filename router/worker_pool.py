@@ -20,6 +20,8 @@ from rpc.tls import Plaintext, Security
 
 logger = logging.getLogger(__name__)
 
+MAX_BLOCK_SIZE = 1 << 16  # tokens
+
 
 @dataclass(frozen=True, slots=True)
 class PrefixSource:
@@ -183,6 +185,9 @@ class WorkerPool:
             reason, is_used = f"it is the one at {lives[found.incarnation].address}", False
         elif not is_name(found.worker_id):
             reason, is_used = f"its id {found.worker_id[:100]!r} must be {NAME_RULE}", False
+        elif not 0 < found.block_size <= MAX_BLOCK_SIZE or found.max_model_len < 1:
+            reason = f"it has blocks of {found.block_size} and contexts of {found.max_model_len} tokens"
+            is_used = False
         elif found.model != self._model_name:
             # A fixed address was given for this router, which may call the model by a name of its own.
             reason, is_used = f"it serves {found.model}, not {self._model_name}", address in self.view.fixed

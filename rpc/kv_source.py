@@ -4,7 +4,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
-from engine.block_hash import HASH_BYTES, BlockHash
+import grpc
+
+from engine.block_hash import split_hashes
 from protos import worker_pb2, worker_pb2_grpc
 from rpc.announcement import Announcements
 from rpc.drain import Drain
@@ -25,8 +27,10 @@ class KVSourceService(worker_pb2_grpc.KVSourceServicer):
     ) -> AsyncIterator[worker_pb2.LeaseEvent]:
         """Pins the longest cached run of the given blocks and announces it; the caller ends the call."""
         await check_peer(context, self._host.pool, request.incarnation, request.fingerprint)
-        packed = request.block_hashes
-        hashes = [BlockHash(packed[i : i + HASH_BYTES]) for i in range(0, len(packed), HASH_BYTES)]
+        try:
+            hashes = split_hashes(request.block_hashes)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"block_hashes: {error}")
         with self._drain.request():
             pinning = self._host.call(lambda engine: engine.blocks.pin(hashes))
             try:

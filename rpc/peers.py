@@ -7,6 +7,7 @@ import grpc
 
 from rpc.tls import Plaintext, Security
 
+MAX_WORD_CHARS = 100  # of a caller's words that are repeated: gRPC sends no long texts of errors
 CALLS_S = 600.0  # for calls on a channel that was replaced
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -71,8 +72,10 @@ class Channels:
 async def check_peer(context: Context, ours: Identified, incarnation: str, fingerprint: str) -> None:
     """Aborts the call with FAILED_PRECONDITION unless the caller means this life of ours and its blocks fit."""
     if incarnation != ours.incarnation:
-        text = f"meant for incarnation {incarnation}, but this worker is in another life: {ours.incarnation}"
+        meant = incarnation[:MAX_WORD_CHARS]
+        text = f"meant for incarnation {meant}, but this worker is in another life: {ours.incarnation}"
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
     if fingerprint != ours.fingerprint:
-        text = f"the caller's fingerprint is {fingerprint}, ours {ours.fingerprint}: model, dtype or layout differ"
+        theirs = fingerprint[:MAX_WORD_CHARS]
+        text = f"the caller's fingerprint is {theirs}, ours {ours.fingerprint}: model, dtype or layout differ"
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from protos.worker_pb2 import WORKER_ROLE_PREFILL
+from protos.worker_pb2 import WORKER_ROLE_PREFILL, WorkerLoad
 from router.candidates import find_candidates
 from router.cluster import RoutedRequest
 from router.worker_pool import WorkerPool
@@ -158,6 +158,25 @@ async def test_a_worker_whose_id_no_header_takes_is_refused() -> None:
         (worker,) = await started(stack, "工人-0")
         pool = await stack.enter_async_context(running_pool(MemoryRegistry([worker.address])))
         await until(lambda: bool(pool.connections) and "visible ASCII" in pool.connections[0].last_error)
+        assert not ready(pool)
+
+
+async def test_a_worker_with_impossible_blocks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.unit.router.scripted_worker.BLOCK_SIZE", 0)
+    async with AsyncExitStack() as stack:
+        (worker,) = await started(stack, "decode-0")
+        pool = await stack.enter_async_context(running_pool(MemoryRegistry([worker.address])))
+        await until(lambda: bool(pool.connections) and "blocks of 0" in pool.connections[0].last_error)
+        assert not ready(pool)
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1.0])
+async def test_a_worker_whose_rates_are_none_is_refused(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with AsyncExitStack() as stack:
+        (worker,) = await started(stack, "decode-0")
+        monkeypatch.setattr(worker, "_load", lambda: WorkerLoad(num_blocks=10, decode_step_s=rate))
+        pool = await stack.enter_async_context(running_pool(MemoryRegistry([worker.address])))
+        await until(lambda: bool(pool.connections) and "decode_step_s is" in pool.connections[0].last_error)
         assert not ready(pool)
 
 
