@@ -97,6 +97,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
         sequence, known = 0, set[bytes]()
         while True:
             await self.may_tell.wait()
+            self._news.clear()  # before the update is made: what comes from now on is told with the next one
             stored, known = self._cached - known, set(self._cached)
             events = worker_pb2.CacheEvents(sequence=sequence, stored=b"".join(sorted(stored)))
             sequence += 2 if self.skip_sequence else 1
@@ -104,7 +105,6 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
             yield worker_pb2.WorkerUpdate(
                 incarnation=self.incarnation, load=self._load(), cache=events, draining=self.draining
             )
-            self._news.clear()
             await self._news.wait()
 
     async def Attach(self, requests: Any, context: Any) -> AsyncIterator[worker_pb2.WorkerMessage]:  # noqa: N802
