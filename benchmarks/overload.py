@@ -13,7 +13,7 @@ import asyncio
 import gc
 import random
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ import uvloop
 from benchmarks.http_load import Exchange, post, run_load
 from benchmarks.load import percentile
 from benchmarks.report import Report
-from benchmarks.server import free_port
+from benchmarks.server import free_port, wait_ready
 
 NUM_PROMPT_TOKENS = 200
 OUTPUT_TOKENS = (20, 100)  # the fewest and the most
@@ -123,26 +123,13 @@ async def benched(wait_s: float) -> AsyncIterator[Bench]:
         "--workers", addresses, "--max-queue-wait-s", str(wait_s), "--log-level", "error",
     )  # fmt: skip
     try:
-        await _wait_ready(f"http://127.0.0.1:{port}", router)
+        await wait_ready(f"http://127.0.0.1:{port}", router)
         yield Bench(port, psutil.Process(router.pid), random.Random(0))
     finally:
         for process in (router, workers):
             if process.returncode is None:
                 process.terminate()
             await process.wait()
-
-
-async def _wait_ready(url: str, router: Process) -> None:
-    async with asyncio.timeout(60), httpx.AsyncClient(base_url=url, trust_env=False) as client:
-        while True:
-            try:
-                workers = (await client.get("/workers")).json()["workers"]
-                if workers and all(worker["state"] == "ready" for worker in workers):
-                    return
-            except httpx.TransportError:  # it does not listen yet
-                if router.returncode is not None:
-                    raise RuntimeError(f"the router ended with status {router.returncode}") from None
-            await asyncio.sleep(0.05)
 
 
 async def measure(phases: Sequence[Phase], seconds: float, wait_s: float) -> Report:

@@ -26,7 +26,6 @@ from statistics import median
 from time import monotonic
 
 import click
-import httpx
 import orjson
 import psutil
 import uvloop
@@ -34,7 +33,7 @@ import uvloop
 from benchmarks.http_load import Exchange, post, run_load
 from benchmarks.load import percentile
 from benchmarks.report import Report
-from benchmarks.server import free_port
+from benchmarks.server import free_port, wait_ready
 
 COLUMNS = ("prompt", "bytes", "answer", "CPU us/request", "req/s", "CPU us/request at rate", "rate", "added p50 ms",
            "added p99 ms")  # fmt: skip
@@ -174,25 +173,13 @@ async def benched() -> AsyncIterator[Bench]:
         "--workers", address, "--log-level", "warning",
     )  # fmt: skip
     try:
-        await _wait_ready(f"http://127.0.0.1:{port}", router)
+        await wait_ready(f"http://127.0.0.1:{port}", router)
         yield Bench(worker, psutil.Process(router.pid), port)
     finally:
         for process in (router, worker):
             if process.returncode is None:
                 process.terminate()
             await process.wait()
-
-
-async def _wait_ready(url: str, router: Process) -> None:
-    async with asyncio.timeout(READY_TIMEOUT_S), httpx.AsyncClient(base_url=url, trust_env=False) as client:
-        while True:
-            try:
-                if (await client.get("/ready")).status_code == httpx.codes.OK:
-                    return
-            except httpx.TransportError:  # it does not listen yet
-                if router.returncode is not None:
-                    raise RuntimeError(f"the router ended with status {router.returncode}") from None
-            await asyncio.sleep(0.05)
 
 
 async def measure(repeats: int, rate: float, seconds: float) -> Report:

@@ -28,8 +28,7 @@ async def served(model: str, *flags: str) -> AsyncIterator[str]:
     )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
     try:
-        async with asyncio.timeout(READY_TIMEOUT_S):
-            await _wait_ready(url, process)
+        await wait_ready(url, process)
         yield url
     finally:
         if process.returncode is None:
@@ -37,8 +36,9 @@ async def served(model: str, *flags: str) -> AsyncIterator[str]:
         await process.wait()
 
 
-async def _wait_ready(url: str, process: asyncio.subprocess.Process) -> None:
-    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+async def wait_ready(url: str, process: asyncio.subprocess.Process) -> None:
+    """Returns once the process, a router or a cluster, has every worker. Raises RuntimeError if it ends before."""
+    async with asyncio.timeout(READY_TIMEOUT_S), httpx.AsyncClient(base_url=url, trust_env=False) as client:
         while not await _all_ready(client):
             if process.returncode is not None:
                 raise RuntimeError(f"the server ended with status {process.returncode}")
@@ -51,4 +51,4 @@ async def _all_ready(client: httpx.AsyncClient) -> bool:
         workers = (await client.get("/workers")).json()["workers"]
     except httpx.TransportError:
         return False  # it does not listen yet
-    return all(worker["state"] == "ready" for worker in workers)
+    return bool(workers) and all(worker["state"] == "ready" for worker in workers)

@@ -1,5 +1,7 @@
 """The requests that a decode worker has from routers, whoever computes them."""
 
+from collections.abc import Callable
+
 from decode_worker.decode_request import DecodeRequest, engine_request_id
 from decode_worker.router_session import RouterSession
 from engine.outputs import StepOutput
@@ -12,10 +14,13 @@ from rpc.worker_counters import WorkerCounters
 class RequestTable:
     """Owns who is waiting for what; a request is in it from its command until its last news or its abort."""
 
-    def __init__(self, counters: WorkerCounters, drain: Drain) -> None:
+    def __init__(self, counters: WorkerCounters, drain: Drain, abort_in_engine: Callable[[RequestId], object]) -> None:
+        """`abort_in_engine` takes a request out of the engine, if it is there."""
         self._counters = counters
         self._drain = drain
+        self._abort_in_engine = abort_in_engine
         self._requests: dict[RequestId, DecodeRequest] = {}
+        drain.listen(self.hand_off)
 
     def enter(self, entry: DecodeRequest) -> bool:
         """Takes a request, unless it came before, or the worker drains: then another one is to have it."""
@@ -49,17 +54,34 @@ class RequestTable:
         """The request that the engine calls so."""
         return self._requests.get(request_id)
 
-    def find_named(self, request_id: str, session: RouterSession) -> DecodeRequest | None:
-        """The request that the session's router calls so."""
-        return self.find(engine_request_id(session, request_id))
+    def abort(self, entry: DecodeRequest) -> None:
+        """Ends a request wherever it stands; nothing more is told about it."""
+        self._abort_in_engine(entry.request.request_id)
+        if entry.handover is not None:
+            entry.handover.cancel()
+        self.end(entry)
 
-    def all(self) -> list[DecodeRequest]:
-        """Every request."""
-        return list(self._requests.values())
+    def abort_named(self, request_id: str, session: RouterSession) -> None:
+        """The same for the request that the session's router calls so, if it has not ended."""
+        entry = self.find(engine_request_id(session, request_id))
+        if entry is not None:
+            self.abort(entry)
 
-    def of_session(self, session: RouterSession) -> list[DecodeRequest]:
-        """Every request of a router's stream."""
-        return [entry for entry in self._requests.values() if entry.session is session]
+    def abort_session(self, session: RouterSession) -> None:
+        """The same for every request of a router's stream."""
+        for entry in [entry for entry in self._requests.values() if entry.session is session]:
+            self.abort(entry)
+
+    def abort_all(self) -> None:
+        """The same for every request."""
+        for entry in list(self._requests.values()):
+            self.abort(entry)
+
+    def hand_off(self) -> None:
+        """Gives every request away: routers send them to others, with what they have so far."""
+        for entry in list(self._requests.values()):
+            self.abort(entry)
+            entry.say_handed_off()
 
     def tell(self, step: StepOutput) -> None:
         """Tells what the step brought, and ends the requests that it finished."""

@@ -22,6 +22,7 @@ from decode_worker.prompt_fill import PromptFill
 from decode_worker.request_table import RequestTable
 from decode_worker.router_session import RouterSession
 from engine.outputs import StepOutput
+from engine.request import RequestId
 from engine.schedule import Received
 from protos import worker_pb2
 from rpc.block_fills import BlockFills
@@ -49,10 +50,11 @@ class DecodeRequests:
         self._counters = counters
         self._worker_id = worker_id
         self._deadline_s = deadline_s
-        self._table = RequestTable(counters, drain)
+        self._table = RequestTable(
+            counters, drain, lambda request_id: host.call(lambda engine: engine.abort(request_id))
+        )
         self._fills = BlockFills(host, drain)
         host.listen(self._on_step)
-        drain.listen(self.hand_off)
 
     def submit(self, command: worker_pb2.GenerateCommand, session: RouterSession) -> None:
         """Takes a request; whatever becomes of it is told over the session."""
@@ -63,33 +65,19 @@ class DecodeRequests:
 
     def abort(self, request_id: str, session: RouterSession) -> None:
         """Ends a request; nothing more is told about it."""
-        entry = self._table.find_named(request_id, session)
-        if entry is not None:
-            self._abort(entry)
+        self._table.abort_named(request_id, session)
 
     def abort_all(self, session: RouterSession) -> None:
         """Ends every request of a session."""
-        for entry in self._table.of_session(session):
-            self._abort(entry)
-
-    def hand_off(self) -> None:
-        """Gives every request away: routers send them to others, with what they have so far."""
-        for entry in self._table.all():
-            self._abort(entry)
-            entry.say_handed_off()
+        self._table.abort_session(session)
 
     async def close(self) -> None:
         """Aborts what is left; returns when nothing is written into any block any more."""
-        for entry in self._table.all():
-            self._abort(entry)
+        self._table.abort_all()
         await self._fills.close()
 
-    def _abort(self, entry: DecodeRequest) -> None:
-        request_id = entry.request.request_id
+    def _abort_in_engine(self, request_id: RequestId) -> None:
         self._host.call(lambda engine: engine.abort(request_id))
-        if entry.handover is not None:
-            entry.handover.cancel()
-        self._table.end(entry)
 
     def _on_added(self, entry: DecodeRequest, adding: "asyncio.Future[None]") -> None:
         self._table.note_taken(entry)
@@ -118,7 +106,7 @@ class DecodeRequests:
         """Has prefill workers compute the prompt, and takes over its KV."""
         request = entry.request
         entry.served_by.handed_over_tokens = request.num_tokens - request.num_computed_tokens  # as is expected
-        incoming = IncomingPrompt(entry, self._host.finish_rule, self._counters, self._abort)
+        incoming = IncomingPrompt(entry, self._host.finish_rule, self._counters, self._table.abort)
         fill = PromptFill(self._host, self._channels, incoming, self._deadline_s)
 
         def outcome(task: "asyncio.Task[None]") -> Received:

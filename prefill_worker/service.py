@@ -64,13 +64,13 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
             self._jobs[request_id] = job
             try:
                 try:
-                    adding = self._host.call(lambda engine: engine.add(job.request))
+                    adding = host.call(lambda engine: engine.add(job.request))
                     async for _ in beats_until(adding, self._is_stuck):
                         yield worker_pb2.PrefillEvent()
                     await adding
                 finally:
                     self._counters.taken.note(request.router_id, request.number)
-                yield worker_pb2.PrefillEvent(accepted=worker_pb2.PrefillAccepted(pool=pool_to_proto(self._host.pool)))
+                yield worker_pb2.PrefillEvent(accepted=worker_pb2.PrefillAccepted(pool=pool_to_proto(host.pool)))
                 async for event in job.events(host.pool_tensor, host.config.block_size, self._is_stuck):
                     yield event
                 await asyncio.Event().wait()  # the lease ends with the call

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from engine.errors import InvalidRequest
+from router.admission_limits import AdmissionLimits
 from router.admission_metrics import AdmissionMetrics, Refusal
 from router.deadline import deadline_of, exceeded
 from router.errors import Draining, NoWorker, Overloaded
@@ -28,17 +29,6 @@ from router.service_rate import ServiceRate
 from rpc.status import Unavailable
 
 MAX_RETRY_AFTER_S = 600
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionLimits:
-    """The bounds of admission."""
-
-    max_inflight: int  # choices
-    max_queue: int  # choices; 0: nobody waits
-    default_timeout_s: float | None = None  # of requests that state none; None: no limit
-    max_wait_s: float | None = None  # of anybody in the queue; None: no limit
-    no_worker_timeout_s: float = 30.0  # how long those who wait do so without any decode worker
 
 
 @dataclass(slots=True, eq=False)
@@ -102,7 +92,6 @@ class Admission:
         turn = asyncio.get_running_loop().create_future()
         ticket = _Waiter(num_choices, context.priority, context.fairness_key, turn)
         self._refuse_late(ticket, now_s, left_s)
-        self._refuse_long_wait(ticket, now_s)
         self._make_room(ticket, now_s)
         await self._wait(ticket, now_s, left_s)
         admitted_s = self._clock()
@@ -146,27 +135,17 @@ class Admission:
         self._idle.clear()
 
     def _refuse_late(self, ticket: _Waiter, now_s: float, left_s: float) -> None:
-        """Raises Overloaded if the request's turn will come only after its time."""
-        if left_s == math.inf:
+        """Raises Overloaded if the request's turn will come only after its time, or later than anybody should wait."""
+        max_wait_s = math.inf if self._limits.max_wait_s is None else self._limits.max_wait_s
+        least_s = min(left_s, max_wait_s)
+        wait_s = self._expected_wait_s(ticket, now_s) if least_s < math.inf else None
+        if wait_s is None or wait_s <= least_s:
             return
-        wait_s = self._expected_wait_s(ticket, now_s)
-        if wait_s is not None and wait_s > left_s:
-            self._metrics.refused(Refusal.DEADLINE)
-            raise Overloaded(
-                f"the request would wait about {wait_s:.1f} s for its turn, but has only {left_s:.1f} s left",
-                _whole_seconds(wait_s - left_s),
-            )
-
-    def _refuse_long_wait(self, ticket: _Waiter, now_s: float) -> None:
-        """Raises Overloaded if the request's turn will come later than anybody should wait."""
-        max_wait_s = self._limits.max_wait_s
-        wait_s = None if max_wait_s is None else self._expected_wait_s(ticket, now_s)
-        if max_wait_s is not None and wait_s is not None and wait_s > max_wait_s:
-            self._metrics.refused(Refusal.WAIT)
-            raise Overloaded(
-                f"the request would wait about {wait_s:.1f} s for its turn, and {max_wait_s:g} s is the limit",
-                _whole_seconds(wait_s - max_wait_s),
-            )
+        is_own = left_s <= max_wait_s
+        self._metrics.refused(Refusal.DEADLINE if is_own else Refusal.WAIT)
+        bound = f"but has only {left_s:.1f} s left" if is_own else f"and {max_wait_s:g} s is the limit"
+        text = f"the request would wait about {wait_s:.1f} s for its turn, {bound}"
+        raise Overloaded(text, _whole_seconds(wait_s - least_s))
 
     def _make_room(self, ticket: _Waiter, now_s: float) -> None:
         """Takes others out of a full queue, or raises Overloaded if none should give way."""

@@ -2,7 +2,8 @@
 
 from prometheus_client import CollectorRegistry
 
-from router.admission import Admission, AdmissionLimits
+from router.admission import Admission
+from router.admission_limits import AdmissionLimits
 from router.admission_metrics import AdmissionMetrics
 from router.config import RouterConfig
 from router.pool_capacity import PoolCapacity

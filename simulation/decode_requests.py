@@ -30,10 +30,9 @@ class SimulatedDecodeRequests:
         self._channels = channels
         self._counters = counters
         self._description = description
-        self._table = RequestTable(counters, drain)
+        self._table = RequestTable(counters, drain, core.abort)
         self._fills = Fills(core)
         core.listen(self._on_step)
-        drain.listen(self.hand_off)
 
     def submit(self, command: worker_pb2.GenerateCommand, session: RouterSession) -> None:
         """Takes a request; whatever becomes of it is told over the session."""
@@ -47,32 +46,16 @@ class SimulatedDecodeRequests:
 
     def abort(self, request_id: str, session: RouterSession) -> None:
         """Ends a request; nothing more is told about it."""
-        entry = self._table.find_named(request_id, session)
-        if entry is not None:
-            self._abort(entry)
+        self._table.abort_named(request_id, session)
 
     def abort_all(self, session: RouterSession) -> None:
         """Ends every request of a session."""
-        for entry in self._table.of_session(session):
-            self._abort(entry)
-
-    def hand_off(self) -> None:
-        """Gives every request away."""
-        for entry in self._table.all():
-            self._abort(entry)
-            entry.say_handed_off()
+        self._table.abort_session(session)
 
     async def close(self) -> None:
         """Aborts what is left; returns when every fill has ended."""
-        for entry in self._table.all():
-            self._abort(entry)
+        self._table.abort_all()
         await self._fills.close()
-
-    def _abort(self, entry: DecodeRequest) -> None:
-        self._core.abort(entry.request.request_id)
-        if entry.handover is not None:
-            entry.handover.cancel()
-        self._table.end(entry)
 
     def _on_step(self, step: StepOutput) -> None:
         self._table.tell(step)
@@ -87,7 +70,7 @@ class SimulatedDecodeRequests:
         """Who brings the request's KV: the prefill worker of its plan, or a worker that has the prefix."""
         fingerprint, command = self._description.fingerprint, entry.command
         if command.HasField("prefill"):
-            return RemotePrompt(self._core, entry, fingerprint, self._channels, self._counters, self._abort)
+            return RemotePrompt(self._core, entry, fingerprint, self._channels, self._counters, self._table.abort)
         entry.served_by.decode_cached_tokens = entry.request.num_cached_tokens
         return PrefixPull(
             entry.request,

@@ -1,8 +1,5 @@
 """A cluster whose processes speak mutual TLS: the KV arrives, and who is no member is not heard."""
 
-import asyncio
-import sys
-from asyncio.subprocess import PIPE, STDOUT
 from pathlib import Path
 
 import grpc
@@ -11,6 +8,7 @@ import trustme
 
 from protos.worker_pb2 import DescribeRequest
 from protos.worker_pb2_grpc import WorkerStub
+from tests.integration.drain_command import drain
 from tests.integration.router_process import MODEL, router_process
 from tests.integration.worker_process import worker_process
 from tests.integration.workers_view import wait_all_ready, workers
@@ -36,14 +34,6 @@ async def is_unheard(address: str) -> bool:
     return False
 
 
-async def drain(worker: str, url: str, *options: str) -> str:
-    """What `baton drain` says."""
-    command = (sys.executable, "-m", "baton", "drain", worker, "--url", url, *options)
-    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=STDOUT)
-    output, _ = await process.communicate()
-    return output.decode()
-
-
 async def test_every_hop_is_encrypted_and_closed_to_others(tmp_path: Path) -> None:
     authority = trustme.CA()
     own = flags(tmp_path / "router", authority)
@@ -60,5 +50,5 @@ async def test_every_hop_is_encrypted_and_closed_to_others(tmp_path: Path) -> No
         assert await is_unheard(prefill.address)
         assert await is_unheard(decode.address)
         [name] = [each["worker_id"] for each in await workers(router.url) if each["role"] == "decode"]
-        assert "Error" in await drain(name, router.url)
-        assert await drain(name, router.url, *own) == f"{name} is drained\n"
+        assert "Error" in await drain(router.url, name)
+        assert await drain(router.url, name, *own) == f"{name} is drained\n"

@@ -5,7 +5,7 @@ from decode_worker.request_table import RequestTable
 from decode_worker.router_session import RouterSession
 from engine.errors import QueueFull
 from engine.outputs import RequestOutput, SampledToken, StepOutput
-from engine.request import FinishReason
+from engine.request import FinishReason, RequestId
 from protos import common_pb2, worker_pb2
 from rpc.drain import Drain
 from rpc.worker_counters import WorkerCounters
@@ -18,7 +18,8 @@ class Table:
 
     def __init__(self) -> None:
         self.counters, self.drain = WorkerCounters(), Drain()
-        self.table = RequestTable(self.counters, self.drain)
+        self.aborted: list[RequestId] = []  # in the engine
+        self.table = RequestTable(self.counters, self.drain, self.aborted.append)
         self.session = RouterSession("1", ROUTER)
 
     def entry(self, name: str, number: int, session: RouterSession | None = None) -> DecodeRequest:
@@ -47,11 +48,11 @@ async def test_a_command_refused_for_draining_counts_as_taken() -> None:
     made = Table()
     made.drain.begin()
     with made.counters.taken.watched(ROUTER) as numbers:
-        assert not made.table.enter(made.entry("a", 7))
+        assert not made.table.enter(refused := made.entry("a", 7))
         assert numbers == [7]
     (refusal,) = await made.news()
     assert refusal.finish_reason == common_pb2.FINISH_REASON_HANDED_OFF
-    assert made.table.all() == []
+    assert made.table.find(refused.request.request_id) is None
     assert made.drain.num_requests == 0
 
 
@@ -77,6 +78,21 @@ async def test_routers_may_call_their_requests_alike() -> None:
     mine, theirs = made.entry("a", 1), made.entry("a", 1, other)
     assert made.table.enter(mine)
     assert made.table.enter(theirs)
-    assert made.table.find_named("a", made.session) is mine
-    assert made.table.find_named("a", other) is theirs
-    assert made.table.of_session(other) == [theirs]
+    made.table.abort_named("a", other)
+    assert made.aborted == [theirs.request.request_id]
+    assert made.table.find(mine.request.request_id) is mine
+    made.table.abort_session(other)
+    made.table.abort_session(made.session)
+    assert made.aborted == [theirs.request.request_id, mine.request.request_id]
+    assert await made.news() == []
+
+
+async def test_what_is_handed_off_leaves_the_engine_and_says_so() -> None:
+    made = Table()
+    for number, name in enumerate("ab"):
+        assert made.table.enter(made.entry(name, number))
+    assert await made.drain.run(0) == 2
+    assert len(made.aborted) == 2
+    assert made.drain.num_requests == 0
+    told = {news.request_id: news.finish_reason for news in await made.news()}
+    assert told == dict.fromkeys("ab", common_pb2.FINISH_REASON_HANDED_OFF)

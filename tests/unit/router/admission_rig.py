@@ -7,7 +7,8 @@ from contextlib import contextmanager
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.admission import Admission, AdmissionLimits
+from router.admission import Admission
+from router.admission_limits import AdmissionLimits
 from router.admission_metrics import AdmissionMetrics
 from router.errors import Overloaded
 from router.request_context import RequestContext

@@ -94,11 +94,18 @@ async def test_who_asks_later_waits_for_the_same_end_and_may_bring_it_forward(mo
 
 async def test_a_drain_goes_on_when_who_asked_for_it_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc.drain, "HAND_OFF_S", 0.01)
-    drain = Drain()
-    drain.listen(drain.leave)
+    drain, given = Drain(), []
+
+    def hand_off() -> None:
+        given.append("all")
+        drain.leave()
+
+    drain.listen(hand_off)
     drain.enter()
     asked = asyncio.ensure_future(drain.run(0.05))
     await drain.wait_begun()
     asked.cancel()
     async with asyncio.timeout(10):
         await drain.wait_idle()
+    assert asked.cancelled()
+    assert given == ["all"]
