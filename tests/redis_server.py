@@ -89,15 +89,18 @@ class RedisServer:
                 process.kill()
             await process.wait()
 
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to a process that runs."""
+        assert self._process is not None
+        os.kill(self._process.pid, number)
+
     def pause(self) -> None:
         """The process stands still: connections stay, and nothing is answered."""
-        assert self._process is not None
-        os.kill(self._process.pid, signal.SIGSTOP)
+        self.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """The process goes on."""
-        assert self._process is not None
-        os.kill(self._process.pid, signal.SIGCONT)
+        self.signal(signal.SIGCONT)
 
 
 @asynccontextmanager

@@ -12,13 +12,17 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.faults.cluster import Cluster, cluster
-from tests.faults.faults import PHASES, Fault, terminate
+from tests.faults.cluster import Cluster
+from tests.faults.faults import Fault, Scene, terminate
 from tests.faults.node import Node
+from tests.faults.phases import PHASES
+from tests.faults.places import Place
 from tests.faults.row import Row
 from tests.faults.workload import Answer, Case, Exchange, make_cases
 
 NUM_AT_ONCE = 4
+CANCELS_A_MINUTE = 1000
+LONGEST_STAY_S = 0.4  # of a client that goes away
 ANSWER_S = 60.0  # within which every request must have ended, whatever happens
 
 
@@ -51,34 +55,30 @@ class Chaos:
         cases = self._rng.sample(self._cases, fault.num_requests)
         exchanges = [self._exchange(case, f"try-{self._num_tries}-{place}") for place, case in enumerate(cases)]
         tasks = [asyncio.create_task(exchange.run(self._cluster.clients)) for exchange in exchanges]
-        cancelled, victim = None, None
+        victim = None
+        cancelled: list[Exchange] = []
         happened_s, open_ones = time.monotonic(), exchanges
         try:
             async with asyncio.timeout(ANSWER_S):
                 await PHASES[row.phase](exchanges, self._ttft_s, self._rng)
+                victim = self._victim(fault, exchanges)
                 open_ones = [exchange for exchange, task in zip(exchanges, tasks, strict=True) if not task.done()]
                 happened_s = time.monotonic()
-                if fault.inject is None:
-                    place = self._rng.randrange(len(exchanges))
-                    tasks[place].cancel()
-                    cancelled = exchanges[place]
-                else:
-                    victim = self._victim(fault, exchanges)
-                    await fault.inject(self._cluster, victim, self._rng)
+                await fault.inject(Scene(self._cluster, exchanges, tasks, victim, cancelled), self._rng)
                 await asyncio.wait(tasks)
         except TimeoutError:
             row.notes.append(f"not over within {ANSWER_S:g} s")
         row.disturbed += len(open_ones)
         self._look_for_deaths(row, victim)
         for exchange, task in zip(exchanges, tasks, strict=True):
-            if exchange is cancelled:
+            if exchange in cancelled:
                 continue
             self._judge(row, exchange, task)
             gap_s = exchange.next_news_s(happened_s)
             if exchange in open_ones and gap_s is not None:
                 row.recovery_s.append(gap_s)
         await self._come_to_rest(row)
-        if len(exchanges) == 1 and cancelled is not None:
+        if cancelled and len(exchanges) == 1:
             row.recovery_s.append(time.monotonic() - happened_s)  # until every block was free
 
     async def run_rolling_restart(self, row: Row) -> None:
@@ -88,17 +88,41 @@ class Chaos:
         try:
             for node in (*self._cluster.workers, *self._cluster.routers):
                 row.tries += 1
-                await terminate(self._cluster, node, self._rng)
+                await terminate(Scene(self._cluster, (), (), node), self._rng)
                 await self._cluster.wait_whole()
         finally:
             stopping.set()
             await asyncio.gather(*asking)
         await self._come_to_rest(row)
 
+    async def run_cancel_storm(self, row: Row, num_cancels: int) -> None:
+        """Clients come, and go away before they have their answers, a thousand a minute; two others stay."""
+        stopping = asyncio.Event()
+        asking = [asyncio.create_task(self._ask_on(row, number, stopping)) for number in range(2)]
+        leaving: list[asyncio.Task[None]] = []
+        start_s = time.monotonic()
+        try:
+            for number in range(num_cancels):
+                row.tries += 1
+                exchange = self._exchange(self._rng.choice(self._cases), f"gone-{number}")
+                leaving.append(asyncio.create_task(self._leave(exchange)))
+                await asyncio.sleep(start_s + (number + 1) * 60 / CANCELS_A_MINUTE - time.monotonic())
+        finally:
+            stopping.set()
+            await asyncio.gather(*asking, *leaving)
+        await self._come_to_rest(row)
+
+    async def _leave(self, exchange: Exchange) -> None:
+        """A client that goes away at some moment before its answer's end."""
+        task = asyncio.create_task(exchange.run(self._cluster.clients))
+        await asyncio.sleep(self._rng.uniform(0, LONGEST_STAY_S))
+        task.cancel()
+        await asyncio.wait((task,))
+
     async def _ask_on(self, row: Row, number: int, stopping: asyncio.Event) -> None:
         """One client's requests, one after the other."""
         while not stopping.is_set():
-            exchange = self._exchange(self._rng.choice(self._cases), f"rolling-{number}-{row.disturbed}")
+            exchange = self._exchange(self._rng.choice(self._cases), f"asked-{number}-{row.disturbed}")
             row.disturbed += 1
             task = asyncio.create_task(exchange.run(self._cluster.clients))
             await asyncio.wait((task,), timeout=ANSWER_S)
@@ -111,9 +135,11 @@ class Chaos:
                 row.failed += 1
                 row.notes.append(f"{name} ended by itself")
 
-    def _victim(self, fault: Fault, exchanges: Sequence[Exchange]) -> Node:
+    def _victim(self, fault: Fault, exchanges: Sequence[Exchange]) -> Node | None:
         """A process of the role; of decode workers one that is known to have a request."""
         nodes = self._cluster.of_role(fault.role)
+        if not nodes:
+            return None
         busy = {exchange.decode_worker for exchange in exchanges}
         known = [node for node in nodes if node.name in busy]
         return self._rng.choice(known or nodes)
@@ -150,11 +176,12 @@ class Chaos:
 
 
 @asynccontextmanager
-async def chaos(directory: Path, seed: int, num_prompt_tokens: int, num_output_tokens: int) -> AsyncIterator[Chaos]:
+async def chaos(
+    place: Place, directory: Path, seed: int, num_prompt_tokens: int, num_output_tokens: int
+) -> AsyncIterator[Chaos]:
     """A cluster that knows its right answers; at the end no log may have an error that nobody expected."""
-    rng = random.Random(seed)
-    async with cluster(directory, num_routers=2) as made:
-        prepared = Chaos(made, make_cases(seed, num_prompt_tokens, num_output_tokens), rng)
+    async with place(directory) as made:
+        prepared = Chaos(made, make_cases(seed, num_prompt_tokens, num_output_tokens), random.Random(seed))
         await prepared.prepare()
         yield prepared
         for node in (*made.routers, *made.workers):

@@ -1,59 +1,99 @@
-"""What can happen to a cluster, and when."""
+"""What can happen to a cluster."""
 
 import asyncio
 import random
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
 from tests.faults.cluster import Cluster
-from tests.faults.node import Node
-from tests.faults.workload import Exchange
-
-Inject = Callable[[Cluster, Node, random.Random], Awaitable[None]]
-Reach = Callable[[Sequence[Exchange], float, random.Random], Awaitable[None]]  # a phase, by the usual TTFT in seconds
+from tests.faults.node import BatonNode, Node
+from tests.faults.phases import BEFORE_DECODING, PHASES
+from tests.faults.places import Place, bad_links, many_machines, one_machine
+from tests.faults.workload import Answer, Exchange
 
 LONGEST_PAUSE_S = 1.0
+LONG_PAUSE_S = 20.0  # longer than leases, and than a connection without a sign of life
 
 
-async def kill(cluster: Cluster, node: Node, rng: random.Random) -> None:
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What there is when a fault happens."""
+
+    cluster: Cluster
+    exchanges: Sequence[Exchange]
+    tasks: "Sequence[asyncio.Task[Answer]]"  # of the exchanges
+    victim: Node | None  # a process of the fault's role; None: a client
+    cancelled: list[Exchange] = field(default_factory=list)
+
+
+Inject = Callable[[Scene, random.Random], Awaitable[None]]
+
+
+async def kill(scene: Scene, rng: random.Random) -> None:
     """The process is gone at once; it starts again after the try."""
-    node.signal(signal.SIGKILL)
-    await node.wait_end()
+    victim = _process(scene)
+    victim.signal(signal.SIGKILL)
+    await victim.wait_end()
 
 
-async def stop(cluster: Cluster, node: Node, rng: random.Random) -> None:
+async def stop(scene: Scene, rng: random.Random) -> None:
     """The process stands still for a while, with its connections open."""
-    node.signal(signal.SIGSTOP)
+    await _stop(scene, rng.uniform(0.1, LONGEST_PAUSE_S))
+
+
+async def freeze(scene: Scene, rng: random.Random) -> None:
+    """The process stands still for so long that nobody waits for it."""
+    await _stop(scene, LONG_PAUSE_S)
+
+
+async def _stop(scene: Scene, pause_s: float) -> None:
+    victim = _process(scene)
+    victim.signal(signal.SIGSTOP)
     try:
-        await asyncio.sleep(rng.uniform(0.1, LONGEST_PAUSE_S))
+        await asyncio.sleep(pause_s)
     finally:
-        node.signal(signal.SIGCONT)
+        victim.signal(signal.SIGCONT)
 
 
-async def terminate(cluster: Cluster, node: Node, rng: random.Random) -> None:
+async def terminate(scene: Scene, rng: random.Random) -> None:
     """The process is told to end, as in a rolling restart: its drain is too short for what it has to do."""
-    node.signal(signal.SIGTERM)
-    status = await node.wait_end()
-    assert status == 0, f"{node.name} ended with status {status}"
+    victim = _process(scene)
+    victim.signal(signal.SIGTERM)
+    status = await victim.wait_end()
+    assert status == 0, f"{victim.name} ended with status {status}"
 
 
-async def kill_draining(cluster: Cluster, node: Node, rng: random.Random) -> None:
+async def kill_draining(scene: Scene, rng: random.Random) -> None:
     """The process is killed while it drains."""
-    node.signal(signal.SIGTERM)
+    victim = _process(scene)
+    victim.signal(signal.SIGTERM)
     await asyncio.sleep(rng.uniform(0, 0.6))
-    node.signal(signal.SIGKILL)
-    await node.wait_end()
+    victim.signal(signal.SIGKILL)
+    await victim.wait_end()
 
 
-async def cut(cluster: Cluster, node: Node, rng: random.Random) -> None:
-    """The connections between routers and the worker break."""
-    await cluster.proxies[node.name].cut()
+async def kill_with_full_disks(scene: Scene, rng: random.Random) -> None:
+    """The process is killed while nobody can write a byte to any file, so that nobody can log it either."""
+    nodes = [node for node in scene.cluster.nodes if isinstance(node, BatonNode)]
+    for node in nodes:
+        node.limit_files(0)
+    try:
+        await kill(scene, rng)
+        await asyncio.wait(scene.tasks)
+    finally:
+        for node in nodes:
+            node.limit_files(-1)
 
 
-async def swallow(cluster: Cluster, node: Node, rng: random.Random) -> None:
-    """Nothing gets through between routers and the worker for a while."""
-    proxy = cluster.proxies[node.name]
+async def cut(scene: Scene, rng: random.Random) -> None:
+    """The connections to the worker break."""
+    await scene.cluster.proxies[_process(scene).name].cut()
+
+
+async def swallow(scene: Scene, rng: random.Random) -> None:
+    """Nothing gets through to the worker or from it for a while."""
+    proxy = scene.cluster.proxies[_process(scene).name]
     proxy.swallow()
     try:
         await asyncio.sleep(rng.uniform(0.1, LONGEST_PAUSE_S))
@@ -61,9 +101,9 @@ async def swallow(cluster: Cluster, node: Node, rng: random.Random) -> None:
         proxy.flow()
 
 
-async def delay(cluster: Cluster, node: Node, rng: random.Random) -> None:
-    """All that is sent between routers and the worker is late for a while."""
-    proxy = cluster.proxies[node.name]
+async def delay(scene: Scene, rng: random.Random) -> None:
+    """All that is sent to the worker or from it is late for a while."""
+    proxy = scene.cluster.proxies[_process(scene).name]
     proxy.delay_s = rng.uniform(0.01, 0.1)
     try:
         await asyncio.sleep(rng.uniform(0.1, LONGEST_PAUSE_S))
@@ -71,64 +111,95 @@ async def delay(cluster: Cluster, node: Node, rng: random.Random) -> None:
         proxy.delay_s = 0.0
 
 
-async def queued(exchanges: Sequence[Exchange], ttft_s: float, rng: random.Random) -> None:
-    """The prompts have hardly begun."""
-    await asyncio.sleep(rng.uniform(0, 0.15) * ttft_s)
+async def garble(scene: Scene, rng: random.Random) -> None:
+    """What comes from the worker has wrong bytes in it for a while."""
+    proxy = scene.cluster.proxies[_process(scene).name]
+    proxy.is_garbling = True
+    try:
+        await asyncio.sleep(rng.uniform(0.1, LONGEST_PAUSE_S))
+    finally:
+        proxy.is_garbling = False
 
 
-async def prefilling(exchanges: Sequence[Exchange], ttft_s: float, rng: random.Random) -> None:
-    """Between two chunks of the prompts; the first blocks are on their way."""
-    await asyncio.sleep(rng.uniform(0.15, 0.8) * ttft_s)
+async def unplug(scene: Scene, rng: random.Random) -> None:
+    """The worker's machine has no network for a while."""
+    await _unplug(scene, rng.uniform(0.1, LONGEST_PAUSE_S))
 
 
-async def handing_over(exchanges: Sequence[Exchange], ttft_s: float, rng: random.Random) -> None:
-    """The last blocks are on their way."""
-    await asyncio.sleep(rng.uniform(0.8, 1.1) * ttft_s)
+async def lose(scene: Scene, rng: random.Random) -> None:
+    """The worker's machine has no network for so long that nobody waits for it."""
+    await _unplug(scene, LONG_PAUSE_S)
 
 
-async def first_token(exchanges: Sequence[Exchange], ttft_s: float, rng: random.Random) -> None:
-    """A client has just got its first token."""
-    waits = [asyncio.ensure_future(exchange.wait_news(1)) for exchange in exchanges]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for wait in waits:
-        wait.cancel()
+async def _unplug(scene: Scene, pause_s: float) -> None:
+    machine = scene.cluster.machines[_process(scene).name]
+    machine.unplug()
+    try:
+        await asyncio.sleep(pause_s)
+    finally:
+        machine.plug()
 
 
-async def decoding(exchanges: Sequence[Exchange], ttft_s: float, rng: random.Random) -> None:
-    """In the middle of the answers."""
-    await rng.choice(exchanges).wait_news(rng.randint(2, 12))
+async def cancel(scene: Scene, rng: random.Random) -> None:
+    """A client goes away."""
+    place = rng.randrange(len(scene.exchanges))
+    scene.cancelled.append(scene.exchanges[place])
+    scene.tasks[place].cancel()
 
 
-PHASES: Mapping[str, Reach] = {
-    "queued": queued,
-    "prefilling": prefilling,
-    "handing over": handing_over,
-    "first token": first_token,
-    "decoding": decoding,
-}
+async def read_nothing(scene: Scene, rng: random.Random) -> None:
+    """A client takes nothing more of its answer until all others have theirs."""
+    place = rng.randrange(len(scene.exchanges))
+    others = [task for other, task in enumerate(scene.tasks) if other != place]
+    scene.exchanges[place].hold()
+    try:
+        await asyncio.wait(others)
+    finally:
+        scene.exchanges[place].release()
+
+
+def _process(scene: Scene) -> Node:
+    assert scene.victim is not None
+    return scene.victim
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that happens to a process of a role; `inject` None: clients cancel."""
+    """Something that happens to a process of a role, or to what is between it and the others."""
 
     name: str
     role: str
-    inject: Inject | None
+    inject: Inject
+    place: Place = one_machine
     phases: tuple[str, ...] = tuple(PHASES)
     num_requests: int = 4  # at a time
+    is_long: bool = False  # a try takes LONG_PAUSE_S at least
 
 
+WORKERS = ("prefill", "decode")
 FAULTS = (
-    *(Fault("killed", role, kill) for role in ("prefill", "decode")),
-    *(Fault("stopped", role, stop) for role in ("prefill", "decode")),
-    *(Fault("restarted", role, terminate) for role in ("prefill", "decode")),
-    *(Fault("killed draining", role, kill_draining) for role in ("prefill", "decode")),
-    *(Fault("cut off", role, cut) for role in ("prefill", "decode")),
-    *(Fault("unheard", role, swallow) for role in ("prefill", "decode")),
-    *(Fault("late", role, delay) for role in ("prefill", "decode")),
+    *(Fault("killed", role, kill) for role in WORKERS),
+    *(Fault("stopped", role, stop) for role in WORKERS),
+    *(Fault("restarted", role, terminate) for role in WORKERS),
+    *(Fault("killed draining", role, kill_draining) for role in WORKERS),
+    *(Fault("killed, disks full", role, kill_with_full_disks) for role in WORKERS),
+    *(Fault("cut off", role, cut) for role in WORKERS),
+    *(Fault("unheard", role, swallow) for role in WORKERS),
+    *(Fault("late", role, delay) for role in WORKERS),
     Fault("killed", "router", kill),
     Fault("restarted", "router", terminate),
-    Fault("cancelled", "client", None),
-    Fault("cancelled alone", "client", None, num_requests=1),
+    Fault("cancelled", "client", cancel),
+    Fault("cancelled alone", "client", cancel, num_requests=1),
+    Fault("takes nothing", "client", read_nothing),
+    Fault("killed", "redis", kill, bad_links),
+    Fault("stopped", "redis", stop, bad_links),
+    *(Fault("killed, with TCP and Redis", role, kill, bad_links) for role in WORKERS),
+    *(Fault("frozen", role, freeze, bad_links, ("prefilling", "decoding"), is_long=True) for role in WORKERS),
+    Fault("KV cut off", "prefill", cut, bad_links, BEFORE_DECODING),
+    Fault("KV unheard", "prefill", swallow, bad_links, BEFORE_DECODING),
+    Fault("KV late", "prefill", delay, bad_links, BEFORE_DECODING),
+    Fault("KV garbled", "prefill", garble, bad_links, BEFORE_DECODING),
+    *(Fault("unplugged", role, unplug, many_machines) for role in WORKERS),
+    *(Fault("lost", role, lose, many_machines, ("prefilling", "decoding"), is_long=True) for role in WORKERS),
 )
+PLACES = tuple(dict.fromkeys(fault.place for fault in FAULTS))

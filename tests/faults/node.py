@@ -1,9 +1,11 @@
 """One process of a cluster under faults: killed, stopped, ended, and started again at the same address."""
 
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
+from typing import Protocol
 
 from deployment.process import ChildProcess, ProcessSpec
 from rpc.progress import Failed, Ready
@@ -11,21 +13,49 @@ from rpc.progress import Failed, Ready
 MODULES = {"router": "router", "prefill": "prefill_worker", "decode": "decode_worker"}
 
 
-class Node:
-    """Owns the process; its port stays the same over its lives."""
+class Node(Protocol):
+    """A process of a role, over all its lives."""
 
-    def __init__(self, role: str, name: str, port: int, directory: Path, flags: tuple[str, ...]) -> None:
-        self.role = role
-        self.name = name
-        self.port = port
-        self.log = directory / f"{name}.log"
-        self._argv = (sys.executable, "-m", MODULES[role], f"--port={port}", *flags)
-        self._child: ChildProcess | None = None
+    role: str
+    name: str
 
     @property
-    def address(self) -> str:
-        """Where it listens."""
-        return f"127.0.0.1:{self.port}"
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        ...
+
+    async def start(self) -> None:
+        """Begins a life; returns once it is ready."""
+        ...
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to a process that runs."""
+        ...
+
+    async def wait_end(self) -> int:
+        """Its exit status, negative for a signal."""
+        ...
+
+    async def end(self) -> None:
+        """Ends it at once, in whatever state it is."""
+        ...
+
+
+class BatonNode:
+    """A router or a worker; its port stays the same over its lives."""
+
+    def __init__(
+        self, role: str, name: str, host: str, port: int, directory: Path, flags: tuple[str, ...],
+        launcher: tuple[str, ...] = (sys.executable, "-m"), env: dict[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """`launcher` is what the module's name and flags are given to; `env` is beside our own environment."""
+        self.role = role
+        self.name = name
+        self.log = directory / f"{name}.log"
+        self.address = f"{host}:{port}"
+        self._argv = (*launcher, MODULES[role], f"--host={host}", f"--port={port}", *flags)
+        self._env = {"OMP_NUM_THREADS": "1", **(env or {})}
+        self._child: ChildProcess | None = None
 
     @property
     def is_running(self) -> bool:
@@ -34,8 +64,9 @@ class Node:
 
     async def start(self) -> None:
         """Begins a life; returns once it is ready."""
-        spec = ProcessSpec(self.name, self._argv, self.log, {"OMP_NUM_THREADS": "1"})
-        self._child = await ChildProcess.start(spec)
+        if self._child is not None:
+            await self.wait_end()  # it ended by itself
+        self._child = await ChildProcess.start(ProcessSpec(self.name, self._argv, self.log, self._env))
         async for progress in self._child.progress():
             assert not isinstance(progress, Failed), f"{self.name}: {progress}"
             if isinstance(progress, Ready):
@@ -61,6 +92,11 @@ class Node:
         if self._child is not None:
             self._child.kill()
             await self.wait_end()
+
+    def limit_files(self, num_bytes: int) -> None:
+        """From now on no file that it writes, its log either, gets longer than this (negative: as long as it likes)."""
+        if self._child is not None and not self._child.has_ended:
+            resource.prlimit(self._child.pid, resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
 
     def tracebacks(self) -> str:
         """Its log, if it has an error in it that nobody expected."""

@@ -1,9 +1,11 @@
-"""A bad network: a TCP forwarder that delays, swallows or cuts what goes through it."""
+"""A bad network: a TCP forwarder that delays, swallows, garbles or cuts what goes through it."""
 
 import asyncio
 from contextlib import suppress
+from typing import Self
 
 CHUNK_BYTES = 1 << 16
+LEAST_GARBLED_BYTES = 1 << 12  # of a message of fewer, nothing is garbled: it may be a request
 
 
 class Proxy:
@@ -13,6 +15,7 @@ class Proxy:
         """`host`, `port`: where it forwards to."""
         self.port = 0
         self.delay_s = 0.0
+        self.is_garbling = False  # in the middle of whatever is long, one byte comes out otherwise than it went in
         self._target = host, port
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -24,12 +27,13 @@ class Proxy:
         """Where clients connect."""
         return f"127.0.0.1:{self.port}"
 
-    async def start(self) -> None:
+    async def __aenter__(self) -> Self:
         """Begins to listen."""
         self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
+        return self
 
-    async def close(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Ends it and its connections."""
         assert self._server is not None
         self._server.close()
@@ -75,5 +79,10 @@ class Proxy:
                 await self._flowing.wait()
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
-                writer.write(data)
+                writer.write(_garbled(data) if self.is_garbling and len(data) >= LEAST_GARBLED_BYTES else data)
                 await writer.drain()
+
+
+def _garbled(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes((data[middle] ^ 0x10,)) + data[middle + 1 :]

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -10,25 +11,30 @@ from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.router_rig import RouterRig
 from tests.fuzz.worker_rig import WorkerRig
 
+SECONDS = pytest.StashKey[float]()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    help_text = "how long each fuzzer runs, with inputs of its own each time; unset: few inputs, always the same"
+    help_text = "how long the fuzzers of a file run, with new inputs each time; unset: few inputs, always the same"
     parser.addoption("--fuzz-seconds", type=float, default=None, help=help_text)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A long fuzzer outlives the timeout that all tests have."""
     seconds = config.getoption("--fuzz-seconds", default=None)
-    if seconds is not None:
-        for item in items:
-            if "fuzzing" in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.timeout(2 * seconds + 300))
+    if seconds is None:
+        return
+    fuzzers = [item for item in items if "fuzzing" in getattr(item, "fixturenames", ())]
+    in_file = Counter(item.path for item in fuzzers)
+    for item in fuzzers:
+        item.stash[SECONDS] = seconds / in_file[item.path]
+        item.add_marker(pytest.mark.timeout(2 * seconds + 300))
 
 
 @pytest.fixture
 def fuzzing(request: pytest.FixtureRequest) -> Fuzzing:
-    """The fuzzer's length."""
-    return Fuzzing(request.config.getoption("--fuzz-seconds", default=None))
+    """The fuzzer's length: an equal part of its file's."""
+    return Fuzzing(request.node.stash.get(SECONDS, None))
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,97 @@
+"""Where a cluster under faults lives: what its processes reach each other through."""
+
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from importlib.resources import files
+from pathlib import Path
+
+from deployment.ports import free_ports
+from tests.faults.cluster import Cluster, running
+from tests.faults.machines import machines, why_no_machines
+from tests.faults.node import BatonNode
+from tests.faults.proxy import Proxy
+from tests.faults.redis_node import RedisNode
+from tests.redis_server import find_redis_server
+
+HOST = "127.0.0.1"
+MODEL = str(files("baton") / "bundled_model")
+BEHIND_PROXY = str(Path(__file__).with_name("behind_proxy.py"))
+WORKERS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
+WORKER_FLAGS = ("--dtype=float32", "--num-threads=1", "--kv-cache-memory-bytes=64MiB", "--max-num-batched-tokens=256",
+                "--drain-timeout-s=0.3")  # fmt: skip
+ROUTER_FLAGS = ("--local-prefill-below=64", "--drain-timeout-s=30", "--watch-interval-ms=10")
+NUM_ROUTERS = 2
+LEASE_S = 2.0
+
+Place = Callable[[Path], AbstractAsyncContextManager[Cluster]]  # files go into the directory
+
+
+@asynccontextmanager
+async def one_machine(directory: Path) -> AsyncIterator[Cluster]:
+    """KV goes through shared memory, gRPC to workers through connections that can go bad."""
+    async with AsyncExitStack() as stack:
+        ports = free_ports(HOST, len(WORKERS))
+        proxies = [await stack.enter_async_context(Proxy(HOST, port)) for port in ports]
+        workers = [_worker(name, HOST, port, directory) for name, port in zip(WORKERS, ports, strict=True)]
+        routers = _routers(directory, _given([proxy.address for proxy in proxies]))
+        made = Cluster(routers, workers, dict(zip(WORKERS, proxies, strict=True)))
+        yield await stack.enter_async_context(running(made))
+
+
+@asynccontextmanager
+async def bad_links(directory: Path) -> AsyncIterator[Cluster]:
+    """KV goes over TCP, through connections that can go bad; routers find workers in a Redis."""
+    async with AsyncExitStack() as stack:
+        redis = RedisNode(directory / "redis")
+        registry = f"--registry={redis.url}"
+        ports = free_ports(HOST, 2 * len(WORKERS))
+        proxies, workers = [], []
+        for name, port, kv_port in zip(WORKERS, ports, ports[len(WORKERS) :], strict=False):
+            proxy = await stack.enter_async_context(Proxy(HOST, kv_port))
+            launcher = (sys.executable, "-P", BEHIND_PROXY, str(proxy.port), str(kv_port))
+            flags = (registry, f"--lease-s={LEASE_S}", "--transport=tcp")
+            workers.append(_worker(name, HOST, port, directory, flags, launcher))
+            proxies.append(proxy)
+        made = Cluster(_routers(directory, registry), workers, dict(zip(WORKERS, proxies, strict=True)), stores=[redis])
+        yield await stack.enter_async_context(running(made))
+
+
+@asynccontextmanager
+async def many_machines(directory: Path) -> AsyncIterator[Cluster]:
+    """Every worker on a machine of its own, whose cable can be pulled out; the transport is what `auto` takes then."""
+    with machines(len(WORKERS)) as hosts:
+        workers = []
+        for name, machine, port in zip(WORKERS, hosts, free_ports(HOST, len(WORKERS)), strict=True):
+            launcher = (*machine.launcher, sys.executable, "-m")
+            workers.append(_worker(name, machine.host, port, directory, launcher=launcher))
+        routers = _routers(directory, _given([worker.address for worker in workers]))
+        made = Cluster(routers, workers, machines=dict(zip(WORKERS, hosts, strict=True)))
+        async with running(made) as cluster:
+            yield cluster
+
+
+def why_not(place: Place) -> str | None:
+    """Why there can be no such cluster here; None if there can."""
+    if place is bad_links and find_redis_server() is None:
+        return "no redis-server on this machine"
+    return why_no_machines() if place is many_machines else None
+
+
+def _worker(
+    name: str, host: str, port: int, directory: Path, flags: tuple[str, ...] = (),
+    launcher: tuple[str, ...] = (sys.executable, "-m"),
+) -> BatonNode:  # fmt: skip
+    role, _ = name.split("-")
+    own = (f"--worker-id={name}", f"--model={MODEL}")
+    return BatonNode(role, name, host, port, directory, (*own, *flags, *WORKER_FLAGS), launcher)
+
+
+def _routers(directory: Path, workers: str) -> Sequence[BatonNode]:
+    flags = (f"--model={MODEL}", workers, *ROUTER_FLAGS)
+    ports = free_ports(HOST, NUM_ROUTERS)
+    return [BatonNode("router", f"router-{n}", HOST, port, directory, flags) for n, port in enumerate(ports)]
+
+
+def _given(addresses: Sequence[str]) -> str:
+    return f"--workers={','.join(addresses)}"

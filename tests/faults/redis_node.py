@@ -1,0 +1,47 @@
+"""The Redis that a cluster under faults has for its registry."""
+
+import signal
+from pathlib import Path
+
+from tests.redis_server import RedisServer
+
+
+class RedisNode:
+    """One Redis over all its lives; what it knew is gone with each of them."""
+
+    role = "redis"
+    name = "redis"
+
+    def __init__(self, directory: Path) -> None:
+        self._server = RedisServer(directory)
+        self._is_running = False
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return self._server.url
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not been killed."""
+        return self._is_running
+
+    async def start(self) -> None:
+        """Begins a life; returns once it answers."""
+        await self._server.start()
+        self._is_running = True
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to it."""
+        self._server.signal(number)
+        self._is_running = self._is_running and number != signal.SIGKILL
+
+    async def wait_end(self) -> int:
+        """Returns once it has been killed."""
+        await self._server.kill()
+        return -signal.SIGKILL
+
+    async def end(self) -> None:
+        """Kills it."""
+        self._is_running = False
+        await self._server.kill()
