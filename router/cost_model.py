@@ -48,8 +48,8 @@ class CostModel:
     """The constants of the prices, and the prices."""
 
     harm_weight: float = 0.1  # of a second of harm, against one of waiting for the first token
-    eviction_weight: float = 0.3  # of a second's work that is evicted and would have been of use
-    fairness_weight: float = 2.5  # with twice its share a worker loses so many times what its cache is worth
+    eviction_weight: float = 0.8  # of a second's work that is evicted and would have been of use
+    fairness_weight: float = 4.0  # with twice its share a worker loses so many times what its cache is worth
     num_output_tokens: int = 256  # of a request, assumed: nobody knows how long an answer becomes
     num_step_tokens: int = 2048  # most tokens of a step, of a worker that does not say it
     hop_s: float = 0.004  # from one worker to another and back
