@@ -6,7 +6,7 @@ MODEL ?=
 FUZZ_SECONDS ?= 600
 BIN := .venv/bin
 
-.PHONY: setup serve test fuzz lint bench chaos protos
+.PHONY: setup serve test fuzz lint audit bench chaos protos
 
 setup: .venv/.done
 
@@ -32,6 +32,9 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	sh scripts/check_protos.sh
+
+audit: setup
+	$(BIN)/python scripts/audit.py
 
 bench: setup
 	$(BIN)/python -m benchmarks.prefix_index --json benchmarks/results/prefix_index.json

@@ -1,6 +1,7 @@
 """`baton chat`: a conversation in the terminal."""
 
 import importlib
+import ssl
 import sys
 
 import click
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from baton.chat_stream import Message, ask
+from baton.https_flags import https_flags
 from baton.server import ServerError, check, connect, key_flag, unreachable, url_flag
 
 HELP = "/clear forgets the conversation, /exit ends, Ctrl-C stops an answer."
@@ -53,6 +55,7 @@ class Conversation:
 @click.command(name="chat")
 @url_flag
 @key_flag
+@https_flags
 @click.option("--model", help="Name of the model; by default the first that the server names.")
 @click.option("--system", help="System message.")
 @click.option("--temperature", type=click.FloatRange(0, 100), help="0 always takes the most probable token.")
@@ -66,12 +69,13 @@ def command(
     model: str | None,
     system: str | None,
     verbose: bool,
+    https: ssl.SSLContext | None,
     **options: float | int | None,
 ) -> None:
     """Chat with a running server in the terminal."""
     console = Console(soft_wrap=True)
     given = {name: value for name, value in options.items() if value is not None}
-    with connect(url, read_timeout_s=None, api_key=api_key) as client:
+    with connect(url, read_timeout_s=None, api_key=api_key, https=https) as client:
         try:
             conversation = Conversation(client, model or _first_model(client), system, given)
             _talk(conversation, console, verbose)

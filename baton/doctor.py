@@ -1,10 +1,12 @@
 """`baton doctor`: this machine and a running cluster, examined."""
 
 import json
+import ssl
 
 import click
 from rich.console import Console
 
+from baton.https_flags import https_flags
 from baton.server import key_flag
 from baton.tls_flags import tls_flags
 from rpc.option_values import OptionError
@@ -38,6 +40,7 @@ def _parse_registry(_context: click.Context, _parameter: click.Parameter, url: s
 )
 @click.option("--strict", is_flag=True, help="Count warnings as failures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@https_flags
 @tls_flags
 def command(
     url: str | None,
@@ -47,6 +50,7 @@ def command(
     max_links: int,
     strict: bool,
     as_json: bool,
+    https: ssl.SSLContext | None,
     security: Security,
 ) -> None:
     """Measure whether this machine, and a running cluster, are as serving needs them; say what is wrong and what to do.
@@ -58,7 +62,7 @@ def command(
     from baton.doctor_examination import examine
     from baton.doctor_report import Report
 
-    router = RouterAddress(url, api_key, security) if url is not None else None
+    router = RouterAddress(url, api_key, security, https) if url is not None else None
     errors = Console(stderr=True)
     with errors.status("examining this machine") as status:
         sections = examine(router, registry, transport, max_links, status.update)

@@ -9,6 +9,7 @@
 """
 
 import asyncio
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -36,6 +37,7 @@ class RouterAddress:
     url: str
     api_key: str | None = None
     security: Security | None = None  # None: workers speak plaintext
+    https: ssl.SSLContext | None = None  # how an https:// router is checked; None: as the system does
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def examine_cluster(router: RouterAddress, max_links: int, told: Told) -> list[S
     """Examines a router's cluster, at most `max_links` links of it."""
     url = router.url
     try:
-        with connect(url, READ_TIMEOUT_S, router.api_key) as client:
+        with connect(url, READ_TIMEOUT_S, router.api_key, router.https) as client:
             response = client.get("/workers")
             check(response)
             content: object = response.json()

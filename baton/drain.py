@@ -1,11 +1,13 @@
 """`baton drain`: a worker gets no more requests, and gives away what does not end in time."""
 
 import asyncio
+import ssl
 
 import click
 import grpc
 import httpx
 
+from baton.https_flags import https_flags
 from baton.server import ServerError, check, connect, key_flag, unreachable, url_flag
 from baton.tls_flags import tls_flags
 from protos.worker_pb2 import DrainRequest
@@ -24,13 +26,21 @@ READ_TIMEOUT_S = 10.0
     type=click.FloatRange(min=0.001),
     help="Seconds in which running requests may finish; then others go on with them. Unset: the worker's own time.",
 )
+@https_flags
 @tls_flags
-def command(url: str, api_key: str | None, worker: str, timeout_s: float | None, security: Security) -> None:
+def command(
+    url: str,
+    api_key: str | None,
+    worker: str,
+    timeout_s: float | None,
+    https: ssl.SSLContext | None,
+    security: Security,
+) -> None:
     """Drain WORKER, by its id or its address, and return once it may be stopped without anybody noticing.
 
     No request is lost: those that do not end in time go on at other workers, which take over their KV.
     """
-    address = _address(url, api_key, worker)
+    address = _address(connect(url, READ_TIMEOUT_S, api_key, https), url, worker)
     try:
         asyncio.run(_drain(security, address, timeout_s or 0.0))
     except grpc.aio.AioRpcError as error:
@@ -38,9 +48,9 @@ def command(url: str, api_key: str | None, worker: str, timeout_s: float | None,
     click.echo(f"{worker} is drained")
 
 
-def _address(url: str, api_key: str | None, worker: str) -> str:
+def _address(router: httpx.Client, url: str, worker: str) -> str:
     """Where the worker is, as the router knows it."""
-    with connect(url, READ_TIMEOUT_S, api_key) as client:
+    with router as client:
         try:
             response = client.get("/workers")
             check(response)

@@ -1,14 +1,11 @@
 """`baton router`: one router in this process, as `python -m router` runs it, or several that share its ports."""
 
-import os
-
 import click
 
 from deployment.router_group import run_group
-from router.__main__ import run_here
+from router.__main__ import read_config, run_here
 from router.config import RouterConfig
-from router.options import ROUTER_OPTIONS, with_secrets
-from rpc.config_file import load
+from router.options import ROUTER_OPTIONS
 from rpc.entry import plain_errors, process_flags, run_process, take_process_flags
 from rpc.options import click_options, options_of
 
@@ -20,7 +17,7 @@ from rpc.options import click_options, options_of
 def command(**flags: object) -> None:
     """Take OpenAI HTTP and gRPC requests and send them to workers."""
     process = take_process_flags(flags)
-    config = load(RouterConfig, ROUTER_OPTIONS, process.config_file, with_secrets(flags, os.environ))
+    config = read_config(process, flags)
     if config.processes == 1 or config.process is not None:
         run_here(process, config)
     else:

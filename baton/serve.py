@@ -25,6 +25,7 @@ from deployment.machine import this_machine
 from deployment.ports import PortInUse, check_port, free_ports
 from deployment.process import ProcessSpec
 from deployment.supervisor import GaveUp, RestartPolicy
+from router.certificate import make_certificate
 from router.options import with_secrets
 from rpc.entry import log_level_flag, plain_errors
 from rpc.options import click_options
@@ -75,7 +76,9 @@ def _plan(settings: ClusterSettings, log_level: str) -> ClusterPlan:
         ports = free_ports("127.0.0.1", cluster.num_workers)
     except PortInUse as error:
         raise click.ClickException(f"{error}; choose another with --port") from error
-    return plan_cluster(settings, checkpoint, this_machine(), ports, log_level)
+    plan = plan_cluster(settings, checkpoint, this_machine(), ports, log_level)
+    make_certificate(plan.router)  # wrong files are told before anything starts
+    return plan
 
 
 def _log_dir(given: str | None) -> tuple[Path, bool]:

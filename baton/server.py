@@ -1,5 +1,6 @@
 """The running server that a command speaks to."""
 
+import ssl
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -38,18 +39,25 @@ def _clean(_context: click.Context, _parameter: click.Parameter, url: str) -> st
     return url.rstrip("/").removesuffix("/v1")
 
 
-def connect(url: str, read_timeout_s: float | None, api_key: str | None = None) -> httpx.Client:
+def connect(
+    url: str, read_timeout_s: float | None, api_key: str | None = None, https: ssl.SSLContext | None = None
+) -> httpx.Client:
     """A client for the server at `url`; proxies of the environment are not used for it.
 
-    Of several keys with commas between, as a router takes them, it shows the first.
+    Of several keys with commas between, as a router takes them, it shows the first. Without `https` a server at an
+    https:// URL needs a certificate that the system trusts.
     """
+    if https is None and url.startswith("https:"):
+        https = ssl.create_default_context()
     timeout = httpx.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S)
     headers = {"authorization": f"Bearer {api_key.partition(',')[0].strip()}"} if api_key else {}
-    return httpx.Client(base_url=url, timeout=timeout, headers=headers, trust_env=False)
+    return httpx.Client(base_url=url, timeout=timeout, headers=headers, trust_env=False, verify=https or False)
 
 
 def unreachable(url: str, error: httpx.TransportError) -> click.ClickException:
-    """What to tell a user when nobody answers."""
+    """What to tell a user when nobody answers, or one whose certificate is not trusted."""
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return click.ClickException(f"{url}: {error}; name who signed its certificate by --ssl-ca-certs")
     return click.ClickException(
         f"no server answers at {url} ({error}); start one with `baton serve`, or name it by --url"
     )

@@ -1,6 +1,7 @@
 """`baton status`: the workers behind a router, live."""
 
 import json
+import ssl
 import sys
 import time
 
@@ -10,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from baton.https_flags import https_flags
 from baton.server import ServerError, check, connect, key_flag, unreachable, url_flag
 from baton.status_table import status_table, transport_lines, worker_rows
 
@@ -19,12 +21,15 @@ READ_TIMEOUT_S = 10.0
 @click.command(name="status")
 @url_flag
 @key_flag
+@https_flags
 @click.option("--once", is_flag=True, help="Print the table once and end (as when the output is no terminal).")
 @click.option("--json", "as_json", is_flag=True, help="Print the server's own answer once and end.")
 @click.option("--interval-s", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, help="Seconds between.")
-def command(url: str, api_key: str | None, once: bool, as_json: bool, interval_s: float) -> None:
+def command(
+    url: str, api_key: str | None, once: bool, as_json: bool, interval_s: float, https: ssl.SSLContext | None
+) -> None:
     """Show a running server's workers: load, caches, and how KV travels between them."""
-    with connect(url, READ_TIMEOUT_S, api_key) as client:
+    with connect(url, READ_TIMEOUT_S, api_key, https) as client:
         try:
             content = _fetch(client)
             if as_json:

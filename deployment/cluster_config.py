@@ -70,7 +70,7 @@ ROUTER_PLANNED = frozenset(
     {
         *("model", "served_model_name", "host", "port", "workers", "registry", "progress_fd", "drain_timeout_s"),
         *("processes", "process", "group_dir", *TLS_OPTIONS),
-        "protect_operations",  # the cluster itself asks for the workers' state
+        *("protect_operations", "ssl_ca_certs", "ssl_cert_reqs"),  # the cluster itself asks for the workers' state
     }
 )
 ENGINE_PLANNED = frozenset({"model"})

@@ -31,7 +31,7 @@ class ClusterPlan:
     def url(self) -> str:
         """Where clients on this machine reach the router."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.router.host, self.router.host)
-        return f"http://{host_port(host, self.router.port)}"
+        return f"{self.router.scheme}://{host_port(host, self.router.port)}"
 
     def specs(self, log_dir: Path) -> list[ProcessSpec]:
         """The processes to run, the router first."""

@@ -94,7 +94,8 @@ async def run_group(config: RouterConfig, log_level: str) -> None:
             address = host_port(config.host, port)
             grpc_address = None if grpc_port is None else host_port(config.host, grpc_port)
             ProgressReporter(config.progress_fd).ready(address=address, grpc_address=grpc_address)
-            logger.info("%d router processes serve %s at http://%s", len(specs), config.model_name, address)
+            url = f"{config.scheme}://{address}"
+            logger.info("%d router processes serve %s at %s", len(specs), config.model_name, url)
 
         await RouterGroup(specs, config.drain_timeout_s + END_MARGIN_S, ready).run(stop, kill)
 

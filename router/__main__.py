@@ -1,16 +1,25 @@
 """`python -m router`: one router in this process."""
 
 import os
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 
 import click
 
+from router.certificate import make_certificate
 from router.config import RouterConfig
 from router.options import ROUTER_OPTIONS, with_secrets
 from rpc.config_file import load
 from rpc.entry import ProcessOptions, plain_errors, process_flags, run_process, take_process_flags
 from rpc.option_values import OptionError
 from rpc.options import click_options, options_of
+
+
+def read_config(process: ProcessOptions, flags: Mapping[str, object]) -> RouterConfig:
+    """The config of a file, flags and the environment. Raises OptionError."""
+    config = load(RouterConfig, ROUTER_OPTIONS, process.config_file, with_secrets(flags, os.environ))
+    if config.progress_fd is None:  # else a supervisor is to hear of it, when the router starts
+        make_certificate(config)  # a wrong file is a wrong option, and is told as one
+    return config
 
 
 def start(config: RouterConfig) -> Coroutine[object, object, None]:
@@ -33,7 +42,7 @@ def run_here(process: ProcessOptions, config: RouterConfig) -> None:
 def main(**flags: object) -> None:
     """Takes OpenAI HTTP and gRPC requests and sends them to workers."""
     process = take_process_flags(flags)
-    config = load(RouterConfig, ROUTER_OPTIONS, process.config_file, with_secrets(flags, os.environ))
+    config = read_config(process, flags)
     if config.processes > 1 and config.process is None:
         raise OptionError("processes: here is one; `baton router` starts several")
     run_here(process, config)

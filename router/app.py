@@ -6,26 +6,25 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Coroutine, Generator
-from contextlib import AsyncExitStack, contextmanager, suppress
-from functools import partial
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack, suppress
 
 import grpc
-import uvicorn
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer  # `health.aio` is this module, under a name type checkers miss
 from grpc_reflection.v1alpha import reflection
 
 from protos import router_pb2
 from protos.router_pb2_grpc import add_InferenceServicer_to_server
+from router.certificate import make_certificate
 from router.config import RouterConfig
 from router.errors import Draining
 from router.gate_interceptor import GateInterceptor
-from router.openai.http_app import HttpApp, make_http_app
-from router.openai.post_protocol import PostProtocol
+from router.http_server import BACKLOG, STOP_GRACE_S, HttpServer
+from router.openai.http_app import make_http_app
 from router.server import InferenceService
 from router.service import RouterService, make_service
-from router.shared_socket import accept_waiting, shared_socket
+from router.shared_socket import shared_socket
 from router.worker_pool import WorkerPool
 from rpc.grpc_options import SERVER_OPTIONS
 from rpc.host_port import host_port
@@ -34,68 +33,9 @@ from rpc.progress import ProgressReporter
 
 logger = logging.getLogger(__name__)
 
-STOP_GRACE_S = 1.0
-KEEP_ALIVE_S = 30  # of an idle HTTP connection
-BACKLOG = 2048
 NEW_OBJECTS = 50_000  # between two collections; with Python's 700, every second request pays for one, and finds nothing
 LEARN_TIMEOUT_S = 2.0  # before the first request is taken
 POLL_S = 0.01
-
-
-class HttpServer(uvicorn.Server):
-    """A uvicorn server that leaves signals to us, says when it listens, and leaves its port without losing requests."""
-
-    def __init__(self, app: HttpApp) -> None:
-        self.listening = asyncio.Event()
-        self._leaving = asyncio.Event()
-        posts = {path.encode(): route for path, route in app.posts.items()}
-        self._connection = partial(PostProtocol, posts=posts, leaving=self._leaving)
-        config = uvicorn.Config(
-            app,
-            http=self._connection,  # type: ignore[arg-type]  # any callable that makes protocols
-            loop="none",  # the one we run in
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,  # nobody looks at the client's address
-            ws="none",
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=int(STOP_GRACE_S),
-        )
-        super().__init__(config)
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Signals are the process's business."""
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begins to listen."""
-        await super().startup(sockets)
-        self.listening.set()
-
-    async def leave(self, listener: socket.socket, timeout_s: float) -> None:
-        """Takes no more connections; returns once those that there are have ended, or the time is over.
-
-        Whoever is connected by now gets an answer, and with it the connection ends.
-        """
-        self._leaving.set()
-        waiting = accept_waiting(listener)
-        for server in self.servers:
-            server.close()
-        for connection in self.server_state.connections:
-            if isinstance(connection, PostProtocol):
-                connection.leave()
-        connect = asyncio.get_running_loop().connect_accepted_socket
-        make = partial(self._connection, config=self.config, server_state=self.server_state, app_state={})
-        await asyncio.gather(*(connect(make, each) for each in waiting), return_exceptions=True)  # some may be gone
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    await asyncio.sleep(POLL_S)  # by then, what the event loop has accepted is a connection
-                    if not self.server_state.connections:
-                        return
 
 
 async def run(config: RouterConfig) -> None:
@@ -109,6 +49,7 @@ async def run(config: RouterConfig) -> None:
 
 async def serve(config: RouterConfig, stopping: asyncio.Event) -> None:
     """Serves until `stopping` is set, then drains."""
+    certificate = make_certificate(config)
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(_bind(config))
         service = await asyncio.to_thread(make_service, config)
@@ -121,12 +62,12 @@ async def serve(config: RouterConfig, stopping: asyncio.Event) -> None:
         health_servicer = HealthServicer()
         grpc_server, grpc_address = await _start_grpc(config, service, health_servicer)
         stack.push_async_callback(grpc_server.stop, STOP_GRACE_S)
-        http_server = HttpServer(make_http_app(service))
+        http_server = HttpServer(make_http_app(service), certificate)
         http = asyncio.create_task(http_server.serve([listener]), name="HTTP server")
         await _first(http, pool, http_server.listening.wait())
         address = host_port(config.host, listener.getsockname()[1])
         ProgressReporter(config.progress_fd).ready(address=address, grpc_address=grpc_address)
-        logger.info("router serves %s at http://%s", service.model.name, address)
+        logger.info("router serves %s at %s://%s", service.model.name, config.scheme, address)
         try:
             await _first(http, pool, stopping.wait())
             end_s = time.monotonic() + config.drain_timeout_s

@@ -6,6 +6,7 @@ from protos import common_pb2
 from protos.worker_pb2 import RequestDelta
 from router.detokenizer import Detokenizer
 from router.generation import ChoiceDelta, Generation
+from router.panic import OUTPUT_PANICS
 from router.stop_strings import StopStrings
 from router.tokenizer import Tokenizer
 
@@ -23,16 +24,21 @@ class ChoiceOutput:
         self._sampling = generation.sampling
         self._include_stop = request.include_stop
         self._prompt_only = request.max_tokens == 0
-        self._detokenizer: Detokenizer = tokenizer.detokenizer(generation.token_ids, request.skip_special_tokens)
+        with OUTPUT_PANICS:
+            self._detokenizer: Detokenizer = tokenizer.detokenizer(generation.token_ids, request.skip_special_tokens)
         self._stops = StopStrings(request.stop, request.include_stop)
         self._is_plain = not request.stop and self._sampling.logprobs is None
         self._num_chars = 0  # of text so far, held back or not
 
     def push(self, delta: RequestDelta) -> ChoiceDelta:
-        """What a worker's news mean for the client; tokens after a stop string are left out."""
+        """What a worker's news mean for the client; tokens after a stop string are left out.
+
+        Raises Internal if the tokenizer breaks off at the tokens.
+        """
         news = ChoiceDelta(self._index, finish_reason=FINISH_NAMES.get(delta.finish_reason))
         if not self._prompt_only:
-            self._take_tokens(delta, news)
+            with OUTPUT_PANICS:
+                self._take_tokens(delta, news)
         elif news.finish_reason is not None:
             news.finish_reason = "length"
         self.finished = news.finish_reason is not None

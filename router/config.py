@@ -45,10 +45,14 @@ class RouterConfig:
     tls_key: str | None = None
     tls_ca: str | None = None
     tls_server_name: str | None = None  # in every worker's certificate; None: the host of its address
+    ssl_certfile: str | None = None  # PEM files for HTTPS, as uvicorn and vLLM call them; None: plain HTTP
+    ssl_keyfile: str | None = None
+    ssl_ca_certs: str | None = None  # authorities of clients' certificates
+    ssl_cert_reqs: int = 0  # clients' certificates: 0 none, 1 whoever has one, 2 everybody
     progress_fd: int | None = None  # progress is written here as JSON lines
 
     def __post_init__(self) -> None:
-        """Raises OptionError for a registry that cannot work, and for keys that are none.
+        """Raises OptionError for a registry that cannot work, for keys that are none, and for half of HTTPS.
 
         A key is kept as its digest from here on: a config becomes the flags of other processes, which anybody can see.
         """
@@ -64,6 +68,21 @@ class RouterConfig:
                 raise OptionError("registry: the workers are in the registry or given by --workers, not both")
         if (self.process is None) != (self.group_dir is None):
             raise OptionError("process: it needs group_dir, and group_dir needs it")
+        self._check_https()
+
+    def _check_https(self) -> None:
+        """Nothing that was to protect may be without effect for the lack of something else."""
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise OptionError("ssl_certfile: it needs ssl_keyfile, and ssl_keyfile needs it")
+        if (self.ssl_ca_certs is None) != (self.ssl_cert_reqs == 0):
+            raise OptionError("ssl_ca_certs: it needs ssl_cert_reqs of 1 or 2, and these need it")
+        if self.ssl_ca_certs is not None and self.ssl_certfile is None:
+            raise OptionError("ssl_ca_certs: it needs ssl_certfile and ssl_keyfile")
+
+    @property
+    def scheme(self) -> str:
+        """What URLs of the HTTP server begin with."""
+        return "http" if self.ssl_certfile is None else "https"
 
     @property
     def needs_key(self) -> bool:

@@ -48,6 +48,12 @@ ROUTER_OPTIONS = {
     "process": OptionInfo("Number of this process among them.", minimum=0, hidden=True),
     "group_dir": OptionInfo("Private directory where they meet.", hidden=True),
     **TLS_OPTIONS,
+    "ssl_certfile": OptionInfo("PEM file with the certificate (and its chain) for HTTPS; unset: plain HTTP."),
+    "ssl_keyfile": OptionInfo("PEM file with that certificate's key."),
+    "ssl_ca_certs": OptionInfo("PEM file with the authorities whose certificates HTTPS clients are asked for."),
+    "ssl_cert_reqs": OptionInfo(
+        "HTTPS clients' certificates: 0 not asked for, 1 checked if there is one, 2 needed.", minimum=0, maximum=2
+    ),
     "progress_fd": OptionInfo("Descriptor of a pipe that takes progress messages.", minimum=0, hidden=True),
 }
 

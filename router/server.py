@@ -27,6 +27,7 @@ from router.limits import (
     check_worker_name,
     context_error,
 )
+from router.panic import REQUEST_PANICS
 from router.request_context import PLANS, RequestContext, RoutingHints
 from router.service import RouterService
 from rpc.names import NAME_RULE, is_name
@@ -50,14 +51,15 @@ class InferenceService(InferenceServicer):
         """One prompt in, its output as it comes; the caller's cancellation ends it everywhere."""
         request_id = request.request_id or secrets.token_hex(8)
         try:
-            client = self._service.gate.client(text_metadata(context.invocation_metadata()))
-            client.begin()
-            wanted = self._generation_request(request, request_id, client)
-            async with client.hold(wanted.n), self._service.admission.admit(wanted.n, wanted.context):
-                generation = await self._service.pipeline.prepare(wanted)
-                async with aclosing(self._responses(generation, request_id, client)) as responses:
-                    async for response in responses:
-                        yield response
+            with REQUEST_PANICS:
+                client = self._service.gate.client(text_metadata(context.invocation_metadata()))
+                client.begin()
+                wanted = self._generation_request(request, request_id, client)
+                async with client.hold(wanted.n), self._service.admission.admit(wanted.n, wanted.context):
+                    generation = await self._service.pipeline.prepare(wanted)
+                    async with aclosing(self._responses(generation, request_id, client)) as responses:
+                        async for response in responses:
+                            yield response
         except Exception as error:
             status = status_of(error)
             if status.code is grpc.StatusCode.INTERNAL:

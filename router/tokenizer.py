@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from router.chat_template import ChatTemplate, Message
 from router.detokenizer import ByteDetokenizer, Detokenizer, StreamDetokenizer
+from router.panic import INPUT_PANICS
 from router.prompt_encoder import PromptEncoder
 from router.special_ends import find_special_ends
 from router.token_bytes import TokenBytes
@@ -49,14 +50,18 @@ class Tokenizer:
         self._long_thread.shutdown()
 
     async def encode(self, text: str, add_special_tokens: bool, cache_salt: str = "") -> list[int]:
-        """Token ids of a text. What is remembered of it only texts with the same cache salt find."""
+        """Token ids of a text. What is remembered of it only texts with the same cache salt find.
+
+        Raises InvalidRequest if the tokenizer breaks off at it.
+        """
         if add_special_tokens and self._special_ends is None:
             return await self._run(len(text) >= LONG_SIZE, self._encode_alone, text)
         draft = self._encoder.look_up(text, cache_salt)
         if draft.cost_s > INLINE_S:
             await self._run(draft.cost_s > LONG_S, self._encoder.encode, draft)
         else:
-            self._encoder.encode(draft)
+            with INPUT_PANICS:
+                self._encoder.encode(draft)
         token_ids = self._encoder.finish(draft)
         if add_special_tokens and self._special_ends is not None:
             return [*self._special_ends.first, *token_ids, *self._special_ends.last]
@@ -98,7 +103,8 @@ class Tokenizer:
         self._template.check(template_options)
         work = partial(self._template.render, messages, add_generation_prompt, continue_final_message, template_options)
         if len(messages) <= INLINE_MESSAGES:
-            return work()
+            with INPUT_PANICS:
+                return work()
         return await self._run(len(messages) >= LONG_SIZE, work)
 
     def detokenizer(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
@@ -125,6 +131,10 @@ class Tokenizer:
         return text
 
     async def _run(self, is_long: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of `work` in a thread; long work has one of its own, so that the rest need not wait for it."""
+        """The result of `work` in a thread; long work has one of its own, so that the rest need not wait for it.
+
+        Raises InvalidRequest if the tokenizer breaks off.
+        """
         threads = self._long_thread if is_long else self._threads
-        return await asyncio.get_running_loop().run_in_executor(threads, partial(work, *args, **kwargs))
+        with INPUT_PANICS:
+            return await asyncio.get_running_loop().run_in_executor(threads, partial(work, *args, **kwargs))

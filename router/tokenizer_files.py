@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from engine.errors import InvalidCheckpoint
 from engine.json_object import MAX_FILE_BYTES, JsonObject
+from router.panic import is_panic
 
 T = TypeVar("T")
 
@@ -47,7 +48,7 @@ def usable(directory: str, make: Callable[[], T]) -> T:
     except Exception as error:  # the libraries raise whatever the damage led to
         raise _damaged(directory, error) from error
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # a failed assertion of the tokenizer's Rust code
+        if not is_panic(error):
             raise
         raise _damaged(directory, error) from error
 

@@ -2,8 +2,9 @@
 
 import re
 
-NAME = re.compile(r"[\x21-\x7e]{1,128}")
-NAME_RULE = "1 to 128 visible ASCII characters"
+MAX_NAME_CHARS = 128
+NAME = re.compile(rf"[\x21-\x7e]{{1,{MAX_NAME_CHARS}}}")
+NAME_RULE = f"1 to {MAX_NAME_CHARS} visible ASCII characters"
 
 
 def is_name(text: str) -> bool:

@@ -5,19 +5,17 @@ authority. The files are read again when they change: certificates can be replac
 that stands goes on with those that it began with.
 """
 
-import logging
 import ssl
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import grpc
 
+from rpc.file_watch import FileWatch
 from rpc.grpc_options import CHANNEL_OPTIONS
 from rpc.option_values import OptionError
-
-logger = logging.getLogger(__name__)
+from rpc.pem_files import load_authorities, load_pair
 
 
 class Security(Protocol):
@@ -73,24 +71,22 @@ class MutualTls:
 
     def __init__(self, files: TlsFiles) -> None:
         """Raises OptionError for files that are missing or do not go together."""
-        self._version = 1
         self._files = files
-        self._stamp = _stamp(files)
         try:
-            self._pems = _read(files)
-        except (OSError, ssl.SSLError) as error:
+            self._watch = FileWatch("certificates", (files.cert, files.key, files.ca), lambda: _read(files))
+        except OSError as error:
             raise OptionError(f"tls_cert, tls_key, tls_ca: {error}") from error
 
     @property
     def version(self) -> int:
         """One more whenever the certificates were replaced."""
-        self._refresh()
-        return self._version
+        self._watch.look()
+        return self._watch.version
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """A channel to host:port, with the certificates of now."""
-        self._refresh()
-        credentials = grpc.ssl_channel_credentials(self._pems.ca, self._pems.key, self._pems.cert)
+        pems = self._watch.look()
+        credentials = grpc.ssl_channel_credentials(pems.ca, pems.key, pems.cert)
         options: list[tuple[str, str | int]] = [*CHANNEL_OPTIONS]
         if self._files.server_name is not None:
             options.append(("grpc.ssl_target_name_override", self._files.server_name))
@@ -113,24 +109,8 @@ class MutualTls:
         return server.add_secure_port(address, credentials)
 
     def _server_configuration(self) -> grpc.ServerCertificateConfiguration:
-        pems = self._pems
+        pems = self._watch.look()
         return grpc.ssl_server_certificate_configuration([(pems.key, pems.cert)], root_certificates=pems.ca)
-
-    def _refresh(self) -> None:
-        """Reads the files again if they changed; some that do not go together, as in mid-change, are left for later."""
-        stamp = _stamp(self._files)
-        if stamp == self._stamp:
-            return
-        try:
-            pems = _read(self._files)
-        except (OSError, ssl.SSLError) as error:
-            logger.warning("certificates changed and cannot be read; going on with those before: %s", error)
-            return
-        self._stamp = stamp
-        if pems != self._pems:
-            self._pems = pems
-            self._version += 1
-            logger.info("certificates were replaced")
 
 
 def make_security(cert: str | None, key: str | None, ca: str | None, server_name: str | None) -> Security:
@@ -142,22 +122,9 @@ def make_security(cert: str | None, key: str | None, ca: str | None, server_name
     return MutualTls(TlsFiles(cert, key, ca, server_name))
 
 
-def _stamp(files: TlsFiles) -> Sequence[tuple[int, int]]:
-    """Something that differs once a file was replaced or written."""
-    stamps = []
-    for name in (files.cert, files.key, files.ca):
-        try:
-            found = Path(name).stat()
-        except OSError:
-            stamps.append((0, 0))
-        else:
-            stamps.append((found.st_mtime_ns, found.st_ino))
-    return stamps
-
-
 def _read(files: TlsFiles) -> _Pems:
-    """The files' contents. Raises OSError or SSLError if certificate and key do not go together."""
+    """The files' contents. Raises OSError for those that cannot be read or do not go together."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(files.cert, files.key)
-    context.load_verify_locations(files.ca)
+    load_pair(context, files.cert, files.key)
+    load_authorities(context, files.ca)
     return _Pems(*(Path(name).read_bytes() for name in (files.cert, files.key, files.ca)))

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
+from urllib.parse import quote
 
 import orjson
 
@@ -19,6 +20,7 @@ from router.openai.fields import GenerationFields, StreamOptions
 from router.openai.usage import Usage
 from router.pipeline import Pipeline
 from router.stream_merge import StreamMerge
+from rpc.names import MAX_NAME_CHARS, is_name
 
 DONE = b"data: [DONE]\n\n"
 MAX_INLINE_SIZE = 4096  # tokens and logprobs of an answer that is worded at once; a larger one in a thread
@@ -175,12 +177,17 @@ def served_headers(served_by: ServedBy | None) -> dict[str, str]:
     if served_by is None:
         return {}
     return {
-        "x-baton-prefill": served_by.prefill_worker,
-        "x-baton-decode": served_by.decode_worker,
-        "x-baton-kv-transport": served_by.kv_transport,
+        "x-baton-prefill": _header_name(served_by.prefill_worker),
+        "x-baton-decode": _header_name(served_by.decode_worker),
+        "x-baton-kv-transport": _header_name(served_by.kv_transport),
         "x-baton-cached-tokens": str(cached_tokens(served_by)),
         "x-baton-handed-over-tokens": str(served_by.handed_over_tokens),
     }
+
+
+def _header_name(name: str) -> str:
+    """A name that a worker gave, as a header has it: what is none is cut and percent-encoded (RFC 3986)."""
+    return name if not name or is_name(name) else quote(name[:MAX_NAME_CHARS], safe="")
 
 
 def apart(body: dict[str, object]) -> orjson.Fragment:

@@ -15,6 +15,7 @@ from router.gate import Gate
 from router.openai.disconnect import ClientGone
 from router.openai.errors import error_response
 from router.openai.exchange import AsgiExchange, Exchange
+from router.panic import REQUEST_PANICS
 from rpc.status import Unauthenticated
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -51,15 +52,8 @@ class BodyRoute(Generic[Body]):
     async def serve(self, exchange: Exchange) -> None:
         """Reads the body and answers."""
         try:
-            if exchange.client is ANYBODY:
-                exchange.client = self._gate.client(exchange.headers)
-            exchange.client.begin()
-            if not says_json(exchange.headers.get("content-type", "")):
-                # Any web page may post other types to a server on its reader's machine, without asking it first.
-                text = "the body must be JSON and said to be: send 'content-type: application/json'"
-                raise HTTPException(415, text)
-            body = read_body(self.model, await exchange.read(self.max_body_bytes))
-            await self._serve(body, exchange)
+            with REQUEST_PANICS:
+                await self._read_and_serve(exchange)
         except ClientGone:
             return  # nobody is left to answer
         except Exception as error:
@@ -67,6 +61,17 @@ class BodyRoute(Generic[Body]):
                 raise  # half an answer is out: the server breaks the connection off
             response = error_response(error)
             await exchange.answer(response.status_code, bytes(response.body), _extra_headers(response))
+
+    async def _read_and_serve(self, exchange: Exchange) -> None:
+        if exchange.client is ANYBODY:
+            exchange.client = self._gate.client(exchange.headers)
+        exchange.client.begin()
+        if not says_json(exchange.headers.get("content-type", "")):
+            # Any web page may post other types to a server on its reader's machine, without asking it first.
+            text = "the body must be JSON and said to be: send 'content-type: application/json'"
+            raise HTTPException(415, text)
+        body = read_body(self.model, await exchange.read(self.max_body_bytes))
+        await self._serve(body, exchange)
 
 
 def read_body(model: type[Body], body: bytes) -> Body:

@@ -69,6 +69,13 @@ class PostProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(timeout_s, self.timeout_keep_alive_handler)
 
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing came in time: the connection ends. Over TLS its other end should say so too, but need not."""
+        has_taken_all = self.scheme == "https" and not self.transport.get_write_buffer_size()
+        super().timeout_keep_alive_handler()
+        if has_taken_all:
+            self.loop.call_later(LINGER_S, self.transport.abort)
+
     def data_received(self, data: bytes) -> None:
         """asyncio: something came."""
         if self._is_over:

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from router.app import HttpServer
+from router.http_server import HttpServer
 from router.openai import post_protocol
 from router.openai.http_app import HttpApp
 from router.shared_socket import accept_waiting, shared_socket

@@ -191,7 +191,7 @@ async def test_a_client_that_takes_nothing_gives_its_place_back(monkeypatch: pyt
 
 
 async def test_who_sends_nothing_more_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.app.KEEP_ALIVE_S", 0.2)
+    monkeypatch.setattr("router.http_server.KEEP_ALIVE_S", 0.2)
     async with running_router(ScriptedWorker(), max_body_bytes=2000) as router:
         for sent in (b"", request()[:20], request()[:-5], request(BODY, length=3000)):
             async with connected(router) as connection:

@@ -1,0 +1,105 @@
+"""The router's HTTP server: uvicorn, over TLS if there is a certificate."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from typing import Any
+from weakref import WeakSet
+
+import uvicorn
+
+from router.certificate import Certificate
+from router.openai.http_app import HttpApp
+from router.openai.post_protocol import LINGER_S, PostProtocol
+from router.shared_socket import accept_waiting
+
+STOP_GRACE_S = 1.0
+KEEP_ALIVE_S = 30  # of an idle connection; so long may a handshake or its opposite take too
+BACKLOG = 2048
+POLL_S = 0.01
+
+
+class HttpServer(uvicorn.Server):
+    """A uvicorn server that leaves signals to us, says when it listens, and leaves its port without losing requests."""
+
+    def __init__(self, app: HttpApp, certificate: Certificate | None = None) -> None:
+        """With a certificate it speaks HTTPS, else HTTP."""
+        self.listening = asyncio.Event()
+        self._leaving = asyncio.Event()
+        self._posts = {path.encode(): route for path, route in app.posts.items()}
+        self._begun: WeakSet[PostProtocol] = WeakSet()  # connections, some perhaps still in their handshake
+        self._tls: dict[str, Any] = {}
+        if certificate is not None:
+            self._tls = {
+                "ssl": certificate.server_context(),
+                "ssl_handshake_timeout": KEEP_ALIVE_S,
+                "ssl_shutdown_timeout": KEEP_ALIVE_S,
+            }
+        config = uvicorn.Config(
+            app,
+            http=PostProtocol,
+            loop="none",  # the one we run in
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # nobody looks at the client's address
+            ws="none",
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=int(STOP_GRACE_S),
+        )
+        super().__init__(config)
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Signals are the process's business."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begins to listen: uvicorn's own has no bounds on handshakes."""
+        listen = asyncio.get_running_loop().create_server
+        self.servers = [await listen(self._begin, sock=each, backlog=BACKLOG, **self._tls) for each in sockets or ()]
+        self.started = True
+        self.listening.set()
+
+    async def leave(self, listener: socket.socket, timeout_s: float) -> None:
+        """Takes no more connections; returns once those that there are have ended, or the time is over.
+
+        Whoever is connected by now gets an answer, and with it the connection ends.
+        """
+        self._leaving.set()
+        waiting = accept_waiting(listener)
+        for server in self.servers:
+            server.close()
+        for connection in self.server_state.connections:
+            if isinstance(connection, PostProtocol):
+                connection.leave()
+        connect = asyncio.get_running_loop().connect_accepted_socket
+        accepted = asyncio.gather(
+            *(connect(self._begin, each, **self._tls) for each in waiting),
+            return_exceptions=True,  # some may be gone
+        )
+        greeted_s = time.monotonic() + LINGER_S  # a handshake that takes longer is no client's in a hurry
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    await asyncio.sleep(POLL_S)  # by then, what the event loop has accepted is a connection
+                    is_greeting = time.monotonic() < greeted_s and any(each.transport is None for each in self._begun)
+                    if not self.server_state.connections and not is_greeting:
+                        break
+        accepted.cancel()
+        await asyncio.gather(accepted, return_exceptions=True)
+
+    def _begin(self) -> PostProtocol:
+        """A connection; over TLS it has its handshake before it."""
+        connection = PostProtocol(
+            config=self.config,
+            server_state=self.server_state,
+            app_state={},
+            posts=self._posts,
+            leaving=self._leaving,
+        )
+        self._begun.add(connection)
+        return connection
