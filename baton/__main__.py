@@ -8,6 +8,7 @@ COMMANDS = {
     "serve": "Serve a model on this machine: router, prefill and decode workers.",
     "chat": "Chat with a running server in the terminal.",
     "status": "Show a running server's workers.",
+    "bench": "Load a server, ours or another, and measure what its users would see.",
     "doctor": "Measure whether this machine and a running cluster are as serving needs them.",
     "drain": "Take a worker out of service without losing a request.",
     "worker": "Run one worker in this process.",

@@ -1,18 +1,15 @@
 """A prompt's KV from the prefill workers of its plan, one after the other until all is here."""
 
-from collections.abc import Iterator
-
 import grpc
 
 from decode_worker.handover import Handover
 from decode_worker.incoming_prompt import IncomingPrompt
+from decode_worker.prefill_workers import PrefillWorkers
 from engine.schedule import Received
 from kvtransfer.errors import TransferError
 from protos import worker_pb2
 from rpc.engine_host import EngineHost
 from rpc.peers import Channels
-
-LEAST_TOKENS = 256  # fewer are computed here sooner than another worker is asked for them
 
 
 class PromptFill:
@@ -23,6 +20,7 @@ class PromptFill:
         self._channels = channels
         self._incoming = incoming
         self._deadline_s = deadline_s
+        self._workers = PrefillWorkers(incoming.entry)
         request = incoming.entry.request
         self._blocks: list[int] = list(request.block_table)
         self._received = Received(request.num_computed_tokens)
@@ -35,15 +33,14 @@ class PromptFill:
 
     async def run(self) -> None:
         """Returns when all is here; raises the last worker's AioRpcError or TransferError if no other is left."""
-        peers = self._peers()
-        peer = next(peers)
+        peer = self._workers.first
         while True:
             try:
                 await self._hand_over(peer)
                 return
             except (grpc.aio.AioRpcError, TransferError):
-                following = next(peers, None)
-                if following is None or not self._is_worth_asking():
+                following = self._workers.next_after(self.received)
+                if following is None:
                     raise
             peer = following
             # What the last worker's transfer may still write must not land on the next one's blocks.
@@ -55,14 +52,3 @@ class PromptFill:
         message = entry.prefill_request(peer, self._host.fingerprint, handover.received.num_tokens)
         with self._incoming.from_peer(peer, handover):
             await handover.run(self._channels, peer.address, message)
-
-    def _peers(self) -> Iterator[worker_pb2.PeerWorker]:
-        command = self._incoming.entry.command
-        yield command.prefill
-        yield from command.prefill_fallbacks
-
-    def _is_worth_asking(self) -> bool:
-        """Whether much is missing. The logprobs of a prompt come in one piece, from one worker."""
-        request = self._incoming.entry.request
-        missing = request.num_tokens - self.received.num_tokens
-        return missing >= LEAST_TOKENS and request.sampling.prompt_logprobs is None

@@ -22,7 +22,6 @@ from decode_worker.prompt_fill import PromptFill
 from decode_worker.request_table import RequestTable
 from decode_worker.router_session import RouterSession
 from engine.outputs import StepOutput
-from engine.request import RequestId
 from engine.schedule import Received
 from protos import worker_pb2
 from rpc.block_fills import BlockFills
@@ -75,9 +74,6 @@ class DecodeRequests:
         """Aborts what is left; returns when nothing is written into any block any more."""
         self._table.abort_all()
         await self._fills.close()
-
-    def _abort_in_engine(self, request_id: RequestId) -> None:
-        self._host.call(lambda engine: engine.abort(request_id))
 
     def _on_added(self, entry: DecodeRequest, adding: "asyncio.Future[None]") -> None:
         self._table.note_taken(entry)

@@ -62,8 +62,8 @@ CLUSTER_OPTIONS = {
 }
 WORKER_PLANNED = frozenset(
     {
-        *("role", "worker_id", "host", "port", "served_model_name", "registry", "lease_s", "metrics_port"),
-        *("progress_fd", *TLS_OPTIONS),  # on one machine nobody else hears
+        *("role", "worker_id", "host", "port", "kv_port", "served_model_name", "registry", "lease_s"),
+        *("metrics_port", "progress_fd", *TLS_OPTIONS),  # on one machine nobody else hears
     }
 )
 ROUTER_PLANNED = frozenset(

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from kvtransfer.base import PeerId
@@ -22,27 +23,29 @@ class Connections(Generic[T]):
         """The connection to a peer, made by `connect` if there is none. Raises TransferDeadline."""
         if peer in self._open:
             return self._open[peer]
-        if peer not in self._opening:
-            task = asyncio.get_running_loop().create_task(self._connect(peer, connect))
-            self._opening[peer] = task
-            task.add_done_callback(lambda done: self._opened(peer, done))
-        opening = self._opening[peer]
+        opening = self._opening.get(peer) or self._begin(peer, connect)
         try:
             return await asyncio.shield(opening)  # others may wait for the same connection
         except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if opening.cancelled() and caller is not None and not caller.cancelling():
+            if opening.cancelled() and not _is_being_cancelled():
                 raise PeerLost(f"peer {peer} was forgotten while it was being connected") from None
             raise
+        finally:
+            del opening  # its error knows this frame from now on; see `threads`
+
+    def _begin(self, peer: PeerId, connect: Callable[[], Awaitable[T]]) -> "asyncio.Task[T]":
+        task = asyncio.get_running_loop().create_task(self._connect(peer, connect))
+        self._opening[peer] = task
+        task.add_done_callback(lambda done: self._opened(peer, done))
+        return task
 
     async def _connect(self, peer: PeerId, connect: Callable[[], Awaitable[T]]) -> T:
-        try:
+        with suppress(TimeoutError):  # its frames know this task, which will know the error; see `threads`
             async with asyncio.timeout(self._deadline_s):
                 connection = await connect()
-        except TimeoutError as error:
-            raise TransferDeadline(f"peer {peer} did not answer within {self._deadline_s} s") from error
-        self._open[peer] = connection
-        return connection
+                self._open[peer] = connection
+                return connection
+        raise TransferDeadline(f"peer {peer} did not answer within {self._deadline_s} s")
 
     def _opened(self, peer: PeerId, task: "asyncio.Task[T]") -> None:
         self._opening.pop(peer, None)
@@ -76,3 +79,9 @@ class Connections(Generic[T]):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _is_being_cancelled() -> bool:
+    """Whether somebody cancels the task that calls this."""
+    caller = asyncio.current_task()
+    return caller is not None and caller.cancelling() > 0

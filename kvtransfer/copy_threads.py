@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
+from kvtransfer.threads import run_by
 from kvtransfer.transfers import Transfer
 
 
@@ -20,7 +22,7 @@ class CopyThreads:
             transfer.check()  # it may have waited long for a thread
             copy(transfer)
 
-        return lambda transfer: asyncio.get_running_loop().run_in_executor(self._executor, run, transfer)
+        return lambda transfer: run_by(self._executor.submit, partial(run, transfer))
 
     def close(self) -> None:
         """Ends the threads; none may be copying any more."""

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from kvtransfer.errors import TransferError
 from kvtransfer.handshake import admit
@@ -29,16 +30,21 @@ class Listener:
         self._pool = pool
         self._key = key
         self._serve = serve
-        self._callers: set[asyncio.Task[None]] = set()
-        self._accepting = asyncio.get_running_loop().create_task(self._accept())
+        self._tasks: set[asyncio.Task[None]] = set()  # that accept, and one for each caller
+        self._begin(self._accept())
 
     async def close(self) -> None:
         """Ends every connection that came in."""
-        tasks = [self._accepting, *self._callers]
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._sock.close()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -50,9 +56,7 @@ class Listener:
                 logger.warning("cannot accept a connection: %s", error)
                 await asyncio.sleep(0.1)
                 continue
-            task = loop.create_task(self._meet(sock))
-            self._callers.add(task)
-            task.add_done_callback(self._callers.discard)
+            self._begin(self._meet(sock))
 
     async def _meet(self, sock: socket.socket) -> None:
         with sock:

@@ -72,11 +72,16 @@ class NixlTransport:
         quarantine: Quarantine | None = None,
         connect_deadline_s: float = 5.0,
         one_sided_only: bool = True,
+        port: int = 0,
     ) -> None:
-        """`one_sided_only=False` lets UCX emulate reads: not for service, see above. Raises TransportUnavailable."""
+        """`one_sided_only=False` lets UCX emulate reads: not for service, see above. Raises TransportUnavailable.
+
+        `port`: where peers greet; 0: any free one.
+        """
         self.quarantine = quarantine if quarantine is not None else Quarantine()
         self._identity = identity
         self._host = host
+        self._port = port
         self._connect_deadline_s = connect_deadline_s
         self._one_sided_only = one_sided_only
         self._registered: Registered | None = None
@@ -92,7 +97,10 @@ class NixlTransport:
         return {peer: TransportChoice(NAME, self._connections.get(peer).reason) for peer in self._connections.peers()}
 
     def register_pool(self, pool: Tensor) -> PoolDescription:
-        """Registers the memory with NIXL and listens for peers; see KVTransport."""
+        """Registers the memory with NIXL and listens for peers; see KVTransport.
+
+        Raises OSError if the given port cannot be had.
+        """
         local = LocalPool.of(pool, self._identity)
         agent = self._agent
         region = Region(local.address, local.block_bytes, local.num_blocks)
@@ -102,10 +110,10 @@ class NixlTransport:
         trial_block = agent.call(lambda: agent.register(trial, trial_region)).result()
         metadata = base64.b64encode(agent.call(agent.metadata).result()).decode()
         self._registered = Registered(local, blocks, trial_block)
-        sock = listening_socket(self._host)
+        sock = listening_socket(self._host, self._port)
         host, port = sock.getsockname()[:2]
         address = Endpoint(host, port, secrets.token_hex(16), metadata, local.address, int(has_rdma_device()))
-        self._listener = Listener(sock, local, address.key, self._serve)
+        self._listener = Listener(sock, local, address.key, partial(_help_reader, self._agent))
         return local.describe(NAME, endpoint.encode(address))
 
     async def connect(self, peer: PoolDescription) -> PeerId:
@@ -167,30 +175,19 @@ class NixlTransport:
         reads: list[Read] = []
 
         def start(transfer: Transfer) -> "asyncio.Future[None]":
-            reads.append(make(transfer, lambda: loop.call_soon_threadsafe(peer.ask)))
+            ended: asyncio.Future[None] = loop.create_future()
+            reads.append(make(transfer, ended, lambda: loop.call_soon_threadsafe(peer.ask)))
             self._agent.read(reads[0])
-            return asyncio.wrap_future(reads[0].done)
+            return ended
 
-        def ended(_: bool) -> None:
+        def finish(_: bool) -> None:
             if reads[0].has_asked:
                 peer.thank()
             if reads[0].is_broken:
                 self._lose(peer)
 
-        await self._transfers.run(peer.peer_id, held, start, deadline_s, ended=ended)
+        await self._transfers.run(peer.peer_id, held, start, deadline_s, ended=finish)
         return reads[0]
-
-    async def _serve(self, sock: socket.socket) -> None:
-        """Polls while a reader wants it, and learns of the reader's end."""
-        keep_alive(sock)
-        polls = False
-        try:
-            while words := await asyncio.get_running_loop().sock_recv(sock, 64):
-                if words.endswith(POLL) != polls:
-                    polls = not polls
-                    self._agent.poll_for_peer(1 if polls else -1)
-        finally:
-            self._agent.poll_for_peer(-1 if polls else 0)
 
     async def _open(self, peer: PoolDescription) -> NixlPeer:
         dormant = self._dormant.pop(PeerId(peer.incarnation), None)
@@ -221,7 +218,7 @@ class NixlTransport:
             metadata = base64.b64decode(address.metadata, validate=True)
         except ValueError as error:
             raise PeerRefused(f"peer {peer.incarnation} has garbled NIXL metadata") from error
-        name = await asyncio.wrap_future(self._agent.call(lambda: self._agent.add_peer(metadata, region)))
+        name = await self._agent.ask(lambda: self._agent.add_peer(metadata, region))
         if name != peer.incarnation:
             self._agent.call(partial(self._agent.remove_peer, name))
             raise PeerRefused(f"the peer's NIXL agent is {name!r}, it was described as {peer.incarnation!r}")
@@ -254,3 +251,16 @@ class NixlTransport:
         asyncio.get_running_loop().remove_reader(connection.sock.fileno())
         connection.sock.close()
         self._agent.call(partial(self._agent.remove_peer, peer))
+
+
+async def _help_reader(agent: NixlAgent, sock: socket.socket) -> None:
+    """Polls while an admitted caller wants it, and learns of the caller's end."""
+    keep_alive(sock)
+    polls = False
+    try:
+        while words := await asyncio.get_running_loop().sock_recv(sock, 64):
+            if words.endswith(POLL) != polls:
+                polls = not polls
+                agent.poll_for_peer(1 if polls else -1)
+    finally:
+        agent.poll_for_peer(-1 if polls else 0)

@@ -4,18 +4,21 @@ Without its progress thread, which keeps a part of a core busy all the time, NIX
 this thread polls while it reads and while a peer needs it, and sleeps otherwise.
 """
 
+import asyncio
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 from kvtransfer.errors import PeerLost, TransportUnavailable
 from kvtransfer.nixl_read import Read, Region
+from kvtransfer.threads import run_by
 
 T = TypeVar("T")
 
@@ -28,7 +31,7 @@ CLOSED = "the transport was closed"
 
 
 class NixlAgent:
-    """Owns a NIXL agent with the UCX backend; whatever touches it runs in its thread, by `call` and `read`."""
+    """Owns a NIXL agent with the UCX backend; whatever touches it runs in its thread, by `call`, `ask` and `read`."""
 
     def __init__(self, name: str) -> None:
         """Raises TransportUnavailable if NIXL or its UCX backend does not work here."""
@@ -56,17 +59,19 @@ class NixlAgent:
 
         def run() -> None:
             try:
-                if self._closing:
-                    raise PeerLost(CLOSED)
-                future.set_result(function())
+                future.set_result(self._run_command(function))
             except Exception as error:
                 future.set_exception(error)
 
         self._put(run)
         return future
 
+    def ask(self, function: Callable[[], T]) -> "asyncio.Future[T]":
+        """The same, for who waits on the event loop."""
+        return run_by(self._put, partial(self._run_command, function))
+
     def read(self, read: Read) -> None:
-        """Starts a read; from any thread. Its `done` says how it ended."""
+        """Starts a read; from any thread. It tells its future how it ended."""
         self._put(lambda: self._reads.append(read))
 
     def poll_for_peer(self, change: int) -> None:
@@ -114,6 +119,11 @@ class NixlAgent:
         """Forgets a peer once its last read has ended; in the agent's thread."""
         self._leaving.add(name)
 
+    def _run_command(self, function: Callable[[], T]) -> T:
+        if self._closing:
+            raise PeerLost(CLOSED)
+        return function()
+
     def _put(self, command: Callable[[], None]) -> None:
         with self._lock:
             if self._has_ended:
@@ -139,7 +149,7 @@ class NixlAgent:
     def _step(self) -> None:
         self._obey()
         moved = [self._advance(read) for read in self._reads]
-        self._reads = [read for read in self._reads if not read.done.done()]
+        self._reads = [read for read in self._reads if not read.has_ended]
         self._remove_peers()
         if not self._reads and self._is_polling():
             self._agent.get_new_notifs()  # lets UCX work

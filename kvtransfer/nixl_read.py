@@ -1,8 +1,8 @@
 """A read over NIXL, step by step."""
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtransfer.base import Landed, nobody
+from kvtransfer.threads import Failed, end_soon
 from kvtransfer.transfers import Transfer
 
 ASK_AFTER_S = 1e-3  # a step by RDMA or cross-memory attach takes less time or gets on by itself
@@ -41,19 +42,18 @@ class Read:
         theirs: Sequence[int],
         piece_bytes: int,
         transfer: Transfer,
+        ended: "asyncio.Future[None]",
         ask: Callable[[], object],
         landed: Landed = nobody,
     ) -> None:
         """`region`: number of our region; `ours` and `theirs`: indices of the pieces, pairwise.
 
-        `ask` is called, in the agent's thread, if the read does not get on without the peer's polling. `landed`: see
-        KVTransport.read.
+        `ended` ends with the read. `ask` is called, in the agent's thread, if the read does not get on without the
+        peer's polling. `landed`: see KVTransport.read.
         """
         self.peer = peer
         self.region = region
         self.handle: Any = None  # of the step in flight
-        self.done: Future[None] = Future()
-        self.done.set_running_or_notify_cancel()
         self.is_broken = False
         self.finished_at_once = True  # NIXL never had a step in flight after it was posted
         self._ask = ask
@@ -65,7 +65,13 @@ class Read:
         self._step = max(1, MAX_STEP_BYTES // piece_bytes)
         self._next = 0
         self._transfer = transfer
+        self._ended: asyncio.Future[None] | None = ended  # until then
         self.ours = self.theirs = self._all_ours[:0]  # of the step in flight
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self._ended is None
 
     def next_step(self) -> bool:
         """Turns to the next pieces; False when there are none. Raises the reason if the read was aborted."""
@@ -94,7 +100,7 @@ class Read:
 
     def finish(self) -> None:
         """All pieces are here."""
-        self.done.set_result(None)
+        self._end(None)
 
     def break_off(self, error: Exception) -> None:
         """NIXL's connection is broken, and will not mend."""
@@ -104,7 +110,7 @@ class Read:
     def fail(self, error: Exception) -> None:
         """Nothing more will come; what NIXL says of an error ends its writes too."""
         self.handle = None
-        self.done.set_exception(error)
+        self._end(Failed(error))
 
     def drop_handle(self, errors: tuple[type[Exception], ...]) -> None:
         """Lets go of a step in flight, before the agent is destroyed."""
@@ -112,3 +118,8 @@ class Read:
             with suppress(*errors):  # NIXL may say that it is in flight, which is known
                 self.handle.release()
             self.handle = None
+
+    def _end(self, outcome: Failed | None) -> None:
+        ended, self._ended = self._ended, None  # an error's frames know the read; see `threads`
+        if ended is not None:
+            end_soon(ended, outcome)

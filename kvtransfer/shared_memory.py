@@ -90,7 +90,7 @@ class SharedMemoryTransport:
         address = Endpoint(host_id(), f"baton-kv-{secrets.token_hex(8)}", secrets.token_hex(16))
         sock = socket.socket(socket.AF_UNIX)
         sock.bind(f"\0{address.name}")
-        self._listener = Listener(sock, self._pool, address.key, self._serve)
+        self._listener = Listener(sock, self._pool, address.key, partial(_pass_memory, self._memory))
         return self._pool.describe(NAME, endpoint.encode(address))
 
     async def connect(self, peer: PoolDescription) -> PeerId:
@@ -151,20 +151,6 @@ class SharedMemoryTransport:
             raise ValueError("no pool was registered")
         return self._pool
 
-    async def _serve(self, sock: socket.socket) -> None:
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        _, uid, _ = struct.unpack("3i", credentials)
-        if uid != os.getuid():
-            sock.send(b"u")  # without the file: another user's process has no business in this one's memory
-            return
-        # Read-only; and the file is sealed against being opened again for writing.
-        fd = os.open(f"/proc/self/fd/{self._memory.fd}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            socket.send_fds(sock, [b"m"], [fd])
-        finally:
-            os.close(fd)
-        await asyncio.get_running_loop().sock_recv(sock, 1)  # a reader says nothing more: this is its end
-
     async def _open(self, peer: PoolDescription) -> Peer:
         address = endpoint.decode(Endpoint, peer, NAME)
         if address.host != host_id():
@@ -208,6 +194,22 @@ class SharedMemoryTransport:
         if connection is not None:
             asyncio.get_running_loop().remove_reader(connection.sock.fileno())
             connection.sock.close()
+
+
+async def _pass_memory(memory: SharedPool, sock: socket.socket) -> None:
+    """Passes the pool's file to an admitted caller, and waits for the caller's end."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, _ = struct.unpack("3i", credentials)
+    if uid != os.getuid():
+        sock.send(b"u")  # without the file: another user's process has no business in this one's memory
+        return
+    # Read-only; and the file is sealed against being opened again for writing.
+    fd = os.open(f"/proc/self/fd/{memory.fd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        socket.send_fds(sock, [b"m"], [fd])
+    finally:
+        os.close(fd)
+    await asyncio.get_running_loop().sock_recv(sock, 1)  # a reader says nothing more: this is its end
 
 
 async def _receive_fd(sock: socket.socket, peer: PoolDescription) -> int:

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor
 
@@ -21,9 +22,8 @@ from kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline
 from kvtransfer.listener import Listener
 from kvtransfer.local_pool import LocalPool
 from kvtransfer.quarantine import Quarantine
-from kvtransfer.tcp_connection import keep_alive, listening_socket, open_connection
-from kvtransfer.tcp_server import serve_blocks
-from kvtransfer.threads import run_in_thread
+from kvtransfer.tcp_connection import listening_socket, open_connection
+from kvtransfer.tcp_server import serve_reader
 from kvtransfer.transfers import Transfer, Transfers
 
 NAME = "tcp"
@@ -60,10 +60,13 @@ class TcpTransport:
         host: str,
         quarantine: Quarantine | None = None,
         connect_deadline_s: float = 5.0,
+        port: int = 0,
     ) -> None:
+        """`port`: where peers read; 0: any free one."""
         self.quarantine = quarantine if quarantine is not None else Quarantine()
         self._identity = identity
         self._host = host
+        self._port = port
         self._pool: LocalPool | None = None
         self._listener: Listener | None = None
         self._connections: Connections[Peer] = Connections(connect_deadline_s)
@@ -76,12 +79,12 @@ class TcpTransport:
         return {peer: TransportChoice(NAME, "works between any two hosts") for peer in self._connections.peers()}
 
     def register_pool(self, pool: Tensor) -> PoolDescription:
-        """Listens for peers; see KVTransport."""
+        """Listens for peers; see KVTransport. Raises OSError if the given port cannot be had."""
         self._pool = LocalPool.of(pool, self._identity)
-        sock = listening_socket(self._host)
+        sock = listening_socket(self._host, self._port)
         host, port = sock.getsockname()[:2]
         address = Endpoint(host, port, secrets.token_hex(16))
-        self._listener = Listener(sock, self._pool, address.key, self._serve)
+        self._listener = Listener(sock, self._pool, address.key, partial(serve_reader, self._pool))
         return self._pool.describe(NAME, endpoint.encode(address))
 
     async def connect(self, peer: PoolDescription) -> PeerId:
@@ -175,18 +178,6 @@ class TcpTransport:
         if self._pool is None:
             raise ValueError("no pool was registered")
         return self._pool
-
-    async def _serve(self, sock: socket.socket) -> None:
-        keep_alive(sock)
-        sock.setblocking(True)
-        pool = self._require_pool()
-        serving = run_in_thread("baton-kv-tcp-serve", lambda: serve_blocks(sock, pool))
-        try:
-            await asyncio.shield(serving)
-        finally:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-            await serving  # the socket may be closed only when its thread has ended
 
     async def _connect(self, peer: PoolDescription) -> Peer:
         connected = Peer(peer, endpoint.decode(Endpoint, peer, NAME))

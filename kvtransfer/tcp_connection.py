@@ -50,18 +50,27 @@ def keep_alive(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
-def listening_socket(host: str) -> socket.socket:
-    """Bound to a free port of `host`, the address that peers are told. Raises TransportUnavailable."""
+def listening_socket(host: str, port: int = 0) -> socket.socket:
+    """Listens at `host`, the address that peers are told, on `port` or, if that is 0, on any free one.
+
+    Raises TransportUnavailable where nobody could listen, OSError if it is the given port that cannot be had.
+    """
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         if ip_address(address[0]).is_unspecified:
             raise TransportUnavailable(f"{host} is not an address that peers can reach")
         sock = socket.socket(family)
     except OSError as error:
         raise TransportUnavailable(f"cannot listen on {host!r}: {error}") from error
     try:
+        if port:  # readers of an earlier life may have left it in TIME_WAIT
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
+        sock.listen()  # of two that share an address so, it is here that the second fails
     except OSError as error:
         sock.close()
+        if port:
+            told = f"cannot listen on port {port} of {host} for readers of KV: {error.strerror}"
+            raise OSError(error.errno, told) from error
         raise TransportUnavailable(f"cannot listen on {host!r}: {error}") from error
     return sock

@@ -1,13 +1,31 @@
 """The serving half of a TCP connection, in a thread of its own."""
 
+import asyncio
 import logging
 import socket
+from contextlib import suppress
+from functools import partial
 
 from kvtransfer import tcp_frames
 from kvtransfer.errors import TransferError
 from kvtransfer.local_pool import LocalPool
+from kvtransfer.tcp_connection import keep_alive
+from kvtransfer.threads import run_in_thread
 
 logger = logging.getLogger(__name__)
+
+
+async def serve_reader(pool: LocalPool, sock: socket.socket) -> None:
+    """Serves an admitted caller until it closes."""
+    keep_alive(sock)
+    sock.setblocking(True)
+    serving = run_in_thread("baton-kv-tcp-serve", partial(serve_blocks, sock, pool))
+    try:
+        await asyncio.shield(serving)
+    finally:
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+        await serving  # the socket may be closed only when its thread has ended
 
 
 def serve_blocks(sock: socket.socket, pool: LocalPool) -> None:

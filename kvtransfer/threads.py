@@ -1,26 +1,69 @@
-"""Blocking work beside the event loop."""
+"""Blocking work beside the event loop.
+
+An error knows the frames that it went through and those that called them, and these know a pool. So none of them may
+know the future that has the error: in such a reference cycle the pool's memory would wait for the garbage collector. It
+would with `asyncio.wrap_future`, for one.
+"""
 
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TypeVar
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """How work ended that raised."""
+
+    error: BaseException
+
+
+class _Work(Generic[T]):
+    def __init__(self, function: Callable[[], T], ended: "asyncio.Future[T]") -> None:
+        self._function = function
+        self._ended: asyncio.Future[T] | None = ended  # until then
+
+    def run(self) -> None:
+        self._end(self._outcome())
+
+    def _outcome(self) -> T | Failed:
+        try:
+            return self._function()
+        except BaseException as error:
+            return Failed(error)
+
+    def _end(self, outcome: T | Failed) -> None:
+        ended, self._ended = self._ended, None
+        assert ended is not None
+        end_soon(ended, outcome)
+
+
 def run_in_thread(name: str, function: Callable[[], T]) -> "asyncio.Future[T]":
     """Runs `function` in a thread of its own, for work that may block long; called on the event loop."""
-    future: Future[T] = Future()
-    future.set_running_or_notify_cancel()
+    return run_by(lambda run: threading.Thread(target=run, name=name, daemon=True).start(), function)
 
-    def run() -> None:
-        try:
-            result = function()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return asyncio.wrap_future(future)
+def run_by(start: Callable[[Callable[[], None]], object], function: Callable[[], T]) -> "asyncio.Future[T]":
+    """A future of what `function` gives; `start` has some thread run what it is given. Called on the event loop."""
+    ended: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    start(_Work(function, ended).run)
+    return ended
+
+
+def end_soon(ended: "asyncio.Future[T]", outcome: T | Failed) -> None:
+    """Has a future end on its event loop, unless it was cancelled; from any thread."""
+    with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+        ended.get_loop().call_soon_threadsafe(_end, ended, outcome)
+
+
+def _end(ended: "asyncio.Future[T]", outcome: T | Failed) -> None:
+    if ended.done():
+        return
+    if isinstance(outcome, Failed):
+        ended.set_exception(outcome.error)
+    else:
+        ended.set_result(outcome)

@@ -31,6 +31,7 @@ class Transfer:
     def end(self) -> None:
         """It has ended: what it used may be another transfer's by now, and must not be interrupted any more."""
         self._interrupt = None
+        self._reason = None  # it knows the frames where it was raised, which know the transfer; see `threads`
 
     def check(self) -> None:
         """Raises the reason if the transfer was aborted."""
@@ -65,25 +66,29 @@ class Transfers:
         self._active[transfer] = future
 
         def finish(done: "asyncio.Future[None]") -> None:
+            # The reader may be gone already, and then nobody else takes the error.
+            failed = done.cancelled() or done.exception() is not None
+            is_clean = not failed and not transfer.is_aborted
             transfer.end()
             del self._active[transfer]
             self.quarantine.release(local)
-            # The reader may be gone already, and then nobody else takes the error.
-            failed = done.cancelled() or done.exception() is not None
             if ended is not None:
-                ended(not failed and not transfer.is_aborted)
+                ended(is_clean)
 
         future.add_done_callback(finish)
         try:
-            done, _ = await asyncio.wait({future}, timeout=deadline_s)
+            await asyncio.wait({future}, timeout=deadline_s)
         except asyncio.CancelledError:
             transfer.abort(TransferDeadline("the read was cancelled"))
             raise
-        if not done:
-            late = TransferDeadline(f"{len(local)} blocks from peer {peer} did not come within {deadline_s:.3f} s")
-            transfer.abort(late)
-            raise late
-        future.result()
+        if not future.done():
+            late = f"{len(local)} blocks from peer {peer} did not come within {deadline_s:.3f} s"
+            transfer.abort(TransferDeadline(late))
+            raise TransferDeadline(late)
+        try:
+            future.result()
+        finally:
+            del future  # its error knows this frame from now on; see `threads`
 
     def abort(self, peer: PeerId, reason: TransferError) -> None:
         """Aborts the reads from a peer."""

@@ -23,6 +23,7 @@ class WorkerConfig:
     host: str = "127.0.0.1"  # peers and routers reach the worker here
     port: int = 0  # 0: any free one
     transport: str = "auto"  # auto, shared_memory, nixl, tcp
+    kv_port: int = 0  # where peers come for KV blocks, 0: any free one; with auto that is tcp's, and nixl has the next
     served_model_name: str | None = None  # None: the checkpoint directory's name
     registry: str | None = None  # URL of the registry where routers find the worker; None: they are told its address
     lease_s: float = 10.0  # how long the worker stands in the registry without a sign of life

@@ -28,6 +28,12 @@ WORKER_OPTIONS = {
     "host": OptionInfo("Address to listen on."),
     "port": OptionInfo("Port of its gRPC server; 0 for any free one.", minimum=0, maximum=65535),
     "transport": OptionInfo("How KV blocks are read from other workers.", choices=TRANSPORTS),
+    "kv_port": OptionInfo(
+        "Port where other workers read KV blocks by tcp, or greet by nixl; 0 for any free one. With auto tcp has it, "
+        "and nixl the next one.",
+        minimum=0,
+        maximum=65534,
+    ),
     "served_model_name": OptionInfo("Name of the model; unset: the checkpoint directory's."),
     "transfer_deadline_s": OptionInfo("Longest wait in seconds for one read of announced blocks.", minimum=0),
     "registry": OptionInfo(

@@ -89,7 +89,7 @@ async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], Worke
     memory = SharedPool()
     engine = await _load(lambda: Engine(config.engine, memory.allocate, progress.loading))
     identity = PoolIdentity(uuid.uuid4().hex, engine.fingerprint)
-    transport = create_transport(config.transport, identity, memory, config.host)
+    transport = create_transport(config.transport, identity, memory, config.host, config.kv_port)
     host = EngineHost(engine, transport, config.longest_step_s)
     if config.strict:
         require_fit(await asyncio.to_thread(examine_machine, host.pool.num_blocks * host.block_bytes))

@@ -150,7 +150,14 @@ class SimulatedEngine:
                 self.core.abort(request.request_id)  # it needs no KV
             self._say(stream, chunk.first_token, is_last)
 
-        handover = Handover(request, self.spec.block_size, self.core.link, stream.open_prefill, on_first_token)
+        handover = Handover(
+            request,
+            self.spec.block_size,
+            self.core.link,
+            stream.open_prefill,
+            on_first_token,
+            request.num_computed_tokens,
+        )
         stream.fill = self._fills.start(request, handover)
 
     def _say(self, stream: _Stream, token_id: int, is_last: bool) -> None:

@@ -34,7 +34,9 @@ class Handover:
         link: Link,
         open_prefill: OpenPrefill,
         on_first_token: Callable[[PrefilledChunk], None],
+        num_known_tokens: int,
     ) -> None:
+        """`num_known_tokens`: whose KV is here already."""
         self.request = request
         self.num_blocks = -(-request.num_tokens // block_size)
         self._block_size = block_size
@@ -42,7 +44,7 @@ class Handover:
         self._open_prefill = open_prefill
         self._on_first_token = on_first_token
         self._num_tokens = request.num_tokens
-        self._num_known_blocks = request.num_computed_tokens // block_size
+        self._num_known_blocks = num_known_tokens // block_size
         self._arrivals: list[_Arrival] = []
         self._sampled: SampledToken | None = None
         self._computed_at_s = 0.0  # when the last chunk was announced
@@ -68,14 +70,18 @@ class Handover:
         return max(0.0, self._arrivals[-1].at_s - self._computed_at_s)
 
     async def run(self) -> None:
-        """Returns when all blocks and the token are here."""
-        async with aclosing(self._open_prefill(self._num_known_blocks * self._block_size)) as chunks:
-            async for chunk in chunks:
-                self._take(chunk)
-                if chunk.first_token is not None:
-                    await sleep_until(self._arrivals[-1].at_s if self._arrivals else 0.0)
-                    return
-        raise ConnectionError("the prefill ended before its last chunk")
+        """Returns when all blocks and the token are here; raises ConnectionError. What is on its way then is lost."""
+        try:
+            async with aclosing(self._open_prefill(self._num_known_blocks * self._block_size)) as chunks:
+                async for chunk in chunks:
+                    self._take(chunk)
+                    if chunk.first_token is not None:
+                        await sleep_until(self._arrivals[-1].at_s if self._arrivals else 0.0)
+                        return
+            raise ConnectionError("the prefill ended before its last chunk")
+        finally:
+            now_s = asyncio.get_running_loop().time()
+            self._arrivals = [arrival for arrival in self._arrivals if arrival.at_s <= now_s]
 
     def _take(self, chunk: PrefilledChunk) -> None:
         is_last = chunk.first_token is not None

@@ -1,10 +1,12 @@
-"""A request's prompt on its way from a simulated prefill worker, over the real calls."""
+"""A request's prompt on its way from simulated prefill workers, over the real calls."""
 
+import logging
 from collections.abc import AsyncGenerator, Callable
 
 import grpc
 
 from decode_worker.decode_request import DecodeRequest
+from decode_worker.prefill_workers import PrefillWorkers
 from engine.request import FinishReason
 from engine.schedule import Received
 from protos import worker_pb2, worker_pb2_grpc
@@ -15,13 +17,18 @@ from simulation.core import EngineCore
 from simulation.handover import Handover
 from simulation.request import PrefilledChunk
 
+logger = logging.getLogger(__name__)
+
 TRANSPORT = "simulated"
 
 PrefillCall = grpc.aio.UnaryStreamCall[worker_pb2.PrefillRequest, worker_pb2.PrefillEvent]
 
 
 class RemotePrompt:
-    """Fills a request's blocks, and keeps its record of who computed it."""
+    """Fills a request's blocks, and keeps its record of who computed it.
+
+    The workers of the plan are asked one after the other, as by a real worker (see `decode_worker.prompt_fill`).
+    """
 
     def __init__(
         self,
@@ -39,33 +46,57 @@ class RemotePrompt:
         self._channels = channels
         self._counters = counters
         self._end = end
-        self._handover = Handover(entry.request, core.spec.block_size, core.link, self._prefill, self._on_first_token)
+        self._workers = PrefillWorkers(entry)
+        self._peer = self._workers.first
+        self._handovers: list[Handover] = []
         entry.served_by.decode_cached_tokens = entry.request.num_cached_tokens
+        entry.served_by.handed_over_tokens = entry.request.num_tokens - entry.request.num_computed_tokens  # as expected
 
     @property
     def received(self) -> Received:
         """What is here."""
-        return self._handover.received
+        if not self._handovers:
+            return Received(self._entry.request.num_computed_tokens)
+        return self._handovers[-1].received
 
     async def run(self) -> None:
-        """Returns when all is here; raises ConnectionError."""
+        """Returns when all is here; raises the last worker's ConnectionError if no other is left."""
+        peer: worker_pb2.PeerWorker | None = self._workers.first
         try:
-            await self._handover.run()
-            self._counters.handovers += 1
-        except ConnectionError:
-            self._counters.handover_failures += 1
-            raise
+            while peer is not None:
+                peer = await self._hand_over(peer)
         finally:
             if self.received.sampled is None:
                 self._entry.served_by.prefill_worker = self._entry.served_by.decode_worker  # which computes the rest
             self._note_transfer()
-            num_bytes = self._entry.served_by.transferred_bytes
+
+    async def _hand_over(self, peer: worker_pb2.PeerWorker) -> worker_pb2.PeerWorker | None:
+        """Takes over what is missing; returns whom to ask next if the peer fails. Raises ConnectionError."""
+        self._peer = peer
+        request, spec = self._entry.request, self._core.spec
+        handover = Handover(
+            request, spec.block_size, self._core.link, self._prefill, self._on_first_token, self.received.num_tokens
+        )
+        self._handovers.append(handover)
+        try:
+            await handover.run()
+            self._counters.handovers += 1
+            return None
+        except ConnectionError as error:
+            self._counters.handover_failures += 1
+            following = self._workers.next_after(self.received)
+            if following is None:
+                raise
+            logger.warning("handover from %s failed: %s", peer.worker_id, error)
+            return following
+        finally:
+            num_bytes = handover.num_blocks_received * spec.block_bytes
             self._counters.handover_bytes += num_bytes
-            self._counters.note_read(num_bytes, num_bytes / self._core.spec.link_bytes_per_s)
+            self._counters.note_read(num_bytes, num_bytes / spec.link_bytes_per_s)
 
     async def _prefill(self, num_cached_tokens: int) -> AsyncGenerator[PrefilledChunk, None]:
         """What the prefill worker announces."""
-        peer = self._entry.command.prefill
+        peer = self._peer
         stub = worker_pb2_grpc.PrefillStub(self._channels.get(peer.address))
         call: PrefillCall = stub.Prefill(self._entry.prefill_request(peer, self._fingerprint, num_cached_tokens))
         num_blocks = 0
@@ -89,20 +120,25 @@ class RemotePrompt:
         """Passes the token on; one that ends the request needs no KV."""
         assert chunk.first_token is not None
         served_by = self._entry.served_by
+        served_by.prefill_worker = self._peer.worker_id
         served_by.prefill_cached_tokens = chunk.num_cached_tokens
         served_by.prefix_pulled_tokens = chunk.num_pulled_tokens
+        served_by.kv_transport = TRANSPORT
         reason: FinishReason | None = self._core.finish_rule.reason(self._entry.request, chunk.first_token)
-        self._note_transfer()
+        if reason is not None:
+            self._note_transfer()
         self._entry.say_first_token(worker_pb2.FirstToken(token_id=chunk.first_token), reason)
         if reason is not None:
             self._end(self._entry)
 
     def _note_transfer(self) -> None:
         """Tells what has really come, and how long it took."""
-        handover, served_by, spec = self._handover, self._entry.served_by, self._core.spec
-        num_blocks = handover.num_blocks_received
+        if not self._handovers:
+            return
+        last, served_by, spec = self._handovers[-1], self._entry.served_by, self._core.spec
+        num_blocks = sum(handover.num_blocks_received for handover in self._handovers)
         served_by.kv_transport = TRANSPORT if num_blocks else ""
-        served_by.handed_over_tokens = max(0, handover.received.num_tokens - self._entry.request.num_cached_tokens)
+        served_by.handed_over_tokens = max(0, last.received.num_tokens - self._entry.request.num_cached_tokens)
         served_by.transferred_bytes = num_blocks * spec.block_bytes
         served_by.transfer_s = served_by.transferred_bytes / spec.link_bytes_per_s
-        served_by.exposed_transfer_s = served_by.handover_s = handover.exposed_s
+        served_by.exposed_transfer_s = served_by.handover_s = last.exposed_s

@@ -79,8 +79,7 @@ async def _attempt(reader: Reader, owner: PoolDescription, asked: str) -> Link:
     memory = SharedPool()
     num_blocks = max(1, min(owner.num_blocks, ROUND_BYTES // reader.block_bytes))
     try:
-        # Detached: the tensor itself must be all that keeps the memory.
-        scratch = memory.allocate((num_blocks, reader.block_bytes), torch.uint8).detach()
+        scratch = memory.allocate((num_blocks, reader.block_bytes), torch.uint8)
         identity = PoolIdentity(uuid.uuid4().hex, reader.fingerprint)
         transport = create_transport(asked, identity, memory, reader.host)
     except (TransportUnavailable, MemoryError, OSError) as error:
@@ -102,8 +101,6 @@ async def _attempt(reader: Reader, owner: PoolDescription, asked: str) -> Link:
     finally:
         await transport.close()
         memory.close()
-        # A closed transport is garbage in a cycle, which may stay long: its pool gives the memory back at once.
-        scratch.set_(torch.empty(0, dtype=torch.uint8).untyped_storage())
 
 
 async def _measure(

@@ -186,14 +186,18 @@ async def test_another_fingerprint_is_refused(tmp_path: Path) -> None:
 async def test_a_cancel_in_mid_handover_gives_the_lease_back(tmp_path: Path) -> None:
     model = make_checkpoint("qwen3", tmp_path / "model")
 
+    begun = asyncio.Event()
+
     async def hangs(prefilled: Prefilled) -> Events:
         yield prefilled.accepted()
         yield prefilled.blocks(0, [1, 2])
+        begun.set()
         await asyncio.Event().wait()
 
     async with worker_process("decode", model, tmp_path) as decode, decode_client(decode) as client:
         async with scripted_prefill(await decode.describe(), hangs) as (peer, service):
             generation = await client.submit(PROMPT, GREEDY, peer)
+            await begun.wait()
             async for update in decode.updates():
                 if update.load.num_waiting == 1 and update.load.num_free_blocks < update.load.num_blocks:
                     break

@@ -1,15 +1,20 @@
+import errno
+import json
+import socket
 import sys
+from contextlib import closing
 
 import pytest
 import torch
 
 from kvtransfer import registry
-from kvtransfer.base import PoolIdentity
+from kvtransfer.base import KVTransport, PoolDescription, PoolIdentity
 from kvtransfer.errors import TransportUnavailable
 from kvtransfer.registry import TRANSPORTS, create_transport
 from kvtransfer.shared_pool import SharedPool
 
 IDENTITY = PoolIdentity("life", "model")
+HOST = "127.0.0.1"
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)
@@ -47,3 +52,64 @@ async def test_a_transport_that_does_not_work_is_an_error(monkeypatch: pytest.Mo
             tcp.register_pool(pool)
         await tcp.close()
     memory.close()
+
+
+def neighbours() -> int:
+    """The first of two ports, one after the other, that nobody listens on."""
+    while True:
+        with closing(socket.create_server((HOST, 0))) as first:
+            port: int = first.getsockname()[1]
+            try:
+                socket.create_server((HOST, port + 1)).close()
+            except (OSError, OverflowError):
+                continue
+            return port
+
+
+def port_of(description: PoolDescription, transport: str) -> int:
+    port: int = json.loads(description.endpoints[transport])["port"]
+    return port
+
+
+def create(name: str, life: str, port: int) -> tuple[KVTransport, SharedPool]:
+    """A transport for a pool that is not registered yet."""
+    memory = SharedPool()
+    return create_transport(name, PoolIdentity(life, "model"), memory, HOST, port), memory
+
+
+async def test_peers_come_in_at_the_given_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "has_rdma_device", lambda: True)
+    port = neighbours()
+    for name, expected in (("tcp", {"tcp": port}), ("nixl", {"nixl": port}), ("auto", {"tcp": port, "nixl": port + 1})):
+        transport, memory = create(name, "life", port)
+        description = transport.register_pool(memory.allocate((4, 64), torch.float32))
+        assert {each: port_of(description, each) for each in expected} == expected
+        await transport.close()
+        memory.close()
+
+
+async def test_the_next_life_has_the_port_though_readers_were_connected() -> None:
+    port = neighbours()
+    reader, reader_memory = create("tcp", "reader", 0)
+    reader.register_pool(reader_memory.allocate((4, 64), torch.float32))
+    for life in ("first", "second"):
+        transport, memory = create("tcp", life, port)
+        description = transport.register_pool(memory.allocate((4, 64), torch.float32).fill_(7))
+        await reader.read(await reader.connect(description), [0], [1], 10)
+        await transport.close()  # this side closes first: the port is in TIME_WAIT
+        memory.close()
+    await reader.close()
+    reader_memory.close()
+
+
+@pytest.mark.parametrize("name", ["tcp", "nixl", "auto"])
+async def test_a_port_that_is_taken_is_an_error_even_where_another_transport_would_do(name: str) -> None:
+    with closing(socket.create_server((HOST, 0))) as taken:
+        port = taken.getsockname()[1]
+        transport, memory = create(name, "life", port)
+        pool = memory.allocate((4, 64), torch.float32)
+        with pytest.raises(OSError, match=f"cannot listen on port {port} of 127.0.0.1 for readers of KV") as caught:
+            transport.register_pool(pool)
+        assert caught.value.errno == errno.EADDRINUSE
+        await transport.close()
+        memory.close()

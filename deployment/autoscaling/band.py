@@ -1,0 +1,50 @@
+"""The sizes that a pool may have at one look."""
+
+from dataclasses import dataclass, replace
+
+from deployment.autoscaling.budget import Budget
+from deployment.autoscaling.by_pool import ByPool
+from deployment.autoscaling.settings import ScalingSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A pool smaller than `least` grows, one larger than `most` shrinks, after the delays."""
+
+    least: int
+    most: int
+    shrink_delay_s: float
+    grow_delay_s: float
+    is_pressed: bool = False  # the other pool needs the GPUs
+
+
+def bands(
+    least: ByPool[int], keep: ByPool[int], wanted: ByPool[int], budget: Budget, settings: ScalingSettings
+) -> ByPool[Band]:
+    """Either pool's band: it keeps what holds with a margin; less, if the other cannot have what it needs beside that.
+
+    `least` is within the budget.
+    """
+    held = least.zip(wanted).map(max)
+    is_short = budget.cost(held) > budget.gpus
+    room = budget.beside(least)
+    return ByPool(
+        _band(least.prefill, keep.prefill, wanted.prefill, room.prefill if is_short else None, settings),
+        _band(least.decode, keep.decode, wanted.decode, room.decode if is_short else None, settings),
+    )
+
+
+def unhurried(band: Band, queue: int, wanted: int, window_s: float) -> Band:
+    """The band of a pool that has just turned: unless its queue asks for more too, that must last for over a window.
+
+    One prompt of a length that is met once a day is measured for as long as the window.
+    """
+    if queue > wanted:
+        return band
+    return replace(band, grow_delay_s=band.grow_delay_s + window_s)
+
+
+def _band(least: int, keep: int, wanted: int, room: int | None, settings: ScalingSettings) -> Band:
+    if room is not None and wanted > room:
+        return Band(least, max(least, room), settings.shift_delay_s, settings.upscale_delay_s, is_pressed=True)
+    return Band(least, max(least, keep), settings.downscale_delay_s, settings.upscale_delay_s)

@@ -1,0 +1,90 @@
+"""Where the measured times say that the model is wrong."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import exp, inf, isfinite
+
+from deployment.autoscaling.settings import ScalingSettings
+from deployment.autoscaling.snapshot import PoolSnapshot, ReplicaLatency
+
+MIN_SAMPLES = 20  # of one window; a quantile of fewer says nothing
+ENOUGH_BEYOND = 5.0  # samples beyond the quantile, from which on it is trusted fully
+EASING = 5  # times more slowly a model becomes more hopeful than it becomes less
+MOST_DT_S = 10.0  # that one look stands for
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """A factor on a pool's service times: measured over predicted, smoothed and bounded."""
+
+    factor: float = 1.0
+    num_ready: int = 0
+    steady_since_s: float = 0.0  # since when there were as many
+    looked_s: float = 0.0
+
+    def after(
+        self,
+        pool: PoolSnapshot,
+        predicted_s: float | None,
+        slo_s: float,
+        now_s: float,
+        window_s: float,
+        settings: ScalingSettings,
+    ) -> "Correction":
+        """The factor after one more look, exponentially smoothed; None: nothing was predicted.
+
+        Only a pool whose size has not changed for a window counts: else its samples are of several sizes.
+        """
+        dt_s = min(MOST_DT_S, max(0.0, now_s - self.looked_s))
+        if pool.num_ready != self.num_ready:
+            return replace(self, num_ready=pool.num_ready, steady_since_s=now_s, looked_s=now_s)
+        looked = replace(self, looked_s=now_s)
+        measured = warm_quantile(pool.latencies, settings.warmup_s)
+        if predicted_s is None or measured is None or now_s - self.steady_since_s < window_s:
+            return looked
+        ratio = _ratio(measured.quantile_s, predicted_s, slo_s, settings.max_correction)
+        trust = min(1.0, measured.num_samples * (1 - settings.slo.quantile) / ENOUGH_BEYOND)
+        time_s = settings.correction_s * (1 if ratio > 1 else EASING)
+        factor = self.factor * ratio ** (1 - exp(-trust * dt_s / time_s))
+        bounded = min(max(factor, 1 / settings.max_correction), settings.max_correction)
+        return replace(looked, factor=bounded)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A quantile, and from how many samples it is."""
+
+    quantile_s: float
+    num_samples: int
+
+
+def warm_quantile(latencies: Iterable[ReplicaLatency], warmup_s: float) -> Measured | None:
+    """The median of the replicas' quantiles, weighted by requests; None if there are too few.
+
+    A replica that has just started compiles, captures graphs and has an empty cache: its samples are left out.
+    """
+    warm = sorted(
+        (latency.quantile_s, latency.num_samples)
+        for latency in latencies
+        if latency.ready_for_s >= warmup_s and latency.num_samples > 0 and isfinite(latency.quantile_s)
+    )
+    num_samples = sum(count for _, count in warm)
+    if num_samples < MIN_SAMPLES:
+        return None
+    passed = 0
+    for quantile_s, count in warm:
+        passed += count
+        if 2 * passed >= num_samples:
+            return Measured(quantile_s, num_samples) if quantile_s > 0 else None
+    return None
+
+
+def _ratio(measured_s: float, predicted_s: float, slo_s: float, bound: float) -> float:
+    """Measured over predicted, bounded. A pool that should be overrun and keeps the SLO is faster than is believed;
+    one that is overrun says nothing of the model.
+    """
+    if predicted_s == inf:
+        return 1 / bound if measured_s <= slo_s else 1.0
+    if predicted_s <= 0:
+        return 1.0
+    return min(max(measured_s / predicted_s, 1 / bound), bound)

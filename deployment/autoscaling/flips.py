@@ -1,0 +1,63 @@
+"""Replicas that change their role instead of being stopped in one pool and started in the other."""
+
+from dataclasses import dataclass
+
+from deployment.autoscaling.budget import Budget
+from deployment.autoscaling.by_pool import ByPool
+from deployment.autoscaling.input_check import known
+from deployment.autoscaling.settings import ScalingSettings
+from deployment.autoscaling.snapshot import PoolSnapshot, PoolsSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Flips:
+    """How many replicas each pool still is to get from the other; they drain first. Said again until it was begun."""
+
+    to_prefill: int = 0
+    to_decode: int = 0
+
+    @property
+    def into(self) -> ByPool[int]:
+        """By the pool that grows."""
+        return ByPool(self.to_prefill, self.to_decode)
+
+
+def choose_flips(
+    wanted: ByPool[int],
+    held: ByPool[int],
+    free_gpus: int,
+    snapshot: PoolsSnapshot,
+    budget: Budget,
+    settings: ScalingSettings,
+) -> Flips:
+    """As many as one pool has too many and the other too few, where a flip is quicker than a start.
+
+    A start on a free GPU takes the start's time; any other waits besides until a replica has drained, as a flip does.
+    """
+    sizes = {limits.gpus_per_replica for limits in budget.limits.both()}
+    if settings.flip_s is None or len(sizes) > 1:
+        return Flips()
+    num_free = max(0, free_gpus) // sizes.pop()
+    prefill, decode = snapshot.pools.both()
+    return Flips(
+        _count(decode, wanted.decode, prefill, wanted.prefill - held.prefill, num_free, settings.flip_s, settings),
+        _count(prefill, wanted.prefill, decode, wanted.decode - held.decode, num_free, settings.flip_s, settings),
+    )
+
+
+def _count(
+    source: PoolSnapshot,
+    kept: int,
+    sink: PoolSnapshot,
+    lack: int,
+    num_free: int,
+    flip_s: float,
+    settings: ScalingSettings,
+) -> int:
+    """How many of those that the source need not keep reach the sink sooner by a flip."""
+    start_s, drain_s = known(sink.start_s, settings.start_s), known(source.drain_s, settings.drain_s)
+    if flip_s >= start_s:
+        return 0
+    if drain_s + flip_s >= start_s:
+        lack -= num_free  # for these a start is quicker
+    return max(0, min(source.num_ready - kept, lack))

@@ -1,0 +1,56 @@
+"""How much of what is wanted can be given now, so that the budget is kept at every moment in between."""
+
+from dataclasses import dataclass, field
+
+from deployment.autoscaling.budget import Budget
+from deployment.autoscaling.by_pool import ByPool
+from deployment.autoscaling.flips import Flips, choose_flips
+from deployment.autoscaling.settings import ScalingSettings
+from deployment.autoscaling.snapshot import PoolsSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """Sizes to go to at once; `flips` are part of them."""
+
+    sizes: ByPool[int]
+    flips: Flips = field(default_factory=Flips)
+
+
+def grant(
+    wanted: ByPool[int],
+    last: Grants,
+    came: ByPool[int],
+    snapshot: PoolsSnapshot,
+    budget: Budget,
+    settings: ScalingSettings,
+) -> Grants:
+    """Shrinks at once, and grows by what is free.
+
+    A replica has its GPUs from when it is granted until it is gone: not only ready, but starting and draining ones
+    count, those that did not come in time, and those that were granted and nobody has begun to start yet. A flip takes
+    its GPUs along.
+    """
+    granted = ByPool(last.sizes.prefill - last.flips.to_prefill, last.sizes.decode - last.flips.to_decode)
+    held = granted.zip(came).map(max)
+    in_use = held.zip(snapshot.pools.map(lambda pool: pool.num_live)).map(max)
+    free = budget.gpus - budget.cost(in_use) - budget.cost(snapshot.pools.map(lambda pool: pool.num_draining))
+    flips = choose_flips(wanted, held, free, snapshot, budget, settings)
+    sizes = held.zip(flips.into).map(sum)
+    sizes = wanted.zip(_grown(sizes, wanted, free, budget)).map(min)
+    return Grants(sizes, flips)
+
+
+def _grown(sizes: ByPool[int], wanted: ByPool[int], free: int, budget: Budget) -> ByPool[int]:
+    """One replica after the other, for the pool that has the smaller share of what it wants."""
+    prefill, decode = sizes.both()
+    costs = budget.limits.map(lambda limits: limits.gpus_per_replica)
+    while True:
+        can_prefill = prefill < wanted.prefill and costs.prefill <= free
+        can_decode = decode < wanted.decode and costs.decode <= free
+        if can_prefill and (not can_decode or prefill * wanted.decode <= decode * wanted.prefill):
+            prefill, free = prefill + 1, free - costs.prefill
+        elif can_decode:
+            decode, free = decode + 1, free - costs.decode
+        else:
+            return ByPool(prefill, decode)

@@ -1,0 +1,66 @@
+"""Which measurements are no basis for a decision."""
+
+from collections.abc import Iterable
+from math import isfinite
+
+from deployment.autoscaling.moments import Moments
+from deployment.autoscaling.snapshot import PoolsSnapshot, Traffic
+
+MOST, LEAST = 1e12, 1e-12  # of any rate, time or count that is not 0; beyond is an error of who measured it
+LEAST_RATE = 1e-6  # of tokens per second
+
+
+def known(value: float, otherwise: float) -> float:
+    """A measured time, or what is assumed until there is one."""
+    return value if 0 < value <= MOST else otherwise
+
+
+def snapshot_fault(snapshot: PoolsSnapshot) -> str | None:
+    """Why nothing can be decided at all: without a clock or the replicas' number not even the budget can be kept."""
+    if not isfinite(snapshot.now_s):
+        return f"the clock says {snapshot.now_s}"
+    for name, pool in zip(("prefill", "decode"), snapshot.pools.both(), strict=True):
+        counts = (pool.num_ready, pool.num_draining, pool.num_flipping_in)
+        if not _are_amounts(counts) or not all(isfinite(since_s) for since_s in pool.starting_since_s):
+            return f"the {name} pool's replicas are {counts} and {pool.starting_since_s}"
+    return None
+
+
+def prefill_fault(snapshot: PoolsSnapshot) -> str | None:
+    """Why nothing can be said of the prefill pool's need."""
+    prefill = snapshot.prefill
+    if not LEAST_RATE <= prefill.tokens_per_s <= MOST:
+        return f"its prompt tokens per second are {prefill.tokens_per_s}"
+    times = (prefill.step_s, prefill.handover_s, prefill.queued_tokens, prefill.pool.oldest_wait_s)
+    if not _are_amounts(times) or not 1 <= prefill.max_step_tokens <= MOST:
+        return f"its step, handover, queued tokens and oldest wait are {times}"
+    return _traffic_fault(snapshot.traffic, snapshot.traffic.uncached_tokens)
+
+
+def decode_fault(snapshot: PoolsSnapshot) -> str | None:
+    """Why nothing can be said of the decode pool's need."""
+    decode = snapshot.decode
+    if decode.step_s == 0 or not _are_amounts((decode.step_s, decode.sequence_s)):
+        return f"its step takes {decode.step_s} s and {decode.sequence_s} s more a sequence"
+    counts = (decode.kv_tokens, decode.kv_used_tokens, decode.num_running, decode.num_waiting)
+    if not _are_amounts((*counts, decode.pool.oldest_wait_s)) or not 1 <= decode.max_num_seqs <= MOST:
+        return f"its KV tokens, those in use, running and waiting sequences are {counts}"
+    if snapshot.traffic.requests_per_s > 0 and snapshot.traffic.output_tokens.mean == 0:
+        return "no request has ended yet"
+    return _traffic_fault(snapshot.traffic, snapshot.traffic.output_tokens)
+
+
+def _traffic_fault(traffic: Traffic, lengths: Moments) -> str | None:
+    numbers = (traffic.requests_per_s, traffic.arrival_cv2, traffic.window_s)
+    if not _are_amounts(numbers):
+        return f"the requests' rate, variation and window are {numbers}"
+    for moments in (lengths, traffic.prompt_tokens):
+        if not _are_amounts((moments.mean,)) or not 0 <= moments.second <= MOST * MOST:
+            return f"the requests' lengths have the moments {moments.mean} and {moments.second}"
+    if traffic.requests_per_s > 0 and traffic.prompt_tokens.mean == 0:
+        return "the requests' lengths are not known yet"
+    return None
+
+
+def _are_amounts(values: Iterable[float]) -> bool:
+    return all(value == 0 or LEAST <= value <= MOST for value in values)  # NaN is not

@@ -1,0 +1,99 @@
+"""The sizes that a pool's load asks for."""
+
+from dataclasses import dataclass, replace
+from math import ceil, sqrt
+
+from deployment.autoscaling.backlog import Backlog
+from deployment.autoscaling.decode_model import DecodeModel
+from deployment.autoscaling.input_check import known
+from deployment.autoscaling.moments import Moments
+from deployment.autoscaling.pool_model import PoolModel, smallest_size
+from deployment.autoscaling.prefill_model import PrefillModel, seconds_per_token
+from deployment.autoscaling.settings import ScalingSettings
+from deployment.autoscaling.snapshot import PoolsSnapshot, Traffic
+
+CHANCE_DEVIATIONS = 2  # of a measured load, that are put down to chance
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Sizes, and why."""
+
+    least: int  # the smallest that holds the SLO, and clears the queue
+    sure: int  # the smallest that would, were the load lower by what may be chance
+    keep: int  # the smallest that would, were it higher by that and the margin
+    queue: int  # the smallest that clears the queue; 0: it needs no more than is ready
+    why: str  # of `least`
+    model: PoolModel | None = None  # None: nothing is known, and the sizes are what there is
+    factor: float = 1.0  # by which measured times correct the model
+
+    @classmethod
+    def unknown(cls, size: int, fault: str) -> "Need":
+        """Keeps what there is."""
+        return cls(size, size, size, 0, fault)
+
+    def within(self, least: int, most: int) -> "Need":
+        """As far as the limits allow."""
+        lowest, sure, keep = (max(least, min(size, most)) for size in (self.least, self.sure, self.keep))
+        return replace(self, least=lowest, sure=sure, keep=keep)
+
+
+def prefill_need(snapshot: PoolsSnapshot, settings: ScalingSettings, factor: float, most: int) -> Need:
+    """Replicas for TTFT: by the rate, by what is queued, and by how long it has been."""
+    traffic, prefill, slo = snapshot.traffic, snapshot.prefill, settings.slo
+    model = PrefillModel.of(traffic, prefill, slo, factor)
+    backlog = Backlog(
+        queued=prefill.queued_tokens * factor * seconds_per_token(prefill),
+        arriving_per_s=traffic.requests_per_s * model.service.mean,
+        done_per_s=1.0,  # second of work
+    )
+    start_s = known(prefill.pool.start_s, settings.start_s)
+    queue_need = backlog.need(prefill.pool, snapshot.now_s, start_s, slo.ttft_s)
+    need = _need(traffic, model, model.service, queue_need, settings.margin, most)
+    ttft_s = model.predicted_s(need.least, traffic.requests_per_s)
+    why = need.why or f"with {need.least} the quantile of TTFT is {ttft_s:.3g} s"
+    return replace(need, why=why, factor=factor)
+
+
+def decode_need(snapshot: PoolsSnapshot, settings: ScalingSettings, factor: float, most: int) -> Need:
+    """Replicas for TPOT and KV: by the rate, by the sequences that wait, and, to become fewer, by those that run."""
+    traffic, decode, slo = snapshot.traffic, snapshot.decode, settings.slo
+    model = DecodeModel.of(traffic, decode, settings, factor)
+    backlog = Backlog(decode.num_waiting, traffic.requests_per_s, model.full_rate(1))
+    start_s = known(decode.pool.start_s, settings.start_s)
+    queue_need = backlog.need(decode.pool, snapshot.now_s, start_s, slo.ttft_s)
+    need = _need(traffic, model, traffic.output_tokens, queue_need, settings.margin, most)
+    keep = max(need.keep, ceil((decode.num_running + decode.num_waiting) / model.places))
+    tpot_s = model.predicted_s(need.least, traffic.requests_per_s)
+    why = need.why or f"with {need.least} the quantile of TPOT is {tpot_s:.3g} s, {model.places} sequences fit on each"
+    return replace(need, keep=keep, why=why, factor=factor)
+
+
+def _need(
+    traffic: Traffic,
+    model: PoolModel,
+    amounts: Moments,
+    queue_need: int,
+    margin: float,
+    most: int,
+) -> Need:
+    """The sizes for a rate; `why` is empty if it is the rate that asks for the smallest."""
+    chance = load_chance(traffic, amounts)
+    rate = traffic.requests_per_s
+    by_rate = smallest_size(model, rate, 1, most)
+    sure = smallest_size(model, rate * (1 - chance), 1, by_rate)
+    keep = smallest_size(model, rate * (1 + chance + margin), by_rate, most)
+    why = "what will wait until a start is through has to be cleared" if queue_need > by_rate else ""
+    return Need(max(queue_need, by_rate), max(queue_need, sure), max(queue_need, keep), queue_need, why, model)
+
+
+def load_chance(traffic: Traffic, amounts: Moments) -> float:
+    """The share by which a measured load may be wrong by chance; at most 1.
+
+    The work that came in a window is a random sum of random amounts: of N requests on the average its relative variance
+    is (ca2 + cs2) / N (Feller, An Introduction to Probability Theory, 1968).
+    """
+    num_requests = traffic.requests_per_s * traffic.window_s
+    if num_requests <= 0:
+        return 1.0
+    return min(1.0, CHANCE_DEVIATIONS * sqrt((traffic.arrival_cv2 + amounts.cv2) / num_requests))

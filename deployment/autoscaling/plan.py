@@ -1,0 +1,170 @@
+"""How large both pools should be.
+
+A look at the pools:
+
+1. Nothing is decided from a snapshot without a clock or counts.
+2. Without requests for `idle_s` both pools are emptied; with the first one both come back.
+3. Replicas that do not come are taken back, and fewer GPUs believed in for a while.
+4. Each pool's load, by queueing theory and corrected by what is measured, asks for sizes.
+5. Within the budget these are what either pool needs; beyond it, the split that serves most requests within the SLO.
+6. A pool follows what every look for a while asked for, and does not turn back soon.
+7. What is given at once never takes more than the budget, with replicas that start and drain; the rest waits.
+"""
+
+from dataclasses import replace
+
+from deployment.autoscaling.band import Band, bands, unhurried
+from deployment.autoscaling.budget import Budget
+from deployment.autoscaling.by_pool import ByPool
+from deployment.autoscaling.correction import Correction
+from deployment.autoscaling.decision import Decision, PoolDecision
+from deployment.autoscaling.grants import Grants, grant
+from deployment.autoscaling.hysteresis import SizeState
+from deployment.autoscaling.input_check import decode_fault, known, prefill_fault, snapshot_fault
+from deployment.autoscaling.need import Need, decode_need, prefill_need
+from deployment.autoscaling.settings import ScalingSettings
+from deployment.autoscaling.snapshot import PoolsSnapshot
+from deployment.autoscaling.split import fit
+from deployment.autoscaling.start_trouble import StartWatch
+from deployment.autoscaling.state import ScalingState
+
+
+def plan_pools(
+    snapshot: PoolsSnapshot, state: ScalingState | None, settings: ScalingSettings
+) -> tuple[Decision, ScalingState | None]:
+    """The sizes to go to, and what to bring along to the next look; None at the first. Settings were checked."""
+    fault = snapshot_fault(snapshot)
+    if fault is not None:
+        return _kept(state, settings, fault), state
+    now_s = snapshot.now_s
+    state = (state or ScalingState.of(snapshot)).at(now_s, settings.max_gap_s)
+    faults = ByPool(prefill_fault(snapshot), decode_fault(snapshot))
+    if snapshot.has_requests or (any(faults.both()) and not state.is_asleep):
+        state = replace(state, active_s=now_s)
+    if settings.idle_s is not None and state.idle_s(now_s) >= settings.idle_s:
+        return _asleep(state, settings)
+    budget = Budget(settings.budget_gpus, settings.limits)
+    watch = StartWatch.of(snapshot, state.grants.sizes, budget, state.trouble, settings)
+    believed = watch.trouble.believed(budget, now_s) if watch.trouble is not None else budget
+    present = replace(state.grants, sizes=watch.granted)
+    sizes = _present_sizes(state, present, budget)
+    needs = _needs(snapshot, state, faults, sizes, settings, budget)
+    sizes, band = _followed(sizes, needs, present, believed, snapshot, settings)
+    grants = grant(sizes.map(lambda size: size.wanted), present, watch.came, snapshot, believed, settings)
+    following = replace(
+        state,
+        sizes=sizes,
+        grants=grants,
+        corrections=_corrected(snapshot, state, needs, settings),
+        trouble=watch.trouble,
+    )
+    return _decision(state, following, needs, band, believed.gpus), following
+
+
+def _present_sizes(state: ScalingState, present: Grants, budget: Budget) -> ByPool[SizeState]:
+    """The wanted sizes without replicas that did not come, and with at least the least."""
+    prefill, decode = state.sizes.both()
+    if present.sizes.prefill < state.grants.sizes.prefill:
+        prefill = prefill.taken_back(present.sizes.prefill)
+    if present.sizes.decode < state.grants.sizes.decode:
+        decode = decode.taken_back(present.sizes.decode)
+    return ByPool(prefill.raised(budget.least.prefill), decode.raised(budget.least.decode))
+
+
+def _needs(
+    snapshot: PoolsSnapshot,
+    state: ScalingState,
+    faults: ByPool[str | None],
+    sizes: ByPool[SizeState],
+    settings: ScalingSettings,
+    budget: Budget,
+) -> ByPool[Need]:
+    """What either pool's load asks for; of a pool whose measurements make no sense, what is wanted already."""
+    most, least, factors = budget.most, budget.least, state.corrections.map(lambda each: each.factor)
+    if faults.prefill is None:
+        prefill = prefill_need(snapshot, settings, factors.prefill, most.prefill).within(least.prefill, most.prefill)
+    else:
+        prefill = Need.unknown(sizes.prefill.wanted, faults.prefill)
+    if faults.decode is None:
+        decode = decode_need(snapshot, settings, factors.decode, most.decode).within(least.decode, most.decode)
+    else:
+        decode = Need.unknown(sizes.decode.wanted, faults.decode)
+    return ByPool(prefill, decode)
+
+
+def _followed(
+    sizes: ByPool[SizeState],
+    needs: ByPool[Need],
+    grants: Grants,
+    budget: Budget,
+    snapshot: PoolsSnapshot,
+    settings: ScalingSettings,
+) -> tuple[ByPool[SizeState], ByPool[Band]]:
+    """The sizes after this look, and the bands that they follow."""
+    now_s, window_s = snapshot.now_s, known(snapshot.traffic.window_s, 0.0)
+    wanted = sizes.map(lambda size: size.wanted)
+    models = needs.map(lambda need: need.model)
+    keep = needs.map(lambda need: need.keep)
+    least = fit(models, needs.map(lambda need: need.least), wanted, budget, settings.margin)
+    sure = fit(models, needs.map(lambda need: need.sure), wanted, budget, settings.margin)
+    band = bands(least, keep, wanted, budget, settings)
+    sure_band = bands(sure, keep, wanted, budget, settings)
+    sure_band = ByPool(
+        unhurried(sure_band.prefill, needs.prefill.queue, wanted.prefill, window_s),
+        unhurried(sure_band.decode, needs.decode.queue, wanted.decode, window_s),
+    )
+    # What was wanted and never given is given up as soon as it is not needed: nothing has to be stopped for that.
+    given = grants.sizes.zip(least).map(max)
+    prefill = sizes.prefill.taken_back(given.prefill).after(band.prefill, sure_band.prefill, now_s, settings)
+    decode = sizes.decode.taken_back(given.decode).after(band.decode, sure_band.decode, now_s, settings)
+    return ByPool(prefill, decode), band
+
+
+def _corrected(
+    snapshot: PoolsSnapshot, state: ScalingState, needs: ByPool[Need], settings: ScalingSettings
+) -> ByPool[Correction]:
+    """The corrections for the next look, from what the models say of the pools as they are."""
+    rate, window_s, now_s = snapshot.traffic.requests_per_s, snapshot.traffic.window_s, snapshot.now_s
+    ttft_s = tpot_s = None
+    prefill, decode = needs.both()
+    # A request that waits for a place at a decode worker has a late first token that no prefill replica could hasten.
+    if prefill.model is not None and snapshot.prefill.pool.num_ready and not snapshot.decode.num_waiting:
+        ttft_s = prefill.model.predicted_s(snapshot.prefill.pool.num_ready, rate)
+    if decode.model is not None and snapshot.decode.pool.num_ready:
+        tpot_s = decode.model.predicted_s(snapshot.decode.pool.num_ready, rate)
+    return ByPool(
+        state.corrections.prefill.after(snapshot.prefill.pool, ttft_s, settings.slo.ttft_s, now_s, window_s, settings),
+        state.corrections.decode.after(snapshot.decode.pool, tpot_s, settings.slo.tpot_s, now_s, window_s, settings),
+    )
+
+
+def _kept(state: ScalingState | None, settings: ScalingSettings, fault: str) -> Decision:
+    """The sizes of the look before; the least, if there was none."""
+    grants = Grants(settings.limits.map(lambda limits: limits.min_replicas)) if state is None else state.grants
+    kept = grants.sizes.map(lambda size: PoolDecision(size, size, size, 1.0, f"stays {size}: {fault}"))
+    return Decision(kept.prefill, kept.decode, settings.budget_gpus, grants.flips)
+
+
+def _asleep(state: ScalingState, settings: ScalingSettings) -> tuple[Decision, ScalingState]:
+    """Both pools are emptied; the GPUs are no use to one without the other."""
+    reason = f"no request for {settings.idle_s:g} s"
+    nothing = PoolDecision(0, 0, 0, 1.0, reason)
+    sizes = ByPool(SizeState(0), SizeState(0))
+    return Decision(nothing, nothing, settings.budget_gpus), replace(state, sizes=sizes, grants=Grants(ByPool(0, 0)))
+
+
+def _decision(
+    before: ScalingState, after: ScalingState, needs: ByPool[Need], band: ByPool[Band], believed_gpus: int
+) -> Decision:
+    parts = zip(
+        before.grants.sizes.both(),
+        after.grants.sizes.both(),
+        after.sizes.both(),
+        needs.both(),
+        band.both(),
+        strict=True,
+    )
+    prefill, decode = [
+        PoolDecision.of(old, new, size, need, each, after.looked_s) for old, new, size, need, each in parts
+    ]
+    return Decision(prefill, decode, believed_gpus, after.grants.flips)

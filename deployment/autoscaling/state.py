@@ -1,0 +1,63 @@
+"""What is remembered from one look to the next."""
+
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from deployment.autoscaling.by_pool import ByPool
+from deployment.autoscaling.correction import Correction
+from deployment.autoscaling.grants import Grants
+from deployment.autoscaling.hysteresis import SizeState
+from deployment.autoscaling.snapshot import PoolsSnapshot
+from deployment.autoscaling.start_trouble import StartTrouble
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingState:
+    """All of it may be lost: then what there is is kept until new looks say otherwise."""
+
+    looked_s: float
+    active_s: float  # when requests were last seen
+    sizes: ByPool[SizeState]
+    grants: Grants
+    corrections: ByPool[Correction] = field(default_factory=lambda: ByPool(Correction(), Correction()))
+    trouble: StartTrouble | None = None
+
+    @classmethod
+    def of(cls, snapshot: PoolsSnapshot) -> "ScalingState":
+        """What there is, is wanted; nothing at all is asleep."""
+        live = snapshot.pools.map(lambda pool: pool.num_live)
+        active_s = snapshot.now_s if any(live.both()) else -inf
+        return cls(snapshot.now_s, active_s, live.map(SizeState), Grants(live))
+
+    @property
+    def wanted(self) -> ByPool[int]:
+        """The sizes that were decided last."""
+        return self.sizes.map(lambda size: size.wanted)
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether both pools are to be empty."""
+        return not any(self.wanted.both())
+
+    def idle_s(self, now_s: float) -> float:
+        """How long there have been no requests."""
+        return now_s - self.active_s
+
+    def at(self, now_s: float, max_gap_s: float) -> "ScalingState":
+        """The state at another look. After a gap nobody knows what every look would have said; after a clock that went
+        back, no time that is remembered means anything.
+        """
+        if now_s < self.looked_s:
+            trouble = self.trouble
+            if trouble is not None:
+                trouble = replace(trouble, until_s=now_s + trouble.retry_after_s)
+            sizes = self.sizes.map(lambda size: replace(size.without_streaks(), turned_s=None))
+            corrections = self.corrections.map(lambda each: replace(each, steady_since_s=now_s, looked_s=now_s))
+            active_s = self.active_s if self.is_asleep else now_s
+            return replace(
+                self, looked_s=now_s, active_s=active_s, sizes=sizes, corrections=corrections, trouble=trouble
+            )
+        if now_s - self.looked_s > max_gap_s:
+            sizes = self.sizes.map(lambda size: size.without_streaks())
+            return replace(self, looked_s=now_s, active_s=self.active_s if self.is_asleep else now_s, sizes=sizes)
+        return replace(self, looked_s=now_s)

@@ -1,0 +1,50 @@
+"""An HTTP client for loads: prepared requests over kept connections, as many as are needed at once."""
+
+import asyncio
+import ssl
+from time import perf_counter
+
+from loadtool.connection import Connection, Reader
+
+KEEP_IDLE_S = 2.0  # servers close idle connections, some after 5 s; a request must not meet that
+
+
+class HttpClient:
+    """Owns the connections to one server."""
+
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None, timeout_s: float) -> None:
+        self._host = host
+        self._port = port
+        self._tls = tls
+        self._timeout_s = timeout_s
+        self._idle: list[Connection] = []  # the last used at the end
+
+    async def ask(self, payload: bytes, reader: Reader) -> None:
+        """Sends a request and reads its answer. Raises OSError or TimeoutError if that does not come whole."""
+        async with asyncio.timeout(self._timeout_s):
+            connection = await self._take()
+            try:
+                await connection.ask(payload, reader)
+            except BaseException:
+                connection.close()
+                raise
+        if connection.is_open:
+            connection.idle_since_s = perf_counter()
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        """Ends the connections."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    async def _take(self) -> Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open and perf_counter() - connection.idle_since_s <= KEEP_IDLE_S:
+                return connection
+            connection.close()
+        loop = asyncio.get_running_loop()
+        return (await loop.create_connection(Connection, self._host, self._port, ssl=self._tls))[1]

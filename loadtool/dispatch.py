@@ -1,0 +1,116 @@
+"""Sends a run's requests.
+
+In an open loop each goes out at its time whatever became of those before it. How much later than due it went is kept:
+if that is much, the client was the bottleneck. In a closed loop each client sends one when its last has ended.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Protocol
+
+from loadtool.answer import AnswerReader
+from loadtool.arrivals import Arrivals, MaxConcurrency
+from loadtool.client import HttpClient
+from loadtool.plan import Limits, PlannedRequest
+from loadtool.record import Failure, RequestRecord
+
+
+class Watcher(Protocol):
+    """Sees how a run goes, for a progress bar."""
+
+    def sent(self) -> None:
+        """A request goes out."""
+        ...
+
+    def ended(self, record: RequestRecord) -> None:
+        """Its answer has ended, well or not."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRun:
+    """What a run gave."""
+
+    arrivals: Arrivals
+    records: list[RequestRecord]  # of the requests that ended, in this order
+    started_unix_s: float
+    elapsed_s: float
+    client_cpu_s: float  # of this process in the time
+    is_whole: bool  # False: interrupted, and what was on its way is left out
+
+
+async def run_load(
+    client: HttpClient, requests: Iterable[PlannedRequest], arrivals: Arrivals, limits: Limits, watcher: Watcher
+) -> LoadRun:
+    """Sends the requests and waits for their answers. Cancelled, it returns what has ended so far."""
+    dispatcher = _Dispatcher(client, watcher)
+    started_unix_s, started_cpu_s = time.time(), time.process_time()
+    is_whole = True
+    try:
+        if isinstance(arrivals, MaxConcurrency):
+            await dispatcher.closed_loop(requests, arrivals.num_clients, limits.duration_s)
+        else:
+            await dispatcher.open_loop(requests)
+    except asyncio.CancelledError:
+        is_whole = False
+    return LoadRun(
+        arrivals=arrivals,
+        records=dispatcher.records,
+        started_unix_s=started_unix_s,
+        elapsed_s=dispatcher.now_s(),
+        client_cpu_s=time.process_time() - started_cpu_s,
+        is_whole=is_whole,
+    )
+
+
+class _Dispatcher:
+    """Owns the records of one run."""
+
+    def __init__(self, client: HttpClient, watcher: Watcher) -> None:
+        self.records: list[RequestRecord] = []
+        self._client = client
+        self._watcher = watcher
+        self._started_s = perf_counter()
+
+    def now_s(self) -> float:
+        """Since the start."""
+        return perf_counter() - self._started_s
+
+    async def open_loop(self, requests: Iterable[PlannedRequest]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for request in requests:
+                assert request.due_s is not None
+                await asyncio.sleep(max(0.0, request.due_s - self.now_s()))  # also when late: answers must be read
+                tasks.create_task(self._send(request))
+
+    async def closed_loop(self, requests: Iterable[PlannedRequest], num_clients: int, duration_s: float | None) -> None:
+        waiting = iter(requests)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(num_clients):
+                tasks.create_task(self._client_of(waiting, duration_s))
+
+    async def _client_of(self, waiting: Iterator[PlannedRequest], duration_s: float | None) -> None:
+        while duration_s is None or self.now_s() < duration_s:
+            request = next(waiting, None)
+            if request is None:
+                return
+            await self._send(request)
+
+    async def _send(self, request: PlannedRequest) -> None:
+        record = RequestRecord(request.num_output_tokens, request.due_s, self.now_s())
+        record.num_prompt_tokens = request.num_prompt_tokens
+        self._watcher.sent()
+        reader = AnswerReader(record, self._started_s)
+        try:
+            await self._client.ask(request.payload, reader)
+            reader.end()
+        except TimeoutError:
+            record.failure = Failure("timed out", "the answer did not end in time")
+        except OSError as error:
+            record.failure = Failure("connection", str(error) or type(error).__name__)
+        record.ended_s = self.now_s()
+        self.records.append(record)
+        self._watcher.ended(record)

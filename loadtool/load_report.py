@@ -1,0 +1,91 @@
+"""All that a load gave, and what was asked for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from loadtool.dispatch import LoadRun
+from loadtool.record import RequestRecord
+from loadtool.slo import Slo
+from loadtool.summary import RunSummary, summarise
+from loadtool.target import Target
+
+FORMAT = "baton bench, version 1"
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """A run and its figures."""
+
+    run: LoadRun
+    summary: RunSummary
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """The runs of a sweep, in their order."""
+
+    target: Target
+    dataset: str
+    settings: Mapping[str, object]  # the options that were given, by name; no secrets
+    when: str  # of the start, ISO 8601
+    runs: Sequence[MeasuredRun]
+
+    @property
+    def model(self) -> str:
+        """As the server names it."""
+        return self.target.model or ""
+
+    @property
+    def endpoint(self) -> str:
+        """The whole URL."""
+        return self.target.base_url + self.target.path
+
+    def to_json(self, with_requests: bool) -> dict[str, object]:
+        """For programs: every figure, and with `with_requests` every request's."""
+        return {
+            "format": FORMAT,
+            "when": self.when,
+            "endpoint": self.endpoint,
+            "model": self.model,
+            "prompts": "token ids" if self.target.takes_token_ids and not self.target.is_chat else "text",
+            "dataset": self.dataset,
+            "settings": dict(self.settings),
+            "runs": [
+                {
+                    **asdict(each.summary),
+                    "warnings": each.summary.warnings,
+                    **({"requests": [_request(record) for record in each.run.records]} if with_requests else {}),
+                }
+                for each in self.runs
+            ],
+        }
+
+
+def measured(run: LoadRun, slo: Slo | None) -> MeasuredRun:
+    """The run with its figures."""
+    return MeasuredRun(run, summarise(run, slo))
+
+
+def _request(record: RequestRecord) -> dict[str, object]:
+    """A request's own figures; times in seconds from its run's start, what is unknown is null."""
+    has_output = bool(record.token_times_s)
+    return {
+        "due_s": record.due_s,
+        "sent_s": record.sent_s,
+        "first_token_s": record.first_s if has_output else None,
+        "last_token_s": record.last_s if has_output else None,
+        "ended_s": record.ended_s,
+        "ttft_s": record.ttft_s if has_output else None,
+        "tpot_s": record.tpot_s if has_output else None,
+        "e2e_s": record.e2e_s if has_output else None,
+        "itls_s": np.diff(record.token_times_s).tolist(),
+        "prompt_tokens": record.num_prompt_tokens,
+        "cached_tokens": record.num_cached_tokens,
+        "asked_tokens": record.num_asked_tokens,
+        "output_tokens": record.num_output_tokens,
+        "status": record.status,
+        "failure": asdict(record.failure) if record.failure is not None else None,
+        "path": asdict(record.path) if record.path is not None else None,
+    }

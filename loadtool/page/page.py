@@ -1,0 +1,37 @@
+"""The page itself."""
+
+from collections.abc import Sequence
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined
+
+from loadtool.distribution import Distribution
+from loadtool.load_report import LoadReport
+from loadtool.page.chart import NUM_COLOURS
+from loadtool.page.charts import distribution_charts, sweep_charts, timeline_charts
+from loadtool.summary import RunSummary
+from loadtool.terminal import COLUMNS, lines_of, number
+
+
+def render_page(report: LoadReport) -> str:
+    """HTML that needs nothing else: no script, no other file, no network."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["number"] = number
+    template = environment.from_string((files("loadtool.page") / "page.html.jinja").read_text())
+    return template.render(
+        report=report,
+        summaries=[each.summary for each in report.runs],
+        columns=COLUMNS,
+        times_of=_times_of,
+        lines_of=lines_of,
+        sweep=sweep_charts(report.runs),
+        distributions=distribution_charts(report.runs),
+        timelines=[(each.summary.label, timeline_charts(each)) for each in report.runs],
+        num_colours=NUM_COLOURS,
+    )
+
+
+def _times_of(summary: RunSummary) -> Sequence[tuple[str, Distribution]]:
+    """The distributions that a run has, by their names."""
+    times = (("TTFT", summary.ttft_ms), ("TPOT", summary.tpot_ms), ("ITL", summary.itl_ms), ("E2E", summary.e2e_ms))
+    return [(name, each) for name, each in times if each is not None]

@@ -1,0 +1,38 @@
+"""How a Baton server made the answers of a run, by its own word."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from loadtool.record import RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class PathSummary:
+    """Counts of requests, and of prompt tokens."""
+
+    num_remote: int  # requests whose prompt another worker computed
+    num_local: int  # the others
+    num_handed_over_tokens: int
+    by_transport: Mapping[str, int]
+    by_prefill_worker: Mapping[str, int]
+    by_decode_worker: Mapping[str, int]
+
+
+def summarise_paths(records: Sequence[RequestRecord]) -> PathSummary | None:
+    """Of the requests whose server said; None if none did."""
+    paths = [record.path for record in records if record.path is not None]
+    if not paths:
+        return None
+    return PathSummary(
+        num_remote=sum(path.is_remote for path in paths),
+        num_local=sum(not path.is_remote for path in paths),
+        num_handed_over_tokens=sum(path.num_handed_over_tokens for path in paths),
+        by_transport=_counts(path.kv_transport for path in paths if path.kv_transport),
+        by_prefill_worker=_counts(path.prefill_worker for path in paths),
+        by_decode_worker=_counts(path.decode_worker for path in paths),
+    )
+
+
+def _counts(names: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(names).items()))

@@ -1,0 +1,50 @@
+"""Workers that are told at which port others read their KV."""
+
+import asyncio
+import json
+import socket
+import sys
+from contextlib import closing
+from pathlib import Path
+
+from deployment.ports import free_ports
+from tests.checkpoints import make_checkpoint
+from tests.integration.decode_client import decode_client
+from tests.integration.oracle import Oracle
+from tests.integration.test_bad_prefill import GREEDY, PROMPT
+from tests.integration.worker_process import worker_process
+
+HOST = "127.0.0.1"
+
+
+async def test_kv_comes_from_the_given_port(tmp_path: Path) -> None:
+    model = make_checkpoint("qwen3", tmp_path / "model")
+    port = free_ports(HOST, 1)[0]
+    async with (
+        worker_process("prefill", model, tmp_path, "--transport=tcp", f"--kv-port={port}") as prefill,
+        worker_process("decode", model, tmp_path, "--transport=tcp") as decode,
+        decode_client(decode) as client,
+    ):
+        endpoint = json.loads((await prefill.describe()).pool.endpoints["tcp"])
+        assert endpoint["port"] == port
+        generation = await client.generate(PROMPT, GREEDY, await prefill.peer())
+        assert generation.token_ids == Oracle(model).greedy(PROMPT, GREEDY.max_tokens)
+        assert generation.served_by.kv_transport == "tcp"
+
+
+async def test_a_port_that_is_taken_ends_the_start_with_one_line(tmp_path: Path) -> None:
+    model = make_checkpoint("qwen3", tmp_path / "model")
+    with closing(socket.create_server((HOST, 0))) as taken:
+        port = taken.getsockname()[1]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "decode_worker", "--role=decode", "--model", str(model)),
+            *("--num-threads=1", "--kv-cache-memory-bytes=16MiB", f"--kv-port={port}"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        async with asyncio.timeout(60):
+            output, _ = await process.communicate()
+    said = output.decode()
+    assert process.returncode == 1
+    assert f"cannot listen on port {port} of {HOST} for readers of KV" in said
+    assert "Traceback" not in said

@@ -1,0 +1,342 @@
+"""Two pools in virtual time, driven by `plan_pools` in a closed loop.
+
+Prefill is an exact queue in order of arrival before as many servers as there are replicas; decode a fluid of sequences
+that all advance by a second's steps. Replicas take time to start and to drain, and only as many start as there are
+real GPUs. At every moment the GPUs in use are held against the budget.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import count
+from statistics import quantiles
+
+import numpy as np
+
+from deployment.autoscaling.decision import Decision
+from deployment.autoscaling.moments import Moments
+from deployment.autoscaling.plan import plan_pools
+from deployment.autoscaling.settings import PoolLimits, ScalingSettings
+from deployment.autoscaling.snapshot import (
+    DecodeSnapshot,
+    PoolSnapshot,
+    PoolsSnapshot,
+    PrefillSnapshot,
+    ReplicaLatency,
+    Traffic,
+)
+from deployment.autoscaling.state import ScalingState
+
+WINDOW_S = 60.0
+
+
+@dataclass(slots=True)
+class Load:
+    """Poisson arrivals with exponential lengths, as a function of time."""
+
+    requests_per_s: Callable[[float], float]
+    prompt_tokens: Callable[[float], float] = lambda _: 2000.0
+    output_tokens: Callable[[float], float] = lambda _: 100.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a replica really does; the workers report these rates, times `reported_speed`."""
+
+    tokens_per_s: float = 10_000.0
+    prefill_step_s: float = 0.01
+    decode_step_s: float = 0.01
+    decode_sequence_s: float = 0.001
+    max_num_seqs: int = 64
+    kv_tokens: int = 400_000
+    start_s: float = 30.0
+    drain_s: float = 10.0
+    reported_speed: float = 1.0
+    cold_s: float = 0.0  # in which a replica takes ten times as long
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request."""
+
+    arrived_s: float
+    prompt_tokens: float
+    output_tokens: float
+    decode_from_s: float = 0.0
+    left: float = 0.0
+    joined_s: float | None = None  # a decode replica
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One replica, from the moment it is wanted."""
+
+    wanted_s: float
+    ready_s: float | None = None
+    draining_s: float | None = None
+    free_s: float = 0.0  # prefill: when it has computed what it has
+    running: list[Asked] = field(default_factory=list)  # decode
+    samples: deque[tuple[float, float]] = field(default_factory=deque)  # time, TTFT or TPOT
+
+    def latency(self, now_s: float, quantile: float) -> ReplicaLatency:
+        """Its samples of the window."""
+        while self.samples and self.samples[0][0] < now_s - WINDOW_S:
+            self.samples.popleft()
+        values = [value for _, value in self.samples]
+        assert self.ready_s is not None
+        worst = quantiles(values, n=100, method="inclusive")[round(100 * quantile) - 1] if len(values) > 1 else 0.0
+        return ReplicaLatency(now_s - self.ready_s, len(values) if worst else 0, worst)
+
+
+class Pool:
+    """Owns one pool's replicas."""
+
+    def __init__(self, limits: PoolLimits, machine: Machine, num_ready: int) -> None:
+        self.limits = limits
+        self.machine = machine
+        self.replicas = [Replica(0.0, ready_s=0.0) for _ in range(num_ready)]
+
+    @property
+    def ready(self) -> list[Replica]:
+        return [each for each in self.replicas if each.ready_s is not None and each.draining_s is None]
+
+    @property
+    def starting(self) -> list[Replica]:
+        return [each for each in self.replicas if each.ready_s is None]
+
+    @property
+    def gpus(self) -> int:
+        """In use, whatever for."""
+        return len(self.replicas) * self.limits.gpus_per_replica
+
+    def scale(self, target: int, now_s: float) -> None:
+        """Starts replicas, or stops them: those first that are not ready yet."""
+        live = [each for each in self.replicas if each.draining_s is None]
+        for _ in range(target - len(live)):
+            self.replicas.append(Replica(now_s))
+        for replica in sorted(live, key=lambda each: each.ready_s is not None)[: max(0, len(live) - target)]:
+            if replica.ready_s is None:
+                self.replicas.remove(replica)
+            else:
+                replica.draining_s = now_s
+
+    def snapshot(self, now_s: float, quantile: float, oldest_wait_s: float) -> PoolSnapshot:
+        ready = self.ready
+        return PoolSnapshot(
+            num_ready=len(ready),
+            starting_since_s=tuple(each.wanted_s for each in self.starting),
+            num_draining=len(self.replicas) - len(ready) - len(self.starting),
+            start_s=self.machine.start_s,
+            drain_s=self.machine.drain_s,
+            oldest_wait_s=oldest_wait_s,
+            latencies=tuple(each.latency(now_s, quantile) for each in ready),
+        )
+
+    def slowness(self, replica: Replica, now_s: float) -> float:
+        assert replica.ready_s is not None
+        return 10.0 if now_s - replica.ready_s < self.machine.cold_s else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was decided at one time."""
+
+    now_s: float
+    decision: Decision
+    gpus: int
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return self.decision.prefill.target, self.decision.decode.target
+
+
+class Rig:
+    """Owns the pools and their requests; `run` makes time pass."""
+
+    def __init__(
+        self,
+        load: Load,
+        settings: ScalingSettings,
+        *,
+        seed: int = 0,
+        machine: Machine | None = None,
+        sizes: tuple[int, int] = (1, 1),
+        real_gpus: Callable[[float], int] = lambda _: 10**9,
+    ) -> None:
+        settings.check()
+        self.load, self.settings = load, settings
+        self.machine = machine or Machine()
+        self.prefill = Pool(settings.prefill, self.machine, sizes[0])
+        self.decode = Pool(settings.decode, self.machine, sizes[1])
+        self.looks: list[Look] = []
+        self.ttfts: list[tuple[float, float]] = []  # arrival, TTFT
+        self.now_s = 0.0
+        self._real_gpus = real_gpus
+        self._random = np.random.default_rng(seed)
+        self._state: ScalingState | None = None
+        self._arrived: deque[Asked] = deque()  # in the window
+        self._ended: deque[tuple[float, float]] = deque()  # time, output tokens
+        self._queue: deque[Asked] = deque()  # for prefill
+        self._computed: list[Asked] = []  # on the way to decode
+        self._waiting: deque[Asked] = deque()  # for decode
+
+    def run(self, until_s: float) -> None:
+        """One look a second."""
+        while self.now_s < until_s:
+            self._arrive()
+            self._prefill_second()
+            self._decode_second()
+            self.now_s += 1.0
+            self._replicas_change()
+            decision, self._state = plan_pools(self.snapshot(), self._state, self.settings)
+            self.prefill.scale(decision.prefill.target, self.now_s)
+            self.decode.scale(decision.decode.target, self.now_s)
+            gpus = self.prefill.gpus + self.decode.gpus
+            assert gpus <= self.settings.budget_gpus, f"{gpus} GPUs at {self.now_s}: {decision.reason}"
+            self.looks.append(Look(self.now_s, decision, gpus))
+
+    def snapshot(self) -> PoolsSnapshot:
+        """As routers and workers would report it."""
+        now_s, speed, quantile = self.now_s, self.machine.reported_speed, self.settings.slo.quantile
+        for known in (self._arrived, self._ended):
+            while known and _time(known[0]) < now_s - WINDOW_S:
+                known.popleft()
+        prompts = Moments.of(each.prompt_tokens for each in self._arrived)
+        running = [asked for replica in self.decode.ready for asked in replica.running]
+        queued = sum(each.prompt_tokens for each in self._queue)
+        return PoolsSnapshot(
+            now_s=now_s,
+            traffic=Traffic(
+                window_s=WINDOW_S,
+                requests_per_s=len(self._arrived) / WINDOW_S if now_s >= WINDOW_S else len(self._arrived) / now_s,
+                prompt_tokens=prompts,
+                uncached_tokens=prompts,
+                output_tokens=Moments.of(tokens for _, tokens in self._ended),
+            ),
+            prefill=PrefillSnapshot(
+                pool=self.prefill.snapshot(now_s, quantile, self._oldest(each.arrived_s for each in self._queue)),
+                tokens_per_s=self.machine.tokens_per_s * speed,
+                step_s=self.machine.prefill_step_s / speed,
+                max_step_tokens=2048,
+                queued_tokens=queued,
+            ),
+            decode=DecodeSnapshot(
+                pool=self.decode.snapshot(now_s, quantile, self._oldest(each.decode_from_s for each in self._waiting)),
+                step_s=self.machine.decode_step_s / speed,
+                sequence_s=self.machine.decode_sequence_s / speed,
+                max_num_seqs=self.machine.max_num_seqs,
+                kv_tokens=self.machine.kv_tokens,
+                kv_used_tokens=int(sum(_context(each) for each in running)),
+                num_running=len(running),
+                num_waiting=len(self._waiting),
+            ),
+        )
+
+    def ttft(self, from_s: float, until_s: float, quantile: float = 0.95) -> float:
+        """Of the requests that came in that time and got a first token."""
+        return float(np.quantile([ttft for at_s, ttft in self.ttfts if from_s <= at_s < until_s], quantile))
+
+    def _arrive(self) -> None:
+        num = int(self._random.poisson(self.load.requests_per_s(self.now_s)))
+        for at_s in np.sort(self._random.uniform(self.now_s, self.now_s + 1, num)):
+            prompt = 1 + self._random.exponential(self.load.prompt_tokens(self.now_s))
+            output = 1 + self._random.exponential(self.load.output_tokens(self.now_s))
+            asked = Asked(float(at_s), float(prompt), float(output), left=float(output))
+            self._arrived.append(asked)
+            self._queue.append(asked)
+
+    def _prefill_second(self) -> None:
+        end_s = self.now_s + 1
+        servers = self.prefill.ready
+        token_s = 1 / self.machine.tokens_per_s + self.machine.prefill_step_s / 2048
+        while self._queue and servers:
+            server = min(servers, key=lambda each: each.free_s)
+            begin_s = max(server.free_s, self._queue[0].arrived_s, server.ready_s or 0.0)
+            if begin_s >= end_s:
+                break
+            asked = self._queue.popleft()
+            work_s = self.machine.prefill_step_s + asked.prompt_tokens * token_s
+            server.free_s = begin_s + work_s * self.prefill.slowness(server, begin_s)
+            asked.decode_from_s = server.free_s
+            ttft_s = server.free_s - asked.arrived_s
+            server.samples.append((server.free_s, ttft_s))
+            self.ttfts.append((asked.arrived_s, ttft_s))
+            self._computed.append(asked)
+
+    def _decode_second(self) -> None:
+        due = [asked for asked in self._computed if asked.decode_from_s < self.now_s + 1]
+        self._computed = [asked for asked in self._computed if asked.decode_from_s >= self.now_s + 1]
+        self._waiting.extend(due)
+        servers = self.decode.ready
+        while self._waiting and servers:
+            server = min(servers, key=lambda each: len(each.running))
+            held = sum(_context(each) for each in server.running)
+            if len(server.running) >= self.machine.max_num_seqs or held > 0.95 * self.machine.kv_tokens:
+                break
+            asked = self._waiting.popleft()
+            asked.joined_s = self.now_s if asked.joined_s is None else asked.joined_s
+            server.running.append(asked)
+        for replica in self.decode.replicas:
+            self._decode_replica(replica)
+
+    def _decode_replica(self, replica: Replica) -> None:
+        if not replica.running:
+            return
+        step_s = self.machine.decode_step_s + self.machine.decode_sequence_s * (len(replica.running) - 1)
+        step_s *= self.decode.slowness(replica, self.now_s)
+        for asked in replica.running:
+            asked.left -= 1 / step_s
+            if asked.left <= 0:
+                assert asked.joined_s is not None
+                end_s = self.now_s + 1 + asked.left * step_s  # within this second
+                self._ended.append((self.now_s, asked.output_tokens))
+                replica.samples.append((self.now_s, (end_s - asked.joined_s) / asked.output_tokens))
+        replica.running = [asked for asked in replica.running if asked.left > 0]
+
+    def _replicas_change(self) -> None:
+        room = self._real_gpus(self.now_s) - self.prefill.gpus - self.decode.gpus
+        room += sum(len(pool.starting) * pool.limits.gpus_per_replica for pool in (self.prefill, self.decode))
+        for pool in (self.prefill, self.decode):
+            for replica in pool.starting:
+                if room >= pool.limits.gpus_per_replica and self.now_s - replica.wanted_s >= self.machine.start_s:
+                    replica.ready_s = self.now_s
+                if room >= pool.limits.gpus_per_replica:
+                    room -= pool.limits.gpus_per_replica
+            for replica in [each for each in pool.replicas if each.draining_s is not None]:
+                self._drain(pool, replica)
+
+    def _drain(self, pool: Pool, replica: Replica) -> None:
+        assert replica.draining_s is not None
+        is_over = self.now_s - replica.draining_s >= self.machine.drain_s
+        if is_over or (not replica.running and replica.free_s <= self.now_s):
+            self._waiting.extendleft(replica.running)  # they go on elsewhere
+            pool.replicas.remove(replica)
+
+    def _oldest(self, since_s: Iterable[float]) -> float:
+        return max(0.0, self.now_s - min(since_s, default=self.now_s))
+
+
+def _time(known: Asked | tuple[float, float]) -> float:
+    return known.arrived_s if isinstance(known, Asked) else known[0]
+
+
+def _context(asked: Asked) -> float:
+    return asked.prompt_tokens + asked.output_tokens - asked.left
+
+
+def turns(sizes: Iterable[int], times: Iterable[float] | None = None) -> list[float]:
+    """The times at which a size changed to the other direction than before."""
+    found: list[float] = []
+    last, has_grown = None, None
+    for at_s, size in zip(times if times is not None else count(), sizes, strict=False):
+        if last is not None and size != last:
+            if has_grown is not None and has_grown is not (size > last):
+                found.append(float(at_s))
+            has_grown = size > last
+        last = size
+    return found
+
+
+def most_turns(found: list[float], within_s: float) -> int:
+    """The most of them in any such time."""
+    return max((sum(at_s <= other < at_s + within_s for other in found) for at_s in found), default=0)

@@ -1,0 +1,134 @@
+"""The budget between two pools that both want more."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployment.autoscaling.band import Band, bands, unhurried
+from deployment.autoscaling.budget import Budget
+from deployment.autoscaling.by_pool import ByPool
+from deployment.autoscaling.pool_model import PoolModel
+from deployment.autoscaling.settings import PoolLimits
+from deployment.autoscaling.split import best_split, fit, goodput
+from tests.unit.deployment.autoscaling_snapshots import SETTINGS
+
+MANY = ByPool(1000, 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class PowerModel:
+    """A pool whose rate grows with a power of its size."""
+
+    unit: float
+    power: float = 1.0
+
+    def predicted_s(self, num_replicas: int, requests_per_s: float) -> float:
+        return requests_per_s / self.rate(num_replicas)
+
+    def holds(self, num_replicas: int, requests_per_s: float) -> bool:
+        return requests_per_s <= self.rate(num_replicas)
+
+    def rate(self, num_replicas: int) -> float:
+        return self.unit * num_replicas**self.power
+
+
+def budget(gpus: int, prefill: PoolLimits | None = None, decode: PoolLimits | None = None) -> Budget:
+    return Budget(gpus, ByPool(prefill or PoolLimits(), decode or PoolLimits()))
+
+
+def models(prefill: float, decode: float) -> ByPool[PoolModel]:
+    return ByPool(PowerModel(prefill), PowerModel(decode))
+
+
+def maybe(known: ByPool[PoolModel]) -> ByPool[PoolModel | None]:
+    return ByPool(known.prefill, known.decode)
+
+
+def test_the_split_serves_most_and_is_no_proportional_cut() -> None:
+    needs = ByPool(12, 6)  # cut in proportion these were 6 and 3 of 9
+    rates = models(2.0, 1.0)
+    assert best_split(rates, needs, budget(9)) == ByPool(3, 6)
+    assert goodput(rates, ByPool(3, 6)) == 6.0
+    assert goodput(rates, ByPool(6, 3)) == 3.0
+
+
+@settings(max_examples=200)
+@given(
+    st.floats(0.1, 10),
+    st.floats(0.1, 10),
+    st.floats(0.8, 1.2),
+    st.integers(2, 40),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.sampled_from([None, 1, 3, 10]),
+)
+def test_no_other_split_serves_more(
+    prefill: float, decode: float, power: float, gpus: int, cost: int, other: int, most: int | None
+) -> None:
+    shared = budget(
+        gpus + cost + other, PoolLimits(gpus_per_replica=cost, max_replicas=most), PoolLimits(gpus_per_replica=other)
+    )
+    rates: ByPool[PoolModel] = ByPool(PowerModel(prefill, power), PowerModel(decode))
+    found = best_split(rates, MANY, shared)
+    assert shared.cost(found) <= shared.gpus
+    tried = [
+        ByPool(one, (shared.gpus - one * cost) // other)
+        for one in range(1, (most or shared.gpus) + 1)
+        if one * cost + other <= shared.gpus
+    ]
+    assert goodput(rates, found) == pytest.approx(max(goodput(rates, sizes) for sizes in tried))
+
+
+def test_no_pool_gets_more_than_it_needs() -> None:
+    assert best_split(models(1.0, 1.0), ByPool(2, 20), budget(16)) == ByPool(2, 14)
+    assert best_split(models(1.0, 1.0), ByPool(20, 2), budget(16)) == ByPool(14, 2)
+
+
+def test_needs_that_fit_are_met() -> None:
+    assert fit(maybe(models(1.0, 1.0)), ByPool(3, 5), ByPool(1, 1), budget(8), 0.15) == ByPool(3, 5)
+
+
+def test_a_present_split_that_is_nearly_as_good_stays() -> None:
+    rates, needs = maybe(models(1.0, 1.0)), ByPool(15, 15)
+    assert fit(rates, needs, ByPool(9, 11), budget(20), 0.15) == ByPool(9, 11)
+    assert fit(rates, needs, ByPool(7, 13), budget(20), 0.15) == ByPool(10, 10)
+    assert fit(rates, needs, ByPool(9, 10), budget(20), 0.15) == ByPool(10, 10)  # there is a GPU that nobody uses
+    assert fit(rates, needs, ByPool(12, 11), budget(20), 0.15) == ByPool(10, 10)  # and here one too few
+
+
+def test_beside_a_pool_of_which_nothing_is_known_the_other_gets_what_is_left() -> None:
+    rates = models(1.0, 1.0)
+    assert fit(ByPool(None, rates.decode), ByPool(5, 9), ByPool(5, 2), budget(8), 0.15) == ByPool(5, 3)
+    assert fit(ByPool(rates.prefill, None), ByPool(9, 5), ByPool(2, 5), budget(8), 0.15) == ByPool(3, 5)
+
+
+def test_a_pool_keeps_what_holds_with_a_margin() -> None:
+    found = bands(ByPool(2, 2), ByPool(3, 3), ByPool(5, 3), budget(9), SETTINGS)
+    assert found == ByPool(
+        Band(2, 3, SETTINGS.downscale_delay_s, SETTINGS.upscale_delay_s),
+        Band(2, 3, SETTINGS.downscale_delay_s, SETTINGS.upscale_delay_s),
+    )
+
+
+def test_a_pool_gives_sooner_what_the_other_needs() -> None:
+    found = bands(ByPool(2, 5), ByPool(5, 6), ByPool(6, 2), budget(8), SETTINGS)
+    assert found.prefill == Band(
+        2, 3, SETTINGS.shift_delay_s, SETTINGS.upscale_delay_s, is_pressed=True
+    )  # 3 is what is left beside 5
+    assert found.decode == Band(5, 6, SETTINGS.downscale_delay_s, SETTINGS.upscale_delay_s)
+
+
+def test_sizes_cost_what_their_replicas_have() -> None:
+    shared = budget(16, PoolLimits(gpus_per_replica=2, min_replicas=2), PoolLimits(gpus_per_replica=4, max_replicas=2))
+    assert shared.cost(ByPool(3, 2)) == 14
+    assert shared.most == ByPool(6, 2)
+    assert shared.beside(ByPool(5, 2)) == ByPool(4, 1)
+    assert shared.beside(ByPool(8, 4)) == ByPool(2, 1)  # never under the least
+
+
+def test_what_has_just_turned_waits_for_more_than_a_window_unless_its_queue_asks() -> None:
+    band = Band(4, 5, SETTINGS.downscale_delay_s, SETTINGS.upscale_delay_s)
+    assert unhurried(band, 4, 3, 60.0) == band
+    assert unhurried(band, 3, 3, 60.0) == replace(band, grow_delay_s=SETTINGS.upscale_delay_s + 60.0)

@@ -1,0 +1,116 @@
+"""Under a steady load sizes hardly change, whatever its noise."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployment.autoscaling.moments import Moments
+from deployment.autoscaling.plan import plan_pools
+from deployment.autoscaling.settings import ScalingSettings
+from deployment.autoscaling.snapshot import Traffic
+from tests.unit.deployment.autoscaling_rig import Load, Rig, most_turns, turns
+from tests.unit.deployment.autoscaling_snapshots import SETTINGS, decode, pool, prefill, snapshot
+
+TURN_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """Poisson arrivals whose lengths are log-normal, as a router measures them in a window."""
+
+    requests_per_s: float
+    prompt: float
+    output: float
+    sigma: float
+    window_s: int
+    seed: int
+
+    def traffic(self, num_seconds: int) -> list[Traffic]:
+        """What is measured at the end of each second."""
+        random = np.random.default_rng(self.seed)
+        counts = random.poisson(self.requests_per_s, num_seconds + self.window_s)
+        ends = np.concatenate(([0], np.cumsum(counts)))
+        sums = [self._sums(random, mean, int(ends[-1])) for mean in (self.prompt, self.output)]
+        found = []
+        for second in range(num_seconds):
+            begin, end = ends[second], ends[second + self.window_s]
+            count = max(1, int(end - begin))
+            prompts, outputs = (
+                Moments(*(float(total[end] - total[begin]) / count for total in totals)) for totals in sums
+            )
+            found.append(
+                Traffic(
+                    window_s=float(self.window_s),
+                    requests_per_s=float(end - begin) / self.window_s,
+                    prompt_tokens=prompts,
+                    uncached_tokens=prompts,
+                    output_tokens=outputs,
+                )
+            )
+        return found
+
+    def _sums(self, random: np.random.Generator, mean: float, count: int) -> tuple[np.ndarray, np.ndarray]:
+        values = random.lognormal(np.log(mean) - self.sigma**2 / 2, self.sigma, count)
+        return tuple(np.concatenate(([0.0], np.cumsum(each))) for each in (values, values * values))  # type: ignore[return-value]
+
+
+def followed(steady: Steady, chosen: ScalingSettings, num_seconds: int) -> tuple[list[int], list[int]]:
+    """The sizes that pools without start times go through."""
+    sizes, state = [(1, 1)], None
+    for second, traffic in enumerate(steady.traffic(num_seconds)):
+        seen = snapshot(float(second), traffic, prefill=prefill(pool(sizes[-1][0])), decode=decode(pool(sizes[-1][1])))
+        decision, state = plan_pools(seen, state, chosen)
+        sizes.append((decision.prefill.target, decision.decode.target))
+    return [prefills for prefills, _ in sizes], [decodes for _, decodes in sizes]
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.builds(
+        Steady,
+        requests_per_s=st.floats(0.05, 60),
+        prompt=st.floats(200, 6000),
+        output=st.floats(20, 600),
+        sigma=st.floats(0.0, 1.2),
+        window_s=st.sampled_from([15, 30, 60, 120]),
+        seed=st.integers(0, 1000),
+    ),
+    st.sampled_from([6, 16, 200]),
+)
+def test_a_steady_load_turns_no_pool_twice_in_ten_minutes(steady: Steady, budget_gpus: int) -> None:
+    for sizes in followed(steady, replace(SETTINGS, budget_gpus=budget_gpus), 3000):
+        assert most_turns(turns(sizes), TURN_S) <= 1
+
+
+@pytest.mark.parametrize("requests_per_s", [1.9, 5.2, 13.9, 19.4])  # near where one replica more is needed
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_hours_of_poisson_arrivals_on_a_boundary(requests_per_s: float, seed: int) -> None:
+    for sizes in followed(Steady(requests_per_s, 2000, 100, 0.8, 60, seed), SETTINGS, 2 * 3600):
+        found = turns(sizes)
+        assert most_turns(found, TURN_S) <= 1
+        assert len(found) <= 4  # and hardly ever
+
+
+@pytest.mark.parametrize(
+    ("requests_per_s", "sigma", "window_s", "seed"),
+    [(0.1, 1.2, 30, 0), (0.3, 1.2, 30, 0), (1.0, 0.8, 30, 1), (3.0, 1.2, 60, 0), (3.0, 1.2, 60, 1)],
+)
+def test_hours_of_few_requests_of_very_different_lengths(
+    requests_per_s: float, sigma: float, window_s: int, seed: int
+) -> None:
+    for sizes in followed(Steady(requests_per_s, 2000, 100, sigma, window_s, seed), SETTINGS, 2 * 3600):
+        assert most_turns(turns(sizes), TURN_S) <= 1
+
+
+@pytest.mark.parametrize(("requests_per_s", "seed"), [(3.0, 0), (7.5, 1), (3.0, 2)])
+def test_hours_of_a_closed_loop(requests_per_s: float, seed: int) -> None:
+    rig = Rig(Load(lambda _: requests_per_s), SETTINGS, seed=seed, sizes=(2, 1))
+    rig.run(2 * 3600)
+    for sizes in zip(*(look.sizes for look in rig.looks), strict=True):
+        found = turns(sizes)
+        assert most_turns(found, TURN_S) <= 1
+        assert len(found) <= 4
+    assert rig.ttft(600, 7200) < SETTINGS.slo.ttft_s

@@ -1,0 +1,155 @@
+"""A closed transport gives its pool back at once: pools are large, and the garbage collector may not run for long."""
+
+import asyncio
+import gc
+import uuid
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from kvtransfer.base import PoolIdentity
+from kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline
+from tests.unit.kvtransfer.kv_peers import Cluster
+from tests.unit.kvtransfer.read_rig import LARGE_SHAPE, PATIENCE_S, every_backend, every_process_backend, until
+
+BLOCKS = list(range(64))
+CONNECT_DEADLINE_S = 1.0
+
+Life = Callable[[Cluster], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def _without_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+    gc.collect()
+
+
+def num_mapped_pools() -> int:
+    """Mappings of pools, others' included, in this process."""
+    return sum("memfd:baton-kv-pool" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def new_cluster(backend: str) -> Cluster:
+    """Our side."""
+    return Cluster(backend, PoolIdentity(uuid.uuid4().hex, "model"), LARGE_SHAPE, CONNECT_DEADLINE_S)
+
+
+async def stays_unused(cluster: Cluster) -> None:
+    """Nobody reads."""
+
+
+async def reads(cluster: Cluster) -> None:
+    """All goes well."""
+    source = await cluster.start_peer()
+    peer = await cluster.transport.connect(source.description)
+    await cluster.transport.read(peer, BLOCKS, BLOCKS, PATIENCE_S)
+    await cluster.transport.read(peer, [3], [4], PATIENCE_S)
+
+
+async def is_refused(cluster: Cluster) -> None:
+    """The peer is another one than was meant, and lacks a block."""
+    source = await cluster.start_peer()
+    with suppress(PeerLost, PeerRefused):
+        await cluster.transport.connect(replace(source.description, incarnation="another life"))
+        pytest.fail("it was let in")
+    peer = await cluster.transport.connect(source.description)
+    with suppress(PeerRefused):
+        await cluster.transport.read(peer, [64], [0], PATIENCE_S)
+        pytest.fail("it read what is not there")
+
+
+async def loses_the_peer(cluster: Cluster) -> None:
+    """Before a read, and before a connection."""
+    source = await cluster.start_peer()
+    peer = await cluster.transport.connect(source.description)
+    source.kill()
+    with suppress(PeerLost):
+        await cluster.transport.read(peer, BLOCKS, BLOCKS, PATIENCE_S)
+        pytest.fail("it read from the dead")
+    with suppress(PeerLost):
+        await cluster.transport.connect(source.description)
+        pytest.fail("it reached the dead")
+
+
+async def waits_in_vain(cluster: Cluster) -> None:
+    """For a peer that is stopped, in a read and in connecting."""
+    source, another = await cluster.start_peer(), await cluster.start_peer()
+    peer = await cluster.transport.connect(source.description)
+    for each in (source, another):
+        each.stop()
+    with suppress(TransferDeadline):  # some transports can read the pool of a stopped process
+        await cluster.transport.read(peer, BLOCKS, BLOCKS, 0.1)
+    with suppress(TransferDeadline):
+        await cluster.transport.connect(another.description)
+        pytest.fail("a stopped process answered")
+
+
+async def is_cancelled(cluster: Cluster) -> None:
+    """In a read and in connecting."""
+    source, another = await cluster.start_peer(), await cluster.start_peer()
+    peer = await cluster.transport.connect(source.description)
+    reading = asyncio.create_task(cluster.transport.read(peer, BLOCKS, BLOCKS, PATIENCE_S))
+    connecting = asyncio.create_task(cluster.transport.connect(another.description))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    for task in (reading, connecting):
+        task.cancel()
+    await asyncio.wait((reading, connecting))
+
+
+async def closes_in_the_middle(cluster: Cluster) -> None:
+    """Of a read."""
+    peer = await cluster.transport.connect((await cluster.start_peer()).description)
+    reading = asyncio.create_task(cluster.transport.read(peer, BLOCKS, BLOCKS, PATIENCE_S))
+    await asyncio.sleep(0)
+    await cluster.transport.close()
+    await asyncio.wait((reading,))
+    assert reading.exception() is None or isinstance(reading.exception(), PeerLost)
+
+
+LIVES = (stays_unused, reads, is_refused, loses_the_peer, waits_in_vain, is_cancelled, closes_in_the_middle)
+
+
+async def live(backend: str, life: Life) -> "weakref.ref[Tensor]":
+    """A transport from beginning to end; returns what tells whether its pool is still there."""
+    cluster = new_cluster(backend)
+    pool = weakref.ref(cluster.pool)
+    try:
+        await life(cluster)
+    finally:
+        await cluster.end()
+    return pool
+
+
+@every_backend
+@pytest.mark.parametrize("life", LIVES)
+async def test_the_pool_goes_with_the_transport(backend: str, life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    if backend == "nixl_emulated":
+        monkeypatch.setenv("UCX_TLS", "tcp")
+    before = num_mapped_pools()
+    pool = await live(backend, life)
+    await until(lambda: pool() is None and num_mapped_pools() == before)
+
+
+@every_process_backend
+async def test_the_pool_goes_though_it_was_read(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if backend == "nixl_emulated":
+        monkeypatch.setenv("UCX_TLS", "tcp")
+    before = num_mapped_pools()
+
+    async def is_read(cluster: Cluster) -> None:
+        async def read(reader: Cluster) -> None:
+            await reader.transport.read(await reader.transport.connect(cluster.description), BLOCKS, BLOCKS, PATIENCE_S)
+
+        await live(backend, read)
+
+    pool = await live(backend, is_read)
+    await until(lambda: pool() is None and num_mapped_pools() == before)

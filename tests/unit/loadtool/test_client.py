@@ -1,0 +1,165 @@
+"""The HTTP client before real sockets."""
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+
+import pytest
+import trustme
+
+from loadtool import client as client_module
+from loadtool.client import HttpClient
+from loadtool.target import Target
+from tests.unit.loadtool.scripted_server import EVENT_HEAD, LAST_CHUNK, Asked, chunk, scripted_server
+
+TARGET = Target(base_url="http://127.0.0.1:1", model="m")
+PAYLOAD = TARGET.payload(b'{"a": 1}')
+
+
+class Kept:
+    """A reader that keeps everything."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: Mapping[str, str] = {}
+        self.pieces: list[tuple[bytes, float]] = []
+
+    def head(self, status: int, headers: Mapping[str, str]) -> None:
+        self.status, self.headers = status, dict(headers)
+
+    def body(self, piece: bytes, now_s: float) -> None:
+        self.pieces.append((piece, now_s))
+
+    @property
+    def content(self) -> bytes:
+        return b"".join(piece for piece, _ in self.pieces)
+
+
+def client_of(port: int, timeout_s: float = 10.0) -> HttpClient:
+    return HttpClient("127.0.0.1", port, None, timeout_s)
+
+
+async def asked_once(answer: bytes, *, ends: bool = False) -> Kept:
+    async def script(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        if ends:
+            writer.close()
+
+    async with scripted_server(script) as server:
+        client, kept = client_of(server.port), Kept()
+        try:
+            await client.ask(PAYLOAD, kept)
+        finally:
+            client.close()
+        return kept
+
+
+async def test_bodies_of_every_kind_of_length() -> None:
+    for answer, ends in (
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: b\r\n\r\nhello", False),
+        (b"HTTP/1.1 200 OK\r\nx-a: b\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n", False),
+        (b"HTTP/1.1 200 OK\r\nx-a: b\r\n\r\nhello", True),
+        (b"HTTP/1.0 200 OK\r\nx-a: b\r\n\r\nhello", True),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nx-a: b\r\ncontent-length: 5\r\n\r\nhello", False),
+    ):
+        kept = await asked_once(answer, ends=ends)
+        assert (kept.status, kept.headers["x-a"], kept.content) == (200, "b", b"hello"), answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"", "closed the connection"),
+        (b"HTTP/1.1 200 OK\r\n", "closed the connection"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhel", "closed the connection"),
+        (EVENT_HEAD + chunk(b"data: 1\n\n"), "closed the connection"),
+        (b"SSH-2.0-OpenSSH\r\n", "no HTTP"),
+    ],
+)
+async def test_broken_answers_are_connection_errors(answer: bytes, said: str) -> None:
+    with pytest.raises(ConnectionError, match=said):
+        await asked_once(answer, ends=True)
+
+
+async def test_pieces_are_stamped_as_they_come() -> None:
+    async def script(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(EVENT_HEAD)
+        for number in range(3):
+            await asyncio.sleep(0.05)
+            writer.write(chunk(b"%d" % number))
+        writer.write(LAST_CHUNK)
+
+    async with scripted_server(script) as server:
+        client, kept = client_of(server.port), Kept()
+        await client.ask(PAYLOAD, kept)
+        client.close()
+    times = [at_s for _, at_s in kept.pieces]
+    assert kept.content == b"012"
+    assert 0.04 < times[1] - times[0] < 5
+    assert 0.04 < times[2] - times[1] < 5
+
+
+async def answer_ok(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+
+
+async def test_connections_are_kept_one_for_each_request_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scripted_server(answer_ok) as server:
+        client = client_of(server.port)
+        for _ in range(3):
+            await client.ask(PAYLOAD, Kept())
+        assert server.num_connections == 1
+        await asyncio.gather(*(client.ask(PAYLOAD, Kept()) for _ in range(8)))
+        assert server.num_connections == 8
+        monkeypatch.setattr(client_module, "KEEP_IDLE_S", 0.0)
+        await client.ask(PAYLOAD, Kept())
+        assert server.num_connections == 9  # the idle ones were too old to be trusted
+        client.close()
+        assert server.asked[0].head.startswith("POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1:1\r\n")
+        assert server.asked[0].body == b'{"a": 1}'
+
+
+async def test_a_connection_that_the_server_ends_is_not_used_again() -> None:
+    async def script(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok")
+
+    async with scripted_server(script) as server:
+        client = client_of(server.port)
+        for _ in range(3):
+            await client.ask(PAYLOAD, Kept())
+        assert server.num_connections == 3
+
+
+async def test_an_answer_may_not_take_forever() -> None:
+    async def script(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(EVENT_HEAD)
+        await asyncio.sleep(60)
+
+    async with scripted_server(script) as server:
+        client = client_of(server.port, timeout_s=0.1)
+        with pytest.raises(TimeoutError):
+            await client.ask(PAYLOAD, Kept())
+
+
+async def test_https_with_an_authority_of_ones_own() -> None:
+    authority = trustme.CA()
+    server_side, client_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    authority.issue_cert("127.0.0.1").configure_cert(server_side)
+    authority.configure_trust(client_side)
+    async with scripted_server(answer_ok, server_side) as server:
+        for tls in (client_side, ssl.create_default_context()):
+            client, kept = HttpClient("127.0.0.1", server.port, tls, 10.0), Kept()
+            if tls is client_side:
+                await client.ask(PAYLOAD, kept)
+                assert kept.content == b"ok"
+            else:
+                with pytest.raises(ssl.SSLCertVerificationError):
+                    await client.ask(PAYLOAD, kept)
+            client.close()
+
+
+async def test_nobody_there() -> None:
+    async with scripted_server(answer_ok) as server:
+        port = server.port
+    with pytest.raises(ConnectionRefusedError):
+        await client_of(port).ask(PAYLOAD, Kept())

@@ -1,0 +1,147 @@
+"""Loads before a real socket: an open loop is open, a closed one is closed, and both tell the times."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from loadtool.arrivals import Arrivals, MaxConcurrency, RequestRate
+from loadtool.client import HttpClient
+from loadtool.dispatch import LoadRun, run_load
+from loadtool.plan import Limits, PlannedRequest
+from loadtool.record import RequestRecord
+from loadtool.summary import summarise
+from loadtool.target import Target
+from tests.unit.loadtool.scripted_server import Asked, Script, ScriptedServer, scripted_server, stream_tokens
+
+NO_LIMITS = Limits()
+
+
+class Counting:
+    """A watcher that counts."""
+
+    def __init__(self) -> None:
+        self.num_inflight = self.most_inflight = self.num_ended = 0
+
+    def sent(self) -> None:
+        self.num_inflight += 1
+        self.most_inflight = max(self.most_inflight, self.num_inflight)
+
+    def ended(self, record: RequestRecord) -> None:
+        self.num_inflight -= 1
+        self.num_ended += 1
+
+
+def planned(*due_times_s: float | None) -> list[PlannedRequest]:
+    payload = Target(base_url="http://127.0.0.1:1", model="m").payload(b"{}")
+    return [PlannedRequest(payload, 4, 3, due_s) for due_s in due_times_s]
+
+
+async def load(
+    server: ScriptedServer,
+    requests: Sequence[PlannedRequest],
+    arrivals: Arrivals,
+    watcher: Counting | None = None,
+    limits: Limits = NO_LIMITS,
+    timeout_s: float = 30.0,
+) -> LoadRun:
+    client = HttpClient("127.0.0.1", server.port, None, timeout_s)
+    try:
+        return await run_load(client, requests, arrivals, limits, watcher or Counting())
+    finally:
+        client.close()
+
+
+def tokens(*gaps_s: float) -> Script:
+    async def script(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await stream_tokens(writer, gaps_s)
+
+    return script
+
+
+async def test_an_open_loop_does_not_wait_for_answers() -> None:
+    due_times = [0.05 * number for number in range(1, 9)]
+    async with scripted_server(tokens(1.0, 0.0, 0.1)) as server:  # no answer ends before all were sent
+        watcher = Counting()
+        run = await load(server, planned(*due_times), RequestRate(20.0), watcher)
+    sent = sorted(record.sent_s for record in run.records)
+    assert sent[-1] < 1.0
+    assert all(sent_s >= due_s - 0.002 for sent_s, due_s in zip(sent, due_times, strict=True))
+    assert watcher.most_inflight == len(due_times)
+    gaps = [asked.at_s - server.asked[0].at_s for asked in server.asked]
+    assert gaps == pytest.approx([sent_s - sent[0] for sent_s in sent], abs=0.1)
+    for record in run.records:
+        assert record.failure is None
+        assert record.ttft_s > 0.99
+        assert record.e2e_s - record.ttft_s > 0.09
+        assert record.lag_s == record.sent_s - (record.due_s or 0.0)
+        assert (record.num_output_tokens, record.num_prompt_tokens, record.status) == (3, 4, 200)
+
+
+async def test_a_late_client_says_so() -> None:
+    async def script(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if len(server.asked) == 1:
+            time.sleep(0.3)  # noqa: ASYNC251  # the client's own loop stands still, as on a machine that is too slow
+        await stream_tokens(writer, (0.0,))
+
+    async with scripted_server(script) as server:
+        run = await load(server, planned(0.0, 0.1, 0.2), RequestRate(10.0))
+    found = summarise(run, None)
+    assert found.lag_ms is not None
+    assert found.lag_ms.max > 150
+    assert any("went out late" in warning for warning in found.warnings)
+
+
+async def test_a_closed_loop_has_so_many_clients_and_no_more() -> None:
+    watcher = Counting()
+    async with scripted_server(tokens(0.01, 0.01)) as server:
+        run = await load(server, planned(*[None] * 20), MaxConcurrency(3), watcher)
+    assert (watcher.most_inflight, watcher.num_ended, len(run.records)) == (3, 20, 20)
+    assert server.num_connections == 3
+    assert summarise(run, None).max_concurrency == 3
+    assert run.is_whole
+
+
+async def test_a_closed_loop_ends_with_its_time() -> None:
+    async with scripted_server(tokens(0.05)) as server:
+        run = await load(server, planned(*[None] * 1000), MaxConcurrency(2), limits=Limits(duration_s=0.3))
+    assert 2 <= len(run.records) <= 16
+    assert all(record.failure is None for record in run.records)
+    assert 0.3 <= run.elapsed_s < 10.0
+
+
+async def test_failures_of_every_kind_end_in_records() -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        match len(server.asked) % 4:
+            case 0:
+                await stream_tokens(writer, (0.0, 0.0))
+            case 1:
+                body = b'{"error": {"message": "too many"}}'
+                writer.write(b"HTTP/1.1 429 No\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            case 2:
+                writer.close()
+            case _:
+                await asyncio.sleep(60)
+
+    async with scripted_server(script) as server:
+        run = await load(server, planned(*[None] * 8), MaxConcurrency(1), timeout_s=0.2)
+    kinds = [record.failure.kind if record.failure is not None else None for record in run.records]
+    assert kinds == ["status 429", "connection", "timed out", None] * 2
+    assert summarise(run, None).num_rejected == 2
+
+
+async def test_who_is_interrupted_keeps_what_has_ended() -> None:
+    async def script(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if len(server.asked) > 4:
+            enough.set()
+            await asyncio.sleep(60)
+        await stream_tokens(writer, (0.0,))
+
+    enough = asyncio.Event()
+    async with scripted_server(script) as server:
+        running = asyncio.ensure_future(load(server, planned(*[None] * 50), MaxConcurrency(1)))
+        await enough.wait()
+        running.cancel()
+        run = await running
+    assert (len(run.records), run.is_whole) == (4, False)

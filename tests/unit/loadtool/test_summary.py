@@ -1,0 +1,110 @@
+"""A run's figures."""
+
+import random
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+from loadtool.arrivals import MaxConcurrency
+from loadtool.concurrency import Concurrency
+from loadtool.distribution import distribution
+from loadtool.path_summary import PathSummary
+from loadtool.record import ServedPath
+from loadtool.slo import Slo
+from loadtool.summary import summarise
+from tests.unit.loadtool.measured_runs import answered, failed, run_of
+
+
+def test_percentiles_are_numpys() -> None:
+    rng = np.random.default_rng(0)
+    for count in (1, 2, 3, 10, 101, 1000):
+        seconds = rng.exponential(size=count)
+        found = distribution(seconds)
+        assert found is not None
+        expected = np.percentile(seconds * 1000, (0, 50, 90, 95, 99, 100))
+        assert [found.min, found.p50, found.p90, found.p95, found.p99, found.max] == pytest.approx(expected)
+        assert (found.count, found.mean, found.std) == (
+            count,
+            *map(pytest.approx, (1000 * seconds.mean(), 1000 * seconds.std())),
+        )
+    assert distribution([]) is None
+
+
+def test_concurrency_is_what_counting_finds() -> None:
+    rng = random.Random(1)
+    for _ in range(30):
+        spans = [
+            (begin, begin + rng.randrange(5)) for begin in (rng.randrange(20) for _ in range(rng.randrange(1, 15)))
+        ]
+        concurrency = Concurrency([float(begin) for begin, _ in spans], [float(end) for _, end in spans])
+        counts = [
+            sum(begin <= at < end for begin, end in spans) for at in range(30)
+        ]  # from each whole time to the next
+        assert concurrency.highest >= max(counts)
+        for begin, end in ((0, 30), (3, 9), (7, 8)):
+            assert concurrency.mean(begin, end) == pytest.approx(np.mean(counts[begin:end]))
+
+
+def test_rates_times_and_failures() -> None:
+    records = [
+        answered(1.0, (0.1, 0.2, 0.4), due_s=0.98),
+        answered(2.0, (0.3, 0.5, 0.9, 1.1), due_s=2.0, num_prompt_tokens=30, num_cached_tokens=16),
+        answered(2.5, (0.2,), due_s=2.5),
+        failed(429, "status 429", "too many", 3.0),
+        failed(429, "status 429", "still too many", 3.1),
+        failed(None, "timed out", sent_s=1.0, took_s=4.0),
+    ]
+    found = summarise(run_of(*records), Slo(ttft_s=0.25))
+    assert (found.num_sent, found.num_completed, found.num_rejected, found.num_failed) == (6, 3, 2, 1)
+    assert found.duration_s == 4.0
+    assert found.requests_per_s == 3 / 4
+    assert (found.num_input_tokens, found.num_output_tokens) == (50, 8)
+    assert found.output_tokens_per_s == 8 / 4
+    assert found.offered_per_s == pytest.approx(6 / 3.1)
+    assert found.num_cached_tokens == 16
+    assert found.ttft_ms is not None
+    assert (found.ttft_ms.count, found.ttft_ms.p50) == (3, pytest.approx(200))
+    assert found.tpot_ms is not None
+    assert found.tpot_ms.max == pytest.approx(1000 * 0.8 / 3)
+    assert found.itl_ms is not None
+    assert (found.itl_ms.count, found.itl_ms.max) == (5, pytest.approx(400))
+    assert found.lag_ms is not None
+    assert found.lag_ms.max == pytest.approx(20)
+    assert {kind: asdict(each) for kind, each in found.failures.items()} == {
+        "status 429": {"count": 2, "example": "too many"},
+        "timed out": {"count": 1, "example": "why"},
+    }
+    assert found.goodput is not None
+    assert (found.goodput.num_good, found.goodput.share, found.goodput.per_s) == (2, 2 / 6, 2 / 4)
+    assert found.client_busy_share == 0.1
+    assert found.warnings == []
+
+
+def test_a_closed_loop_has_no_lag() -> None:
+    found = summarise(run_of(answered(), arrivals=MaxConcurrency(1)), None)
+    assert (found.label, found.lag_ms, found.offered_per_s, found.goodput) == ("1 at once", None, None, None)
+
+
+def test_nothing_at_all_has_figures_too() -> None:
+    for records in ((), (failed(503, "status 503"),)):
+        found = summarise(run_of(*records), Slo(ttft_s=1.0))
+        assert (found.num_completed, found.ttft_ms, found.requests_per_s) == (0, None, 0.0)
+
+
+def test_doubts_are_told() -> None:
+    late = answered(due_s=0.0, sent_s=1.0)
+    uncounted = answered(due_s=0.0)
+    uncounted.is_counted = False
+    short = answered(due_s=0.0)
+    short.num_asked_tokens = 9
+    warnings = " ".join(summarise(run_of(late, uncounted, short, is_whole=False), None).warnings)
+    for doubt in ("went out late", "did not count the tokens of 1", "1 answers were shorter", "interrupted"):
+        assert doubt in warnings
+
+
+def test_paths_are_counted() -> None:
+    remote, local = ServedPath("p0", "d0", "tcp", 0, 40), ServedPath("d1", "d1", "", 16, 0)
+    found = summarise(run_of(answered(path=remote), answered(path=local), answered(path=remote), answered()), None)
+    assert found.paths == PathSummary(2, 1, 80, {"tcp": 2}, {"d1": 1, "p0": 2}, {"d0": 2, "d1": 1})
+    assert summarise(run_of(answered()), None).paths is None

@@ -1,0 +1,171 @@
+"""Channels to workers that come and go, before a real server that answers at many addresses."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+import trustme
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+
+from rpc.peers import Channels
+from rpc.tls import MutualTls
+from tests.unit.rpc.test_tls import ask, serving, write
+
+HealthWatch = grpc.aio.UnaryStreamCall[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]
+
+
+@asynccontextmanager
+async def workers() -> AsyncIterator[list[str]]:
+    """One server; its addresses, in each of which a client sees another worker."""
+    server = grpc.aio.server()
+    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(), server)
+    port = server.add_insecure_port("0.0.0.0:0")
+    await server.start()
+    try:
+        yield [f"127.0.{index // 250}.{index % 250 + 1}:{port}" for index in range(600)]
+    finally:
+        await server.stop(None)
+
+
+@pytest.fixture
+async def channels(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Channels]:
+    """Looks at every `get`, and takes nobody for being about to call."""
+    monkeypatch.setattr("rpc.peers.LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("rpc.peers.SOON_S", 0.0)
+    channels = Channels()
+    yield channels
+    await channels.close()
+
+
+def num_connections(port: str) -> int:
+    """Established connections of this machine to a port."""
+    hexadecimal = f"{int(port):04X}"
+    lines = Path("/proc/self/net/tcp").read_text().splitlines()[1:]
+    return sum(fields[2].endswith(f":{hexadecimal}") and fields[3] == "01" for fields in map(str.split, lines))
+
+
+def watch(channel: grpc.aio.Channel) -> HealthWatch:
+    """A call that lasts."""
+    return health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+
+
+async def test_an_address_has_one_channel(channels: Channels) -> None:
+    async with workers() as addresses:
+        channel = channels.get(addresses[0])
+        assert await ask(channel) == health_pb2.HealthCheckResponse.SERVING
+        assert channels.get(addresses[0]) is channel
+        assert channels.get(addresses[1]) is not channel
+
+
+async def test_of_channels_without_a_call_only_so_many_are_kept(
+    channels: Channels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rpc.peers.MAX_CHANNELS", 20)
+    async with workers() as addresses:
+        first = channels.get(addresses[0])
+        for address in addresses[:200]:
+            await ask(channels.get(address))
+            await ask(channels.get(addresses[0]))  # used all the time, and so never one of the longest unused
+        assert channels.get(addresses[0]) is first
+        async with asyncio.timeout(20):
+            while num_connections(addresses[0].partition(":")[2]) > 21:
+                await asyncio.sleep(0.01)
+        again = channels.get(addresses[1])  # closed long ago
+        assert await ask(again) == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_channel_that_nobody_wants_is_closed(channels: Channels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rpc.peers.IDLE_S", 0.0)
+    async with workers() as addresses:
+        for address in addresses[:5]:
+            await ask(channels.get(address))
+        async with asyncio.timeout(20):
+            while num_connections(addresses[0].partition(":")[2]) > 1:
+                await asyncio.sleep(0.01)
+        await ask(channels.get(addresses[0]))
+
+
+async def test_no_call_is_cut_short(channels: Channels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rpc.peers.MAX_CHANNELS", 1)
+    monkeypatch.setattr("rpc.peers.IDLE_S", 0.0)
+    async with workers() as addresses:
+        busy = channels.get(addresses[0])
+        watched, abandoned = watch(busy), watch(busy)
+        for call in (watched, abandoned):
+            await call.read()
+        for address in addresses[1:50]:
+            await ask(channels.get(address))
+        assert not watched.done()
+        assert channels.get(addresses[0]) is busy
+        abandoned.cancel()
+        await ask(channels.get(addresses[1]))
+        assert channels.get(addresses[0]) is busy  # its other call goes on
+        watched.cancel()
+        await ask(channels.get(addresses[1]))
+        assert channels.get(addresses[0]) is not busy
+
+
+async def test_a_call_that_is_about_to_begin_finds_its_channel_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rpc.peers.LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("rpc.peers.MAX_CHANNELS", 1)
+    channels = Channels()
+    async with workers() as addresses:
+        got = [channels.get(address) for address in addresses[:50]]
+        for channel in got:
+            assert await ask(channel) == health_pb2.HealthCheckResponse.SERVING
+    await channels.close()
+
+
+@pytest.mark.parametrize("ends", ["well", "cancelled", "refused"])
+async def test_every_end_of_a_call_is_noticed(channels: Channels, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    monkeypatch.setattr("rpc.peers.IDLE_S", 0.0)
+    async with workers() as addresses:
+        channel = channels.get(addresses[0])
+        stub = health_pb2_grpc.HealthStub(channel)
+        if ends == "well":
+            await ask(channel)
+        elif ends == "cancelled":
+            asking = asyncio.ensure_future(ask(channel))
+            await asyncio.sleep(0)  # it has begun
+            asking.cancel()
+            await asyncio.wait([asking])
+        else:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Check(health_pb2.HealthCheckRequest(service="nobody's"))
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        async with asyncio.timeout(20):
+            while channels.get(addresses[0]) is channel:
+                await asyncio.sleep(0.001)
+                channels.get(addresses[1])
+
+
+async def test_a_replaced_channel_is_closed_after_its_last_call(
+    channels: Channels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("rpc.peers.SOON_S", 0.0)
+    authority = trustme.CA()
+    files = write(tmp_path / "files", authority)
+    secured = Channels(MutualTls(files))
+    async with serving(MutualTls(files)) as address:
+        before = secured.get(address)
+        watched = watch(before)
+        await watched.read()
+        write(tmp_path / "files", authority)
+        assert secured.get(address) is not before
+        secured.get(address)
+        await ask(before)  # open, as long as the other call goes on
+        watched.cancel()
+        async with asyncio.timeout(20):
+            while True:
+                secured.get(address)
+                await asyncio.sleep(0.001)
+                try:
+                    await ask(before)
+                except grpc.aio.UsageError:
+                    break  # closed
+        await ask(secured.get(address))
+    await secured.close()
