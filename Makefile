@@ -21,7 +21,7 @@ serve: setup
 	$(BIN)/baton serve $(MODEL) --port $(PORT)
 
 test: setup
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q --durations=30
 
 fuzz: setup
 	$(BIN)/python -m pytest -q tests/fuzz --fuzz-seconds $(FUZZ_SECONDS)

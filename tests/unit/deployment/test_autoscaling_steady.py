@@ -86,7 +86,7 @@ def test_a_steady_load_turns_no_pool_twice_in_ten_minutes(steady: Steady, budget
 
 
 @pytest.mark.parametrize("requests_per_s", [1.9, 5.2, 13.9, 19.4])  # near where one replica more is needed
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_hours_of_poisson_arrivals_on_a_boundary(requests_per_s: float, seed: int) -> None:
     for sizes in followed(Steady(requests_per_s, 2000, 100, 0.8, 60, seed), SETTINGS, 2 * 3600):
         found = turns(sizes)
@@ -105,7 +105,7 @@ def test_hours_of_few_requests_of_very_different_lengths(
         assert most_turns(turns(sizes), TURN_S) <= 1
 
 
-@pytest.mark.parametrize(("requests_per_s", "seed"), [(3.0, 0), (7.5, 1), (3.0, 2)])
+@pytest.mark.parametrize(("requests_per_s", "seed"), [(3.0, 0), (7.5, 1)])
 def test_hours_of_a_closed_loop(requests_per_s: float, seed: int) -> None:
     rig = Rig(Load(lambda _: requests_per_s), SETTINGS, seed=seed, sizes=(2, 1))
     rig.run(2 * 3600)
