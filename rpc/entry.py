@@ -20,6 +20,7 @@ from rpc.logs import LOG_LEVELS, set_up_logging
 from rpc.option_values import OptionError
 from rpc.options import Command
 from rpc.progress import ProgressReporter
+from rpc.registry.base import LeaseLapsed
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ PLAIN_ERRORS = (
     TransportUnavailable,
     OptionError,
     Unfit,
+    LeaseLapsed,
     OSError,
 )  # say themselves what is wrong, mostly with what we were told
 
