@@ -45,9 +45,12 @@ def connect(
     """A client for the server at `url`; proxies of the environment are not used for it.
 
     Of several keys with commas between, as a router takes them, it shows the first. Without `https` a server at an
-    https:// URL needs a certificate that the system trusts.
+    https:// URL needs a certificate that the system trusts. Raises UsageError for `https` at an http:// URL.
     """
-    if https is None and url.startswith("https:"):
+    is_plain = httpx.URL(url).scheme == "http"
+    if is_plain and https is not None:
+        raise click.UsageError(f"certificates are for https:// URLs: at {url} nothing would be encrypted")
+    if https is None and not is_plain:
         https = ssl.create_default_context()
     timeout = httpx.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S)
     headers = {"authorization": f"Bearer {api_key.partition(',')[0].strip()}"} if api_key else {}

@@ -6,7 +6,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import uvicorn
 
@@ -16,7 +16,8 @@ from router.openai.post_protocol import LINGER_S, PostProtocol
 from router.shared_socket import accept_waiting
 
 STOP_GRACE_S = 1.0
-KEEP_ALIVE_S = 30  # of an idle connection; so long may a handshake or its opposite take too
+KEEP_ALIVE_S = 30  # of an idle connection; so long may a handshake take too
+SHUTDOWN_S = 3600.0  # asyncio's bound on the rest of an answer; a connection has a better one of its own
 BACKLOG = 2048
 POLL_S = 0.01
 
@@ -29,13 +30,13 @@ class HttpServer(uvicorn.Server):
         self.listening = asyncio.Event()
         self._leaving = asyncio.Event()
         self._posts = {path.encode(): route for path, route in app.posts.items()}
-        self._begun: WeakSet[PostProtocol] = WeakSet()  # connections, some perhaps still in their handshake
+        self._begun: WeakKeyDictionary[PostProtocol, float] = WeakKeyDictionary()  # when; perhaps still in a handshake
         self._tls: dict[str, Any] = {}
         if certificate is not None:
             self._tls = {
                 "ssl": certificate.server_context(),
                 "ssl_handshake_timeout": KEEP_ALIVE_S,
-                "ssl_shutdown_timeout": KEEP_ALIVE_S,
+                "ssl_shutdown_timeout": SHUTDOWN_S,
             }
         config = uvicorn.Config(
             app,
@@ -81,16 +82,19 @@ class HttpServer(uvicorn.Server):
             *(connect(self._begin, each, **self._tls) for each in waiting),
             return_exceptions=True,  # some may be gone
         )
-        greeted_s = time.monotonic() + LINGER_S  # a handshake that takes longer is no client's in a hurry
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while True:
                     await asyncio.sleep(POLL_S)  # by then, what the event loop has accepted is a connection
-                    is_greeting = time.monotonic() < greeted_s and any(each.transport is None for each in self._begun)
-                    if not self.server_state.connections and not is_greeting:
+                    if not self.server_state.connections and not self._is_greeting():
                         break
         accepted.cancel()
         await asyncio.gather(accepted, return_exceptions=True)
+
+    def _is_greeting(self) -> bool:
+        """Whether a handshake is under way; one that takes long is no client's in a hurry."""
+        since_s = time.monotonic() - LINGER_S
+        return any(begun_s > since_s and connection.transport is None for connection, begun_s in self._begun.items())
 
     def _begin(self) -> PostProtocol:
         """A connection; over TLS it has its handshake before it."""
@@ -101,5 +105,5 @@ class HttpServer(uvicorn.Server):
             posts=self._posts,
             leaving=self._leaving,
         )
-        self._begun.add(connection)
+        self._begun[connection] = time.monotonic()
         return connection

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-Stamp = Sequence[tuple[int, int]]
+Stamp = Sequence[tuple[int, int, int]]
 
 
 class FileWatch(Generic[T]):
@@ -51,7 +51,7 @@ def _stamp(paths: Sequence[str]) -> Stamp:
         try:
             found = Path(path).stat()
         except OSError:
-            stamps.append((0, 0))
+            stamps.append((0, 0, 0))
         else:
-            stamps.append((found.st_mtime_ns, found.st_ino))
+            stamps.append((found.st_mtime_ns, found.st_ino, found.st_size))
     return stamps

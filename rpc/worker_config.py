@@ -46,7 +46,11 @@ class WorkerConfig:
         return LONGEST_CPU_STEP_S if self.engine.device.partition(":")[0] == "cpu" else LONGEST_STEP_S
 
     def __post_init__(self) -> None:
-        """Raises OptionError for a registry that cannot work."""
+        """Raises OptionError for ports that are the same, and for a registry that cannot work."""
+        if self.kv_port and self.kv_port in (self.port, self.metrics_port):
+            raise OptionError(f"kv_port: {self.kv_port} is the port of something else; give each its own")
+        if self.kv_port and self.transport == "shared_memory":
+            raise OptionError("kv_port: shared memory has no port; leave it out, or take another transport")
         if self.registry is None:
             return
         parse_registry_url(self.registry)

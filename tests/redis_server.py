@@ -57,6 +57,11 @@ class RedisServer:
         """Of a server without a password."""
         return f"redis://{HOST}:{self.port}/0"
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.returncode is None
+
     async def start(self) -> None:
         """Begins a life; returns once it answers."""
         self._directory.mkdir(parents=True, exist_ok=True)

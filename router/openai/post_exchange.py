@@ -14,6 +14,7 @@ from router.client import ANYBODY, Client
 from router.openai.body_route import BodyRoute
 from router.openai.disconnect import ClientGone
 from router.openai.exchange import announced_size, check_size, new_id, read_headers
+from router.openai.taken import num_taken
 
 logger = logging.getLogger(__name__)
 
@@ -131,11 +132,13 @@ class PostExchange(RequestResponseCycle):
     async def _wait_taken(self) -> None:
         """Returns once the client has taken most of what it was sent. Raises ClientGone if it takes nothing."""
         while self.flow.write_paused and not self.disconnected:
-            num_left = self.transport.get_write_buffer_size()
+            num_taken_before = num_taken(self.transport)
             with suppress(TimeoutError):
                 async with asyncio.timeout(STALL_S):
                     await self.flow.drain()
-            if self.flow.write_paused and self.transport.get_write_buffer_size() >= num_left:
+            if not self.flow.write_paused or self.disconnected:
+                return
+            if num_taken(self.transport) <= num_taken_before:
                 logger.warning("%s is cancelled: its client took nothing for %.0f s", self.request_id, STALL_S)
                 self.transport.abort()
                 raise ClientGone
@@ -171,8 +174,13 @@ class PostExchange(RequestResponseCycle):
             await self._route.serve(self)
         except Exception:
             logger.exception("%s failed with half of its answer out", self.request_id)
-            self.transport.close()
+            self._break_off()
         else:
             if not self.response_complete and not self.disconnected:
                 logger.error("%s has no whole answer", self.request_id)
-                self.transport.close()
+                self._break_off()
+
+    def _break_off(self) -> None:
+        """Ends the connection, by which the client sees that its answer is not whole."""
+        self.transport.close()
+        self.on_response()

@@ -22,7 +22,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.openai.body_route import BodyRoute
 from router.openai.errors import error_body
-from router.openai.post_exchange import STATUS_LINES, PostExchange
+from router.openai.post_exchange import STALL_S, STATUS_LINES, PostExchange
+from router.openai.taken import has_taken_all, num_taken
 
 MAX_HEAD_BYTES = 32 << 10  # of a request's line and headers, and of what stands between the parts of its body
 LINGER_S = 1.0  # of a connection without a request when the server leaves: one may be on its way
@@ -44,6 +45,7 @@ class PostProtocol(HttpToolsProtocol):
         super().__init__(**options)
         self._posts = posts
         self._leaving = leaving
+        self._is_ending = False  # it was closed, but may have something to send
         self._is_over = False  # what comes now is not read any more
         self._is_reading = False  # a request has begun, and not all of it is here
         self._has_head = False  # of the request that is being read or was last
@@ -70,11 +72,40 @@ class PostProtocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(timeout_s, self.timeout_keep_alive_handler)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Nothing came in time: the connection ends. Over TLS its other end should say so too, but need not."""
-        has_taken_all = self.scheme == "https" and not self.transport.get_write_buffer_size()
+        """Nothing came in time: the connection ends."""
         super().timeout_keep_alive_handler()
-        if has_taken_all:
-            self.loop.call_later(LINGER_S, self.transport.abort)
+        self._see_to_end()
+
+    def on_response_complete(self) -> None:
+        """An answer is out, as far as we are concerned."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._see_to_end()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what is no HTTP."""
+        super().send_400_response(msg)
+        self._see_to_end()
+
+    def _see_to_end(self) -> None:
+        """Has a connection that was closed really end, once its other end has taken all, or takes no more of it.
+
+        Over TLS the other end should then say that it is done, but need not.
+        """
+        if not self._is_ending and self in self.connections:
+            self._is_ending = True
+            self.loop.call_later(LINGER_S, self._look, num_taken(self.transport), self.loop.time())
+
+    def _look(self, num_taken_before: int, since_s: float) -> None:
+        if self not in self.connections:
+            return
+        num_taken_now, now_s = num_taken(self.transport), self.loop.time()
+        if num_taken_now > num_taken_before:
+            since_s = now_s
+        elif has_taken_all(self.transport) or now_s - since_s > STALL_S:
+            self.transport.abort()
+            return
+        self.loop.call_later(LINGER_S, self._look, num_taken_now, since_s)
 
     def data_received(self, data: bytes) -> None:
         """asyncio: something came."""
@@ -104,12 +135,14 @@ class PostProtocol(HttpToolsProtocol):
         self._is_over = True
         if self._has_head and self.cycle.response_started:
             self.transport.close()  # it was answered before its body was all here
+            self._see_to_end()
             return
         text = f"the request's line and headers are over the limit of {MAX_HEAD_BYTES} bytes"
         body = orjson.dumps(error_body(text, "invalid_request_error", None, 431))
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINES[431] + head + body)
         self.transport.close()
+        self._see_to_end()
 
     def _begin_again(self, rest: bytes) -> None:
         """Reads a request without its wish for another protocol, as who speaks none must (RFC 9110, 7.8): with it, the

@@ -49,6 +49,9 @@ async def run(tries: int, seed: int, only: str) -> AsyncIterator[Row]:
                     else:
                         await made.run_cancel_storm(row, NUM_CANCELS)
                     yield row
+                logs = Row("all", "errors in logs", place.__name__.replace("_", " "))
+                made.read_logs(logs)
+                yield logs
 
 
 async def run_all(tries: int, seed: int, only: str, json_file: Path | None) -> Sequence[Row]:
@@ -72,6 +75,8 @@ async def run_all(tries: int, seed: int, only: str, json_file: Path | None) -> S
 def main(tries: int, seed: int, only: str, json_file: Path | None) -> None:
     """Injects faults into a cluster of two routers, two prefill and two decode workers."""
     rows = asyncio.run(run_all(tries, seed, only, json_file))
+    if not rows:
+        raise click.UsageError(f"--only {only!r} names no fault that can be made here")
     make_report(rows).show()
     sys.exit(0 if all(row.is_clean for row in rows) else 1)
 

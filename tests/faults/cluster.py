@@ -35,16 +35,15 @@ class Cluster:
         """Its processes of a role."""
         return [node for node in self.nodes if node.role == role]
 
-    async def wait_whole(self) -> None:
-        """Returns once every process runs and every router has every worker ready. Raises AssertionError if not."""
-        await self._wait(self._is_whole)
-
-    async def wait_clean(self) -> None:
-        """Returns once no worker has a request and every block is free, and no router thinks otherwise.
-
-        Raises AssertionError if that never comes.
+    async def wait_whole(self) -> set[str]:
+        """Returns once every process runs and every router has every worker ready; gives the names of those that were
+        started for it. Raises AssertionError if that never comes.
         """
-        await self._wait(lambda view: all(_is_clean(each) for each in view))
+        return await self._wait(self._is_whole)
+
+    async def wait_clean(self) -> set[str]:
+        """The same once no worker has a request and every block is free, and no router thinks otherwise."""
+        return await self._wait(lambda view: all(_is_clean(each) for each in view))
 
     def missing(self) -> list[str]:
         """Names of processes that do not run."""
@@ -60,17 +59,20 @@ class Cluster:
     def _is_whole(self, view: list[dict[str, Any]]) -> bool:
         return len(view) == len(self.workers) and all(each["state"] == "ready" for each in view)
 
-    async def _wait(self, condition: Callable[[list[dict[str, Any]]], bool]) -> None:
+    async def _wait(self, condition: Callable[[list[dict[str, Any]]], bool]) -> set[str]:
+        started: set[str] = set()
         views: list[list[dict[str, Any]] | None] = []
         try:
             async with asyncio.timeout(WAIT_S):
                 while not views or not all(view is not None and condition(view) for view in views):
                     if views:
                         await asyncio.sleep(0.02)
+                    started.update(self.missing())
                     await self.start_missing()
                     views = [await _view(client) for client in self.clients]
         except TimeoutError:
             raise AssertionError(f"the cluster does not come to rest: {views}") from None
+        return started
 
 
 async def _view(client: httpx.AsyncClient) -> list[dict[str, Any]] | None:

@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import Self
 
 CHUNK_BYTES = 1 << 16
+NUM_GARBLED_BYTES = 8  # so many that tokens are others if nobody notices: low bits of a float would change none
 LEAST_GARBLED_BYTES = 1 << 12  # of a message of fewer, nothing is garbled: it may be a request
 
 
@@ -15,7 +16,8 @@ class Proxy:
         """`host`, `port`: where it forwards to."""
         self.port = 0
         self.delay_s = 0.0
-        self.is_garbling = False  # in the middle of whatever is long, one byte comes out otherwise than it went in
+        self.is_garbling = False  # in the middle of whatever is long, bytes come out otherwise than they went in
+        self.num_garbled = 0
         self._target = host, port
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -79,10 +81,14 @@ class Proxy:
                 await self._flowing.wait()
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
-                writer.write(_garbled(data) if self.is_garbling and len(data) >= LEAST_GARBLED_BYTES else data)
+                if self.is_garbling and len(data) >= LEAST_GARBLED_BYTES:
+                    data = _garbled(data)
+                    self.num_garbled += 1
+                writer.write(data)
                 await writer.drain()
 
 
 def _garbled(data: bytes) -> bytes:
     middle = len(data) // 2
-    return data[:middle] + bytes((data[middle] ^ 0x10,)) + data[middle + 1 :]
+    wrong = bytes(byte ^ 0xFF for byte in data[middle : middle + NUM_GARBLED_BYTES])
+    return data[:middle] + wrong + data[middle + NUM_GARBLED_BYTES :]

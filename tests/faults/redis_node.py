@@ -14,7 +14,6 @@ class RedisNode:
 
     def __init__(self, directory: Path) -> None:
         self._server = RedisServer(directory)
-        self._is_running = False
 
     @property
     def url(self) -> str:
@@ -23,18 +22,16 @@ class RedisNode:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not been killed."""
-        return self._is_running
+        """Whether it was started and has not ended."""
+        return self._server.is_running
 
     async def start(self) -> None:
         """Begins a life; returns once it answers."""
         await self._server.start()
-        self._is_running = True
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to it."""
         self._server.signal(number)
-        self._is_running = self._is_running and number != signal.SIGKILL
 
     async def wait_end(self) -> int:
         """Returns once it has been killed."""
@@ -43,5 +40,4 @@ class RedisNode:
 
     async def end(self) -> None:
         """Kills it."""
-        self._is_running = False
         await self._server.kill()

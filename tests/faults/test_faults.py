@@ -24,6 +24,9 @@ async def _made(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Async
     directory: Path = tmp_path_factory.mktemp("faults")
     async with chaos(place, directory, SEED, num_prompt_tokens=500, num_output_tokens=24) as made:
         yield made
+        row = Row("all", "logs", "")
+        made.read_logs(row)
+        assert row.is_clean, row.notes
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

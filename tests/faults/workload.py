@@ -61,8 +61,6 @@ class Exchange:
     decode_worker: str = ""
     num_attempts: int = 0
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    is_held: bool = False  # its client takes nothing
-    going_on: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def num_news(self) -> int:
@@ -78,15 +76,6 @@ class Exchange:
         while self.num_news < count:
             self.news.clear()
             await self.news.wait()
-
-    def hold(self) -> None:
-        """The client takes nothing from now on."""
-        self.is_held = True
-
-    def release(self) -> None:
-        """The client takes what there is."""
-        self.is_held = False
-        self.going_on.set()
 
     async def run(self, clients: Sequence[httpx.AsyncClient]) -> Answer:
         """The answer; a client whose router goes away asks the next one, as any client of several would."""
@@ -109,8 +98,6 @@ class Exchange:
             async for line in response.aiter_lines():
                 if not line.startswith("data: {"):
                     continue
-                if self.is_held:
-                    await self.going_on.wait()
                 event: dict[str, Any] = orjson.loads(line.removeprefix("data: "))
                 if "error" in event:
                     raise WrongAnswer(f"an error in the stream: {event['error']}")

@@ -6,8 +6,14 @@ import socket
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from deployment.ports import free_ports
+from engine.config import EngineConfig
+from rpc.option_values import OptionError
+from rpc.worker_config import WorkerConfig
 from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle
@@ -48,3 +54,12 @@ async def test_a_port_that_is_taken_ends_the_start_with_one_line(tmp_path: Path)
     assert process.returncode == 1
     assert f"cannot listen on port {port} of {HOST} for readers of KV" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "flags", [{"kv_port": 7000, "port": 7000}, {"kv_port": 7000, "metrics_port": 7000},
+              {"kv_port": 7000, "transport": "shared_memory"}],
+)  # fmt: skip
+def test_a_port_that_cannot_be_is_refused(flags: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=r"^kv_port: "):
+        WorkerConfig(role="decode", worker_id="d", engine=EngineConfig(model="m"), **flags)

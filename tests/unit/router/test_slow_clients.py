@@ -1,0 +1,166 @@
+"""Clients that take a large answer slowly get all of it; those that take nothing, or have all, hold nothing."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trustme
+from fastapi import FastAPI
+
+from router import http_server
+from router.certificate import Certificate, HttpsFiles
+from router.http_server import HttpServer
+from router.openai import post_exchange, post_protocol
+from router.openai.exchange import Exchange
+from router.openai.http_app import HttpApp
+
+NUM_BYTES = 24 << 20  # more than the kernel buffers
+SHORT_S = 0.2
+SLOW_S = 3.0
+DEADLINE_S = 20.0
+REQUEST = b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 2\r\n%b\r\n{}"
+
+
+class LargeAnswer:
+    """A route that answers at once, all in one or in two events."""
+
+    max_body_bytes = 1 << 20
+
+    def __init__(self, is_streamed: bool) -> None:
+        self._is_streamed = is_streamed
+
+    def lets_in(self, exchange: Exchange) -> bool:
+        return True
+
+    async def serve(self, exchange: Exchange) -> None:
+        if not self._is_streamed:
+            await exchange.answer(200, b"x" * NUM_BYTES)
+            return
+        await exchange.begin_events({})
+        await exchange.send_events(b"x" * NUM_BYTES)
+        await exchange.send_events(b"x", last=True)
+
+
+class Served:
+    """A server of large answers, and how one connects to it."""
+
+    def __init__(self, server: HttpServer, listener: socket.socket, trust: ssl.SSLContext | None) -> None:
+        self.server = server
+        self.listener = listener
+        self._trust = trust
+
+    async def ask(self, *headers: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        sock.connect(self.listener.getsockname())
+        name = "127.0.0.1" if self._trust is not None else None
+        reader, writer = await asyncio.open_connection(
+            sock=sock, ssl=self._trust, server_hostname=name, limit=1 << 12, ssl_shutdown_timeout=1 if name else None
+        )
+        writer.write(REQUEST % b"".join(header + b"\r\n" for header in headers))
+        return reader, writer
+
+
+@asynccontextmanager
+async def serving(directory: Path, is_tls: bool, is_streamed: bool = False) -> AsyncIterator[Served]:
+    certificate, trust = None, None
+    if is_tls:
+        authority = trustme.CA()
+        leaf = authority.issue_cert("127.0.0.1")
+        cert, key = directory / "cert.pem", directory / "key.pem"
+        cert.write_bytes(b"".join(blob.bytes() for blob in leaf.cert_chain_pems))
+        key.write_bytes(leaf.private_key_pem.bytes())
+        certificate = Certificate(HttpsFiles(str(cert), str(key)))
+        trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        authority.configure_trust(trust)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = HttpServer(HttpApp({"/x": LargeAnswer(is_streamed)}, FastAPI()), certificate)
+    task = asyncio.create_task(server.serve([listener]))
+    await server.listening.wait()
+    try:
+        yield Served(server, listener, trust)
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def read_slowly(reader: asyncio.StreamReader, over_s: float) -> int:
+    """Bytes of the answer's body, read evenly over so long at least."""
+    await reader.readuntil(b"\r\n\r\n")
+    num_bytes, start_s = 0, asyncio.get_running_loop().time()
+    while num_bytes < NUM_BYTES:
+        due_s = start_s + over_s * num_bytes / NUM_BYTES
+        await asyncio.sleep(due_s - asyncio.get_running_loop().time())
+        part = await reader.read(1 << 16)
+        if not part:
+            break
+        num_bytes += len(part)
+    return num_bytes
+
+
+@pytest.fixture(autouse=True)
+def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "KEEP_ALIVE_S", 1)
+    monkeypatch.setattr(post_protocol, "LINGER_S", SHORT_S)
+    monkeypatch.setattr(post_protocol, "STALL_S", 2 * SHORT_S)
+    monkeypatch.setattr(post_exchange, "STALL_S", 2 * SHORT_S)
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+@pytest.mark.parametrize("headers", [(), (b"connection: close",)], ids=["kept", "closed"])
+async def test_a_slow_client_gets_the_whole_answer(tmp_path: Path, is_tls: bool, headers: tuple[bytes, ...]) -> None:
+    async with serving(tmp_path, is_tls) as served, asyncio.timeout(DEADLINE_S):
+        reader, writer = await served.ask(*headers)
+        assert await read_slowly(reader, over_s=SLOW_S) == NUM_BYTES
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+async def test_a_slow_client_gets_the_whole_stream(tmp_path: Path, is_tls: bool) -> None:
+    async with serving(tmp_path, is_tls, is_streamed=True) as served, asyncio.timeout(DEADLINE_S):
+        reader, writer = await served.ask()
+        assert await read_slowly(reader, over_s=SLOW_S) >= NUM_BYTES
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+async def test_a_slow_client_gets_the_whole_answer_of_a_server_that_leaves(tmp_path: Path, is_tls: bool) -> None:
+    async with serving(tmp_path, is_tls) as served, asyncio.timeout(DEADLINE_S):
+        reader, writer = await served.ask()
+        reading = asyncio.create_task(read_slowly(reader, over_s=SLOW_S))
+        await until_connected(served.server)
+        await served.server.leave(served.listener, DEADLINE_S)
+        assert await reading == NUM_BYTES
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+@pytest.mark.parametrize("headers", [(), (b"connection: close",)], ids=["kept", "closed"])
+async def test_a_client_that_takes_nothing_is_left(tmp_path: Path, is_tls: bool, headers: tuple[bytes, ...]) -> None:
+    async with serving(tmp_path, is_tls) as served, asyncio.timeout(DEADLINE_S):
+        reader, writer = await served.ask(*headers)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # it is a read transport too
+        while served.server.server_state.connections:
+            await asyncio.sleep(0.01)
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+async def test_nobody_waits_for_a_client_that_has_its_answer(tmp_path: Path, is_tls: bool) -> None:
+    async with serving(tmp_path, is_tls) as served, asyncio.timeout(DEADLINE_S):
+        reader, writer = await served.ask(b"connection: close")
+        assert await read_slowly(reader, over_s=0) == NUM_BYTES
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # so it never says that it is done
+        while served.server.server_state.connections:
+            await asyncio.sleep(0.01)
+        writer.transport.abort()
+
+
+async def until_connected(server: HttpServer) -> None:
+    while not server.server_state.connections:
+        await asyncio.sleep(0.01)
