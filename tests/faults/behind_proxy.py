@@ -7,12 +7,12 @@ import runpy
 import socket
 import sys
 
-from kvtransfer import tcp
+from kvtransfer import tcp, tcp_connection
 
 
 def main() -> None:
     """Runs the module as if it had been started itself."""
-    _, told_port, real_port, module, *flags = sys.argv
+    _, told_port, module, *flags = sys.argv
 
     class Told(socket.socket):
         def getsockname(self) -> tuple[str, int]:
@@ -20,10 +20,7 @@ def main() -> None:
             return host, int(told_port)
 
     def listening_socket(host: str, port: int = 0) -> socket.socket:
-        sock = Told(socket.AF_INET)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, int(real_port)))
-        return sock
+        return Told(fileno=tcp_connection.listening_socket(host, port).detach())
 
     tcp.listening_socket = listening_socket
     sys.argv = [module, *flags]

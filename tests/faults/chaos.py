@@ -73,7 +73,6 @@ class Chaos:
             row.failed += 1
             row.notes.append(str(error))
         row.disturbed += len(open_ones)
-        self._look_for_deaths(row, victim)
         for exchange, task in zip(exchanges, tasks, strict=True):
             if exchange in cancelled:
                 continue
@@ -141,11 +140,8 @@ class Chaos:
                 row.failed += 1
                 row.notes.append(f"{node.name}: {text[-4000:]}")
 
-    def _look_for_deaths(self, row: Row, victim: Node | None) -> None:
-        """Nobody but the victim may have ended."""
-        self._count_deaths(row, victim, self._cluster.missing())
-
     def _count_deaths(self, row: Row, victim: Node | None, names: Iterable[str]) -> None:
+        """Nobody but the victim may have ended."""
         for name in names:
             if victim is None or name != victim.name:
                 row.failed += 1

@@ -49,8 +49,8 @@ async def bad_links(directory: Path) -> AsyncIterator[Cluster]:
         proxies, workers = [], []
         for name, port, kv_port in zip(WORKERS, ports, ports[len(WORKERS) :], strict=False):
             proxy = await stack.enter_async_context(Proxy(HOST, kv_port))
-            launcher = (sys.executable, "-P", BEHIND_PROXY, str(proxy.port), str(kv_port))
-            flags = (registry, f"--lease-s={LEASE_S}", "--transport=tcp")
+            launcher = (sys.executable, "-P", BEHIND_PROXY, str(proxy.port))
+            flags = (registry, f"--lease-s={LEASE_S}", "--transport=tcp", f"--kv-port={kv_port}")
             workers.append(_worker(name, HOST, port, directory, flags, launcher))
             proxies.append(proxy)
         made = Cluster(_routers(directory, registry), workers, dict(zip(WORKERS, proxies, strict=True)), stores=[redis])

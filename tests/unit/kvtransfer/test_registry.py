@@ -91,11 +91,13 @@ async def test_peers_come_in_at_the_given_port(monkeypatch: pytest.MonkeyPatch) 
 async def test_the_next_life_has_the_port_though_readers_were_connected() -> None:
     port = neighbours()
     reader, reader_memory = create("tcp", "reader", 0)
-    reader.register_pool(reader_memory.allocate((4, 64), torch.float32))
-    for life in ("first", "second"):
+    pool = reader_memory.allocate((4, 64), torch.float32)
+    reader.register_pool(pool)
+    for value, life in enumerate(("first", "second"), start=7):
         transport, memory = create("tcp", life, port)
-        description = transport.register_pool(memory.allocate((4, 64), torch.float32).fill_(7))
+        description = transport.register_pool(memory.allocate((4, 64), torch.float32).fill_(value))
         await reader.read(await reader.connect(description), [0], [1], 10)
+        assert pool[1].tolist() == [value] * 64
         await transport.close()  # this side closes first: the port is in TIME_WAIT
         memory.close()
     await reader.close()
