@@ -1,0 +1,44 @@
+"""Who has what in a cluster, at one moment."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from math import ceil
+
+from deployment.autoscaling.by_pool import ByPool
+from deployment.kubernetes.node_use import NodeUse
+from deployment.kubernetes.pod_use import PodUse
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterUse:
+    """Nodes, and the pods that have not ended, as the API server listed them."""
+
+    nodes: tuple[NodeUse, ...]
+    pods: tuple[PodUse, ...]
+
+    @property
+    def placed_gpus(self) -> int:
+        """What ours have on nodes."""
+        return _sum(pod.amount for pod in self.pods if pod.is_ours and pod.node is not None)
+
+    @property
+    def pending_gpus(self) -> int:
+        """What ours wait for."""
+        return _sum(pod.amount for pod in self.pods if pod.is_ours and pod.node is None)
+
+    @property
+    def num_placed(self) -> ByPool[int]:
+        """Pods of either pool on nodes."""
+        placed = [pod.is_of for pod in self.pods if pod.node is not None]
+        return ByPool(sum(each.prefill for each in placed), sum(each.decode for each in placed))
+
+    @property
+    def num_pending(self) -> ByPool[int]:
+        """Pods of either pool that have no place yet."""
+        pending = [pod.is_of for pod in self.pods if pod.node is None]
+        return ByPool(sum(each.prefill for each in pending), sum(each.decode for each in pending))
+
+
+def _sum(amounts: Iterable[Decimal]) -> int:
+    return ceil(sum(amounts, Decimal(0)))

@@ -1,0 +1,68 @@
+"""What one pod takes."""
+
+from dataclasses import dataclass
+from decimal import Decimal
+
+from deployment.autoscaling.by_pool import ByPool
+from deployment.kubernetes.api_objects import Container, Pod, PodSpec
+from deployment.kubernetes.quantity import parse_quantity
+from deployment.kubernetes.settings import KubernetesSettings
+from deployment.kubernetes.unready_pod import UnreadyPod
+
+ENDED = ("Succeeded", "Failed")  # phases in which a pod has given back what it had
+
+
+@dataclass(frozen=True, slots=True)
+class PodUse:
+    """A pod that has not ended."""
+
+    node: str | None  # None: it has no place yet
+    amount: Decimal  # of the resource
+    is_of: ByPool[bool]  # both, if the pools share their pods
+    unready: UnreadyPod | None = None  # of ours alone
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is of either pool."""
+        return any(self.is_of.both())
+
+
+def pod_use(pod: Pod, settings: KubernetesSettings, namespace: str) -> PodUse | None:
+    """None if the pod has ended, or is not ours and takes nothing. Raises ValueError for an amount that is none."""
+    if pod.status.phase in ENDED:
+        return None
+    labels = pod.metadata.labels.items() if pod.metadata.namespace == namespace else ()
+    is_of = settings.pools.map(lambda pods: pods.labels.items() <= set(labels))
+    try:
+        amount = requested(pod.spec, settings.resource)
+    except ValueError as error:
+        raise ValueError(f"pod {pod.metadata.namespace}/{pod.metadata.name}: {error}") from error
+    is_ours = any(is_of.both())
+    if not (amount or is_ours):
+        return None
+    # Where others are being ended for it, the place is as good as taken.
+    node = pod.spec.node_name or pod.status.nominated_node_name or None
+    return PodUse(node, amount, is_of, UnreadyPod.of(pod) if is_ours else None)
+
+
+def requested(spec: PodSpec, resource: str) -> Decimal:
+    """What the scheduler counts for a pod.
+
+    Its containers run together, so they add up. Init containers run before, one after the other, each beside those
+    before it that keep running (restartPolicy Always); and these run beside the containers too.
+    """
+    together = sum((_request(each, resource) for each in spec.containers), Decimal(0))
+    kept, most_before = Decimal(0), Decimal(0)
+    for container in spec.init_containers:
+        own = _request(container, resource)
+        most_before = max(most_before, kept + own)
+        if container.restart_policy == "Always":
+            kept += own
+    total = max(together + kept, most_before)
+    if resource in spec.resources.requests:
+        total = parse_quantity(spec.resources.requests[resource])
+    return total + parse_quantity(spec.overhead.get(resource, "0"))
+
+
+def _request(container: Container, resource: str) -> Decimal:
+    return parse_quantity(container.resources.requests.get(resource, "0"))

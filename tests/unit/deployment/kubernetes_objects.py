@@ -1,0 +1,89 @@
+"""Nodes and pods as the API server writes them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from deployment.autoscaling.settings import PoolLimits, ScalingSettings
+from deployment.kubernetes.settings import KubernetesSettings, PoolPods, Toleration
+
+Json = dict[str, Any]
+
+RESOURCE = "nvidia.com/gpu"
+NAMESPACE = "serving"
+PREFILL, DECODE = {"app": "baton", "pool": "prefill"}, {"app": "baton", "pool": "decode"}
+TOLERATED = {"key": RESOURCE, "effect": "NoSchedule"}
+
+
+def kubernetes_settings(prefill: int = 1, decode: int = 2, **changes: Any) -> KubernetesSettings:
+    """Pods of so many GPUs each, which tolerate the usual taint of nodes that have some."""
+    tolerations = (Toleration(key=RESOURCE, operator="Exists"),)
+    return KubernetesSettings(
+        prefill=PoolPods(labels=PREFILL, gpus_per_pod=prefill, tolerations=tolerations),
+        decode=PoolPods(labels=DECODE, gpus_per_pod=decode, tolerations=tolerations),
+        **changes,
+    )
+
+
+def scaling_settings(budget_gpus: int = 100, prefill: int = 1, decode: int = 2) -> ScalingSettings:
+    """Replicas of so many GPUs each."""
+    return ScalingSettings(
+        budget_gpus=budget_gpus,
+        prefill=PoolLimits(gpus_per_replica=prefill),
+        decode=PoolLimits(gpus_per_replica=decode),
+    )
+
+
+def node(
+    name: str,
+    gpus: str | None = "8",
+    labels: Mapping[str, str] | None = None,
+    taints: Sequence[Mapping[str, str]] = (TOLERATED,),
+    ready: str | None = "True",
+    cordoned: bool = False,
+    deleted: bool = False,
+) -> Json:
+    """A machine; `ready` None: nobody has said."""
+    metadata: Json = {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}, "uid": "1"}
+    if deleted:
+        metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    spec: Json = {"podCIDR": "10.0.0.0/24", "taints": [dict(each) for each in taints]}
+    if cordoned:
+        spec["unschedulable"] = True
+    conditions = [{"type": "MemoryPressure", "status": "False"}]
+    if ready is not None:
+        conditions.append({"type": "Ready", "status": ready, "lastTransitionTime": "2026-01-01T00:00:00Z"})
+    allocatable = {"cpu": "95500m", "memory": "1055762868Ki", "pods": "110"}
+    if gpus is not None:
+        allocatable[RESOURCE] = gpus
+    status = {"allocatable": allocatable, "conditions": conditions, "aFieldOfLaterVersions": {"x": [1]}}
+    return {"metadata": metadata, "spec": spec, "status": status}
+
+
+def container(gpus: str | None = None, restart_policy: str | None = None) -> Json:
+    """One of a pod's."""
+    requests = {"cpu": "500m"} | ({} if gpus is None else {RESOURCE: gpus})
+    written: Json = {"name": "main", "image": "baton", "resources": {"requests": requests, "limits": requests}}
+    return written if restart_policy is None else {**written, "restartPolicy": restart_policy}
+
+
+def pod(
+    name: str,
+    labels: Mapping[str, str],
+    gpus: str | None = "1",
+    on: str | None = None,
+    phase: str | None = None,
+    namespace: str = NAMESPACE,
+    spec: Json | None = None,
+    status: Json | None = None,
+    deleted: bool = False,
+) -> Json:
+    """A pod that runs, or waits for a place if it is `on` no node."""
+    metadata: Json = {"name": name, "namespace": namespace, "labels": dict(labels)}
+    metadata["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    if deleted:
+        metadata["deletionTimestamp"] = "2026-01-01T00:01:00Z"
+    written: Json = {"containers": [container(gpus)], **(spec or {})}
+    if on is not None:
+        written["nodeName"] = on
+    state = {"phase": phase or ("Pending" if on is None else "Running"), **(status or {})}
+    return {"metadata": metadata, "spec": written, "status": state}
