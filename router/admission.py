@@ -20,6 +20,7 @@ from types import TracebackType
 from engine.errors import InvalidRequest
 from router.admission_limits import AdmissionLimits
 from router.admission_metrics import AdmissionMetrics, Refusal
+from router.arrivals import Arrivals
 from router.deadline import deadline_of, exceeded
 from router.errors import Draining, NoWorker, Overloaded
 from router.fair_queue import FairQueue, Ticket
@@ -36,6 +37,7 @@ class _Waiter(Ticket):
     """A request in the queue, and how it is told."""
 
     admitted: asyncio.Future[None]
+    since_s: float  # when it came
     is_queued: bool = True
 
 
@@ -51,6 +53,7 @@ class Admission:
     ) -> None:
         self.num_inflight = 0
         self.draining = False
+        self.arrivals = Arrivals(clock)  # of what is to be generated
         self._limits = limits
         self._limit = InflightLimit(limits.max_inflight, capacity)
         self._metrics = metrics
@@ -66,6 +69,12 @@ class Admission:
     def num_waiting(self) -> int:
         """Choices in the queue."""
         return self._queue.num_choices
+
+    @property
+    def oldest_wait_s(self) -> float:
+        """How long the first to come of those in the queue has waited; 0 if nobody does."""
+        tickets = self._queue.tickets()
+        return self._clock() - min(each.since_s for each in tickets) if tickets else 0.0
 
     def admit(self, num_choices: int, context: RequestContext, generates: bool = True) -> "Admitted":
         """A context manager: waits for the request's turn, and has taken on so many choices for its length.
@@ -90,7 +99,7 @@ class Admission:
             self._take(num_choices)
             return now_s
         turn = asyncio.get_running_loop().create_future()
-        ticket = _Waiter(num_choices, context.priority, context.fairness_key, turn)
+        ticket = _Waiter(num_choices, context.priority, context.fairness_key, turn, now_s)
         self._refuse_late(ticket, now_s, left_s)
         self._make_room(ticket, now_s)
         await self._wait(ticket, now_s, left_s)
@@ -268,12 +277,16 @@ class Admitted:
         self._admitted_s = 0.0
 
     async def __aenter__(self) -> None:
+        if self._generates and not self._admission.draining:
+            self._admission.arrivals.came(self._num_choices)
         self._admitted_s = await self._admission.enter(self._num_choices, self._context)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         generated = self._generates and not isinstance(error, InvalidRequest)
+        if self._generates and not generated:
+            self._admission.arrivals.was_invalid(self._num_choices)
         self._admission.leave(self._num_choices, self._admitted_s, generated)
 
 

@@ -56,6 +56,8 @@ async def serve(config: RouterConfig, stopping: asyncio.Event) -> None:
         stack.callback(service.tokenizer.close)
         pool = asyncio.create_task(service.pool.run(), name="worker pool")
         stack.push_async_callback(_cancel, pool)
+        reporting = asyncio.create_task(service.reporter.run(), name="reports")
+        stack.push_async_callback(_cancel, reporting)
         if service.group is not None:
             await stack.enter_async_context(service.group)
         await _learn(service.pool)

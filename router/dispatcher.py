@@ -10,6 +10,7 @@ from functools import partial
 
 from engine.errors import QueueFull
 from protos.worker_pb2 import RequestDelta
+from router.attempt_times import AttemptTimes
 from router.candidates import ImpossiblePlan, find_candidates
 from router.cluster import ClusterSnapshot, Plan, RoutedRequest
 from router.command import make_command, take_failure
@@ -168,6 +169,8 @@ class Dispatcher:
                 await self._pool.wait_change(left_s)
         self._pool.take_turn()
         self._metrics.planned(plan.kind.value)
+        if not progress.attempt:
+            self._metrics.traffic.routed(plan, progress.routed)
         logger.debug("%s: %s", generation.request.request_id, plan.reason)
         return plan
 
@@ -218,6 +221,7 @@ class Dispatcher:
         command = make_command(generation, index, plan, progress.token_ids, progress.attempt)
         command.number = next(self._numbers)
         share = self._account(command.number, plan, progress.routed)
+        times = AttemptTimes(self._metrics.traffic, plan, is_first=not progress.attempt)
         num_skipped = progress.num_prompt_logprobs
         try:
             mailbox = attach.submit(command, generation.request.patient)
@@ -225,6 +229,7 @@ class Dispatcher:
                 delta = await mailbox.get()
                 if delta.token_ids:
                     share.computed()
+                    times.tokens(len(delta.token_ids))
                     progress.token_ids.extend(delta.token_ids)
                     progress.fingerprint = plan.decode.fingerprint
                 if delta.prompt_logprobs:  # another attempt reports them from the start again
@@ -242,6 +247,7 @@ class Dispatcher:
         finally:
             attach.abort(command.request_id)
             share.remove()
+            times.ended()
 
     def _account(self, number: int, plan: Plan, routed: RoutedRequest) -> LoadShare:
         """Adds a command to the estimates of the workers that will have it."""

@@ -9,7 +9,7 @@ from rpc.status import Unauthenticated
 
 OPEN_PATHS = frozenset({"/health", "/ready"})  # for load balancers; they tell nothing of the workers
 OPERATIONS_PATHS = frozenset(
-    {"/metrics", "/workers", "/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
+    {"/metrics", "/workers", "/pools", "/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
 )  # for who runs the router
 
 

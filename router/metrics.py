@@ -5,6 +5,7 @@ import time
 from prometheus_client import CollectorRegistry, Gauge
 
 from router.tally import Distribution, TallySeries
+from router.traffic import Traffic
 
 PREFIX = "baton:"
 
@@ -16,11 +17,12 @@ LENGTH_BUCKETS = tuple(digit * 10**power for power in range(6) for digit in (1, 
 
 
 class RouterMetrics:
-    """Owns the router's series and the registry that they and the workers' series are read from."""
+    """Owns the router's series, the registry that they and the workers' series are read from, and the last traffic."""
 
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()
         self.model_name = model_name
+        self.traffic = Traffic()
         series = TallySeries(model_name)
         self._prompt_tokens = series.count(f"{PREFIX}prompt_tokens", "Prompt tokens of the requests served.")
         self._generation_tokens = series.count(f"{PREFIX}generation_tokens", "Tokens generated.")
@@ -86,6 +88,8 @@ class RouterMetrics:
         """A choice ended; `decode_s` is the time since its first token."""
         self._success.inc(reason)
         self._output_length.observe(num_tokens)
+        if num_tokens:
+            self.traffic.ended(num_tokens)
         self._e2e.observe(total_s)
         if num_tokens > 1:
             self._tpot.observe(decode_s / (num_tokens - 1))

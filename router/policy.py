@@ -98,12 +98,12 @@ def shortlist(
     if len(workers) <= count:
         return workers
     cached, num_tokens = request.cached_tokens, request.num_tokens
-    typical = book.assumed(workers[0].role).prefill_tokens_per_s
 
     def glance_s(worker: WorkerSnapshot) -> float:
         missing = num_tokens - cached.get(worker.incarnation, 0)
         num_tokens_before = worker.num_queued_tokens + REQUEST_TOKENS * worker.num_requests
-        return (num_tokens_before + missing) / (worker.prefill_tokens_per_s or typical)
+        rate = worker.prefill_tokens_per_s or book.assumed(worker.role).prefill_tokens_per_s
+        return (num_tokens_before + missing) / rate
 
     return nsmallest(count, workers, key=glance_s)
 

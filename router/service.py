@@ -20,6 +20,7 @@ from router.model_info import ModelInfo, read_model_info
 from router.named_policies import make_policy
 from router.pipeline import Pipeline
 from router.policy import Policy
+from router.pools_report import PoolsReporter
 from router.process_group import ProcessGroup
 from router.tokenizer import Tokenizer
 from router.worker_pool import WorkerPool
@@ -47,6 +48,7 @@ class RouterService:
     pipeline: Pipeline
     group: ProcessGroup | None  # of the processes that share our ports
     metrics_page: MetricsPage
+    reporter: PoolsReporter
 
     def check_model(self, name: str | None) -> None:
         """Raises NotFound if a request is for another model than the one served."""
@@ -83,8 +85,9 @@ def make_service(config: RouterConfig) -> RouterService:
     pipeline = Pipeline(model, tokenizer, pool, dispatcher, metrics, config.default_timeout_s)
     group = _make_group(config, metrics)
     page = MetricsPage(metrics.registry, group)
+    reporter = PoolsReporter(router_id, pool, admission, metrics)
     return RouterService(
-        config, gate, model, tokenizer, security, pool, policy, admission, metrics, pipeline, group, page
+        config, gate, model, tokenizer, security, pool, policy, admission, metrics, pipeline, group, page, reporter
     )
 
 

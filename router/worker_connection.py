@@ -9,6 +9,7 @@ has the worker any more, and it could not be reached for a while.
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Callable, Coroutine
 from enum import Enum
 
@@ -71,6 +72,7 @@ class WorkerConnection:
         self.description: WorkerDescription | None = None  # of the present life; None while there is none
         self.load = LoadEstimate()
         self.attach: AttachStream | None = None
+        self.reached_s = 0.0  # monotonic clock when its first report of this life came
         self.last_error = ""  # why there was no connection last
         self.is_listed = True  # the registry has the worker
         self.has_snapshot = False  # the index has what the worker's cache holds
@@ -187,6 +189,8 @@ class WorkerConnection:
         state = ConnectionState.DRAINING if update.draining else ConnectionState.READY
         if state is not self.state:
             assert self.description is not None
+            if self.state is ConnectionState.CONNECTING:
+                self.reached_s = time.monotonic()
             logger.info("%s at %s is %s", self.description.worker_id, self.address, state.value)
             self.state = state
             self._changed()

@@ -67,6 +67,7 @@ def _make_others(operations: OperationsApi, posts: Posts, gate: Gate) -> FastAPI
         ("/ready", operations.ready),
         ("/metrics", operations.metrics),
         ("/workers", operations.workers),
+        ("/pools", operations.pools),
     ):
         app.get(path, response_class=Response, response_model=None)(serve)
     return app

@@ -59,6 +59,10 @@ class OperationsApi:
         }
         return _json({"router": router, "workers": [self._worker(each) for each in service.pool.connections]})
 
+    async def pools(self) -> Response:
+        """What this router tells of its traffic and its workers, for whoever decides how many there should be."""
+        return Response(self._service.reporter.text(), media_type="application/json")
+
     def _model(self) -> dict[str, object]:
         model = self._service.model
         return {

@@ -36,6 +36,10 @@ class LeaseLapsed(Exception):
     """This process stood still for so long that others took it for dead: it must not go on in this life."""
 
 
+class RegistryLost(Exception):
+    """The registry cannot be asked now; the text says why."""
+
+
 Listener = Callable[[RegistryView], None]
 
 
@@ -58,8 +62,20 @@ class Lease(Protocol):
         ...
 
 
+class Reports(Protocol):
+    """What each router tells of its traffic and its workers (rpc/registry/report.py), as JSON."""
+
+    async def keep(self, router_id: str, make: Callable[[], str]) -> None:
+        """Publishes a router's report, and ever newer ones, whatever becomes of the registry; until cancelled."""
+        ...
+
+    async def read(self) -> tuple[str, ...]:
+        """Those of all routers, none older than a few seconds. Raises RegistryLost."""
+        ...
+
+
 class Registry(Protocol):
-    """Holds the members of a cluster."""
+    """Holds the members of a cluster, and what its routers tell."""
 
     @property
     def name(self) -> str:
@@ -72,6 +88,11 @@ class Registry(Protocol):
 
     async def follow(self, listener: Listener) -> None:
         """Tells the members now and soon after each change, and when the registry is lost; until cancelled."""
+        ...
+
+    @property
+    def reports(self) -> Reports:
+        """What the routers tell."""
         ...
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """A registry within one process, and the one of a cluster with fixed addresses."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rpc.registry.base import Listener, Member, RegistryView
 
@@ -12,6 +12,7 @@ class MemoryRegistry:
     def __init__(self, addresses: Sequence[str] = ()) -> None:
         """`addresses`: workers that are there always, host:port each."""
         self._fixed = tuple(dict.fromkeys(addresses))
+        self.reports = MemoryReports()
         self._members: dict[str, Member] = {}  # by incarnation
         self._change = asyncio.Event()
 
@@ -69,3 +70,22 @@ class MemoryLease:
     async def withdraw(self) -> None:
         """Takes the worker out."""
         self._registry.remove(self._member.incarnation)
+
+
+class MemoryReports:
+    """Reports of the routers in one process; made when they are asked for."""
+
+    def __init__(self) -> None:
+        self._makers: dict[str, Callable[[], str]] = {}  # by router
+
+    async def keep(self, router_id: str, make: Callable[[], str]) -> None:
+        """The router's report can be read until this is cancelled."""
+        self._makers[router_id] = make
+        try:
+            await asyncio.Event().wait()  # never set
+        finally:
+            del self._makers[router_id]
+
+    async def read(self) -> tuple[str, ...]:
+        """Those of all routers."""
+        return tuple(make() for make in self._makers.values())

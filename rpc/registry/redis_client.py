@@ -3,6 +3,8 @@
 No client tries anything again by itself: who uses it says that Redis is lost, and tries again after a pause.
 """
 
+import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
@@ -68,3 +70,24 @@ def _connection_options(url: RegistryUrl) -> dict[str, Any]:
         if "ssl_check_hostname" in options:
             options["ssl_check_hostname"] = options["ssl_check_hostname"] == "true"
     return options
+
+
+async def done(command: Awaitable[Any]) -> Any:
+    """The command's result or error; but never one in place of our being cancelled, nor a cancellation of its own.
+
+    The client waits with `asyncio.wait_for`, which up to Python 3.11 forgets a cancellation that comes just as what it
+    waits for is done: our callers would go on for ever. And who waits for a stream's end after another was cancelled
+    there is cancelled too, for no reason of ours: our callers would end.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    num_before = task.cancelling()
+    try:
+        return await command
+    except asyncio.CancelledError as error:
+        if task.cancelling() > num_before:
+            raise
+        raise ConnectionError("the client gave the command up") from error
+    finally:
+        if task.cancelling() > num_before:
+            raise asyncio.CancelledError

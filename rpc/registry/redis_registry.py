@@ -8,6 +8,7 @@ from rpc.backoff import Backoff
 from rpc.registry.base import Listener, Member, RegistryView
 from rpc.registry.redis_client import REDIS_ERRORS
 from rpc.registry.redis_lease import FIRST_BACKOFF_S, LAST_BACKOFF_S, RedisLease
+from rpc.registry.redis_reports import RedisReports
 from rpc.registry.redis_store import RedisStore
 from rpc.registry.url import RegistryUrl
 
@@ -23,6 +24,7 @@ class RedisRegistry:
     def __init__(self, url: RegistryUrl) -> None:
         self._url = url
         self._store = RedisStore(url)
+        self.reports = RedisReports(self._store.reports)
 
     @property
     def name(self) -> str:

@@ -68,6 +68,18 @@ async def kept(lease: Lease) -> AsyncIterator[Lease]:
         await lease.withdraw()
 
 
+@asynccontextmanager
+async def told(registry: Registry, router_id: str, make: Callable[[], str]) -> AsyncIterator[None]:
+    """Keeps a router's report, until the end of the context."""
+    task = asyncio.create_task(registry.reports.keep(router_id, make))
+    await asyncio.sleep(0)
+    try:
+        yield
+    finally:
+        assert not task.done(), task
+        await _cancel(task)
+
+
 async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait((task,))

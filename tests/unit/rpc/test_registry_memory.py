@@ -1,10 +1,11 @@
 """The registry within one process."""
 
 from dataclasses import replace
+from itertools import count
 
 from rpc.registry.factory import open_registry
 from rpc.registry.memory import MemoryRegistry
-from tests.unit.rpc.registry_members import following, kept, make_member
+from tests.unit.rpc.registry_members import following, kept, make_member, told
 
 
 async def test_fixed_addresses_are_there_at_once() -> None:
@@ -24,3 +25,13 @@ async def test_members_come_change_and_go() -> None:
             await views.until_members(replace(member, draining=True))
         await views.until_members()
         assert all(view.error is None and view.is_listed for view in views.all)
+
+
+async def test_reports_are_made_when_they_are_read() -> None:
+    registry, numbers = MemoryRegistry(), count()
+    assert await registry.reports.read() == ()
+    async with told(registry, "router-1", lambda: f"look {next(numbers)}"):
+        assert await registry.reports.read() == ("look 0",)
+        async with told(registry, "router-2", lambda: "another"):
+            assert await registry.reports.read() == ("look 1", "another")
+    assert await registry.reports.read() == ()

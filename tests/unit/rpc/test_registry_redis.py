@@ -14,9 +14,8 @@ from redis.asyncio import Redis
 
 from rpc.registry.base import LeaseLapsed
 from rpc.registry.factory import open_registry
-from rpc.registry.redis_client import REDIS_ERRORS
+from rpc.registry.redis_client import REDIS_ERRORS, done
 from rpc.registry.redis_registry import RECONCILE_S
-from rpc.registry.redis_store import _done
 from tests.redis_server import HOST, RedisServer, redis_server
 from tests.unit.rpc.registry_members import following, kept, make_member
 
@@ -229,7 +228,7 @@ async def test_a_command_that_cancels_itself_is_a_lost_redis() -> None:
         raise asyncio.CancelledError
 
     with pytest.raises(REDIS_ERRORS, match="gave the command up"):
-        await _done(given_up())
+        await done(given_up())
 
 
 async def test_a_cancellation_that_a_command_forgets_is_not_lost() -> None:
@@ -238,7 +237,7 @@ async def test_a_cancellation_that_a_command_forgets_is_not_lost() -> None:
             await asyncio.sleep(60)
         return "done"
 
-    task = asyncio.create_task(_done(forgetful()))
+    task = asyncio.create_task(done(forgetful()))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

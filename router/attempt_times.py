@@ -1,0 +1,38 @@
+"""How soon the workers of one attempt answer."""
+
+import time
+
+from router.cluster import Plan
+from router.traffic import Traffic
+
+
+class AttemptTimes:
+    """Times a choice at its workers, and tells the traffic: TTFT of who computes the prompt, TPOT of who decodes.
+
+    A first token that the decode worker computed itself says nothing of prefill workers, and nor does one after another
+    attempt.
+    """
+
+    def __init__(self, traffic: Traffic, plan: Plan, is_first: bool) -> None:
+        self._traffic = traffic
+        self._prefill = plan.prefill.incarnation if plan.prefill is not None and is_first else None
+        self._decode = plan.decode.incarnation
+        self._sent_s = time.perf_counter()
+        self._first_s: float | None = None
+        self._last_s = 0.0
+        self._num_further = 0  # tokens after the first news
+
+    def tokens(self, num_tokens: int) -> None:
+        """Tokens came."""
+        self._last_s = time.perf_counter()
+        if self._first_s is not None:
+            self._num_further += num_tokens
+            return
+        self._first_s = self._last_s
+        if self._prefill is not None:
+            self._traffic.took(self._prefill, self._first_s - self._sent_s)
+
+    def ended(self) -> None:
+        """No more tokens come."""
+        if self._first_s is not None and self._num_further:
+            self._traffic.took(self._decode, (self._last_s - self._first_s) / self._num_further)

@@ -1,0 +1,91 @@
+"""How long prompts and outputs were in the last minute, and how soon each worker answered.
+
+Counting costs a request a few microseconds in all; whoever reads adds up the seconds.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from router.cluster import Plan, RoutedRequest
+from router.samples import Samples
+from router.sliding_window import SlidingWindow
+from rpc.latency_sketch import bin_of
+from rpc.registry.report import SampleSums
+
+SPAN_S, NUM_SPANS = 1.0, 60
+LATENCY_SPAN_S, NUM_LATENCY_SPANS = 10.0, 7  # coarser: there are as many windows as workers
+
+
+@dataclass(slots=True)
+class _Lengths:
+    """Of the choices of one span, in tokens."""
+
+    prompt: Samples = field(default_factory=Samples)
+    uncached: Samples = field(default_factory=Samples)
+    output: Samples = field(default_factory=Samples)
+
+
+@dataclass(frozen=True, slots=True)
+class LengthSums:
+    """Of the choices of the window, in tokens."""
+
+    prompt: SampleSums
+    uncached: SampleSums  # what some worker had to compute of the prompts
+    output: SampleSums
+
+
+class Traffic:
+    """Owns what is measured of the choices on their way."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lengths = SlidingWindow(_Lengths, NUM_SPANS, SPAN_S)
+        self._latencies: dict[str, SlidingWindow[Counter[int]]] = {}  # by incarnation; counts by bin
+
+    def routed(self, plan: Plan, request: RoutedRequest) -> None:
+        """A choice is sent to workers for the first time."""
+        span = self._lengths.at(self._clock())
+        span.prompt.add(request.num_tokens)
+        span.uncached.add(uncached_tokens(plan, request))
+
+    def ended(self, num_tokens: int) -> None:
+        """A choice ended with so many tokens."""
+        self._lengths.at(self._clock()).output.add(num_tokens)
+
+    def took(self, incarnation: str, time_s: float) -> None:
+        """A worker took so long for a first token, or for each further one."""
+        now_s = self._clock()
+        if incarnation not in self._latencies:
+            self._forget_old(now_s)
+            self._latencies[incarnation] = SlidingWindow(Counter[int], NUM_LATENCY_SPANS, LATENCY_SPAN_S)
+        self._latencies[incarnation].at(now_s)[bin_of(time_s)] += 1
+
+    @property
+    def lengths(self) -> LengthSums:
+        """Those of the window."""
+        spans = list(self._lengths.live(self._clock()))
+        return LengthSums(
+            prompt=sum((span.prompt.sums() for span in spans), SampleSums()),
+            uncached=sum((span.uncached.sums() for span in spans), SampleSums()),
+            output=sum((span.output.sums() for span in spans), SampleSums()),
+        )
+
+    def latency(self, incarnation: str) -> dict[int, int]:
+        """How often a worker took how long, by bin."""
+        counts = Counter[int]()
+        if incarnation in self._latencies:
+            for span in self._latencies[incarnation].live(self._clock()):
+                counts.update(span)
+        return dict(counts)
+
+    def _forget_old(self, now_s: float) -> None:
+        """Workers come and go: of those that have done nothing for a while there is nothing to remember."""
+        self._latencies = {each: window for each, window in self._latencies.items() if any(window.live(now_s))}
+
+
+def uncached_tokens(plan: Plan, request: RoutedRequest) -> int:
+    """Tokens of the prompt that are computed for it, by whomever: neither cached there nor pulled."""
+    who = plan.prefill or plan.decode
+    return min(request.missing_tokens(each) for each in (who, plan.prefix_source) if each is not None)

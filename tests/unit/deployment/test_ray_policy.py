@@ -1,0 +1,77 @@
+"""The policy as Ray Serve's own code carries it to the controller and calls it there."""
+
+import asyncio
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpc.registry.factory import open_registry
+from rpc.registry.report import encode_report
+from tests.redis_server import redis_server
+from tests.unit.deployment.test_ray_scaling import pools
+from tests.unit.rpc.registry_members import told
+
+pytest.importorskip("ray.serve")
+
+from ray.serve._private.autoscaling_state import _resolve_policy_callable
+from ray.serve._private.common import DeploymentID
+from ray.serve.autoscaling_policy import _apply_app_level_autoscaling_config
+from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
+
+DEADLINE_S = 20.0
+AT_ONCE = {"upscale_delay_s": 0.0, "downscale_delay_s": 0.0}
+
+
+def in_controller(**options: object) -> Callable[..., Any]:
+    """A policy of these options, pickled and unpickled, within what Serve puts around it."""
+    named: dict[str, Any] = {"policy_function": "deployment.ray_scaling:PoolsPolicy", "policy_kwargs": options}
+    pickled = AutoscalingPolicy(**named).get_serialized_policy_def()
+    return _apply_app_level_autoscaling_config(
+        _resolve_policy_callable(AutoscalingPolicy(**named, _serialized_policy_def=pickled))
+    )
+
+
+def context(name: str, **delays: float) -> tuple[DeploymentID, AutoscalingContext]:
+    """A deployment with one replica."""
+    key = DeploymentID(name=name, app_name="default")
+    return key, AutoscalingContext(
+        deployment_id=key, deployment_name=name, app_name="default", current_num_replicas=1, target_num_replicas=1,
+        running_replicas=[], total_num_requests=0.0, total_queued_requests=0.0, aggregated_metrics={}, raw_metrics={},
+        capacity_adjusted_min_replicas=1, capacity_adjusted_max_replicas=4, policy_state={}, last_scale_up_time=None,
+        last_scale_down_time=None, current_time=None,
+        config=AutoscalingConfig(min_replicas=1, max_replicas=4, **delays),
+    )  # fmt: skip
+
+
+async def decided(policy: Callable[..., Any], **delays: float) -> dict[str, int]:
+    """Its first decision."""
+    contexts = dict(context(name, **delays) for name in ("prefill", "decode", "router"))
+    async with asyncio.timeout(DEADLINE_S):
+        while not (targets := policy(contexts)[0]):
+            await asyncio.sleep(0.02)
+    return {key.name: size for key, size in targets.items()}
+
+
+async def test_serve_gets_the_planned_sizes(tmp_path: Path) -> None:
+    async with redis_server(tmp_path) as server:
+        registry = open_registry(server.url)
+        async with told(registry, "router-1", lambda: encode_report(pools(rate=5.0))):
+            policy = in_controller(registry=server.url, budget_gpus=8, **AT_ONCE)
+            thread = policy.__wrapped__._observer._thread  # type: ignore[attr-defined]  # as functools.wraps has it
+            sizes = await decided(policy, **AT_ONCE)
+            assert (sizes["prefill"] > 1, sizes["decode"], sorted(sizes)) == (True, 1, ["decode", "prefill"])
+            assert await decided(policy) == {"prefill": 1, "decode": 1}  # with Serve's own delays on top
+        await registry.close()
+        del policy
+        gc.collect()
+        await asyncio.to_thread(thread.join, DEADLINE_S)
+        assert not thread.is_alive()  # what is replaced looks no more
+
+
+def test_options_that_make_no_sense_leave_serve_running() -> None:
+    policy = in_controller(registry="redis://nowhere", budget=8)
+    contexts = dict(context(name) for name in ("prefill", "decode"))
+    assert policy(contexts)[0] == {}

@@ -1,0 +1,46 @@
+"""The traffic of several routers as one."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployment.autoscaling.moments import Moments
+from deployment.autoscaling.snapshot import Traffic
+from deployment.seen_traffic import gaps_cv2, merged_traffic
+from rpc.registry.report import SampleSums
+from tests.unit.rpc.router_reports import sums, traffic_report
+
+LENGTHS = st.lists(st.lists(st.integers(1, 10_000), max_size=20), min_size=1, max_size=4)
+
+
+def sums_of(values: list[int]) -> SampleSums:
+    return SampleSums(len(values), sum(values), sum(value * value for value in values))
+
+
+@given(LENGTHS)
+def test_lengths_are_as_if_one_router_had_seen_them(by_router: list[list[int]]) -> None:
+    reports = [traffic_report(60, prompt_tokens=sums_of(lengths)) for lengths in by_router]
+    everything = Moments.of(float(length) for lengths in by_router for length in lengths)
+    merged = merged_traffic(reports)
+    assert merged.prompt_tokens.mean == pytest.approx(everything.mean)
+    assert merged.prompt_tokens.second == pytest.approx(everything.second)
+    assert (merged.requests_per_s, merged.window_s) == (pytest.approx(len(reports)), pytest.approx(60))
+
+
+def test_a_router_that_has_just_begun_counts_at_its_own_rate() -> None:
+    merged = merged_traffic([traffic_report(600), traffic_report(20, window_s=2.0)])
+    assert merged.requests_per_s == 20.0
+    assert merged.window_s * merged.requests_per_s == pytest.approx(620)  # requests that are known
+
+
+def test_variations_are_weighted_by_rate() -> None:
+    regular, bursty = traffic_report(900), traffic_report(300, gaps_s=sums(0.2, 300, cv2=4.0))
+    assert merged_traffic([regular, bursty]).arrival_cv2 == pytest.approx(1.0)
+    assert merged_traffic([regular]).arrival_cv2 == pytest.approx(0.0)
+    assert gaps_cv2(sums(1.0, 10, cv2=9.0)) == 1.0  # too few to tell from Poisson
+    assert gaps_cv2(SampleSums(100, 0.0, 0.0)) == 1.0
+
+
+def test_no_traffic() -> None:
+    assert merged_traffic([]) == Traffic(window_s=0.0)
+    assert merged_traffic([traffic_report(0), traffic_report(0, window_s=5.0)]) == Traffic(window_s=60.0)

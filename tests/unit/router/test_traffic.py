@@ -1,0 +1,90 @@
+"""Lengths and times of the last minute."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.attempt_times import AttemptTimes
+from router.cluster import Plan
+from router.traffic import LATENCY_SPAN_S, NUM_LATENCY_SPANS, NUM_SPANS, Traffic, uncached_tokens
+from rpc.latency_sketch import bin_of
+from rpc.registry.report import SampleSums
+from tests.unit.router.cluster_builder import prefill, request, worker
+from tests.unit.router.test_arrivals import Clock
+
+TIMES = st.lists(st.tuples(st.floats(0, 40), st.sampled_from(["a", "b"]), st.floats(1e-4, 10)), max_size=50)
+
+
+def sums(*values: float) -> SampleSums:
+    return SampleSums(len(values), sum(values), sum(value * value for value in values))
+
+
+@given(TIMES)
+def test_times_are_those_of_the_window(events: list[tuple[float, str, float]]) -> None:
+    clock = Clock()
+    traffic, seen = Traffic(clock), list[tuple[float, str, float]]()
+    for pause_s, name, time_s in events:
+        clock.now_s += pause_s
+        seen.append((clock(), name, time_s))
+        traffic.took(name, time_s)
+    first = clock() // LATENCY_SPAN_S - NUM_LATENCY_SPANS + 1
+    for name in ("a", "b", "never seen"):
+        live = [time_s for at_s, who, time_s in seen if who == name and at_s // LATENCY_SPAN_S >= first]
+        assert traffic.latency(name) == Counter(map(bin_of, live))
+
+
+def test_lengths_are_forgotten_after_a_minute() -> None:
+    clock = Clock()
+    traffic = Traffic(clock)
+    plan = Plan(worker("d"), prefill("p"), None, "")
+    traffic.routed(plan, request(100, p=64, d=16))
+    traffic.ended(7)
+    clock.now_s += 30
+    traffic.ended(9)
+    lengths = traffic.lengths
+    assert (lengths.prompt, lengths.uncached, lengths.output) == (sums(100), sums(36), sums(7, 9))
+    clock.now_s += NUM_SPANS - 30
+    lengths = traffic.lengths
+    assert (lengths.prompt, lengths.uncached, lengths.output) == (sums(), sums(), sums(9))
+
+
+def test_workers_that_are_gone_take_no_memory() -> None:
+    clock = Clock()
+    traffic = Traffic(clock)
+    for number in range(1000):
+        clock.now_s += 1.0
+        traffic.took(f"life {number}", 0.1)
+    assert len(traffic._latencies) <= LATENCY_SPAN_S * NUM_LATENCY_SPANS + 1
+
+
+def test_what_is_cached_or_pulled_is_not_computed() -> None:
+    decode, computes, source = worker("d"), prefill("p"), worker("s")
+    routed = request(100, d=32, p=48, s=80)
+    assert uncached_tokens(Plan(decode, None, None, ""), routed) == 68
+    assert uncached_tokens(Plan(decode, computes, None, ""), routed) == 52
+    assert uncached_tokens(Plan(decode, computes, source, ""), routed) == 20
+    assert uncached_tokens(Plan(decode, None, source, ""), request(80, s=80)) == 1  # for its logits
+
+
+def test_each_worker_answers_for_its_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("router.attempt_times.time.perf_counter", clock)
+    traffic, decode = Traffic(), worker("d")
+
+    def attempt(plan: Plan, is_first: bool) -> None:
+        times = AttemptTimes(traffic, plan, is_first)
+        for pause_s, num_tokens in ((0.5, 1), (0.02, 1), (0.04, 2)):
+            clock.now_s += pause_s
+            times.tokens(num_tokens)
+        clock.now_s += 10.0  # a worker that is lost is noticed late
+        times.ended()
+
+    attempt(Plan(decode, prefill("p"), None, ""), is_first=True)
+    assert (traffic.latency("p/1"), traffic.latency("d/1")) == ({bin_of(0.5): 1}, {bin_of(0.02): 1})
+    attempt(Plan(decode, prefill("p"), None, ""), is_first=False)
+    attempt(Plan(decode, None, None, ""), is_first=True)
+    assert (traffic.latency("p/1"), traffic.latency("d/1")) == ({bin_of(0.5): 1}, {bin_of(0.02): 3})
+    AttemptTimes(traffic, Plan(decode, prefill("q"), None, ""), is_first=True).ended()
+    assert traffic.latency("q/1") == {}

@@ -1,0 +1,83 @@
+"""Routers' reports in a real Redis."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from rpc.registry.base import Registry, RegistryLost
+from rpc.registry.factory import open_registry
+from rpc.registry.redis_reports import LEASE_S
+from tests.redis_server import HOST, redis_server
+from tests.unit.rpc.registry_members import DEADLINE_S, kept, make_member, told
+
+COMMANDS = "+set +pexpire +del +mget +exists +sadd +srem +sscan +publish +subscribe"
+
+
+async def read_until(registry: Registry, condition: Callable[[tuple[str, ...]], bool]) -> tuple[str, ...]:
+    """The reports, once they meet the condition."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            with suppress(RegistryLost):
+                if condition(texts := await registry.reports.read()):
+                    return texts
+            await asyncio.sleep(0.02)
+
+
+async def test_reports_are_renewed_and_taken_out(tmp_path: Path) -> None:
+    async with (
+        redis_server(tmp_path) as server,
+        Redis(host=HOST, port=server.port, decode_responses=True) as redis,
+    ):
+        routers, planner, numbers = open_registry(server.url), open_registry(server.url), count()
+        async with kept(routers.lease(make_member(), 10.0)):  # members and reports do not get in each other's way
+            async with told(routers, "router-1", lambda: f"look {next(numbers)}"):
+                await read_until(planner, lambda texts: texts == ("look 0",))
+                assert 0 < await redis.pttl("baton:{default}:router:router-1") <= LEASE_S * 1000
+                async with told(routers, "router-2", lambda: "another"):
+                    await read_until(planner, lambda texts: set(texts) == {"look 1", "another"})
+            assert await planner.reports.read() == ()
+        assert await redis.keys("*") == []
+        await routers.close()
+        await planner.close()
+
+
+async def test_a_router_that_died_is_forgotten(tmp_path: Path) -> None:
+    async with redis_server(tmp_path) as server, Redis(host=HOST, port=server.port) as redis:
+        planner = open_registry(server.url)
+        await redis.sadd("baton:{default}:routers", "router-1")
+        await redis.set("baton:{default}:router:router-1", "its last", px=50)
+        await read_until(planner, lambda texts: texts == ())
+        assert await redis.keys("*") == []  # nor is it left in the set
+        await planner.close()
+
+
+async def test_a_redis_that_is_lost_and_comes_back(tmp_path: Path) -> None:
+    async with redis_server(tmp_path) as server:
+        routers, planner = open_registry(server.url), open_registry(server.url)
+        async with told(routers, "router-1", lambda: "here"):
+            await read_until(planner, lambda texts: texts == ("here",))
+            await server.kill()
+            with pytest.raises(RegistryLost):
+                await planner.reports.read()
+            await server.start()
+            await read_until(planner, lambda texts: texts == ("here",))
+        await routers.close()
+        await planner.close()
+
+
+async def test_the_documented_rights_are_enough(tmp_path: Path) -> None:
+    async with redis_server(tmp_path) as server:
+        async with Redis(host=HOST, port=server.port) as redis:
+            rights = ["on", ">secret", "~baton:*", "resetchannels", "&baton:*", "-@all", *COMMANDS.split()]
+            await redis.execute_command("acl", "setuser", "baton", *rights)
+            await redis.execute_command("acl", "setuser", "default", "off")
+        registry = open_registry(f"redis://baton:secret@{HOST}:{server.port}/0")
+        async with told(registry, "router-1", lambda: "here"), kept(registry.lease(make_member(), 10.0)):
+            await read_until(registry, lambda texts: texts == ("here",))
+        assert await registry.reports.read() == ()
+        await registry.close()
