@@ -42,6 +42,8 @@ bench: setup
 	$(BIN)/python -m benchmarks.handover --json benchmarks/results/handover.json
 	$(BIN)/python -m benchmarks.serve --json benchmarks/results/serve.json
 	$(BIN)/python -m benchmarks.overload --json benchmarks/results/overload.json
+	$(BIN)/python -m benchmarks.simulator --json benchmarks/results/simulator.json
+	$(BIN)/python -m benchmarks.disaggregation --json benchmarks/results/disaggregation.json
 
 chaos: setup
 	$(BIN)/python -m tests.faults --json benchmarks/results/chaos.json

@@ -14,7 +14,7 @@ COMMANDS = {
     "worker": "Run one worker in this process.",
     "router": "Run a router: one process, or several that share its ports.",
     "key": "Make API keys for clients.",
-    "simulate": "Run simulated workers in this process, for tests and benchmarks of routers.",
+    "simulate": "Run simulated workers, or the twin of a whole deployment under a trace.",
 }
 
 

@@ -1,0 +1,262 @@
+"""Whether the twin of `baton simulate --trace` tells what a real deployment does, and how fast it is.
+
+    python -m benchmarks.simulator [--json FILE] [--seconds S]
+    python -m benchmarks.simulator --simulated-workers [--json FILE] [--seconds S]
+    python -m benchmarks.simulator --speed [--workers N] [--requests N]
+
+1. The bundled model is served by one prefill and one decode worker, each a process of its own, behind a real router.
+2. `baton bench --profile` sends it the beginning of the conversation trace, scaled down, twice with other prompts.
+3. The workers' times are fitted to the first run; the twin gets the requests of the second.
+4. The table has the second run's times as a client measured them, as the twin says them, and the ratio of both.
+
+With --simulated-workers there are three of each, which compute nothing and keep stated times, so that a machine that
+is busy with other things disturbs less: router, protocols, reports and handovers are the real ones.
+
+With --speed nothing is served: the twin runs as many requests, before as many workers, as are asked for; and beside it
+engines that make every step, for as long as a few requests take.
+"""
+
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import click
+import numpy as np
+
+from benchmarks.report import Report
+from benchmarks.server import free_port, served, wait_ready
+from engine.block_hash import pack_hashes, root_hash
+from loadtool.datasets.mooncake import HASH_TOKENS
+from loadtool.lengths import Lengths
+from loadtool.profile import ProfiledRequest
+from router.named_policies import CostPolicy
+from rpc.options import flags_of
+from simulation.engine import SimulatedEngine
+from simulation.request import SimulatedRequest
+from simulation.spec import WorkerSpec
+from simulation.trace.deployment_plan import DeploymentPlan
+from simulation.trace.fit import Fit, fit_machine
+from simulation.trace.machine import Machine
+from simulation.trace.outcome import Outcome
+from simulation.trace.profile_reader import read_profile
+from simulation.trace.reader import read_trace
+from simulation.trace.trace_request import TraceRequest
+from simulation.trace.twin import Twin, simulate
+from simulation.virtual_time import run_in_virtual_time
+
+TRACE = Path(__file__).parent / "data" / "mooncake_conversation.csv"
+NUM_WARMUPS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class RealDeployment:
+    """What is served, and what the twin is told of it beside its times."""
+
+    title: str
+    spec: WorkerSpec
+    num_each: int  # prefill workers, and as many decode workers
+    lengths: Lengths
+    local_prefill_below: int | None
+    serve: Callable[[], AbstractAsyncContextManager[str]]  # its URL
+
+
+# A block has 16 tokens, 4 layers of 2 heads, in bf16.
+BUNDLED_SPEC = WorkerSpec(
+    num_blocks=16384,
+    max_num_seqs=64,
+    max_num_batched_tokens=2048,
+    max_model_len=4096,
+    block_bytes=32768,
+    link_bytes_per_s=2e9,
+)
+SIMULATED_SPEC = WorkerSpec(step_s=0.03, sequence_s=0.001, prefill_tokens_per_s=4000.0, block_bytes=1 << 17)
+CALIBRATION_COLUMNS = ("time", "real ms", "simulated ms", "simulated / real")
+SPEED_COLUMNS = ("what", "workers", "requests", "CPU s", "requests / CPU s", "simulated s")
+NUM_EXACT = 200  # requests for engines that make every step
+RATE_A_WORKER = 3.0  # requests a second: about 60% of what the default machine bears
+
+
+def bundled() -> AbstractAsyncContextManager[str]:
+    """The bundled model, by `baton serve`."""
+    batch = ("--max-num-batched-tokens", str(BUNDLED_SPEC.max_num_batched_tokens))
+    return served("", "--prefill", "1", "--decode", "1", *batch, "--max-num-seqs", str(BUNDLED_SPEC.max_num_seqs))
+
+
+@asynccontextmanager
+async def simulated_workers(num_each: int) -> AsyncIterator[str]:
+    """A real router before simulated workers."""
+    workers = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "simulation.workers", "--prefill", str(num_each), "--decode", str(num_each),
+        *flags_of(SIMULATED_SPEC), stdout=PIPE,
+    )  # fmt: skip
+    assert workers.stdout is not None
+    addresses = json.loads(await workers.stdout.readline())["addresses"]
+    port = free_port()
+    router = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "router", "--model", str(files("baton") / "bundled_model"), "--port", str(port),
+        "--workers", addresses, "--log-level", "error",
+    )  # fmt: skip
+    try:
+        await wait_ready(f"http://127.0.0.1:{port}", router)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        for process in (router, workers):
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
+
+
+BUNDLED = RealDeployment(
+    title="1 prefill + 1 decode worker, bundled model",
+    spec=BUNDLED_SPEC,
+    num_each=1,
+    lengths=Lengths(1 / 32, max_input=3500, max_output=200),
+    local_prefill_below=64,  # as `baton serve` has it
+    serve=bundled,
+)
+SIMULATED = RealDeployment(
+    title="3 prefill + 3 decode workers that compute nothing",
+    spec=SIMULATED_SPEC,
+    num_each=3,
+    lengths=Lengths(1 / 8, max_input=8000, max_output=400),
+    local_prefill_below=None,
+    serve=lambda: simulated_workers(3),
+)
+
+
+async def bench(url: str, profile: Path, lengths: Lengths, seconds: float, seed: int) -> list[ProfiledRequest]:
+    """One run of the load tool."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "baton", "bench", "--base-url", url, "--dataset", "mooncake",
+        "--dataset-path", str(TRACE), "--scale-lengths", str(lengths.scale), "--max-input-len", str(lengths.max_input),
+        "--max-output-len", str(lengths.max_output), "--duration", str(seconds), "--num-warmups", str(NUM_WARMUPS),
+        "--seed", str(seed), "--profile", str(profile),
+    )  # fmt: skip
+    if await process.wait() != 0:
+        raise RuntimeError("the load failed")
+    return read_profile(profile)
+
+
+async def measure(real: RealDeployment, seconds: float) -> list[list[ProfiledRequest]]:
+    """Two runs before the same real deployment."""
+    with tempfile.TemporaryDirectory() as directory:
+        async with real.serve() as url:
+            profiles = [Path(directory) / f"{seed}.json" for seed in range(2)]
+            return [await bench(url, path, real.lengths, seconds, seed) for seed, path in enumerate(profiles)]
+
+
+def calibrate(real: RealDeployment, seconds: float) -> Report:
+    """The real times beside the simulated ones."""
+    first, second = asyncio.run(measure(real, seconds))
+    fit = fit_machine(first, real.spec)
+    requests = read_trace(TRACE, lengths=real.lengths, block_size=real.spec.block_size, seconds=seconds)
+    plan = DeploymentPlan(machine=fit.machine, prefill=real.num_each, decode=real.num_each)
+    outcome = Twin(plan, requests, CostPolicy(local_prefill_below=real.local_prefill_below)).run()
+    report = Report(f"The twin beside a real deployment: {real.title}", CALIBRATION_COLUMNS)
+    compare(report, "TTFT", [each.ttft_s for each in second], [each.ttft_s for each in outcome.answered])
+    tpots = [each.tpot_s for each in second if each.tpot_s is not None]
+    compare(report, "TPOT", tpots, [each.tpot_s for each in outcome.answered if each.num_output_tokens > 1])
+    report.notes += notes(fit, second, requests, outcome)
+    return report
+
+
+def compare(report: Report, name: str, real_s: Sequence[float], simulated_s: Sequence[float]) -> None:
+    """Adds a row for each percentile."""
+    for percent in (50, 90):
+        real, simulated = float(np.percentile(real_s, percent)), float(np.percentile(simulated_s, percent))
+        report.add(f"{name} p{percent}", 1e3 * real, 1e3 * simulated, simulated / real)
+
+
+def notes(fit: Fit, real: Sequence[ProfiledRequest], requests: Sequence[TraceRequest], outcome: Outcome) -> list[str]:
+    """What stands below the table."""
+    num_tokens = sum(each.prompt_tokens for each in real)
+    cached = sum(each.cached_tokens for each in real) / num_tokens
+    remote = sum(each.prefill_worker != each.decode_worker for each in real) / len(real)
+    mean_output = sum(each.output_tokens for each in real) / len(real)
+    return [
+        f"fitted to the run before: {fit}",
+        f"{len(real)} of {len(requests)} requests answered, {num_tokens / len(real):.0f} tokens of prompt and "
+        f"{mean_output:.0f} of output on average",
+        f"cached: {cached:.1%} of the prompts, simulated {outcome.cached_share:.1%}; "
+        f"handed over: {remote:.1%} of the requests, simulated {outcome.remote_share:.1%}",
+    ]
+
+
+def chats(num_requests: int, num_workers: int, seed: int) -> list[TraceRequest]:
+    """Prompts of about 2,000 tokens behind one of a few hundred beginnings, and answers of about 200."""
+    rng = random.Random(seed)
+    root, due_s, requests = root_hash(), 0.0, []
+    for number in range(num_requests):
+        due_s += rng.expovariate(RATE_A_WORKER * num_workers)
+        num_prompt = min(16_000, max(16, round(rng.lognormvariate(7.4, 0.6))))
+        # A block's content is told by one number: how many the prompt shares with others, and then its own.
+        shared = [rng.randrange(300), 1][: rng.randint(0, 2)]
+        blocks = [*shared, 1000 + number, *range(40)][: num_prompt // HASH_TOKENS]
+        num_output = min(2000, max(1, round(rng.lognormvariate(5.1, 0.7))))
+        requests.append(TraceRequest(due_s, num_prompt, num_output, pack_hashes(root, blocks, 1)))
+    return requests
+
+
+def speed(num_workers: int, num_requests: int) -> Report:
+    """Simulated requests in a second of one core."""
+    report = Report("Speed of the simulation", SPEED_COLUMNS)
+    half = num_workers // 2
+    plan = DeploymentPlan(machine=Machine().with_block_size(HASH_TOKENS), prefill=half, decode=num_workers - half)
+    outcome = simulate(plan, chats(num_requests, num_workers, seed=0))
+    report.add("the twin, with the real router's code", num_workers, num_requests, outcome.cpu_s,
+               num_requests / outcome.cpu_s, outcome.ended_s)  # fmt: skip
+    report.notes.append(f"{outcome.num_events / num_requests:.1f} events a request, {outcome.cached_share:.0%} cached")
+    exact = chats(NUM_EXACT, 1, seed=0)
+    started_s = time.process_time()
+    ended_s = run_in_virtual_time(make_every_step(exact))
+    exact_s = time.process_time() - started_s
+    report.add("engines that make every step", 1, NUM_EXACT, exact_s, NUM_EXACT / exact_s, ended_s)
+    return report
+
+
+async def make_every_step(requests: Sequence[TraceRequest]) -> float:
+    """One colocated engine with the real scheduler, without a router; returns the time of the last token."""
+    engine, loop, rng = SimulatedEngine(WorkerSpec()), asyncio.get_running_loop(), random.Random(0)
+
+    async def live(number: int, request: TraceRequest) -> None:
+        await asyncio.sleep(request.due_s)
+        token_ids = rng.choices(range(1000), k=request.num_prompt_tokens)
+        simulated = SimulatedRequest(
+            request_id=str(number), token_ids=token_ids, num_output_tokens=request.num_output_tokens
+        )
+        async for _ in engine.generate(simulated):
+            pass
+
+    await asyncio.gather(*(live(number, request) for number, request in enumerate(requests)))
+    return loop.time()
+
+
+@click.command()
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the results here.")
+@click.option("--seconds", default=60.0, show_default=True, help="Of the trace, in each of the two runs.")
+@click.option("--simulated-workers", "is_simulated", is_flag=True, help="Before workers that compute nothing.")
+@click.option("--speed", "is_speed", is_flag=True, help="Measure the simulation's speed instead.")
+@click.option("--workers", default=1000, show_default=True, help="With --speed: half of them prefill.")
+@click.option("--requests", default=100_000, show_default=True, help="With --speed.")
+def main(
+    json_file: Path | None, seconds: float, is_simulated: bool, is_speed: bool, workers: int, requests: int
+) -> None:
+    """Holds the twin against a real deployment, or measures its speed."""
+    real = SIMULATED if is_simulated else BUNDLED
+    report = speed(workers, requests) if is_speed else calibrate(real, seconds)
+    report.show()
+    if json_file is not None:
+        report.write(json_file)
+
+
+if __name__ == "__main__":
+    main()

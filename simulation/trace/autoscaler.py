@@ -1,0 +1,88 @@
+"""The real autoscaler before the twin's pools: a look every second."""
+
+from collections.abc import Callable, Iterable
+
+from deployment.autoscaling.decision import Decision
+from deployment.autoscaling.plan import plan_pools
+from deployment.autoscaling.settings import ScalingSettings
+from deployment.autoscaling.snapshot import DecodeSnapshot, PoolsSnapshot, PrefillSnapshot
+from deployment.autoscaling.state import ScalingState
+from simulation.trace.clock import Clock
+from simulation.trace.machine import Machine
+from simulation.trace.pool import Pool
+from simulation.trace.traffic_window import WINDOW_S, TrafficWindow
+from simulation.trace.worker import Worker
+
+LOOK_S = 1.0
+
+
+class Autoscaler:
+    """Owns what `plan_pools` remembers, and follows what it decides."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        settings: ScalingSettings,
+        machine: Machine,
+        prefill: Pool,
+        decode: Pool,
+        traffic: TrafficWindow,
+        is_over: Callable[[], bool],
+    ) -> None:
+        """Looks until `is_over` says that every request has ended."""
+        settings.check()
+        self.decisions: list[tuple[float, Decision]] = []  # those that changed a size, and when
+        self._clock = clock
+        self._settings = settings
+        self._machine = machine
+        self._prefill = prefill
+        self._decode = decode
+        self._traffic = traffic
+        self._is_over = is_over
+        self._state: ScalingState | None = None
+
+    def look(self) -> None:
+        """One look, and the next one planned."""
+        if self._is_over():
+            return
+        self._prefill.collect()
+        self._decode.collect()
+        decision, self._state = plan_pools(self.snapshot(), self._state, self._settings)
+        targets = decision.prefill.target, decision.decode.target
+        if targets != (self._prefill.num_live, self._decode.num_live):
+            self.decisions.append((self._clock.now_s, decision))
+        self._prefill.scale(targets[0])
+        self._decode.scale(targets[1])
+        self._clock.after(LOOK_S, self.look)
+
+    def snapshot(self) -> PoolsSnapshot:
+        """As routers and workers would report it."""
+        spec, quantile = self._machine.spec, self._settings.slo.quantile
+        prefills, decodes = list(self._prefill), list(self._decode)
+        return PoolsSnapshot(
+            now_s=self._clock.now_s,
+            traffic=self._traffic.traffic(self._clock.now_s),
+            prefill=PrefillSnapshot(
+                pool=self._prefill.snapshot(self._oldest_wait_s(prefills), WINDOW_S, quantile),
+                tokens_per_s=spec.prefill_tokens_per_s,
+                step_s=spec.step_s,
+                max_step_tokens=spec.max_num_batched_tokens,
+                handover_s=self._machine.overhead_s + self._machine.handover_s,
+                queued_tokens=sum(each.replica.num_queued_tokens for each in prefills),
+            ),
+            decode=DecodeSnapshot(
+                pool=self._decode.snapshot(self._oldest_wait_s(decodes), WINDOW_S, quantile),
+                step_s=spec.step_s + spec.sequence_s,
+                sequence_s=spec.sequence_s,
+                max_num_seqs=spec.max_num_seqs,
+                kv_tokens=(spec.num_blocks - 1) * spec.block_size,
+                kv_used_tokens=sum(each.replica.num_held_tokens() for each in decodes),
+                num_running=sum(each.replica.num_running for each in decodes),
+                num_waiting=sum(each.replica.num_unadmitted for each in decodes),
+            ),
+        )
+
+    def _oldest_wait_s(self, workers: Iterable[Worker]) -> float:
+        """Of those who have no place yet."""
+        waits = [since_s for each in workers if (since_s := each.replica.waiting_since_s) is not None]
+        return self._clock.now_s - min(waits, default=self._clock.now_s)

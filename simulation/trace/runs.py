@@ -1,0 +1,26 @@
+"""Runs of the twin over the same trace: one after the other, or several at a time in processes of their own."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from itertools import repeat
+from multiprocessing import get_context
+
+from simulation.trace.deployment_plan import DeploymentPlan
+from simulation.trace.outcome import Outcome
+from simulation.trace.trace_request import TraceRequest
+from simulation.trace.twin import simulate
+
+RunAll = Callable[[Sequence[DeploymentPlan], Sequence[TraceRequest]], list[Outcome]]
+
+
+def run_in_turn(plans: Sequence[DeploymentPlan], requests: Sequence[TraceRequest]) -> list[Outcome]:
+    """All in this process."""
+    return [simulate(plan, requests) for plan in plans]
+
+
+@contextmanager
+def run_at_once(num_processes: int) -> Iterator[RunAll]:
+    """So many at a time. The processes are fresh ones, that get the requests with every run."""
+    with ProcessPoolExecutor(num_processes, get_context("spawn")) as pool:
+        yield lambda plans, requests: list(pool.map(simulate, plans, repeat(requests)))

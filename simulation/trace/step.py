@@ -1,0 +1,62 @@
+"""What a replica does until something changes: one step, or many that are alike."""
+
+from dataclasses import dataclass, field
+from math import ceil
+
+from simulation.spec import WorkerSpec
+from simulation.trace.batch import Batch
+from simulation.trace.sequence import Sequence
+
+SAME_MOMENT = 1e-9  # of a step: what comes so soon after its end comes with its end
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """So many tokens of a prompt, in one step."""
+
+    sequence: Sequence
+    num_tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """Steps of equal length, one behind the other."""
+
+    begins_s: float
+    step_s: float  # of one
+    num_steps: int
+    num_decoding: int = 0  # sequences, in each
+    chunks: list[Chunk] = field(default_factory=list)  # of the only one
+
+    @classmethod
+    def pending(cls) -> "Step":
+        """One is about to begin."""
+        return cls(0.0, 0.0, 0)
+
+    @classmethod
+    def of(cls, spec: WorkerSpec, chunks: list[Chunk], num_decoding: int, batch: Batch, now_s: float) -> "Step":
+        """What is scheduled now: one step if it has a prompt's chunk, else as many as are alike."""
+        num_single = sum(chunk.num_tokens == 1 for chunk in chunks)  # costs what a decoded token does
+        num_prompt_tokens = sum(chunk.num_tokens for chunk in chunks) - num_single
+        step_s = spec.step_time_s(num_decoding + num_single, num_prompt_tokens)
+        return cls(now_s, step_s, 1 if chunks else batch.ticks_to_next, num_decoding, chunks)
+
+    @property
+    def seconds(self) -> float:
+        """Of all of them."""
+        return self.num_steps * self.step_s
+
+    @property
+    def ends_s(self) -> float:
+        """When the last of them ends."""
+        return self.begins_s + self.seconds
+
+    def cut_short(self, now_s: float) -> bool:
+        """Ends with the step under way; False if that is the last anyway."""
+        if self.num_steps <= 1 or self.step_s <= 0:
+            return False
+        num_begun = max(1, ceil((now_s - self.begins_s) / self.step_s - SAME_MOMENT))
+        if num_begun >= self.num_steps:
+            return False
+        self.num_steps = num_begun
+        return True

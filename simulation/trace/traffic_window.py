@@ -1,0 +1,77 @@
+"""The requests of the last while, as the autoscaler is told of them."""
+
+from collections import deque
+
+from deployment.autoscaling.moments import Moments
+from deployment.autoscaling.snapshot import Traffic
+
+WINDOW_S = 60.0
+
+
+class SlidingMoments:
+    """Owns values of the last window, and their first two moments."""
+
+    def __init__(self) -> None:
+        self._values: deque[tuple[float, float]] = deque()  # when, and what
+        self._sum = self._squares = 0.0
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def note(self, now_s: float, value: float) -> None:
+        """One more."""
+        self._forget(now_s - WINDOW_S)
+        self._values.append((now_s, value))
+        self._sum += value
+        self._squares += value * value
+
+    def since(self, time_s: float) -> Moments:
+        """Of the values since then; those before are forgotten."""
+        self._forget(time_s)
+        count = len(self._values)
+        return Moments(max(0.0, self._sum) / count, max(0.0, self._squares) / count) if count else Moments()
+
+    def _forget(self, before_s: float) -> None:
+        while self._values and self._values[0][0] < before_s:
+            _, value = self._values.popleft()
+            self._sum -= value
+            self._squares -= value * value
+        if not self._values:
+            self._sum = self._squares = 0.0  # and with them what rounding left
+
+
+class TrafficWindow:
+    """Owns what came and what ended within the window."""
+
+    def __init__(self) -> None:
+        self._gaps = SlidingMoments()
+        self._prompts = SlidingMoments()
+        self._uncached = SlidingMoments()
+        self._outputs = SlidingMoments()
+        self._last_s: float | None = None  # when a request came
+
+    def note_arrival(self, now_s: float, num_prompt_tokens: int, num_uncached_tokens: int) -> None:
+        """A request was routed; `num_uncached_tokens` are what a prefill worker has to compute."""
+        if self._last_s is not None:
+            self._gaps.note(now_s, now_s - self._last_s)
+        self._last_s = now_s
+        self._prompts.note(now_s, num_prompt_tokens)
+        self._uncached.note(now_s, num_uncached_tokens)
+
+    def note_end(self, now_s: float, num_output_tokens: int) -> None:
+        """A request got its last token."""
+        self._outputs.note(now_s, num_output_tokens)
+
+    def traffic(self, now_s: float) -> Traffic:
+        """As of now; at the beginning the window is what there was so far."""
+        since_s = now_s - WINDOW_S
+        prompts = self._prompts.since(since_s)
+        gaps = self._gaps.since(since_s)
+        return Traffic(
+            window_s=WINDOW_S,
+            requests_per_s=len(self._prompts) / min(WINDOW_S, now_s) if now_s > 0 else 0.0,
+            arrival_cv2=gaps.cv2 if len(self._gaps) > 1 else 1.0,
+            prompt_tokens=prompts,
+            uncached_tokens=self._uncached.since(since_s),
+            output_tokens=self._outputs.since(since_s),
+        )

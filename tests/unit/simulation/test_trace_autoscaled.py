@@ -1,0 +1,68 @@
+"""The real autoscaler under a piece of Mooncake's conversation trace, in virtual time."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deployment.autoscaling.settings import SLO, ScalingSettings
+from loadtool.lengths import Lengths
+from simulation.trace.deployment_plan import DeploymentPlan
+from simulation.trace.gpu_meter import Sizes
+from simulation.trace.machine import Machine
+from simulation.trace.outcome import Outcome
+from simulation.trace.reader import granule, read_trace
+from simulation.trace.search import SplitSearch
+from simulation.trace.twin import simulate
+from tests.unit.deployment.autoscaling_rig import most_turns, turns
+
+TRACE = Path(__file__).parents[3] / "benchmarks" / "data" / "mooncake_conversation.csv"
+SLO_ = SLO(ttft_s=4.0, tpot_s=0.05)
+NUM_GPUS = 20
+BASE = DeploymentPlan(machine=Machine().with_block_size(granule(Lengths())), start_s=30.0)
+SCALING = ScalingSettings(budget_gpus=NUM_GPUS, slo=SLO_, start_s=30.0, downscale_delay_s=120.0)
+
+
+@pytest.fixture(scope="module")
+def autoscaled() -> Outcome:
+    """It begins with all GPUs in use; the load needs fewer."""
+    plan = replace(BASE, prefill=NUM_GPUS // 2, decode=NUM_GPUS // 2, scaling=SCALING)
+    return simulate(plan, read_trace(TRACE))
+
+
+def sizes_of(outcome: Outcome) -> list[tuple[float, int, int]]:
+    """What was wanted or served, pool by pool, without what drains."""
+    return [(each.since_s, each.ready.prefill, each.ready.decode) for each in outcome.sizes]
+
+
+def test_the_budget_is_kept(autoscaled: Outcome) -> None:
+    assert autoscaled.most_gpus <= NUM_GPUS
+    assert all(prefill >= 1 and decode >= 1 for _, prefill, decode in sizes_of(autoscaled))
+
+
+def test_steady_load_turns_no_pool_twice_in_ten_minutes(autoscaled: Outcome) -> None:
+    sizes = sizes_of(autoscaled)
+    times = [since_s for since_s, *_ in sizes]
+    for pool in (1, 2):
+        assert most_turns(turns([each[pool] for each in sizes], times), 600.0) <= 1
+
+
+def test_as_good_as_the_best_split_for_fewer_gpu_hours(autoscaled: Outcome) -> None:
+    best = SplitSearch(BASE, read_trace(TRACE), NUM_GPUS, SLO_, max_requests=300).best()
+    assert autoscaled.num_good(SLO_) >= 0.95 * best.num_good(SLO_)
+    assert autoscaled.gpu_hours <= 0.9 * best.gpu_hours
+    assert all(record.num_ends == 1 and record.refusal is None for record in autoscaled.records)
+
+
+def test_it_grows_with_the_load() -> None:
+    """From one replica of each, four times the trace's rate: what was asked for comes a start later."""
+    plan = replace(BASE, prefill=1, decode=1, scaling=SCALING)
+    outcome = simulate(plan, read_trace(TRACE, rate_scale=2.0, seconds=150.0))
+    first, last = outcome.sizes[0], outcome.sizes[-1]
+    assert (first.ready.prefill, first.ready.decode) == (1, 1)
+    grown: Sizes = next(each for each in outcome.sizes if sum(each.ready.both()) > 2)
+    asked = next(each for each in outcome.sizes if sum(each.gpus.both()) > 2)
+    assert grown.since_s == pytest.approx(asked.since_s + 30.0)
+    assert sum(last.gpus.both()) > 6
+    assert outcome.most_gpus <= NUM_GPUS
+    assert any("needed for" in each or " -> " in each for each in outcome.decisions)

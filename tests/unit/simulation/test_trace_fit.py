@@ -1,0 +1,124 @@
+"""The fit of step times, on profiles whose machine is known."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from loadtool.concurrency import Concurrency
+from loadtool.errors import DatasetError
+from loadtool.profile import ProfiledRequest, profile_file
+from router.named_policies import make_policy
+from simulation.spec import WorkerSpec
+from simulation.trace.deployment_plan import DeploymentPlan
+from simulation.trace.fit import fit_machine
+from simulation.trace.machine import Machine
+from simulation.trace.profile_reader import read_profile
+from simulation.trace.record import Record
+from simulation.trace.twin import Twin
+from tests.unit.simulation.trace_load import random_load
+
+SPEC = WorkerSpec(
+    num_blocks=8000, max_num_seqs=64, max_num_batched_tokens=2048, step_s=0.004, sequence_s=0.0006,
+    prefill_tokens_per_s=9000.0, link_bytes_per_s=1e13,
+)  # fmt: skip
+MACHINE = Machine(spec=SPEC, overhead_s=0.006, handover_s=0.003)
+BLIND = replace(SPEC, step_s=1.0, sequence_s=1.0, prefill_tokens_per_s=1.0)  # what the fit is to find
+
+
+def profiled(records: list[Record], is_colocated: bool) -> list[ProfiledRequest]:
+    """As a client would have measured them."""
+    firsts = [record.first_s for record in records]
+    prefilling = Concurrency([record.due_s for record in records], firsts)
+    decoding = Concurrency(firsts, [record.last_s for record in records])
+    return [
+        ProfiledRequest(
+            run=0,
+            sent_s=record.due_s,
+            prompt_tokens=record.num_prompt_tokens,
+            cached_tokens=record.num_cached_tokens,
+            uncached_tokens=record.num_prompt_tokens - record.num_cached_tokens,
+            handed_over_tokens=record.num_prompt_tokens if record.is_remote else 0,
+            output_tokens=record.num_output_tokens,
+            ttft_s=record.ttft_s,
+            tpot_s=record.tpot_s if record.num_output_tokens > 1 else None,
+            prefilling_while_prefill=prefilling.mean(record.due_s, record.first_s),
+            decoding_while_prefill=decoding.mean(record.due_s, record.first_s),
+            prefilling_while_decode=prefilling.mean(record.first_s, record.last_s),
+            decoding_while_decode=decoding.mean(record.first_s, record.last_s),
+            prefill_worker="both-0" if is_colocated else "prefill-0" if record.is_remote else "decode-0",
+            decode_worker="both-0" if is_colocated else "decode-0",
+            kv_transport="",
+        )
+        for record in records
+    ]
+
+
+def measured(machine: Machine, *, seed: int, is_colocated: bool, below: int = 0) -> list[ProfiledRequest]:
+    load = [each.request for each in random_load(seed, 250, seconds=60.0, max_prompt=1500, max_output=80)]
+    sizes = {"both": 1} if is_colocated else {"prefill": 1, "decode": 1}
+    twin = Twin(DeploymentPlan(machine=machine, **sizes), load, make_policy("cost", below))
+    return profiled(list(twin.run().records), is_colocated)
+
+
+@pytest.mark.parametrize("is_colocated", [False, True], ids=["disaggregated", "colocated"])
+def test_a_known_machine_is_found(is_colocated: bool) -> None:
+    fit = fit_machine(measured(MACHINE, seed=1, is_colocated=is_colocated, below=200), BLIND)
+    spec = fit.machine.spec
+    assert spec.prefill_tokens_per_s == pytest.approx(SPEC.prefill_tokens_per_s, rel=0.1)
+    assert spec.step_s == pytest.approx(SPEC.step_s, rel=0.1)
+    assert spec.sequence_s == pytest.approx(SPEC.sequence_s, rel=0.2)
+    assert fit.tpot_error < 0.02
+    assert fit.ttft_error < 0.06
+    way_s = MACHINE.overhead_s if is_colocated else MACHINE.overhead_s + MACHINE.handover_s
+    assert fit.machine.overhead_s + fit.machine.handover_s == pytest.approx(way_s, abs=0.004)
+
+
+def test_the_fitted_machine_tells_another_load() -> None:
+    """Fitted to one load, its times for another are within 5%."""
+    fit = fit_machine(measured(MACHINE, seed=1, is_colocated=False), BLIND)
+    load = [each.request for each in random_load(2, 250, seconds=30.0, max_prompt=1500, max_output=80)]
+    plan = DeploymentPlan(machine=MACHINE, prefill=1, decode=1)
+    real, told = (
+        Twin(replace(plan, machine=machine), load, make_policy("always_remote", None)).run()
+        for machine in (MACHINE, fit.machine)
+    )
+    assert real.ttft_ms is not None
+    assert told.ttft_ms is not None
+    assert real.tpot_ms is not None
+    assert told.tpot_ms is not None
+    for of_real, of_told in ((real.ttft_ms, told.ttft_ms), (real.tpot_ms, told.tpot_ms)):
+        assert (of_told.p50, of_told.p90) == pytest.approx((of_real.p50, of_real.p90), rel=0.05)
+
+
+def test_noise_does_not_make_times_negative() -> None:
+    rng = random.Random(0)
+    noisy = [
+        replace(each, ttft_s=each.ttft_s * rng.uniform(0.5, 2), tpot_s=0.005 if each.tpot_s is not None else None)
+        for each in measured(MACHINE, seed=3, is_colocated=False)
+    ]
+    machine = fit_machine(noisy, SPEC).machine
+    assert machine.spec.step_s >= 0
+    assert machine.spec.sequence_s >= 0
+    assert machine.overhead_s >= 0
+    assert machine.handover_s >= 0
+    machine.spec.check()
+
+
+def test_too_little_is_no_profile(tmp_path: Path) -> None:
+    requests = measured(MACHINE, seed=1, is_colocated=False)
+    with pytest.raises(DatasetError, match="8 or more"):
+        fit_machine(requests[:7], SPEC)
+    with pytest.raises(DatasetError, match="more than one output token"):
+        fit_machine([replace(each, tpot_s=None) for each in requests], SPEC)
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(profile_file(requests, "model", "url", "now")))
+    assert read_profile(path) == requests
+    for content in ("nonsense", "[]", '{"format": "another"}', json.dumps(profile_file([], "model", "url", "now"))):
+        path.write_text(content)
+        with pytest.raises(DatasetError, match=str(path)):
+            read_profile(path)
+    with pytest.raises(DatasetError, match="No such file"):
+        read_profile(tmp_path / "none.json")

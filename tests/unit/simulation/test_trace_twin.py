@@ -1,0 +1,143 @@
+"""The twin's promises: every request ends once, tokens are conserved, books are whole, GPUs are never over budget."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployment.autoscaling.settings import SLO, ScalingSettings
+from router.cost_model import CostModel
+from router.named_policies import CostPolicy, make_policy
+from simulation.spec import WorkerSpec
+from simulation.trace.deployment_plan import DeploymentPlan
+from simulation.trace.machine import Machine
+from simulation.trace.outcome import Outcome
+from simulation.trace.trace_request import TraceRequest
+from simulation.trace.twin import Twin, simulate
+from tests.unit.simulation.trace_load import random_load
+
+SPEC = WorkerSpec(num_blocks=200, max_num_seqs=8, max_num_batched_tokens=128, max_queue_len=64)
+MACHINE = Machine(spec=SPEC, overhead_s=0.004, handover_s=0.002)
+
+
+def requests_of(seed: int, num_requests: int, seconds: float) -> list[TraceRequest]:
+    return [each.request for each in random_load(seed, num_requests, seconds=seconds)]
+
+
+def check(outcome: Outcome, twin: Twin, num_requests: int) -> None:
+    assert len(outcome.records) == num_requests
+    for record in outcome.records:
+        assert record.num_ends == 1
+        if record.refusal is None:
+            assert record.num_received_tokens == record.num_output_tokens
+            assert record.due_s < record.first_s <= record.last_s
+            assert 0 <= record.num_cached_tokens < record.num_prompt_tokens
+    for pool in (twin.prefill, twin.decode):
+        for worker in pool:
+            assert worker.replica.is_idle
+            assert worker.estimate.num_own_requests == 0
+            worker.replica.check_integrity()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    num_requests=st.integers(1, 60),
+    seconds=st.sampled_from([0.1, 2.0, 20.0]),
+    sizes=st.tuples(st.integers(0, 3), st.integers(1, 3)),
+    num_blocks=st.sampled_from([45, 60, 1000]),
+    policy=st.sampled_from(["cost", "always_remote", "always_local", "least_loaded"]),
+    max_queue_len=st.sampled_from([2, 4096]),
+)
+def test_every_request_ends_once_with_all_its_tokens(
+    seed: int,
+    num_requests: int,
+    seconds: float,
+    sizes: tuple[int, int],
+    num_blocks: int,
+    policy: str,
+    max_queue_len: int,
+) -> None:
+    spec = replace(SPEC, num_blocks=num_blocks, max_queue_len=max_queue_len)
+    prefill, decode = sizes
+    plan = DeploymentPlan(
+        machine=replace(MACHINE, spec=spec),
+        prefill=prefill,
+        decode=decode if prefill else 0,
+        both=0 if prefill else decode,
+    )
+    twin = Twin(plan, requests_of(seed, num_requests, seconds), make_policy(policy, None))
+    outcome = twin.run()
+    check(outcome, twin, num_requests)
+    if max_queue_len > num_requests:
+        assert not [record.refusal for record in outcome.records if record.refusal is not None]
+
+
+def test_a_prefix_is_pulled_from_who_has_it() -> None:
+    """Two prefill workers, one of which has the prefix and a long queue."""
+    spec = replace(SPEC, num_blocks=1000, prefill_tokens_per_s=500.0)
+    policy = CostPolicy(CostModel(min_source_blocks=1), local_prefill_below=0)
+    plan = DeploymentPlan(machine=replace(MACHINE, spec=spec), prefill=3, decode=2)
+    twin = Twin(plan, requests_of(3, 60, 5.0), policy)
+    outcome = twin.run()
+    check(outcome, twin, 60)
+    assert all(record.is_remote for record in outcome.records)
+    alone = Twin(plan, requests_of(3, 60, 5.0), CostPolicy(CostModel(min_source_blocks=1 << 30), 0)).run()
+    assert outcome.cached_share > alone.cached_share
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    plan = DeploymentPlan(machine=MACHINE, prefill=2, decode=2, seed=7)
+    requests = requests_of(1, 80, 4.0)
+    first, second = simulate(plan, requests), simulate(plan, requests)
+    assert first.records == second.records
+    assert first.num_events == second.num_events
+    other = simulate(replace(plan, seed=8), requests)
+    assert other.records != first.records  # equal plans are told apart by chance
+
+
+def test_a_prompt_that_no_worker_can_hold_is_refused() -> None:
+    plan = DeploymentPlan(machine=MACHINE, both=1)
+    too_long = TraceRequest(1.0, SPEC.num_blocks * SPEC.block_size, 5, b"")
+    outcome = simulate(plan, [TraceRequest(0.0, 100, 5, b""), too_long, TraceRequest(2.0, 100, 5, b"")])
+    assert [record.refusal is None for record in outcome.records] == [True, False, True]
+    assert outcome.num_good(SLO()) == 2
+
+
+def test_a_plan_without_decoders_cannot_be() -> None:
+    with pytest.raises(ValueError, match="there must be prefill and decode workers"):
+        Twin(DeploymentPlan(machine=MACHINE, prefill=2), [])
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    num_gpus=st.integers(2, 8),
+    start_s=st.sampled_from([0.1, 1.0, 30.0]),
+    bursts=st.integers(1, 4),
+)
+def test_gpus_are_never_over_budget(seed: int, num_gpus: int, start_s: float, bursts: int) -> None:
+    """Bursts, pauses and hasty settings: everything starts, drains and comes back."""
+    requests: list[TraceRequest] = []
+    for burst in range(bursts):
+        begins_s = 40.0 * burst
+        requests += [
+            replace(each, due_s=begins_s + each.due_s) for each in requests_of(seed + burst, 60 * (1 + burst % 2), 10.0)
+        ]
+    scaling = ScalingSettings(
+        budget_gpus=num_gpus,
+        slo=SLO(ttft_s=0.1, tpot_s=0.015),
+        upscale_delay_s=1.0,
+        downscale_delay_s=5.0,
+        shift_delay_s=2.0,
+        turn_s=10.0,
+        start_s=start_s,
+    )
+    plan = DeploymentPlan(machine=MACHINE, prefill=1, decode=1, scaling=scaling, start_s=start_s)
+    twin = Twin(plan, requests)
+    outcome = twin.run()
+    check(outcome, twin, len(requests))
+    assert outcome.most_gpus <= num_gpus
+    assert all(sizes.gpus.prefill >= 1 and sizes.gpus.decode >= 1 for sizes in outcome.sizes)
+    assert 0 < outcome.gpu_hours <= num_gpus * outcome.ended_s / 3600 * (1 + 1e-9)

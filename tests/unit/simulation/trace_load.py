@@ -1,0 +1,29 @@
+"""Random traces with shared prefixes, as the twin and as exact engines take them."""
+
+import random
+
+from engine.block_hash import pack_hashes, root_hash
+from simulation.trace.trace_request import TraceRequest
+from tests.unit.simulation.exact_twin import Asked
+
+
+def random_load(
+    seed: int,
+    num_requests: int,
+    *,
+    block_size: int = 16,
+    seconds: float = 10.0,
+    max_prompt: int = 600,
+    max_output: int = 60,
+    num_prefixes: int = 4,
+) -> list[Asked]:
+    """Requests at random times; most begin with one of a few prefixes."""
+    rng = random.Random(seed)
+    prefixes = [rng.choices(range(1000), k=rng.randint(1, max_prompt)) for _ in range(num_prefixes)]
+    load: list[Asked] = []
+    for due_s in sorted(rng.uniform(0, seconds) for _ in range(num_requests)):
+        shared = rng.choice(prefixes)[: rng.randint(0, max_prompt)]
+        tokens = (shared + rng.choices(range(1000), k=rng.randint(1, max_prompt)))[:max_prompt]
+        hashes = pack_hashes(root_hash(), tokens, block_size)
+        load.append(Asked(TraceRequest(due_s, len(tokens), rng.randint(1, max_output), hashes), tokens))
+    return load
