@@ -1,0 +1,41 @@
+"""Load for one running system."""
+
+import asyncio
+import gc
+
+from rich.console import Console
+
+from benchmarks.disaggregation.trace import PROMPT_TOKENS, Trace
+from loadtool.arrivals import Arrivals
+from loadtool.client import HttpClient
+from loadtool.dispatch import LoadRun, run_load
+from loadtool.plan import Limits, Planner
+from loadtool.progress import ProgressBar
+from loadtool.target import Target
+
+TIMEOUT_S = 120.0  # of an answer
+
+
+class Client:
+    """Sends a trace's requests to one system."""
+
+    def __init__(self, target: Target, console: Console) -> None:
+        self._target = target
+        self._console = console
+
+    async def run(self, trace: Trace, arrivals: Arrivals, seconds: float, seed: int) -> LoadRun:
+        """Sends for so long, and waits for the answers. `seed`: another has prompts that no cache knows."""
+        requests = Planner(trace.dataset, self._target, PROMPT_TOKENS).plan(arrivals, Limits(None, seconds), seed)
+        client = HttpClient(self._target.host, self._target.port, self._target.tls(), TIMEOUT_S)
+        total = len(requests) if isinstance(requests, list) else None
+        gc.collect()
+        gc.freeze()  # what was made before need not be looked through while times are taken
+        try:
+            with ProgressBar(self._console, f"{trace.name}, {arrivals.label}", total) as bar:
+                run = await run_load(client, requests, arrivals, Limits(None, seconds), bar)
+        finally:
+            gc.unfreeze()
+            client.close()
+        if not run.is_whole:
+            raise asyncio.CancelledError  # Ctrl-C, which ends a load early but is to end all
+        return run

@@ -1,0 +1,53 @@
+"""What is asked: two published traces, made to fit the bundled model, and a mix of two kinds of request."""
+
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from benchmarks.disaggregation.mixed_prompts import MixedPrompts
+from loadtool.arrivals import RequestRate, TraceTimes
+from loadtool.datasets.azure import AzureTrace
+from loadtool.datasets.base import Dataset
+from loadtool.datasets.mooncake import MooncakeTrace
+from loadtool.datasets.synthetic import SyntheticShape
+from loadtool.errors import SettingError
+from loadtool.lengths import Lengths
+from loadtool.vocabulary import token_range
+
+DATA = Path(__file__).parents[1] / "data"
+PROMPT_TOKENS = token_range(300, 3299)  # neither special nor single bytes
+MAX_INPUT, MAX_OUTPUT = 3500, 500  # together within the model's 4,096
+MOONCAKE_SCALE = 1 / 16  # a hash of the trace is then 32 tokens, two whole blocks
+AZURE_SCALE = 1 / 2
+LONG_PROMPTS = SyntheticShape(input_len=1500, output_len=8, range_ratio=0.25)
+LONG_ANSWERS = SyntheticShape(input_len=64, output_len=192, range_ratio=0.25)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests, and when they come."""
+
+    name: str
+    dataset: Dataset
+
+    def arrivals(self, rate_per_s: float, seconds: float) -> TraceTimes | RequestRate:
+        """So many requests a second on the average of a run: at the trace's own times multiplied by what that takes, or
+        at random ones (Poisson) if it has none. Raises SettingError if the trace has too few.
+        """
+        if not self.dataset.has_times:
+            return RequestRate(rate_per_s)
+        count = max(1, round(rate_per_s * seconds))
+        after = next(islice(self.dataset.requests(seed=0), count, None), None)
+        if after is None or not after.due_s:
+            raise SettingError(f"{self.name} has no {count} requests for a run of {seconds:g} s: take another length")
+        return TraceTimes(seconds / after.due_s)
+
+
+def make_traces() -> list[Trace]:
+    """Long prompts that share much and short answers; chats; and both extremes."""
+    mooncake, azure = (Lengths(scale, MAX_INPUT, MAX_OUTPUT) for scale in (MOONCAKE_SCALE, AZURE_SCALE))
+    return [
+        Trace("mooncake", MooncakeTrace(DATA / "mooncake_conversation.csv", PROMPT_TOKENS, mooncake)),
+        Trace("azure", AzureTrace(DATA / "azure_conv.csv", PROMPT_TOKENS, azure)),
+        Trace("mixed", MixedPrompts((LONG_PROMPTS, LONG_ANSWERS), PROMPT_TOKENS)),
+    ]

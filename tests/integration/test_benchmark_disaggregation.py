@@ -1,0 +1,64 @@
+"""The comparison of colocated and separate workers: what it asks, and a small run of it."""
+
+import asyncio
+import json
+import signal
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.disaggregation.__main__ import main
+from benchmarks.disaggregation.trace import make_traces
+from loadtool.arrivals import TraceTimes
+from loadtool.errors import SettingError
+
+
+async def test_the_priced_choice_under_mixed_prompts(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.disaggregation", f"--json={report}", "--only=mixed,priced", "--seconds=3",
+        "--repeats=1", "--load=1",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)  # it ends what it started
+            await process.wait()
+    assert process.returncode == 0, output.decode()
+    (row,) = json.loads(report.read_text())["rows"]
+    assert (row["trace"], row["system"], row["errors"], row["of colocated"]) == ("mixed", "priced", 0, "")
+    assert 0 <= row["goodput/s"] <= row["offered/s"]  # how many are good is the machine's matter
+    assert row["TTFT p50 ms"] <= row["TTFT p99 ms"]
+    assert 0 <= row["handed over %"] <= 100
+
+
+def test_unknown_names_are_told() -> None:
+    result = CliRunner().invoke(main, ["--only=mixd"])
+    assert result.exit_code == 2
+    assert "mixd: known are always_remote, azure, colocated" in " ".join(result.output.split())
+
+
+def test_traces_are_fitted_to_the_rate() -> None:
+    for trace in make_traces():
+        arrivals = trace.arrivals(rate_per_s=5.0, seconds=20.0)
+        if isinstance(arrivals, TraceTimes):
+            due = [request.due_s for request in islice(trace.dataset.requests(1), 101)]
+            assert due[100] is not None
+            assert due[100] * arrivals.time_scale == pytest.approx(20.0)
+            with pytest.raises(SettingError, match=f"{trace.name} has no 3000 requests"):
+                trace.arrivals(rate_per_s=100.0, seconds=30.0)
+        else:
+            assert arrivals.per_s == 5.0
+
+
+def test_mixed_prompts_come_in_turn_and_share_nothing() -> None:
+    trace = next(each for each in make_traces() if each.name == "mixed")
+    requests = list(islice(trace.dataset.requests(1), 20)) + list(islice(trace.dataset.requests(2), 20))
+    assert [len(request.prompt) > 1000 for request in requests] == [True, False] * 20
+    assert [request.num_output_tokens > 100 for request in requests] == [False, True] * 20
+    assert len({tuple(request.prompt[:8]) for request in requests}) == 40
