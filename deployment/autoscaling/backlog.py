@@ -1,6 +1,6 @@
 """Work that waits already, and the replicas that it takes to clear it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from deployment.autoscaling.snapshot import PoolSnapshot
@@ -13,6 +13,10 @@ class Backlog:
     queued: float
     arriving_per_s: float
     done_per_s: float
+
+    def lowered(self, share: float) -> "Backlog":
+        """The same queue, with so much less coming."""
+        return replace(self, arriving_per_s=self.arriving_per_s * (1 - share))
 
     def left(self, pool: PoolSnapshot, now_s: float, start_s: float) -> float:
         """What is left of the queue when a replica that is asked for now is ready.

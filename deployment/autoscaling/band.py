@@ -34,14 +34,25 @@ def bands(
     )
 
 
-def unhurried(band: Band, queue: int, wanted: int, window_s: float) -> Band:
-    """The band of a pool that has just turned: unless its queue asks for more too, that must last for over a window.
+def unhurried(band: Band, window_s: float, *, grow: bool, shrink: bool) -> Band:
+    """A band whose growing, shrinking or both wait for what lasts for over a window too.
 
     One prompt of a length that is met once a day is measured for as long as the window.
     """
-    if queue > wanted:
+    return replace(
+        band,
+        grow_delay_s=band.grow_delay_s + (window_s if grow else 0.0),
+        shrink_delay_s=band.shrink_delay_s + (window_s if shrink else 0.0),
+    )
+
+
+def sharing(band: Band, need: int, wanted: int, window_s: float) -> Band:
+    """The band of a pool that may give: at once what it does not need itself, more for what lasts for over a window."""
+    if band.most >= need:
         return band
-    return replace(band, grow_delay_s=band.grow_delay_s + window_s)
+    if wanted > need:
+        return replace(band, most=need)
+    return unhurried(band, window_s, grow=False, shrink=True)
 
 
 def _band(least: int, keep: int, wanted: int, room: int | None, settings: ScalingSettings) -> Band:

@@ -1,6 +1,6 @@
 """The GPUs that both pools share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deployment.autoscaling.by_pool import ByPool
 from deployment.autoscaling.settings import PoolLimits
@@ -34,6 +34,11 @@ class Budget:
             _size(self.gpus - sizes.decode * decode.gpus_per_replica, prefill),
             _size(self.gpus - sizes.prefill * prefill.gpus_per_replica, decode),
         )
+
+    def keeping(self, sizes: ByPool[int]) -> "Budget":
+        """The same, with no pool going below its size."""
+        pairs = self.limits.zip(sizes)
+        return Budget(self.gpus, pairs.map(lambda pair: replace(pair[0], min_replicas=pair[1])))
 
 
 def _size(gpus: int, limits: PoolLimits) -> int:

@@ -3,8 +3,9 @@
 A size grows only after every look for a while asked for more, to the least that any of them asked for, and shrinks only
 after every look for longer could do with fewer, to the most that any of them asked for (as Kubernetes' horizontal
 autoscaler takes the extremes of its stabilisation windows). Under a load that only fluctuates this still swings, in the
-rhythm of the delays. So a pool turns, from growing to shrinking or back, once in `turn_s`; it turns to growing sooner
-if even a load lower by what may be chance asks for more, or a queue does.
+rhythm of the delays. So a pool turns, from growing to shrinking or back, once in `turn_s`; sooner only for what is no
+chance (`split.sure_split`, `band.unhurried`). A turn is one of what the pool was given; what was only wanted has moved
+nothing.
 """
 
 from collections.abc import Callable
@@ -33,8 +34,8 @@ class SizeState:
     wanted: int
     above: Streak | None = None
     below: Streak | None = None
-    has_grown: bool | None = None  # by its last change; None: it has not changed
-    turned_s: float | None = None  # when it last changed to the other direction
+    has_grown: bool | None = None  # by the last change of what it was given; None: that has not changed
+    turned_s: float | None = None  # when that last changed to the other direction
 
     def without_streaks(self) -> "SizeState":
         """After a pause, in which nobody looked."""
@@ -42,16 +43,16 @@ class SizeState:
 
     def after(self, band: Band, sure: Band, now_s: float, settings: ScalingSettings) -> "SizeState":
         """The size after one more look."""
-        may_turn = self.turned_s is None or now_s - self.turned_s >= settings.turn_s
+        may_turn = self.may_turn(now_s, settings.turn_s)
         grow = band if may_turn or self.has_grown is not False else sure
         above = _streak(self.above, now_s, grow.least, min) if grow.least > self.wanted else None
         below = _streak(self.below, now_s, band.most, max) if band.most < self.wanted else None
         looked = replace(self, above=above, below=below)
         if above is not None and above.lasted(now_s, grow.grow_delay_s):
-            return looked._changed(above.size, now_s)
+            return replace(self, wanted=above.size, above=None, below=None)
         if below is not None and below.lasted(now_s, band.shrink_delay_s):
             may_shrink = may_turn or self.has_grown is not True or sure.is_pressed
-            return looked._changed(below.size, now_s) if may_shrink else looked
+            return replace(self, wanted=below.size, above=None, below=None) if may_shrink else looked
         return looked
 
     def taken_back(self, size: int) -> "SizeState":
@@ -62,10 +63,22 @@ class SizeState:
         """At least so many, at once."""
         return replace(self, wanted=size, below=None) if size > self.wanted else self
 
-    def _changed(self, size: int, now_s: float) -> "SizeState":
-        grows = size > self.wanted
+    def may_turn(self, now_s: float, turn_s: float) -> bool:
+        """Whether its last turn was long enough ago."""
+        return self.turned_s is None or now_s - self.turned_s >= turn_s
+
+    def may_become(self, size: int, given: int, now_s: float, turn_s: float) -> bool:
+        """Whether that from what it is given would be no turn too soon."""
+        is_turn = size != given and self.has_grown is not None and self.has_grown is not (size > given)
+        return not is_turn or self.may_turn(now_s, turn_s)
+
+    def given(self, before: int, size: int, now_s: float) -> "SizeState":
+        """After it was given another size than before."""
+        if size == before:
+            return self
+        grows = size > before
         is_turn = self.has_grown is not None and self.has_grown is not grows
-        return SizeState(size, has_grown=grows, turned_s=now_s if is_turn else self.turned_s)
+        return replace(self, has_grown=grows, turned_s=now_s if is_turn else self.turned_s)
 
 
 def _streak(streak: Streak | None, now_s: float, size: int, moderate: Callable[[int, int], int]) -> Streak:

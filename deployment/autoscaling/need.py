@@ -22,8 +22,9 @@ class Need:
     least: int  # the smallest that holds the SLO, and clears the queue
     sure: int  # the smallest that would, were the load lower by what may be chance
     keep: int  # the smallest that would, were it higher by that and the margin
-    queue: int  # the smallest that clears the queue; 0: it needs no more than is ready
+    queue: int  # the smallest that clears the queue, at that lower load; 0: it needs no more than is ready
     why: str  # of `least`
+    chance: float = 0.0  # share by which the measured load may be wrong by chance
     model: PoolModel | None = None  # None: nothing is known, and the sizes are what there is
     factor: float = 1.0  # by which measured times correct the model
 
@@ -48,8 +49,10 @@ def prefill_need(snapshot: PoolsSnapshot, settings: ScalingSettings, factor: flo
         done_per_s=1.0,  # second of work
     )
     start_s = known(prefill.pool.start_s, settings.start_s)
+    chance = load_chance(traffic, model.service)
     queue_need = backlog.need(prefill.pool, snapshot.now_s, start_s, slo.ttft_s)
-    need = _need(traffic, model, model.service, queue_need, settings.margin, most)
+    sure_queue = backlog.lowered(chance).need(prefill.pool, snapshot.now_s, start_s, slo.ttft_s)
+    need = _need(traffic.requests_per_s, chance, model, queue_need, sure_queue, settings.margin, most)
     ttft_s = model.predicted_s(need.least, traffic.requests_per_s)
     why = need.why or f"with {need.least} the quantile of TTFT is {ttft_s:.3g} s"
     return replace(need, why=why, factor=factor)
@@ -61,8 +64,10 @@ def decode_need(snapshot: PoolsSnapshot, settings: ScalingSettings, factor: floa
     model = DecodeModel.of(traffic, decode, settings, factor)
     backlog = Backlog(decode.num_waiting, traffic.requests_per_s, model.full_rate(1))
     start_s = known(decode.pool.start_s, settings.start_s)
+    chance = load_chance(traffic, traffic.output_tokens)
     queue_need = backlog.need(decode.pool, snapshot.now_s, start_s, slo.ttft_s)
-    need = _need(traffic, model, traffic.output_tokens, queue_need, settings.margin, most)
+    sure_queue = backlog.lowered(chance).need(decode.pool, snapshot.now_s, start_s, slo.ttft_s)
+    need = _need(traffic.requests_per_s, chance, model, queue_need, sure_queue, settings.margin, most)
     keep = max(need.keep, ceil((decode.num_running + decode.num_waiting) / model.places))
     tpot_s = model.predicted_s(need.least, traffic.requests_per_s)
     why = need.why or f"with {need.least} the quantile of TPOT is {tpot_s:.3g} s, {model.places} sequences fit on each"
@@ -70,21 +75,20 @@ def decode_need(snapshot: PoolsSnapshot, settings: ScalingSettings, factor: floa
 
 
 def _need(
-    traffic: Traffic,
+    rate: float,
+    chance: float,
     model: PoolModel,
-    amounts: Moments,
     queue_need: int,
+    sure_queue: int,
     margin: float,
     most: int,
 ) -> Need:
     """The sizes for a rate; `why` is empty if it is the rate that asks for the smallest."""
-    chance = load_chance(traffic, amounts)
-    rate = traffic.requests_per_s
     by_rate = smallest_size(model, rate, 1, most)
     sure = smallest_size(model, rate * (1 - chance), 1, by_rate)
     keep = smallest_size(model, rate * (1 + chance + margin), by_rate, most)
     why = "what will wait until a start is through has to be cleared" if queue_need > by_rate else ""
-    return Need(max(queue_need, by_rate), max(queue_need, sure), max(queue_need, keep), queue_need, why, model)
+    return Need(max(queue_need, by_rate), max(sure_queue, sure), max(queue_need, keep), sure_queue, why, chance, model)
 
 
 def load_chance(traffic: Traffic, amounts: Moments) -> float:

@@ -13,7 +13,7 @@ A look at the pools:
 
 from dataclasses import replace
 
-from deployment.autoscaling.band import Band, bands, unhurried
+from deployment.autoscaling.band import Band, bands, sharing, unhurried
 from deployment.autoscaling.budget import Budget
 from deployment.autoscaling.by_pool import ByPool
 from deployment.autoscaling.correction import Correction
@@ -24,7 +24,7 @@ from deployment.autoscaling.input_check import decode_fault, known, prefill_faul
 from deployment.autoscaling.need import Need, decode_need, prefill_need
 from deployment.autoscaling.settings import ScalingSettings
 from deployment.autoscaling.snapshot import PoolsSnapshot
-from deployment.autoscaling.split import fit
+from deployment.autoscaling.split import fit, sure_split
 from deployment.autoscaling.start_trouble import StartWatch
 from deployment.autoscaling.state import ScalingState
 
@@ -51,6 +51,10 @@ def plan_pools(
     needs = _needs(snapshot, state, faults, sizes, settings, budget)
     sizes, band = _followed(sizes, needs, present, believed, snapshot, settings)
     grants = grant(sizes.map(lambda size: size.wanted), present, watch.came, snapshot, believed, settings)
+    sizes = ByPool(
+        sizes.prefill.given(present.sizes.prefill, grants.sizes.prefill, now_s),
+        sizes.decode.given(present.sizes.decode, grants.sizes.decode, now_s),
+    )
     following = replace(
         state,
         sizes=sizes,
@@ -103,21 +107,53 @@ def _followed(
     """The sizes after this look, and the bands that they follow."""
     now_s, window_s = snapshot.now_s, known(snapshot.traffic.window_s, 0.0)
     wanted = sizes.map(lambda size: size.wanted)
-    models = needs.map(lambda need: need.model)
-    keep = needs.map(lambda need: need.keep)
-    least = fit(models, needs.map(lambda need: need.least), wanted, budget, settings.margin)
-    sure = fit(models, needs.map(lambda need: need.sure), wanted, budget, settings.margin)
-    band = bands(least, keep, wanted, budget, settings)
-    sure_band = bands(sure, keep, wanted, budget, settings)
-    sure_band = ByPool(
-        unhurried(sure_band.prefill, needs.prefill.queue, wanted.prefill, window_s),
-        unhurried(sure_band.decode, needs.decode.queue, wanted.decode, window_s),
-    )
+    least = fit(needs.map(lambda need: need.model), needs.map(lambda need: need.least), wanted, budget, settings.margin)
+    # To share what is left when GPUs did not come is no chance of the load's.
+    lasting_s = window_s if budget.gpus == settings.budget_gpus else 0.0
+    band = _bands(least, needs, wanted, budget, lasting_s, settings)
+    have_settled = all(size.may_turn(now_s, settings.turn_s) for size in sizes.both())
+    sure_band = band if have_settled else _sure_bands(needs, wanted, budget, window_s, settings)
+    is_shift = band.prefill.is_pressed or band.decode.is_pressed
+    changes = sizes.zip(least.zip(grants.sizes)).both()
+    if is_shift and not all(size.may_become(*change, now_s, settings.turn_s) for size, change in changes):
+        band = sure_band  # what one pool may not take yet, the other need not give
     # What was wanted and never given is given up as soon as it is not needed: nothing has to be stopped for that.
-    given = grants.sizes.zip(least).map(max)
+    given = grants.sizes.zip(band.map(lambda each: each.least)).map(max)
     prefill = sizes.prefill.taken_back(given.prefill).after(band.prefill, sure_band.prefill, now_s, settings)
     decode = sizes.decode.taken_back(given.decode).after(band.decode, sure_band.decode, now_s, settings)
     return ByPool(prefill, decode), band
+
+
+def _bands(
+    least: ByPool[int],
+    needs: ByPool[Need],
+    wanted: ByPool[int],
+    budget: Budget,
+    lasting_s: float,
+    settings: ScalingSettings,
+) -> ByPool[Band]:
+    """The bands of pools that may turn."""
+    band = bands(least, needs.map(lambda need: need.keep), wanted, budget, settings)
+    return ByPool(
+        sharing(band.prefill, needs.prefill.least, wanted.prefill, lasting_s),
+        sharing(band.decode, needs.decode.least, wanted.decode, lasting_s),
+    )
+
+
+def _sure_bands(
+    needs: ByPool[Need], wanted: ByPool[int], budget: Budget, window_s: float, settings: ScalingSettings
+) -> ByPool[Band]:
+    """The bands of pools that have just turned: all that is no queue has to last for over a window.
+
+    Where there is not enough for both pools both have queues, and these say nothing of how to share it.
+    """
+    band = bands(sure_split(needs, wanted, budget), needs.map(lambda need: need.keep), wanted, budget, settings)
+    has_enough = budget.cost(needs.map(lambda need: need.least)) <= budget.gpus
+    prefill, decode = needs.zip(wanted).map(lambda pair: has_enough and pair[0].queue > pair[1]).both()
+    return ByPool(
+        unhurried(band.prefill, window_s, grow=not prefill, shrink=not decode),
+        unhurried(band.decode, window_s, grow=not decode, shrink=not prefill),
+    )
 
 
 def _corrected(

@@ -9,7 +9,7 @@ from deployment.autoscaling.queueing import quantile_of, queue_wait
 from deployment.autoscaling.settings import SLO
 from deployment.autoscaling.snapshot import PrefillSnapshot, Traffic
 
-NUM_HALVINGS = 24  # of the interval in which a rate is looked for
+NUM_HALVINGS = 16  # of the interval in which a rate is looked for
 
 
 @dataclass(frozen=True, slots=True)

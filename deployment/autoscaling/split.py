@@ -2,7 +2,12 @@
 
 from deployment.autoscaling.budget import Budget
 from deployment.autoscaling.by_pool import ByPool
+from deployment.autoscaling.need import Need
 from deployment.autoscaling.pool_model import PoolModel
+
+# Times as many requests, beside chance in the rates, that a split has to serve to be better for sure: a single prompt
+# of a hundred times the usual length makes the pool that has it look half as fast for as long as a window.
+SURELY_BETTER = 2.0
 
 
 def goodput(models: ByPool[PoolModel], sizes: ByPool[int]) -> float:
@@ -43,15 +48,22 @@ def fit(
         return _beside_unknown(models, needs, budget)
     known = ByPool(models.prefill, models.decode)
     best = best_split(known, needs, budget)
-    is_nearly_as_good = goodput(known, wanted) * (1 + margin) >= goodput(known, best)
-    return wanted if is_nearly_as_good and _uses(budget, wanted, needs) else best
+    held = wanted.zip(needs).map(min)
+    if budget.cost(held) > budget.gpus:
+        return best
+    present = best_split(known, needs, budget.keeping(held))  # what no pool holds and needs is shared anew
+    return present if goodput(known, present) * (1 + margin) >= goodput(known, best) else best
 
 
-def _uses(budget: Budget, wanted: ByPool[int], needs: ByPool[int]) -> bool:
-    """Whether the sizes are within the budget, and no replica more that is needed would be."""
-    room = budget.beside(wanted)
-    is_full = wanted.prefill >= min(room.prefill, needs.prefill) and wanted.decode >= min(room.decode, needs.decode)
-    return is_full and budget.cost(wanted) <= budget.gpus
+def sure_split(needs: ByPool[Need], wanted: ByPool[int], budget: Budget) -> ByPool[int]:
+    """The present sizes, changed only where that is no chance.
+
+    A pool keeps what it needs of what it has, and gets more only if a load that is lower by what may be chance asks for
+    it. Where there is not enough for both, another split must serve several times as many.
+    """
+    sure = needs.zip(wanted).map(lambda pair: max(pair[0].sure, min(pair[0].least, pair[1])))
+    chance = (1 + needs.prefill.chance) * (1 + needs.decode.chance)
+    return fit(needs.map(lambda need: need.model), sure, wanted, budget, SURELY_BETTER * chance - 1)
 
 
 def _beside(prefill: int, budget: Budget) -> int:

@@ -14,7 +14,9 @@ def band(least: int, most: int) -> Band:
 
 
 def look(state: SizeState, now_s: float, least: int, most: int, sure: int | None = None) -> SizeState:
-    return state.after(band(least, most), band(least if sure is None else sure, most), now_s, SETTINGS)
+    """One look, after which all that is wanted is given."""
+    after = state.after(band(least, most), band(least if sure is None else sure, most), now_s, SETTINGS)
+    return after.given(state.wanted, after.wanted, now_s)
 
 
 def look_from(state: SizeState, from_s: float, until_s: float, least: int, most: int) -> SizeState:
@@ -108,6 +110,25 @@ def test_the_other_pools_need_is_no_swing() -> None:
         assert state.wanted == 5
     assert state.after(pressed, band(2, 3), SETTINGS.shift_delay_s, SETTINGS).wanted == 5  # not sure
     assert state.after(pressed, pressed, SETTINGS.shift_delay_s, SETTINGS).wanted == 3
+
+
+def test_only_what_was_given_turns_a_pool() -> None:
+    state = replace(SizeState(3), has_grown=False, turned_s=0.0)
+    wanting = state.after(band(4, 5), band(4, 5), 1.0, SETTINGS).after(band(4, 5), band(4, 5), 1 + UP_S, SETTINGS)
+    assert wanting.wanted == 4
+    assert (wanting.has_grown, wanting.turned_s) == (False, 0.0)
+    assert wanting.given(3, 3, 7.0) == wanting
+    given = wanting.given(3, 4, 50.0)
+    assert (given.has_grown, given.turned_s) == (True, 50.0)
+
+
+def test_a_pool_may_go_on_in_its_direction_and_back_only_later() -> None:
+    state = replace(SizeState(3), has_grown=False, turned_s=0.0)
+    assert state.may_become(2, 3, 1.0, TURN_S)
+    assert state.may_become(3, 3, 1.0, TURN_S)
+    assert not state.may_become(4, 3, TURN_S - 1, TURN_S)
+    assert state.may_become(4, 3, TURN_S, TURN_S)
+    assert SizeState(3).may_become(4, 3, 1.0, TURN_S)
 
 
 def test_what_is_taken_back_is_no_change_of_direction() -> None:

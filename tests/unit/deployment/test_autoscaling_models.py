@@ -161,7 +161,7 @@ def test_a_pools_rate_is_the_most_that_holds(num_replicas: int) -> None:
         assert model.rate(0) == 0.0
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.floats(0.01, 200), st.floats(50, 5000), st.floats(1, 2000), st.integers(1, 30))
 def test_the_smallest_size_is_what_counting_up_finds(rate: float, prompt: float, output: float, least: int) -> None:
     load = traffic(rate, prompt, output)

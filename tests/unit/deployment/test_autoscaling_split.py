@@ -6,13 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployment.autoscaling.band import Band, bands, unhurried
+from deployment.autoscaling.band import Band, bands, sharing, unhurried
 from deployment.autoscaling.budget import Budget
 from deployment.autoscaling.by_pool import ByPool
+from deployment.autoscaling.need import Need
 from deployment.autoscaling.pool_model import PoolModel
 from deployment.autoscaling.settings import PoolLimits
-from deployment.autoscaling.split import best_split, fit, goodput
-from tests.unit.deployment.autoscaling_snapshots import SETTINGS
+from deployment.autoscaling.snapshot import Traffic
+from deployment.autoscaling.split import best_split, fit, goodput, sure_split
+from tests.unit.deployment.autoscaling_snapshots import SETTINGS, Looker, pool, sizes, snapshot, traffic
 
 MANY = ByPool(1000, 1000)
 
@@ -54,7 +56,7 @@ def test_the_split_serves_most_and_is_no_proportional_cut() -> None:
     assert goodput(rates, ByPool(6, 3)) == 3.0
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(
     st.floats(0.1, 10),
     st.floats(0.1, 10),
@@ -98,6 +100,34 @@ def test_a_present_split_that_is_nearly_as_good_stays() -> None:
     assert fit(rates, needs, ByPool(12, 11), budget(20), 0.15) == ByPool(10, 10)  # and here one too few
 
 
+def test_a_pool_gives_what_it_needs_no_more_and_gets_what_is_free() -> None:
+    rates = maybe(models(2.0, 1.0))
+    assert fit(rates, ByPool(3, 12), ByPool(4, 5), budget(9), 0.15) == ByPool(3, 6)
+    assert fit(rates, ByPool(6, 12), ByPool(3, 4), budget(9), 0.15) == ByPool(3, 6)
+
+
+def need(least: int, sure: int, model: PoolModel, chance: float = 0.0) -> Need:
+    return Need(least, sure, least, 0, "", chance, model)
+
+
+def test_for_sure_a_pool_keeps_what_it_needs_of_what_it_has() -> None:
+    rates = models(1.0, 1.0)
+    needs = ByPool(need(5, 3, rates.prefill), need(4, 2, rates.decode))
+    assert sure_split(needs, ByPool(6, 1), budget(9)) == ByPool(5, 2)
+    assert sure_split(needs, ByPool(1, 3), budget(9)) == ByPool(3, 3)
+
+
+def test_for_sure_a_split_stays_unless_another_serves_twice_as_many() -> None:
+    rates = models(1.0, 1.0)
+    for wanted, chance, expected in (
+        (ByPool(4, 16), 0.1, ByPool(10, 10)),  # 2.5 times as many; 2 * 1.1 * 1.1 is 2.42
+        (ByPool(4, 16), 0.15, ByPool(4, 16)),
+        (ByPool(6, 14), 0.0, ByPool(6, 14)),
+    ):
+        needs = ByPool(need(17, 17, rates.prefill, chance), need(17, 17, rates.decode, chance))
+        assert sure_split(needs, wanted, budget(20)) == expected
+
+
 def test_beside_a_pool_of_which_nothing_is_known_the_other_gets_what_is_left() -> None:
     rates = models(1.0, 1.0)
     assert fit(ByPool(None, rates.decode), ByPool(5, 9), ByPool(5, 2), budget(8), 0.15) == ByPool(5, 3)
@@ -126,9 +156,56 @@ def test_sizes_cost_what_their_replicas_have() -> None:
     assert shared.most == ByPool(6, 2)
     assert shared.beside(ByPool(5, 2)) == ByPool(4, 1)
     assert shared.beside(ByPool(8, 4)) == ByPool(2, 1)  # never under the least
+    assert shared.keeping(ByPool(5, 1)).least == ByPool(5, 1)
+    assert shared.keeping(ByPool(5, 1)).most == ByPool(6, 1)
 
 
-def test_what_has_just_turned_waits_for_more_than_a_window_unless_its_queue_asks() -> None:
-    band = Band(4, 5, SETTINGS.downscale_delay_s, SETTINGS.upscale_delay_s)
-    assert unhurried(band, 4, 3, 60.0) == band
-    assert unhurried(band, 3, 3, 60.0) == replace(band, grow_delay_s=SETTINGS.upscale_delay_s + 60.0)
+def test_what_is_unhurried_waits_for_more_than_a_window() -> None:
+    band = Band(4, 5, SETTINGS.shift_delay_s, SETTINGS.upscale_delay_s, is_pressed=True)
+    slow_up, slow_down = SETTINGS.upscale_delay_s + 60.0, SETTINGS.shift_delay_s + 60.0
+    assert unhurried(band, 60.0, grow=False, shrink=False) == band
+    assert unhurried(band, 60.0, grow=True, shrink=False) == replace(band, grow_delay_s=slow_up)
+    assert unhurried(band, 60.0, grow=False, shrink=True) == replace(band, shrink_delay_s=slow_down)
+
+
+def test_a_pool_gives_first_what_it_does_not_need() -> None:
+    band = Band(2, 2, SETTINGS.shift_delay_s, SETTINGS.upscale_delay_s, is_pressed=True)
+    assert sharing(band, 2, 6, 60.0) == band
+    assert sharing(band, 5, 6, 60.0) == replace(band, most=5)
+    assert sharing(band, 5, 5, 60.0) == replace(band, shrink_delay_s=SETTINGS.shift_delay_s + 60.0)
+
+
+ANSWERS, PROMPTS = traffic(40.0, prompt=1000, output=400), traffic(40.0, output=60)  # both too many for 8 GPUs
+MOST_ANSWERS = traffic(60.0, prompt=1000, output=400)  # of which 2 + 6 serve three times as many as 6 + 2
+MORE_ANSWERS = traffic(40.0, output=90)  # of which 5 + 3 serve 1.22 times as many as 6 + 2
+
+
+def shared(loads: list[Traffic], start: tuple[int, int], turn_s: float = SETTINGS.turn_s) -> list[tuple[int, int]]:
+    """The sizes that pools of 8 GPUs go through, with a load for every second."""
+    looker, found = Looker(replace(SETTINGS, budget_gpus=8, turn_s=turn_s)), [start]
+    for second, load in enumerate(loads):
+        seen = snapshot(float(second), load, pool(found[-1][0]), pool(found[-1][1]))
+        found.append(sizes(looker.look(seen)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("turn_s", "last", "ends"),
+    [(600.0, MOST_ANSWERS, (2, 6)), (600.0, MORE_ANSWERS, (6, 2)), (0.0, MORE_ANSWERS, (5, 3))],
+)
+def test_pools_that_have_just_turned_change_their_split_for_what_is_no_chance(
+    turn_s: float, last: Traffic, ends: tuple[int, int]
+) -> None:
+    found = shared([ANSWERS] * 100 + [PROMPTS] * 130 + [last] * 100, (4, 4), turn_s)
+    assert (found[100], found[230], found[-1]) == ((2, 6), (6, 2), ends)
+
+
+def test_a_pool_gives_at_once_what_it_does_not_need_and_later_what_it_does() -> None:
+    found = shared([ANSWERS] * 100 + [PROMPTS] * 130, (4, 4))  # which need four for decode, and more for prefill
+    assert (found[100], found[134], found[200], found[-1]) == ((2, 6), (4, 4), (4, 4), (6, 2))
+
+
+def test_a_pool_gives_nothing_that_the_other_may_not_take_yet() -> None:
+    found = shared([MORE_ANSWERS] * 40 + [PROMPTS] * 110 + [MORE_ANSWERS] * 150, (1, 1))
+    assert (found[40], found[150]) == ((5, 3), (6, 2))  # a turn for decode, and none for prefill
+    assert set(found[150:]) == {(6, 2)}

@@ -55,11 +55,16 @@ class SeenBy:
         self.is_stopped = True
 
 
+def replace_name(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> None:
+    """For the policy; a class that Ray pickled by value, and that came back, has other globals than its module."""
+    monkeypatch.setitem(PoolsPolicy.__init__.__globals__, name, value)
+
+
 @pytest.fixture
 def observer(monkeypatch: pytest.MonkeyPatch) -> SeenBy:
     """That of the next policy."""
     seen = SeenBy()
-    monkeypatch.setattr("deployment.ray_scaling.make_observer", lambda _: seen)
+    replace_name(monkeypatch, "make_observer", lambda _: seen)
     return seen
 
 
@@ -133,7 +138,7 @@ def test_whatever_is_wrong_sizes_stay(
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("deployment.ray_scaling.plan_pools", fail)
+    replace_name(monkeypatch, "plan_pools", fail)
     observer.see(pools())
     assert policy(contexts()) == ({}, {})
     assert caplog.messages[-1] == "sizes stay: the plan has failed"

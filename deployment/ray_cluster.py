@@ -1,0 +1,135 @@
+"""A cluster on the Ray that this process is connected to, as `deployment/local.py` has it without Ray.
+
+1. Two Serve applications are deployed, the workers and the router; each replica starts its process.
+2. The cluster is ready when both run, and the router has every worker and is ready itself.
+3. It runs until it is stopped. What dies meanwhile, Ray replaces.
+4. At the end the router goes first, so that what runs can finish; then the workers.
+
+Ray's calls block: each has a thread of its own.
+"""
+
+import asyncio
+import logging
+import time
+
+import httpx
+from ray import serve
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
+
+from deployment.events import ClusterReady, Ending, Listener, Progressed
+from deployment.ray_app import router_application, workers_application
+from deployment.ray_connection import RayFailed
+from deployment.ray_settings import ROLES, RaySettings
+from rpc.progress import Ready
+
+WORKERS_APP, ROUTER_APP = "baton-workers", "baton"
+POLL_INTERVAL_S = 0.2
+LOOK_S = 1.0  # at the router's workers, once all were ready
+
+
+class RayCluster:
+    """Owns the two applications."""
+
+    def __init__(self, settings: RaySettings, url: str, listener: Listener) -> None:
+        """`url` is where the router is."""
+        self._settings = settings
+        self._url = url
+        self._listener = listener
+        self._deploying: asyncio.Task[None] | None = None
+
+    async def run(self, stop: asyncio.Event, kill: asyncio.Event) -> None:
+        """Serves until `stop`; `kill` cuts the end short and leaves the rest to Ray's own end. Raises RayFailed."""
+        life = asyncio.create_task(self._live())
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait([life, stopped], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+            life.cancel()
+            self._listener(Ending())
+            await self._end(kill)
+            [outcome] = await asyncio.gather(life, return_exceptions=True)
+        if isinstance(outcome, Exception):
+            raise outcome
+
+    async def _live(self) -> None:
+        started_s = time.monotonic()
+        self._deploying = asyncio.create_task(asyncio.to_thread(self._deploy))
+        await asyncio.shield(self._deploying)  # who gives up on it has to end what it started
+        await self._wait_running()
+        num_workers = sum(self._settings.num_replicas(role) for role in ROLES)
+        seen: dict[str, str] = {}
+        is_ready = False
+        # A process of our own; its certificate is for the name that clients know.
+        async with httpx.AsyncClient(base_url=self._url, trust_env=False, verify=False) as client:
+            while True:
+                ready = await _ready_workers(client)
+                for worker_id in ready.keys() - seen.keys():
+                    self._listener(Progressed(worker_id, Ready(ready[worker_id])))
+                seen |= ready
+                if not is_ready and len(ready) >= num_workers:
+                    is_ready = True
+                    self._listener(ClusterReady(self._url, time.monotonic() - started_s))
+                await asyncio.sleep(LOOK_S if is_ready else POLL_INTERVAL_S)
+
+    def _deploy(self) -> None:
+        if known := {WORKERS_APP, ROUTER_APP} & serve.status().applications.keys():
+            raise RayFailed(f"this Ray has applications of these names already: {', '.join(sorted(known))}")
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        serve.start(proxy_location="Disabled")  # if Serve does not run yet; clients come to the router itself
+        apps = {WORKERS_APP: workers_application(self._settings), ROUTER_APP: router_application(self._settings)}
+        serve.run_many(
+            [serve.RunTarget(app, name, route_prefix=None) for name, app in apps.items()],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+
+    async def _wait_running(self) -> None:
+        """Returns once all replicas are there. Raises RayFailed with the words of one that cannot be."""
+        while True:
+            status = await asyncio.to_thread(serve.status)
+            apps = [status.applications.get(name) for name in (WORKERS_APP, ROUTER_APP)]
+            for app in apps:
+                if app is not None and app.status == ApplicationStatus.DEPLOY_FAILED:
+                    raise RayFailed(_explain(app))
+            if all(app is not None and app.status == ApplicationStatus.RUNNING for app in apps):
+                return
+            await asyncio.sleep(POLL_INTERVAL_S)
+
+    async def _end(self, kill: asyncio.Event) -> None:
+        ending = asyncio.create_task(self._delete())
+        killed = asyncio.create_task(kill.wait())
+        await asyncio.wait([ending, killed], return_when=asyncio.FIRST_COMPLETED)
+        killed.cancel()
+        if ending.done():
+            ending.result()
+        ending.cancel()
+
+    async def _delete(self) -> None:
+        """Ends the applications."""
+        if self._deploying is None:
+            return
+        await asyncio.wait([self._deploying])
+        if self._deploying.exception() is not None:
+            return
+        for name in (ROUTER_APP, WORKERS_APP):
+            await asyncio.to_thread(serve.delete, name, _blocking=False)
+            while name in (await asyncio.to_thread(serve.status)).applications:  # noqa: ASYNC110  # it is Ray's to tell
+                await asyncio.sleep(POLL_INTERVAL_S)
+
+
+async def _ready_workers(client: httpx.AsyncClient) -> dict[str, str]:
+    """The addresses of the workers that the router would send requests to, by id; none while it is not ready."""
+    try:
+        told = (await client.get("/workers")).raise_for_status().json()
+    except httpx.HTTPError:
+        return {}
+    if not told["router"]["ready"]:
+        return {}
+    return {worker["worker_id"]: worker["address"] for worker in told["workers"] if worker["state"] == "ready"}
+
+
+def _explain(app: ApplicationStatusOverview) -> str:
+    """What an application says of its failure, its deployments' words if they have any."""
+    told = [deployment.message for deployment in app.deployments.values() if "FAIL" in deployment.status]
+    return "\n".join(message for message in told if message) or app.message

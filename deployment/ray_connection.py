@@ -1,0 +1,67 @@
+"""A connection to Ray for as long as a command runs."""
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from deployment.ray_settings import ROLES, ROUTER, RaySettings
+
+NODE_LABEL = "ray.io/node-id"
+
+
+class RayFailed(Exception):
+    """Ray cannot be reached, or does not run our applications; the text says why."""
+
+
+@contextmanager
+def own_ray(directory: Path, num_cpus: float) -> Iterator[None]:
+    """A Ray on this machine that keeps its files in the directory, and ends with the block or with this process.
+
+    Where it listens and whom it hears is in the environment. Raises RayFailed.
+    """
+    with _connected(
+        address="local",
+        num_cpus=math.ceil(num_cpus),
+        include_dashboard=False,
+        _temp_dir=str(directory),
+    ):
+        yield
+
+
+@contextmanager
+def joined_ray(address: str) -> Iterator[None]:
+    """A connection to a Ray that runs already, from one of its nodes (auto: this node's). Raises RayFailed."""
+    with _connected(address=address):
+        yield
+
+
+@contextmanager
+def _connected(**options: Any) -> Iterator[None]:
+    try:
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+        except Exception as error:  # plain ones too, such as for a start that took over 30 s
+            raise RayFailed(f"Ray: {error}") from error
+        yield
+    finally:
+        ray.shutdown()
+
+
+def cpus_of(settings: RaySettings) -> float:
+    """Ray's CPUs that all replicas take."""
+    names = (*filter(settings.has, ROLES), ROUTER)
+    return sum(settings.num_replicas(name) * settings.deployments[name].replicas.num_cpus for name in names)
+
+
+def with_router_here(settings: RaySettings) -> RaySettings:
+    """The same with the router on this node, whose address clients were told."""
+    router = settings.deployments[ROUTER]
+    here = {NODE_LABEL: ray.get_runtime_context().get_node_id()}
+    router = replace(router, label_selector={**here, **router.label_selector})
+    return replace(settings, deployments={**settings.deployments, ROUTER: router})

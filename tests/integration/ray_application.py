@@ -1,0 +1,91 @@
+"""The example's application on a real Ray, with the bundled model."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+import baton
+from deployment.ports import free_ports
+from tests.integration.ray_cluster import HOST, RayCluster
+from tests.integration.workers_view import workers
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_serve.yaml"
+MODEL = Path(baton.__file__).parent / "bundled_model"
+NAME = "baton-bundled"
+DEADLINE_S = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class RayApplication:
+    """The application that runs."""
+
+    ray: RayCluster
+    config: dict[str, Any]
+    serve_url: str  # of Serve's own HTTP server
+    router_url: str
+
+    async def wait_workers(self, role: str, count: int, without: frozenset[str] = frozenset()) -> frozenset[str]:
+        """The workers of a role, once exactly so many are ready and none of `without` is among them."""
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                seen = await workers(self.router_url)
+                ready = frozenset(
+                    each["worker_id"] for each in seen if each["role"] == role and each["state"] == "ready"
+                )
+                if len(ready) == count and not ready & without:
+                    return ready
+                await asyncio.sleep(0.1)
+
+    async def resize(self, num_decode: int) -> None:
+        """Gives the pool of decode workers another size, as the config file's `deployments` does."""
+        [application] = self.config["applications"]
+        sizes = [{"name": "prefill", "num_replicas": 1}, {"name": "decode", "num_replicas": num_decode}]
+        await self.ray.deploy({**self.config, "applications": [{**application, "deployments": sizes}]})
+
+
+@asynccontextmanager
+async def ray_application(ray: RayCluster, registry: str) -> AsyncIterator[RayApplication]:
+    """One prefill worker, two decode workers and a router, once they are ready."""
+    http_port, router_port = free_ports(HOST, 2)
+    config = yaml.safe_load(EXAMPLE.read_text())
+    config |= {"proxy_location": "HeadOnly", "http_options": {"host": HOST, "port": http_port}}
+    [application] = config["applications"]
+    application["args"] |= {
+        "registry": registry,
+        "model": str(MODEL),
+        "served_model_name": NAME,
+        "host": HOST,
+        "port": router_port,
+        "drain_timeout_s": 1,
+        "lease_s": 2,
+        "engine": {"dtype": "float32", "kv_cache_memory_bytes": "64MiB", "num_threads": 1},
+        "router": {"local_prefill_below": 64},
+    }
+    await ray.deploy(config)
+    app = RayApplication(ray, config, f"http://{HOST}:{http_port}", f"http://{HOST}:{router_port}")
+    try:
+        await wait_listening(app.router_url)
+        await app.wait_workers("prefill", 1)
+        await app.wait_workers("decode", 2)
+        await wait_listening(app.serve_url)
+    except TimeoutError as error:
+        raise AssertionError(ray.logs()) from error
+    yield app
+
+
+async def wait_listening(url: str) -> None:
+    """Returns once a router answers there that it is ready."""
+    async with asyncio.timeout(DEADLINE_S), httpx.AsyncClient(trust_env=False) as client:
+        while True:
+            try:
+                if (await client.get(f"{url}/ready")).is_success:
+                    return
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(0.1)

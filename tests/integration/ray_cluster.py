@@ -1,0 +1,142 @@
+"""A real Ray on this machine, with its own files and ports, and applications on it by Serve's own command."""
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import DEVNULL, STDOUT, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+import yaml
+
+from deployment.ports import free_ports
+
+HOST = "127.0.0.1"
+COMMANDS = Path(sys.executable).parent
+START_TIMEOUT_S = 90.0
+END_TIMEOUT_S = 30.0
+NUM_CPUS = 32  # to give away, however many there are
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # there is no other node to move anything to
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # all stays at 127.0.0.1
+}
+
+
+class RayNode:
+    """Owns one node."""
+
+    def __init__(self, log: Path, env: dict[str, str], *flags: str) -> None:
+        """`flags` are those of `ray start`."""
+        self._log = log
+        self._env = env
+        self._flags = flags
+        self._process: Process | None = None
+
+    async def start(self) -> None:
+        """Returns once Ray says that it runs."""
+        with self._log.open("ab") as output:
+            command = (COMMANDS / "ray", "start", "--block", f"--node-ip-address={HOST}", *self._flags)
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=DEVNULL, stdout=output, stderr=STDOUT, env=self._env
+            )
+        async with asyncio.timeout(START_TIMEOUT_S):
+            while "Ray runtime started" not in self._log.read_text():
+                assert self._process.returncode is None, self._log.read_text()
+                await asyncio.sleep(0.1)
+
+    def processes(self) -> list[psutil.Process]:
+        """All that runs on it, ours included."""
+        if self._process is None or self._process.returncode is not None:
+            return []
+        return psutil.Process(self._process.pid).children(recursive=True)
+
+    async def end(self) -> None:
+        """Ends it; what does not end of itself is killed."""
+        processes, process = self.processes(), self._process
+        if process is None:
+            return
+        if process.returncode is None:
+            process.terminate()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), END_TIMEOUT_S)
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        for each in await asyncio.to_thread(left_of, processes, END_TIMEOUT_S):
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+
+
+class RayCluster:
+    """A Ray of one node."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._port, client, agent = free_ports(HOST, 3)
+        token = directory / "token"
+        token.write_text("5" * 64)
+        self._env = {**os.environ, **SETTINGS, "RAY_AUTH_TOKEN_PATH": str(token)}
+        self.head = RayNode(
+            directory / "head.log",
+            self._env,
+            *("--head", f"--port={self._port}", f"--ray-client-server-port={client}", "--include-dashboard=false"),
+            *(f"--dashboard-agent-listen-port={agent}", "--min-worker-port=0", "--max-worker-port=0"),
+            *(f"--temp-dir={directory / 'r'}", "--object-store-memory=100000000", f"--num-cpus={NUM_CPUS}"),
+        )
+
+    @property
+    def address(self) -> str:
+        """Of the node."""
+        return f"{HOST}:{self._port}"
+
+    def worker(self, worker_id: str) -> psutil.Process:
+        """The process of one of our workers; its parent is the replica."""
+        [found] = [each for each in self.head.processes() if f"--worker-id={worker_id}" in command_line(each)]
+        return found
+
+    async def deploy(self, config: dict[str, Any]) -> None:
+        """Gives Serve a config file; it must be taken."""
+        file = self._directory / "serve.yaml"
+        file.write_text(yaml.safe_dump(config))
+        log = self._directory / "deploy.log"
+        with log.open("ab") as output:
+            command = (COMMANDS / "serve", "run", "--non-blocking", "--address", self.address, file)
+            process = await asyncio.create_subprocess_exec(*command, stdout=output, stderr=STDOUT, env=self._env)
+        async with asyncio.timeout(START_TIMEOUT_S):
+            assert await process.wait() == 0, log.read_text()
+
+    def logs(self) -> str:
+        """What Serve and our processes wrote, for a failure's text."""
+        files = [*self._directory.rglob("logs/serve/*.log"), *self._directory.rglob("logs/worker-*.err")]
+        texts = [file.read_text(errors="replace")[-3000:] for file in files]
+        return "\n".join(f"== {file.name}\n{text}" for file, text in zip(files, texts, strict=True) if text)
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    """How a process was started; nothing of one that is gone."""
+    with suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def left_of(processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Those of the processes that are there even after some time."""
+    return psutil.wait_procs(processes, timeout=timeout_s)[1]
+
+
+@asynccontextmanager
+async def ray_cluster() -> AsyncIterator[RayCluster]:
+    """One that runs; none of its processes is left at the end."""
+    with TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as name:  # Ray wants a short path for sockets
+        cluster = RayCluster(Path(name))
+        try:
+            await cluster.head.start()
+            yield cluster
+        finally:
+            await cluster.head.end()

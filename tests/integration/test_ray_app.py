@@ -1,0 +1,115 @@
+"""An application on a real Ray: what it answers, and what its clients notice of deaths and changes of size."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+
+from tests.integration.completion_load import completion_load
+from tests.integration.ray_application import DEADLINE_S, NAME, RayApplication, ray_application
+from tests.integration.ray_cluster import HOST, left_of, ray_cluster
+from tests.integration.test_stopped_worker import BODY, tokens_of
+from tests.integration.workers_view import wait_idle, workers
+from tests.redis_server import redis_server
+
+LONG_PROMPT = "Return the names of all files in a directory, and of those below it. " * 12
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def app(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RayApplication]:
+    """An application for all tests here."""
+    directory = tmp_path_factory.mktemp("ray") / "redis"
+    async with (
+        redis_server(directory, "--requirepass", "secret") as redis,
+        ray_cluster() as ray,
+        ray_application(ray, f"redis://:secret@{HOST}:{redis.port}/0") as application,
+    ):
+        yield application
+
+
+async def answers(url: str) -> list[str]:
+    """What the `openai` client gets: one greedy, one sampled, and one streamed answer."""
+    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=60, max_retries=0)
+    greedy = await client.completions.create(model=NAME, prompt=LONG_PROMPT, max_tokens=40, temperature=0)
+    sampled = await client.completions.create(model=NAME, prompt=LONG_PROMPT, max_tokens=40, temperature=0.9, seed=7)
+    stream = await client.chat.completions.create(
+        model=NAME, messages=[{"role": "user", "content": LONG_PROMPT}], max_tokens=40, temperature=0, stream=True
+    )
+    streamed = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+    await client.close()
+    return [greedy.choices[0].text, sampled.choices[0].text, streamed]
+
+
+async def test_it_answers_as_a_cluster_without_ray(app: RayApplication, cluster_url: str) -> None:
+    expected = await answers(cluster_url)
+    assert all(expected)
+    assert await answers(app.router_url) == expected
+    assert await answers(app.serve_url) == expected
+
+
+async def test_a_prompt_is_handed_over_between_replicas(app: RayApplication) -> None:
+    async with httpx.AsyncClient(base_url=app.serve_url, timeout=60, trust_env=False) as client:
+        body = {"model": NAME, "prompt": f"Something new. {LONG_PROMPT}", "max_tokens": 4}
+        answer = await client.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-baton-prefill"].startswith("prefill-")
+        assert answer.headers["x-baton-decode"].startswith("decode-")
+        assert int(answer.headers["x-baton-handed-over-tokens"]) > 100
+        missing = await client.get("/nothing/here")
+        assert missing.status_code == 404
+        wrong = await client.post("/v1/completions?x=1", json={"model": "gpt-5", "prompt": "x"})
+        assert "gpt-5" in wrong.json()["error"]["message"]
+
+
+async def test_serves_http_server_streams_and_ends_with_its_client(app: RayApplication) -> None:
+    async with httpx.AsyncClient(base_url=app.serve_url, timeout=60, trust_env=False) as client:
+        async with client.stream("POST", "/v1/completions", json=BODY) as response:
+            await anext(tokens_of(response))
+            loads = [each["load"] for each in await workers(app.router_url)]
+            assert sum(int(load["num_running"]) for load in loads) == 1  # the first token is here, the last is not made
+        async with asyncio.timeout(DEADLINE_S):
+            await wait_idle(app.router_url)
+
+
+async def test_nobody_notices_that_a_worker_and_a_replica_are_killed(app: RayApplication) -> None:
+    async with (
+        httpx.AsyncClient(base_url=app.router_url, timeout=60, trust_env=False) as direct,
+        httpx.AsyncClient(base_url=app.serve_url, timeout=60, trust_env=False) as through_serve,
+        completion_load(direct, through_serve, direct) as load,
+    ):
+        before = await app.wait_workers("decode", 2)
+        await load.more(2)
+        first, second = sorted(before)
+        worker = app.ray.worker(first)
+        os.kill(worker.pid, signal.SIGKILL)
+        await load.more(2)
+        await app.wait_workers("decode", 2, frozenset({first}))
+
+        worker = app.ray.worker(second)
+        replica = worker.parent()
+        assert replica is not None
+        os.kill(replica.pid, signal.SIGKILL)
+        assert await asyncio.to_thread(left_of, [worker], 20.0) == []  # it holds the replica's lifeline
+        await load.more(2)
+        await app.wait_workers("decode", 2, before)
+        await load.more(2)
+
+
+async def test_nobody_notices_that_a_pool_shrinks(app: RayApplication) -> None:
+    async with (
+        httpx.AsyncClient(base_url=app.router_url, timeout=60, trust_env=False) as client,
+        completion_load(client, client, client) as load,
+    ):
+        before = await app.wait_workers("decode", 2)
+        processes = [app.ray.worker(each) for each in before]
+        await load.more(1)
+        await app.resize(1)
+        after = await app.wait_workers("decode", 1)
+        assert after < before  # the other one was not restarted
+        assert len(await asyncio.to_thread(left_of, processes, 0)) >= 1
+        await load.more(2)

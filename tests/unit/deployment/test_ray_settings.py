@@ -1,0 +1,133 @@
+"""What an application on Ray is told, and the processes of its replicas."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import baton
+from deployment.machine import Machine
+from deployment.ray_process import Place, router_process, share_of, worker_process
+from deployment.ray_settings import RaySettings, read_ray_settings
+from deployment.redis_server import HOST
+from rpc.option_values import OptionError
+
+MODEL = str(Path(baton.__file__).parent / "bundled_model")
+REGISTRY = f"redis://:secret@{HOST}:6379/0"
+ARGUMENTS: dict[str, object] = {"model": MODEL, "registry": REGISTRY}
+NODE = Place("10.0.0.5", Machine(num_cores=2, memory_bytes=8 << 30))
+
+
+def settings(**arguments: object) -> RaySettings:
+    read = read_ray_settings({**ARGUMENTS, **arguments}, {})
+    read.check()
+    return read
+
+
+def test_pools_have_the_clusters_sizes_unless_their_sections_say_otherwise() -> None:
+    read = settings(prefill="2", decode=3, decode_ray={"num_replicas": 5})
+    assert [read.num_replicas(name) for name in ("prefill", "decode", "both", "router")] == [2, 5, 0, 1]
+    assert [read.has(role) for role in ("prefill", "decode", "both")] == [True, True, False]
+    scaled = settings(prefill=0, both=2, decode_ray={"autoscaling": {"min_replicas": 0, "max_replicas": 4}})
+    assert scaled.has("decode")
+    assert scaled.num_replicas("decode") == 0
+    assert not scaled.has("prefill")
+
+
+def test_a_command_line_has_sections_too() -> None:
+    read = settings(**{"router.policy": "round_robin", "prefill_ray.num_cpus": "4", "engine.max-num-seqs": "7"})
+    assert read.cluster.router == {"policy": "round_robin"}
+    assert read.deployments["prefill"].replicas.num_cpus == 4.0
+    assert read.cluster.engine["decode"]["max_num_seqs"] == 7
+    assert not settings(router="false").has_router
+
+
+def test_prompts_go_where_it_is_cheaper_except_on_one_machine() -> None:
+    assert "local_prefill_below" not in settings().cluster.router
+    assert settings(router={"local_prefill_below": 9}).cluster.router["local_prefill_below"] == 9
+    assert read_ray_settings(ARGUMENTS, {}, one_machine=True).cluster.router["local_prefill_below"] == 64
+
+
+def test_ray_keeps_keys_as_their_digests() -> None:
+    [kept] = settings(router={"api_key": "sk-one"}).cluster.router["api_key"]  # type: ignore[misc]
+    assert kept.startswith("sha256:")
+
+
+def test_devices_that_are_gpus_take_one() -> None:
+    read = settings(engine={"device": "cuda"}, prefill_ray={"num_gpus": 2})
+    assert [read.num_gpus(name) for name in ("prefill", "decode", "router")] == [2.0, 1.0, 0.0]
+    assert settings().num_gpus("decode") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"registry": None}, "registry: missing"),
+        ({"model": None}, "model: missing"),
+        ({"registry": "http://cache"}, "registry: a registry's URL starts with"),
+        ({"registry_file": "/registry"}, "registry: the URL is given here or in registry_file"),
+        ({"prefil_ray": {}}, "prefil_ray: unknown option"),
+        ({"prefill_ray": {"num_gpu": 1}}, "prefill_ray.num_gpu: unknown option; did you mean num_gpus"),
+        ({"prefill_ray": {"min_replicas": 1}}, "it belongs under prefill_ray.autoscaling"),
+        ({"decode_ray": {"autoscaling": {"min_replicas": 3}}}, "decode_ray.autoscaling.max_replicas: 1 is less"),
+        ({"decode_ray": {"num_replicas": 2, "autoscaling": {}}}, "decode_ray.num_replicas: with autoscaling"),
+        ({"decode_ray": {"resources": {"a": "x"}}}, "decode_ray.resources.a: 'x' is not allowed"),
+        ({"decode_ray": {"label_selector": ["pool"]}}, "decode_ray.label_selector: must be a mapping"),
+        ({"engine": {"device": "cuda"}, "decode_ray": {"num_gpus": 0}}, "decode_ray.num_gpus: without one"),
+        ({"engine": {"max_num_seq": 1}}, "engine.max_num_seq: unknown option"),
+        ({"tls_cert": "a.pem"}, "tls_cert, tls_key, tls_ca: all three"),
+        ({"router": False, "router.policy": "cost"}, "router.policy: router is False already"),
+    ],
+)
+def test_what_is_wrong_is_named(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(OptionError) as raised:
+        settings(**arguments)
+    assert told in str(raised.value)
+
+
+def test_a_replica_takes_its_share_of_the_node() -> None:
+    node = Machine(num_cores=8, memory_bytes=64)
+    assert share_of(node, 2.5) == Machine(2, 16)
+    assert share_of(node, 0) == Machine(1, 8)
+    assert share_of(node, 100) == node
+
+
+def test_a_worker_runs_as_it_would_without_ray_and_shows_no_password() -> None:
+    tls = {"tls_cert": "a", "tls_key": "b", "tls_ca": "c"}
+    with worker_process(settings(served_model_name="m", lease_s=3, **tls), "decode", "decode-abc", NODE) as spec:
+        told = spec.argv[-1].removeprefix("--config=")
+        assert yaml.safe_load(Path(told).read_text()) == {"registry": REGISTRY}
+        assert Path(told).parent.stat().st_mode & 0o77 == 0
+    assert not Path(told).exists()
+    assert spec.argv[1:4] == ("-P", "-m", "decode_worker")
+    expected = {"--worker-id=decode-abc", "--host=10.0.0.5", "--num-threads=2", "--lease-s=3.0", "--tls-ca=c"}
+    assert expected <= {*spec.argv}
+    assert spec.env["OMP_NUM_THREADS"] == "2"
+    assert "secret" not in " ".join(spec.argv)
+    assert spec.log_path is None  # it writes where the replica does
+
+
+def test_a_router_listens_at_its_node_unless_told_otherwise(tmp_path: Path) -> None:
+    spec = router_process(settings(), "router-abc", NODE)
+    assert {"--host=10.0.0.5", "--port=0"} <= {*spec.argv}
+    assert spec.env["BATON_REGISTRY"] == REGISTRY
+    assert "secret" not in " ".join(spec.argv)
+    told = settings(host="127.0.0.2", port=8123, router_processes=2, log_dir=str(tmp_path / "logs"))
+    spec = router_process(told, "router-abc", NODE)
+    assert {"--host=127.0.0.2", "--port=8123", "--processes=2"} <= {*spec.argv}
+    assert spec.log_path == tmp_path / "logs" / "router-abc.log"
+
+
+def test_the_registrys_url_may_stand_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "registry"
+    read = settings(registry=None, registry_file=str(file))
+    with pytest.raises(OptionError, match=r"registry_file: .*No such file"):
+        router_process(read, "router-abc", NODE)
+    file.write_text(f"{REGISTRY}\n")
+    assert router_process(read, "router-abc", NODE).env["BATON_REGISTRY"] == REGISTRY
+
+
+def test_a_node_without_the_model_says_so() -> None:
+    with pytest.raises(OptionError, match="/nowhere is no directory on this node"):
+        router_process(settings(model="/nowhere"), "router-abc", NODE)
