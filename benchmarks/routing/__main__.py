@@ -1,6 +1,7 @@
 """Routers compared over the same simulated engines, on one machine.
 
     python -m benchmarks.routing [--json FILE] [--repeats N] [--seconds S] [--peers-env DIR] [--only NAMES]
+                                [--cells NAME] [--part PART]
 
 The first table says where each router sends requests: every cell is the median of runs that are interleaved over the
 systems, each with everything started anew. All systems have the same simulated engines in one process behind their own
@@ -41,9 +42,17 @@ PEERS_FOLDER = Path.home() / ".cache" / "baton" / "peers"
 @click.option("--peers-env", default=PEERS_FOLDER, show_default=True, type=click.Path(path_type=Path),
               help="Environment of the peers; made if it is not there.")  # fmt: skip
 @click.option("--only", default="", help="Names of systems, with commas between; all if empty.")
+@click.option("--cells", default="", help="Part of the names of the first table's cells, such as 'chat, 8'.")
 @click.option("--part", type=click.Choice(["all", "routing", "cost"]), default="all", show_default=True)
 def main(
-    json_file: Path | None, repeats: int, seconds: float, cost_seconds: float, peers_env: Path, only: str, part: str
+    json_file: Path | None,
+    repeats: int,
+    seconds: float,
+    cost_seconds: float,
+    peers_env: Path,
+    only: str,
+    cells: str,
+    part: str,
 ) -> None:
     """Compares routers."""
     python = ensure_environment(peers_env)
@@ -52,13 +61,20 @@ def main(
     with tempfile.TemporaryDirectory(prefix="routing-model-") as folder:
         setting = Setting(python, make_model(ROOT / "baton" / "bundled_model", Path(folder)))
         if part != "cost":
-            reports[""] = RoutingTable(_systems(ROUTED, only), seconds, repeats).measure(setting)
+            reports[""] = _table(_systems(ROUTED, only), seconds, repeats, cells).measure(setting)
         if part != "routing":
             reports["_cost"] = CostTable(_systems(COSTED, only), cost_seconds, repeats).measure(setting)
     for suffix, report in reports.items():
         report.show()
         if json_file is not None:
             report.write(json_file.with_stem(json_file.stem + suffix))
+
+
+def _table(systems: Sequence[System], seconds: float, repeats: int, cells: str) -> RoutingTable:
+    try:
+        return RoutingTable(systems, seconds, repeats, cells)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--cells") from error
 
 
 def _systems(systems: Sequence[System], only: str) -> list[System]:

@@ -29,25 +29,36 @@ MAX_LAG_S = 0.1  # of the engines, beyond which a time to the first token means 
 class Cell:
     """A workload before some workers; the workload may differ between repeats, by their number."""
 
+    workload: str
     topology: Topology
     make_workload: Callable[[int], Workload]
+
+    @property
+    def name(self) -> str:
+        """As it is told."""
+        return f"{self.workload}, {self.topology.name}"
 
 
 class RoutingTable:
     """Owns the results of one comparison."""
 
-    def __init__(self, systems: Sequence[System], seconds: float, repeats: int) -> None:
+    def __init__(self, systems: Sequence[System], seconds: float, repeats: int, only: str = "") -> None:
+        """`only`: the cells that have this in their name. Raises ValueError if none has."""
         self._systems = systems
         self._seconds = seconds
         self._repeats = repeats
-        self._cells = [
-            Cell(topology, make_workload)
-            for make_workload in (
-                lambda seed: chat(SERVING_SPEC, seconds, CHAT_SESSIONS_PER_S, seed),
-                lambda seed: mooncake(SERVING_SPEC, seconds, TRACE_LENGTH_SCALE, TRACE_TIME_SCALE),
-            )
+        workloads: dict[str, Callable[[int], Workload]] = {
+            "chat": lambda seed: chat(SERVING_SPEC, seconds, CHAT_SESSIONS_PER_S, seed),
+            "mooncake": lambda seed: mooncake(SERVING_SPEC, seconds, TRACE_LENGTH_SCALE, TRACE_TIME_SCALE),
+        }
+        cells = [
+            Cell(name, topology, make_workload)
+            for name, make_workload in workloads.items()
             for topology in (COLOCATED, DISAGGREGATED)
         ]
+        self._cells = [cell for cell in cells if only in cell.name]
+        if not self._cells:
+            raise ValueError(f"no cell is called {only!r}; there are {'; '.join(cell.name for cell in cells)}")
         self._results: defaultdict[tuple[str, str, str], list[RunResult]] = defaultdict(list)
         self._reusable: defaultdict[str, list[float]] = defaultdict(list)
 
@@ -66,7 +77,7 @@ class RoutingTable:
     def _note(self, cell: Cell, workload: Workload, name: str, result: RunResult) -> None:
         self._results[workload.name, cell.topology.name, name].append(result)
         click.echo(
-            f"{workload.name}, {cell.topology.name}, {name}: hit rate {result.hit_rate:.3f}, TTFT p50 "
+            f"{cell.name}, {name}: hit rate {result.hit_rate:.3f}, TTFT p50 "
             f"{result.ttft_ms(50):.0f} ms, p99 {result.ttft_ms(99):.0f} ms, load {result.load_max_over_mean:.2f}, "
             f"{result.num_failed} failed, lag {result.max_lag_s * 1000:.0f} ms",
             err=True,
