@@ -10,7 +10,7 @@ import asyncio
 import os
 import secrets
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +24,7 @@ from baton.serve_display import LineDisplay, announce
 from deployment.cluster_plan import ClusterPlan, plan_cluster
 from deployment.machine import this_machine
 from deployment.ports import PortInUse, check_port
-from deployment.ray_settings import RaySettings, read_ray_settings
+from deployment.ray_settings import ROUTER, SECTIONS, RaySettings, read_ray_settings
 from deployment.redis_server import PrivateRedis
 from router.certificate import make_certificate
 from rpc import GRPC_EXPERIMENTS
@@ -54,6 +54,11 @@ def read_settings(config_file: Path | None, flags: Mapping[str, object], address
     settings = read_ray_settings(content, flags, one_machine=address is None)
     if not settings.has_router:
         raise OptionError("router: `baton serve` has one; an application without a router is for `serve run`")
+    if settings.num_replicas(ROUTER) != 1:
+        raise OptionError(f"{SECTIONS[ROUTER]}.num_replicas: `baton serve` has one router, at its port")
+    for name, options in settings.deployments.items():
+        if options.autoscaling is not None:
+            raise OptionError(f"{SECTIONS[name]}.autoscaling: `baton serve` has fixed sizes; use `serve deploy`")
     if address is not None and not settings.shared.has_registry:
         raise OptionError("registry: with --ray-address name a Redis that every node reaches by --registry")
     return settings
@@ -145,5 +150,13 @@ async def _serve(serving: RayServing) -> None:
             await redis.start()
             settings = settings.with_registry(redis.url)
             keeping = asyncio.create_task(redis.keep())
-            stack.callback(keeping.cancel)
+            keeping.add_done_callback(lambda _: signals.stop.set())  # without a registry nothing new would be found
+            stack.push_async_callback(_ended, keeping)
         await RayCluster(settings, serving.plan.url, display.show).run(signals.stop, signals.kill)
+
+
+async def _ended(keeping: asyncio.Task[None]) -> None:
+    """Raises what it failed with, if it did."""
+    keeping.cancel()
+    with suppress(asyncio.CancelledError):
+        await keeping

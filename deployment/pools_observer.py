@@ -80,14 +80,15 @@ class PoolsObserver:
             async with asyncio.timeout(TIMEOUT_S):
                 texts = await registry.reports.read()
             reports = own_reports(texts, self._model)
-        except (RegistryLost, TimeoutError, ValueError) as error:
+            pools = SeenPools.of(reports)
+        except (RegistryLost, TimeoutError, ValueError, ArithmeticError) as error:
             self._tell(str(error) or "the registry does not answer")
             return
         if not reports:
             self._tell("no router reports")
             return
         self._tell("")
-        self.latest = Sighting(time.monotonic(), len(reports), SeenPools.of(reports), self._settings)
+        self.latest = Sighting(time.monotonic(), len(reports), pools, self._settings)
 
     def _tell(self, error: str) -> None:
         """Says a new error once."""

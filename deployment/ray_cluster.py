@@ -5,15 +5,22 @@
 3. It runs until it is stopped. What dies meanwhile, Ray replaces.
 4. At the end the router goes first, so that what runs can finish; then the workers.
 
-Ray's calls block: each has a thread of its own.
+Ray's calls block, perhaps for ever: each has a thread of its own, for which nobody waits at the end.
 """
 
 import asyncio
 import logging
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TypeVar
 
 import httpx
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from deployment.events import ClusterReady, Ending, Listener, Progressed
@@ -22,6 +29,9 @@ from deployment.ray_connection import RayFailed
 from deployment.ray_settings import ROLES, RaySettings
 from rpc.progress import Ready
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 WORKERS_APP, ROUTER_APP = "baton-workers", "baton"
 POLL_INTERVAL_S = 0.2
 LOOK_S = 1.0  # at the router's workers, once all were ready
@@ -47,14 +57,15 @@ class RayCluster:
             stopped.cancel()
             life.cancel()
             self._listener(Ending())
-            await self._end(kill)
+            with suppress(RayFailed):  # the life's own words say more, if it failed
+                await self._end(kill)
             [outcome] = await asyncio.gather(life, return_exceptions=True)
         if isinstance(outcome, Exception):
             raise outcome
 
     async def _live(self) -> None:
         started_s = time.monotonic()
-        self._deploying = asyncio.create_task(asyncio.to_thread(self._deploy))
+        self._deploying = asyncio.create_task(in_thread(self._deploy))
         await asyncio.shield(self._deploying)  # who gives up on it has to end what it started
         await self._wait_running()
         num_workers = sum(self._settings.num_replicas(role) for role in ROLES)
@@ -85,13 +96,23 @@ class RayCluster:
         )
 
     async def _wait_running(self) -> None:
-        """Returns once all replicas are there. Raises RayFailed with the words of one that cannot be."""
+        """Returns once all replicas are there. Raises RayFailed with the words of one that cannot be.
+
+        Serve gives a deployment up only while none of its replicas has started; else it tries on, and says why.
+        """
+        told: dict[str, str] = {}
         while True:
-            status = await asyncio.to_thread(serve.status)
+            status = await in_thread(serve.status)
             apps = [status.applications.get(name) for name in (WORKERS_APP, ROUTER_APP)]
             for app in apps:
-                if app is not None and app.status == ApplicationStatus.DEPLOY_FAILED:
+                if app is None:
+                    continue
+                if app.status == ApplicationStatus.DEPLOY_FAILED:
                     raise RayFailed(_explain(app))
+                for name, deployment in app.deployments.items():
+                    if deployment.message and deployment.message != told.get(name):
+                        told[name] = deployment.message
+                        logger.warning("%s: %s", name, deployment.message)
             if all(app is not None and app.status == ApplicationStatus.RUNNING for app in apps):
                 return
             await asyncio.sleep(POLL_INTERVAL_S)
@@ -113,8 +134,8 @@ class RayCluster:
         if self._deploying.exception() is not None:
             return
         for name in (ROUTER_APP, WORKERS_APP):
-            await asyncio.to_thread(serve.delete, name, _blocking=False)
-            while name in (await asyncio.to_thread(serve.status)).applications:  # noqa: ASYNC110  # it is Ray's to tell
+            await in_thread(lambda: serve.delete(name, _blocking=False))  # noqa: B023  # it is awaited here
+            while name in (await in_thread(serve.status)).applications:  # noqa: ASYNC110  # it is Ray's to tell
                 await asyncio.sleep(POLL_INTERVAL_S)
 
 
@@ -122,14 +143,30 @@ async def _ready_workers(client: httpx.AsyncClient) -> dict[str, str]:
     """The addresses of the workers that the router would send requests to, by id; none while it is not ready."""
     try:
         told = (await client.get("/workers")).raise_for_status().json()
-    except httpx.HTTPError:
+        workers = told["workers"] if told["router"]["ready"] else []
+        return {worker["worker_id"]: worker["address"] for worker in workers if worker["state"] == "ready"}
+    except (httpx.HTTPError, ValueError, KeyError):  # it does not listen yet, or somebody else does
         return {}
-    if not told["router"]["ready"]:
-        return {}
-    return {worker["worker_id"]: worker["address"] for worker in told["workers"] if worker["state"] == "ready"}
 
 
 def _explain(app: ApplicationStatusOverview) -> str:
     """What an application says of its failure, its deployments' words if they have any."""
     told = [deployment.message for deployment in app.deployments.values() if "FAIL" in deployment.status]
     return "\n".join(message for message in told if message) or app.message
+
+
+async def in_thread(call: Callable[[], T]) -> T:
+    """What one of Ray's calls returns. The thread is left alone if nobody waits any more. Raises RayFailed."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except (RayError, RayServeException) as error:
+            future.set_exception(RayFailed(f"Ray: {error}"))
+        except BaseException as error:  # whoever waits gets it
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="Ray's call", daemon=True).start()
+    return await asyncio.wrap_future(future)

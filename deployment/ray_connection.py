@@ -2,6 +2,7 @@
 
 import logging
 import math
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,12 +26,8 @@ def own_ray(directory: Path, num_cpus: float) -> Iterator[None]:
 
     Where it listens and whom it hears is in the environment. Raises RayFailed.
     """
-    with _connected(
-        address="local",
-        num_cpus=math.ceil(num_cpus),
-        include_dashboard=False,
-        _temp_dir=str(directory),
-    ):
+    options = {"num_cpus": math.ceil(num_cpus), "include_dashboard": False, "_temp_dir": str(directory)}
+    with _connected(address="local", **options):
         yield
 
 
@@ -45,12 +42,23 @@ def joined_ray(address: str) -> Iterator[None]:
 def _connected(**options: Any) -> Iterator[None]:
     try:
         try:
-            ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+            with _deaf_to_hangup():
+                ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
         except Exception as error:  # plain ones too, such as for a start that took over 30 s
             raise RayFailed(f"Ray: {error}") from error
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _deaf_to_hangup() -> Iterator[None]:
+    """What is started within lives on when the terminal closes: it is needed for an orderly end."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def cpus_of(settings: RaySettings) -> float:

@@ -33,7 +33,7 @@ from rpc.worker_health import LIVENESS
 logger = logging.getLogger("ray.serve")  # Serve writes it to the replica's log
 
 SICK_DRAIN_S = 5.0  # of a process whose last look found it sick: it could not hand on much
-KILL_MARGIN_S = 2.0  # before Serve itself ends the replica by force
+KILL_MARGIN_S = 2.0  # before Serve itself ends a replica by force on which it has no requests of its own
 
 
 class Unhealthy(Exception):

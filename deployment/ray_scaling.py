@@ -85,6 +85,9 @@ class PoolsPolicy:
             self._tell(f"sizes stay: {error}")
             return False
         self._tell_delays(pools)
+        if any(worker.role == "both" for worker in sighting.pools.workers.decode):
+            self._tell("sizes stay: there are colocated workers, which belong to neither pool")
+            return False
         decision = self._plan(sighting, settings, pools.map(lambda pool: pool.target_num_replicas))
         targets, self._targets = self._targets, ByPool(decision.prefill.target, decision.decode.target)
         if targets != self._targets:

@@ -67,8 +67,8 @@ class RaySettings:
             return self.shared.registry
         try:
             url = Path(self.shared.registry_file).read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise OptionError(f"registry_file: {self.shared.registry_file}: {error.strerror}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"registry_file: {self.shared.registry_file}: {error}") from error
         parse_registry_url(url)
         return url
 

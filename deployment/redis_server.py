@@ -5,6 +5,7 @@ on 127.0.0.1 alone, keeps no file, and ends with the thread that started it, how
 """
 
 import asyncio
+import os
 import secrets
 import shutil
 import sys
@@ -23,12 +24,14 @@ START_TIMEOUT_S = 20.0
 POLL_INTERVAL_S = 0.02
 RESTART_DELAY_S = 0.2
 # The kernel kills the server when its parent ends (PR_SET_PDEATHSIG outlives exec); where there is no such call, a
-# server whose parent was killed stays.
+# server whose parent was killed stays. A parent that has ended already gave no password.
 LAUNCHER = """
 import ctypes, os, signal, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-os.execv(sys.argv[1], sys.argv[1:])
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
@@ -72,15 +75,18 @@ class PrivateRedis:
 
     async def start(self) -> None:
         """Begins a life; returns once it answers. Raises NoRedisServer."""
-        settings = {"port": self._port, "bind": HOST, "save": '""', "appendonly": "no", "requirepass": self._password}
         with self._log_path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", LAUNCHER, str(self._binary), "-", stdin=PIPE, stdout=log, stderr=log
+                *(sys.executable, "-I", "-c", LAUNCHER, str(os.getpid()), str(self._binary), "-"),
+                *("--port", str(self._port), "--bind", HOST, "--save", "", "--appendonly", "no"),
+                stdin=PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # a terminal's Ctrl-C reaches us alone
             )
         self._process = process
         assert process.stdin is not None
-        # Over its input: anybody can see a command line.
-        process.stdin.write("".join(f"{name} {value}\n" for name, value in settings.items()).encode())
+        process.stdin.write(f"requirepass {self._password}\n".encode())  # anybody can see a command line
         process.stdin.close()
         try:
             async with asyncio.timeout(START_TIMEOUT_S):

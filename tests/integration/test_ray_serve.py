@@ -28,6 +28,7 @@ async def test_it_answers_and_leaves_no_process(tmp_path: Path) -> None:
             *("--drain-timeout-s", "2", "--log-dir", str(logs)),
             stdout=output,
             stderr=STDOUT,
+            start_new_session=True,
         )
     started: list[psutil.Process] = []
     try:
@@ -42,7 +43,7 @@ async def test_it_answers_and_leaves_no_process(tmp_path: Path) -> None:
             assert answer.headers["x-baton-prefill"].startswith("prefill-")
             assert int(answer.headers["x-baton-handed-over-tokens"]) > 0
         assert any("raylet" in " ".join(command_line(each)) for each in started)
-        process.send_signal(signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         await asyncio.wait_for(process.wait(), END_S)
     finally:
         if process.returncode is None:

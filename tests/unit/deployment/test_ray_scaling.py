@@ -162,6 +162,14 @@ def test_the_deployments_bounds_hold() -> None:
     assert (empty.prefill.min_replicas, empty.decode.min_replicas) == (1, 1)
 
 
+def test_colocated_workers_belong_to_no_pool(
+    policy: PoolsPolicy, observer: SeenBy, caplog: pytest.LogCaptureFixture
+) -> None:
+    observer.see(router_report(worker_report("prefill-0", "prefill"), worker_report("both-0", "both")))
+    assert policy(contexts()) == ({}, {})
+    assert caplog.messages == ["sizes stay: there are colocated workers, which belong to neither pool"]
+
+
 def test_the_smallest_pools_are_kept_though_the_cluster_has_no_room_for_them() -> None:
     settings = ScalingSettings(
         budget_gpus=3, prefill=PoolLimits(gpus_per_replica=2, min_replicas=2), decode=PoolLimits(min_replicas=5)

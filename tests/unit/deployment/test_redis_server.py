@@ -40,6 +40,7 @@ async def test_only_who_has_its_url_is_heard_and_it_comes_back(tmp_path: Path) -
             [pid] = [each.pid for each in psutil.Process().children() if "redis" in each.name()]
             assert server.url.split(":")[2].split("@")[0] not in " ".join(psutil.Process(pid).cmdline())
             assert (await client.info("server"))["process_id"] == pid
+            assert os.getpgid(pid) != os.getpgid(0)  # a terminal's Ctrl-C is for us alone
             port = client.connection_pool.connection_kwargs["port"]
             async with Redis(host=HOST, port=port) as stranger:
                 with pytest.raises(AuthenticationError):
