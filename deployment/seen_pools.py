@@ -77,6 +77,9 @@ class SeenPools:
 
     def _decode(self, pool: PoolSnapshot, num_waiting: int) -> DecodeSnapshot:
         workers = self.workers.decode
+        num_running = sum(each.num_running for each in workers)
+        num_receiving = min(sum(each.num_waiting for each in workers), self._num_at_prefill())
+        used = sum((each.num_blocks - each.num_free_blocks) * each.block_size for each in workers)
         measured = [each for each in workers if each.decode_step_s > 0]
         return DecodeSnapshot(
             pool=pool,
@@ -84,8 +87,8 @@ class SeenPools:
             sequence_s=median([each.decode_sequence_s for each in measured]) if measured else 0.0,
             max_num_seqs=_typical_count(workers, lambda each: each.max_num_seqs, 256),
             kv_tokens=_typical_count(workers, lambda each: each.num_blocks * each.block_size, 0),
-            kv_used_tokens=sum((each.num_blocks - each.num_free_blocks) * each.block_size for each in workers),
-            num_running=sum(each.num_running for each in workers),
+            kv_used_tokens=round(used * num_running / max(1, num_running + num_receiving)),  # those hold blocks too
+            num_running=num_running,
             num_waiting=num_waiting,
         )
 
@@ -95,7 +98,7 @@ class SeenPools:
         Who waits at a decode worker may have its place there and wait for its prompt: as many as prefill workers have
         to do. And who waits in a router waits for prefill, if decode workers have room.
         """
-        num_receiving = sum(each.num_running + each.num_waiting for each in self.workers.prefill)
+        num_receiving = self._num_at_prefill()
         num_at_workers = max(0, sum(each.num_waiting for each in self.workers.decode) - num_receiving)
         ready = self.ready.decode
         num_seats = sum(max(0, each.max_num_seqs - each.num_running) for each in ready) - num_receiving
@@ -103,6 +106,10 @@ class SeenPools:
         free_tokens = sum(each.num_free_blocks * each.block_size for each in ready)
         num_free = min(num_seats, int(free_tokens / context)) if context > 0 else num_seats
         return max(0, self.num_waiting + num_at_workers - max(0, num_free))
+
+    def _num_at_prefill(self) -> int:
+        """Prompts that prefill workers compute or are to compute: the most that decode workers may be receiving."""
+        return sum(each.num_running + each.num_waiting for each in self.workers.prefill)
 
 
 def merged_workers(reports: Iterable[RouterReport]) -> list[WorkerReport]:

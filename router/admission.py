@@ -20,7 +20,7 @@ from types import TracebackType
 from engine.errors import InvalidRequest
 from router.admission_limits import AdmissionLimits
 from router.admission_metrics import AdmissionMetrics, Refusal
-from router.arrivals import Arrivals
+from router.arrivals import Arrival, Arrivals
 from router.deadline import deadline_of, exceeded
 from router.errors import Draining, NoWorker, Overloaded
 from router.fair_queue import FairQueue, Ticket
@@ -275,18 +275,19 @@ class Admitted:
         self._num_choices = num_choices
         self._context = context
         self._admitted_s = 0.0
+        self._arrival: Arrival | None = None
 
     async def __aenter__(self) -> None:
         if self._generates and not self._admission.draining:
-            self._admission.arrivals.came(self._num_choices)
+            self._arrival = self._admission.arrivals.came(self._num_choices)
         self._admitted_s = await self._admission.enter(self._num_choices, self._context)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         generated = self._generates and not isinstance(error, InvalidRequest)
-        if self._generates and not generated:
-            self._admission.arrivals.was_invalid(self._num_choices)
+        if self._arrival is not None and not generated:
+            self._admission.arrivals.was_invalid(self._arrival)
         self._admission.leave(self._num_choices, self._admitted_s, generated)
 
 

@@ -9,28 +9,28 @@ from router.traffic import Traffic
 class AttemptTimes:
     """Times a choice at its workers, and tells the traffic: TTFT of who computes the prompt, TPOT of who decodes.
 
-    A first token that the decode worker computed itself says nothing of prefill workers, and nor does one after another
-    attempt.
+    A first token that another than the plan's prefill worker computed says nothing of it: the decode worker does that
+    itself where the handover fails. Nor does one after another attempt.
     """
 
     def __init__(self, traffic: Traffic, plan: Plan, is_first: bool) -> None:
         self._traffic = traffic
-        self._prefill = plan.prefill.incarnation if plan.prefill is not None and is_first else None
+        self._prefill = plan.prefill if is_first else None
         self._decode = plan.decode.incarnation
         self._sent_s = time.perf_counter()
         self._first_s: float | None = None
         self._last_s = 0.0
         self._num_further = 0  # tokens after the first news
 
-    def tokens(self, num_tokens: int) -> None:
-        """Tokens came."""
+    def tokens(self, num_tokens: int, prefill_worker: str) -> None:
+        """Tokens came; with the first of them the id of who computed the prompt."""
         self._last_s = time.perf_counter()
         if self._first_s is not None:
             self._num_further += num_tokens
             return
         self._first_s = self._last_s
-        if self._prefill is not None:
-            self._traffic.took(self._prefill, self._first_s - self._sent_s)
+        if self._prefill is not None and self._prefill.worker_id == prefill_worker:
+            self._traffic.took(self._prefill.incarnation, self._first_s - self._sent_s)
 
     def ended(self) -> None:
         """No more tokens come."""

@@ -19,6 +19,12 @@ class Samples:
         self.total += value
         self.squares += value * value
 
+    def remove(self, value: float) -> None:
+        """A sample that was added is none."""
+        self.num -= 1
+        self.total -= value
+        self.squares -= value * value
+
     def sums(self) -> SampleSums:
         """As they are told."""
         return SampleSums(self.num, self.total, self.squares)

@@ -1,21 +1,20 @@
 """How long prompts and outputs were in the last minute, and how soon each worker answered.
 
-Counting costs a request a few microseconds in all; whoever reads adds up the seconds.
+Counting costs a request some ten microseconds in all; whoever reads adds up the seconds.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from router.cluster import Plan, RoutedRequest
+from router.latency_window import LatencyWindow
 from router.samples import Samples
 from router.sliding_window import SlidingWindow
 from rpc.latency_sketch import bin_of
 from rpc.registry.report import SampleSums
 
 SPAN_S, NUM_SPANS = 1.0, 60
-LATENCY_SPAN_S, NUM_LATENCY_SPANS = 10.0, 7  # coarser: there are as many windows as workers
 
 
 @dataclass(slots=True)
@@ -42,7 +41,7 @@ class Traffic:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lengths = SlidingWindow(_Lengths, NUM_SPANS, SPAN_S)
-        self._latencies: dict[str, SlidingWindow[Counter[int]]] = {}  # by incarnation; counts by bin
+        self._latencies: dict[str, LatencyWindow] = {}  # by incarnation
 
     def routed(self, plan: Plan, request: RoutedRequest) -> None:
         """A choice is sent to workers for the first time."""
@@ -57,10 +56,11 @@ class Traffic:
     def took(self, incarnation: str, time_s: float) -> None:
         """A worker took so long for a first token, or for each further one."""
         now_s = self._clock()
-        if incarnation not in self._latencies:
+        window = self._latencies.get(incarnation)
+        if window is None:
             self._forget_old(now_s)
-            self._latencies[incarnation] = SlidingWindow(Counter[int], NUM_LATENCY_SPANS, LATENCY_SPAN_S)
-        self._latencies[incarnation].at(now_s)[bin_of(time_s)] += 1
+            window = self._latencies[incarnation] = LatencyWindow()
+        window.add(bin_of(time_s), now_s)
 
     @property
     def lengths(self) -> LengthSums:
@@ -74,15 +74,12 @@ class Traffic:
 
     def latency(self, incarnation: str) -> dict[int, int]:
         """How often a worker took how long, by bin."""
-        counts = Counter[int]()
-        if incarnation in self._latencies:
-            for span in self._latencies[incarnation].live(self._clock()):
-                counts.update(span)
-        return dict(counts)
+        window = self._latencies.get(incarnation)
+        return {} if window is None else window.counts(self._clock())
 
     def _forget_old(self, now_s: float) -> None:
         """Workers come and go: of those that have done nothing for a while there is nothing to remember."""
-        self._latencies = {each: window for each, window in self._latencies.items() if any(window.live(now_s))}
+        self._latencies = {each: window for each, window in self._latencies.items() if window.counts(now_s)}
 
 
 def uncached_tokens(plan: Plan, request: RoutedRequest) -> int:

@@ -23,6 +23,7 @@ class RedisReports:
 
     async def keep(self, router_id: str, make: Callable[[], str]) -> None:
         """Puts a new report there once a second, as far as Redis is there, until cancelled; then takes it out."""
+        level = logging.ERROR  # of a report that cannot be made: said aloud once
         try:
             while True:
                 try:
@@ -30,7 +31,8 @@ class RedisReports:
                 except REDIS_ERRORS as error:  # whoever follows the members says so louder
                     logger.debug("%s has not told of itself: %s", router_id, error)
                 except Exception:  # a report that cannot be made must not end those that can
-                    logger.exception("%s has not told of itself", router_id)
+                    logger.log(level, "%s has not told of itself", router_id, exc_info=True)
+                    level = logging.DEBUG
                 await asyncio.sleep(PERIOD_S)
         finally:
             with suppress(*REDIS_ERRORS):  # then it lapses by itself

@@ -87,6 +87,17 @@ def test_what_nobody_has_measured_is_no_basis() -> None:
     assert known.decode.step_s == 0.02
 
 
+def test_blocks_of_those_that_still_receive_are_no_context() -> None:
+    # 20 run and 60 wait for their prompts, with 1,000 tokens each.
+    decode = worker_report(num_running=20, num_waiting=60, num_blocks=10_000, num_free_blocks=5_000)
+    seen = snapshot_of(router_report(prefill_worker(num_running=4, num_waiting=56), decode))
+    assert (seen.decode.num_running, seen.decode.kv_used_tokens) == (20, 20_000)
+    # Who waits and has no prompt coming has no blocks yet.
+    seen = snapshot_of(router_report(prefill_worker(), decode))
+    assert seen.decode.kv_used_tokens == 80_000
+    assert snapshot_of(router_report(prefill_worker())).decode.kv_used_tokens == 0
+
+
 def waiting(num_waiting: int) -> Any:
     return traffic_report(num_waiting=num_waiting, oldest_wait_s=3.0)
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployment.seen_traffic import gaps_cv2
 from router.arrivals import NUM_SPANS, Arrivals
 from router.sliding_window import SlidingWindow
 from rpc.registry.report import SampleSums
@@ -66,6 +67,40 @@ def test_an_hour_of_silence_is_no_gap() -> None:
     assert arrivals.gaps_s == SampleSums(1, 1.0, 1.0)
     clock.now_s += 3600.0
     assert (arrivals.num_choices, arrivals.gaps_s) == (0, SampleSums())
+
+
+@given(st.lists(st.tuples(st.floats(0, 30), st.integers(1, 4), st.booleans(), st.floats(0, 90)), max_size=40))
+def test_invalid_requests_might_as_well_not_have_come(events: list[tuple[float, int, bool, float]]) -> None:
+    clock = Clock()
+    both, valid = Arrivals(clock), Arrivals(clock)
+    for pause_s, num_choices, is_valid, checked_after_s in events:
+        clock.now_s += pause_s
+        arrival = both.came(num_choices)
+        if is_valid:
+            valid.came(num_choices)
+        else:
+            clock.now_s += checked_after_s
+            both.was_invalid(arrival)
+    assert (both.num_choices, both.gaps_s.num) == (valid.num_choices, valid.gaps_s.num)
+    assert both.gaps_s.total == pytest.approx(valid.gaps_s.total, abs=1e-6)
+    assert both.gaps_s.squares == pytest.approx(valid.gaps_s.squares, abs=1e-6)
+
+
+def test_a_burst_of_invalid_requests_is_no_variation() -> None:
+    clock = Clock()
+    arrivals = Arrivals(clock)
+    for _ in range(40):
+        clock.now_s += 1.0
+        arrivals.came(1)
+    clock.now_s += 0.5
+    burst = []
+    for _ in range(5000):
+        clock.now_s += 1e-5
+        burst.append(arrivals.came(1))
+    for arrival in burst:
+        arrivals.was_invalid(arrival)
+    assert (arrivals.num_choices, arrivals.gaps_s.num) == (40, 39)
+    assert gaps_cv2(arrivals.gaps_s) == pytest.approx(0.0, abs=1e-6)
 
 
 async def test_requests_count_as_they_come_whatever_becomes_of_them() -> None:

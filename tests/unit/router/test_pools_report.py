@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from protos.worker_pb2 import WORKER_ROLE_PREFILL
 from rpc.registry.report import RouterReport, decode_report
 from tests.unit.router.api_keys import TestKeys, bearer
 from tests.unit.router.running_router import RunningRouter, running_router, wait_workers
@@ -29,6 +30,7 @@ async def test_a_report_of_what_was_served() -> None:
         assert report.model == "bundled_model"
         traffic = report.traffic
         assert (traffic.num_requests, traffic.num_waiting, traffic.oldest_wait_s) == (4, 0, 0.0)
+        assert traffic.gaps_s.num == 3  # none before what was invalid
         assert (traffic.prompt_tokens.num, traffic.prompt_tokens.total) == (4, 40)
         assert (traffic.output_tokens.num, traffic.output_tokens.total) == (4, 20)
         assert 4 <= traffic.uncached_tokens.total <= 40 - 2 * BLOCK_SIZE
@@ -39,6 +41,16 @@ async def test_a_report_of_what_was_served() -> None:
         assert not seen.draining
         assert 0 < seen.ready_for_s < 60
         assert sum(seen.latency.values()) == 4
+
+
+async def test_a_prefill_worker_answers_for_what_it_computed() -> None:
+    decode, prefill = ScriptedWorker(), ScriptedWorker("prefill-0", WORKER_ROLE_PREFILL)
+    async with running_router(decode, prefill) as router:
+        pinned = {"x-baton-prefill": "prefill-0"}
+        assert (await router.http.post("/v1/completions", json=BODY, headers=pinned)).status_code == 200
+        assert decode.commands[0].prefill.worker_id == "prefill-0"
+        seen = {each.worker_id: sum(each.latency.values()) for each in (await report_of(router)).workers}
+        assert seen == {"decode-0": 1, "prefill-0": 1}
 
 
 async def test_a_refused_request_is_load_and_a_gone_worker_is_none() -> None:

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from router.attempt_times import AttemptTimes
 from router.cluster import Plan
-from router.traffic import LATENCY_SPAN_S, NUM_LATENCY_SPANS, NUM_SPANS, Traffic, uncached_tokens
+from router.latency_window import NUM_SPANS as NUM_LATENCY_SPANS
+from router.latency_window import SPAN_S as LATENCY_SPAN_S
+from router.traffic import NUM_SPANS, Traffic, uncached_tokens
 from rpc.latency_sketch import bin_of
 from rpc.registry.report import SampleSums
 from tests.unit.router.cluster_builder import prefill, request, worker
@@ -29,6 +31,7 @@ def test_times_are_those_of_the_window(events: list[tuple[float, str, float]]) -
         clock.now_s += pause_s
         seen.append((clock(), name, time_s))
         traffic.took(name, time_s)
+        traffic.latency("a")  # whoever reads it changes nothing
     first = clock() // LATENCY_SPAN_S - NUM_LATENCY_SPANS + 1
     for name in ("a", "b", "never seen"):
         live = [time_s for at_s, who, time_s in seen if who == name and at_s // LATENCY_SPAN_S >= first]
@@ -73,11 +76,11 @@ def test_each_worker_answers_for_its_own_part(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("router.attempt_times.time.perf_counter", clock)
     traffic, decode = Traffic(), worker("d")
 
-    def attempt(plan: Plan, is_first: bool) -> None:
+    def attempt(plan: Plan, is_first: bool, prefill_worker: str = "p") -> None:
         times = AttemptTimes(traffic, plan, is_first)
         for pause_s, num_tokens in ((0.5, 1), (0.02, 1), (0.04, 2)):
             clock.now_s += pause_s
-            times.tokens(num_tokens)
+            times.tokens(num_tokens, prefill_worker)
         clock.now_s += 10.0  # a worker that is lost is noticed late
         times.ended()
 
@@ -86,5 +89,8 @@ def test_each_worker_answers_for_its_own_part(monkeypatch: pytest.MonkeyPatch) -
     attempt(Plan(decode, prefill("p"), None, ""), is_first=False)
     attempt(Plan(decode, None, None, ""), is_first=True)
     assert (traffic.latency("p/1"), traffic.latency("d/1")) == ({bin_of(0.5): 1}, {bin_of(0.02): 3})
+    for other in ("d", "q", ""):  # the handover failed; the decode worker computed the prompt, or had another do it
+        attempt(Plan(decode, prefill("p"), None, ""), is_first=True, prefill_worker=other)
+    assert traffic.latency("p/1") == {bin_of(0.5): 1}
     AttemptTimes(traffic, Plan(decode, prefill("q"), None, ""), is_first=True).ended()
     assert traffic.latency("q/1") == {}

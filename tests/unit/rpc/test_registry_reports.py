@@ -1,6 +1,7 @@
 """Routers' reports in a real Redis."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
+from rpc.registry import redis_reports
 from rpc.registry.base import Registry, RegistryLost
 from rpc.registry.factory import open_registry
 from rpc.registry.redis_reports import LEASE_S
@@ -68,6 +70,27 @@ async def test_a_redis_that_is_lost_and_comes_back(tmp_path: Path) -> None:
             await read_until(planner, lambda texts: texts == ("here",))
         await routers.close()
         await planner.close()
+
+
+async def test_a_report_that_cannot_be_made_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_reports, "PERIOD_S", 0.01)
+    numbers = count()
+
+    def make() -> str:
+        if (number := next(numbers)) < 5:
+            raise ValueError("it makes no sense")
+        return f"look {number}"
+
+    async with redis_server(tmp_path) as server:
+        registry = open_registry(server.url)
+        with caplog.at_level(logging.DEBUG, redis_reports.logger.name):
+            async with told(registry, "router-1", make):
+                await read_until(registry, lambda texts: bool(texts))
+        await registry.close()
+    levels = [each.levelno for each in caplog.records if each.name == redis_reports.logger.name]
+    assert levels == [logging.ERROR] + [logging.DEBUG] * 4
 
 
 async def test_the_documented_rights_are_enough(tmp_path: Path) -> None:
