@@ -2,11 +2,13 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 from baton.flag_group import Flags, flag_group
@@ -36,14 +38,11 @@ READ_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FILE_WIDTH = 200
 MIN_REQUESTS = 2000  # for which other processes are started
 POOLS = ("prefill", "decode", "both")
-NAMES = {
-    "slo": "--slo",
-    "gpus": "--gpus",
-    "profile": "--profile",
-    "autoscale": "--autoscale",
-    "json_file": "--json",
-    "html_file": "--html",
-    "png_file": "--png",
+# Nobody can reach workers that serve nobody, nor read what they say.
+ONLY_SERVING = {option.name for option in options_of(SimulationConfig, SIMULATION_OPTIONS).values()} - set(POOLS) | {
+    "first_token_id",
+    "num_token_ids",
+    "log_level",
 }
 
 
@@ -76,6 +75,10 @@ class TraceOptions:
                 comparison = self._run(study, lambda label: status.update(f"{label} is through"))
         except (LoadToolError, ValueError) as error:
             raise click.ClickException(str(error)) from error
+        except BrokenProcessPool as error:
+            raise click.ClickException(
+                "a process that simulated a deployment was ended from outside; perhaps there was too little memory"
+            ) from error
         show(comparison, console)
         try:
             self._write(comparison)
@@ -178,13 +181,24 @@ def parse_slo(text: str) -> SLO:
     return SLO(ttft_s=limits.get("ttft", default.ttft_s), tpot_s=limits.get("tpot", default.tpot_s))
 
 
+def _given(names: Collection[str]) -> list[str]:
+    """Those flags of the command line that have these names."""
+    context = click.get_current_context()
+    return [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in names and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    ]
+
+
 def _make_options(flags: Flags) -> TraceOptions | None:
     """Refuses at once what could not be written after a long run."""
     if flags["trace"] is None:
-        given = [flag for name, flag in NAMES.items() if flags[name]]
-        if given:
-            raise SettingError(f"{given[0]} goes with --trace")
+        if needless := _given(flags):
+            raise SettingError(f"{needless[0]} goes with --trace")
         return None
+    if needless := _given(ONLY_SERVING):
+        raise SettingError(f"{needless[0]} is for workers that serve; with --trace nobody is served")
     if flags["gpus"] is None:
         raise SettingError("--trace: say by --gpus how many there are")
     for path in (flags["json_file"], flags["html_file"], flags["png_file"]):

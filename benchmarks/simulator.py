@@ -22,9 +22,9 @@ import random
 import sys
 import tempfile
 import time
-from asyncio.subprocess import PIPE
+from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -93,26 +93,32 @@ def bundled() -> AbstractAsyncContextManager[str]:
 
 @asynccontextmanager
 async def simulated_workers(num_each: int) -> AsyncIterator[str]:
-    """A real router before simulated workers."""
-    workers = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "simulation.workers", "--prefill", str(num_each), "--decode", str(num_each),
-        *flags_of(SIMULATED_SPEC), stdout=PIPE,
-    )  # fmt: skip
-    assert workers.stdout is not None
-    addresses = json.loads(await workers.stdout.readline())["addresses"]
-    port = free_port()
-    router = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "router", "--model", str(files("baton") / "bundled_model"), "--port", str(port),
-        "--workers", addresses, "--log-level", "error",
-    )  # fmt: skip
-    try:
+    """A real router before simulated workers. Raises RuntimeError if one of the processes ends before it serves."""
+    async with AsyncExitStack() as stack:
+        workers = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "simulation.workers", "--prefill", str(num_each), "--decode", str(num_each),
+            *flags_of(SIMULATED_SPEC), stdout=PIPE,
+        )  # fmt: skip
+        stack.push_async_callback(end, workers)
+        assert workers.stdout is not None
+        line = await workers.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the simulated workers ended with status {await workers.wait()}")
+        port = free_port()
+        router = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "router", "--model", str(files("baton") / "bundled_model"), "--port", str(port),
+            "--workers", json.loads(line)["addresses"], "--log-level", "error",
+        )  # fmt: skip
+        stack.push_async_callback(end, router)
         await wait_ready(f"http://127.0.0.1:{port}", router)
         yield f"http://127.0.0.1:{port}"
-    finally:
-        for process in (router, workers):
-            if process.returncode is None:
-                process.terminate()
-            await process.wait()
+
+
+async def end(process: Process) -> None:
+    """Returns once it has ended, by SIGTERM if it has not yet."""
+    if process.returncode is None:
+        process.terminate()
+    await process.wait()
 
 
 BUNDLED = RealDeployment(
@@ -141,8 +147,12 @@ async def bench(url: str, profile: Path, lengths: Lengths, seconds: float, seed:
         "--max-output-len", str(lengths.max_output), "--duration", str(seconds), "--num-warmups", str(NUM_WARMUPS),
         "--seed", str(seed), "--profile", str(profile),
     )  # fmt: skip
-    if await process.wait() != 0:
-        raise RuntimeError("the load failed")
+    try:
+        status = await process.wait()
+    finally:
+        await end(process)
+    if status != 0:
+        raise RuntimeError(f"the load ended with status {status}")
     return read_profile(profile)
 
 

@@ -1,1 +1,1 @@
-"""Colocated serving, separate pools and the priced choice between them, on the same two engine processes."""
+"""Colocated serving, separate pools and the priced choice between them, on two engine processes each."""

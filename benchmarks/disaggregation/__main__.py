@@ -1,8 +1,9 @@
-"""Colocated serving, separate pools and the priced choice between them, on the same two engine processes.
+"""Colocated serving, separate pools and the priced choice between them, on two engine processes each.
 
     python -m benchmarks.disaggregation [--json FILE] [--seconds S] [--repeats N] [--load SHARE] [--only NAMES]
 
-1. Every system is started: `baton serve` with two workers of one thread each, and the bundled model.
+1. Every system is started: `baton serve` with two workers of its own, of one thread each, and the bundled model. All
+   are up, one at a time is asked.
 2. For each trace a closed loop warms every system up and measures what it sustains. `--load` of the best is offered to
    all; what an unloaded system takes, times a constant, is the limit of a good answer.
 3. In each repeat the systems get the same requests at the same times, one system after the other, trace by trace.

@@ -12,6 +12,7 @@ from benchmarks.disaggregation.system import COLOCATED
 from benchmarks.disaggregation.trace import Trace
 from benchmarks.report import Report
 from loadtool.arrivals import MaxConcurrency
+from loadtool.errors import LoadToolError
 from loadtool.slo import Slo
 from loadtool.summary import summarise
 
@@ -69,8 +70,9 @@ class Comparison:
             sustained[name] = busy.requests_per_s
         name, client = next(iter(self._clients.items()))
         unloaded = summarise(await client.run(trace, MaxConcurrency(1), seconds, UNLOADED_SEED), None)
-        assert unloaded.ttft_ms is not None
-        assert unloaded.tpot_ms is not None
+        if unloaded.ttft_ms is None or unloaded.tpot_ms is None:
+            failures = [f"{kind}: {each.count}, as in: {each.example}" for kind, each in unloaded.failures.items()]
+            raise LoadToolError("; ".join([f"{trace.name}, {name}: no unloaded request was answered", *failures]))
         ttft_ms, tpot_ms = unloaded.ttft_ms.p90, unloaded.tpot_ms.p50
         slo = Slo(round(TTFT_TIMES * ttft_ms) / 1000, round(TPOT_TIMES * tpot_ms, 1) / 1000)
         rates = ", ".join(f"{name} {rate:.1f}" for name, rate in sustained.items())
@@ -82,7 +84,7 @@ class Comparison:
         return Terms(self._load * max(sustained.values()), slo)
 
     def _report(self, repeats: int) -> Report:
-        report = Report("Where prompts are computed, on the same two engine processes", COLUMNS)
+        report = Report("Where prompts are computed, on two engine processes each", COLUMNS)
         for trace, cells in self._cells.items():
             for name, cell in cells.items():
                 report.add(trace, name, *cell.rates(cells.get(COLOCATED.name)), *cell.times(), *cell.path())

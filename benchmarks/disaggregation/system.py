@@ -12,7 +12,7 @@ from benchmarks.server import served
 from loadtool.first_contact import reach
 from loadtool.target import Target
 
-# Of all systems: the same processes, with memory for about 130,000 tokens each.
+# Of all systems: processes that are started alike, with memory for about 130,000 tokens each.
 ENGINE = ("--num-threads=1", "--kv-cache-memory-bytes=256MiB")
 # On one machine short prompts are local and others remote unless this says otherwise; here prices are to decide.
 BY_PRICE = "router:\n  local_prefill_below: null\n"

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.errors import NoWorker
+from router.traffic import uncached_tokens
 from simulation.trace.clock import Clock
 from simulation.trace.machine import Machine
 from simulation.trace.prefill_leg import PrefillLeg
@@ -57,7 +58,7 @@ class Journey:
             return
         self._route = route
         self.record.is_remote = route.prefill is not None
-        num_uncached = route.routed.missing_tokens(route.plan.prefill) if route.plan.prefill is not None else 0
+        num_uncached = uncached_tokens(route.plan, route.routed)
         stage.traffic.note_arrival(stage.clock.now_s, request.num_prompt_tokens, num_uncached)
         stage.clock.after(stage.machine.overhead_s / 2, self._reach_decode)
 
@@ -134,7 +135,7 @@ class Journey:
         self.record.first_s = now_s
         route.share.computed()
         self._stage.router.has_changed(route)
-        if route.prefill is not None:
+        if self.record.is_remote and route.prefill is not None:  # else it refused
             wait_s = self._opened_s - self._reached_s  # for a place: no prefill worker could have shortened it
             route.prefill.latencies.note(now_s, self.record.ttft_s - wait_s)
 

@@ -34,6 +34,7 @@ class Pool:
         self._workers: list[Worker] = []  # in the order in which they were asked for
         self._num_made = 0
         self._drains_s: list[float] = []  # how long they took
+        self._num_gone_preemptions = 0  # of replicas that are gone
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers)
@@ -51,6 +52,11 @@ class Pool:
     def num_live(self) -> int:
         """Those that serve, or will."""
         return sum(each.draining_s is None for each in self._workers)
+
+    @property
+    def num_preemptions(self) -> int:
+        """Of all replicas that there were."""
+        return self._num_gone_preemptions + sum(each.replica.num_preemptions for each in self._workers)
 
     def begin(self, count: int) -> None:
         """So many are there from the start."""
@@ -75,6 +81,7 @@ class Pool:
             assert worker.draining_s is not None
             if worker.ready_s is not None:
                 self._drains_s.append(self._clock.now_s - worker.draining_s)
+            self._num_gone_preemptions += worker.replica.num_preemptions
             self._workers.remove(worker)
         if gone:
             self._note_change()

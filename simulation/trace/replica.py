@@ -128,7 +128,7 @@ class Replica:
 
     def num_held_tokens(self) -> int:
         """Tokens whose KV running sequences have here, blocks that several share counted once."""
-        blocks = {block for sequence in self._batch for block in sequence.blocks}
+        blocks = {block for sequence in (*self._batch, *self._prefilling) for block in sequence.blocks}
         return len(blocks) * self._spec.block_size
 
     @property

@@ -51,7 +51,7 @@ class TrafficWindow:
         self._last_s: float | None = None  # when a request came
 
     def note_arrival(self, now_s: float, num_prompt_tokens: int, num_uncached_tokens: int) -> None:
-        """A request was routed; `num_uncached_tokens` are what a prefill worker has to compute."""
+        """A request was routed; `num_uncached_tokens` of its prompt are computed for it, by whomever."""
         if self._last_s is not None:
             self._gaps.note(now_s, now_s - self._last_s)
         self._last_s = now_s

@@ -68,7 +68,7 @@ class Twin:
             gpu_hours=self._meter.gpu_hours(ended_s),
             most_gpus=self._meter.most_gpus,
             ended_s=ended_s,
-            num_preemptions=sum(each.replica.num_preemptions for pool in (self.prefill, self.decode) for each in pool),
+            num_preemptions=self.prefill.num_preemptions + self.decode.num_preemptions,
             num_events=self.clock.num_events,
             cpu_s=time.process_time() - started_s,
             decisions=self._told_decisions(),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.simulator import simulated_workers
 from simulation.trace.json_report import FORMAT
 
 TRACE = Path(__file__).parents[2] / "benchmarks" / "data" / "mooncake_conversation.csv"
@@ -42,6 +43,13 @@ def test_a_fixed_split_and_the_workers_own_options(tmp_path: Path) -> None:
     assert content["asked"]["deployment"] == "1 prefill + 2 decode"
     assert content["asked"]["tpot_ms"]["min"] == pytest.approx(20.0)
     assert content["asked"]["gpu_hours"] == pytest.approx(3 * content["asked"]["ended_s"] / 3600)
+
+
+async def test_the_benchmark_says_that_its_workers_ended() -> None:
+    """There is no worker to simulate."""
+    with pytest.raises(RuntimeError, match="the simulated workers ended with status 2"):
+        async with simulated_workers(0):
+            pass
 
 
 def test_workers_are_served_as_before() -> None:

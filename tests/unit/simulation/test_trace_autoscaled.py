@@ -1,5 +1,6 @@
 """The real autoscaler under a piece of Mooncake's conversation trace, in virtual time."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from simulation.trace.machine import Machine
 from simulation.trace.outcome import Outcome
 from simulation.trace.reader import granule, read_trace
 from simulation.trace.search import SplitSearch
-from simulation.trace.twin import simulate
+from simulation.trace.twin import Twin, simulate
 from tests.unit.deployment.autoscaling_rig import most_turns, turns
 
 TRACE = Path(__file__).parents[3] / "benchmarks" / "data" / "mooncake_conversation.csv"
@@ -65,4 +66,25 @@ def test_it_grows_with_the_load() -> None:
     assert grown.since_s == pytest.approx(asked.since_s + 30.0)
     assert sum(last.gpus.both()) > 6
     assert outcome.most_gpus <= NUM_GPUS
-    assert any("needed for" in each or " -> " in each for each in outcome.decisions)
+    grown_pools = set()
+    for told in outcome.decisions:
+        now_s = float(told.split(" s: ")[0])
+        there = [each.gpus for each in outcome.sizes if each.since_s <= now_s + 0.5][-1]
+        for pool, before, after in re.findall(r"(prefill|decode): (\d+) -> (\d+)", told):
+            if int(after) > int(before):
+                assert getattr(there, pool) >= int(after), told
+                grown_pools.add(pool)
+    assert grown_pools == {"prefill", "decode"}
+
+
+def test_the_planner_hears_what_is_computed_by_whomever() -> None:
+    """Colocated workers compute every prompt that is not cached; as a router reports it, that is not nothing."""
+    requests = read_trace(TRACE, seconds=5.0)
+    twin = Twin(replace(BASE, both=2), requests)
+    window = twin._stage.traffic  # what the planner would be told
+    outcome = twin.run()
+    traffic = window.traffic(requests[-1].due_s)
+    mean_prompt = sum(each.num_prompt_tokens for each in requests) / len(requests)
+    assert traffic.prompt_tokens.mean == pytest.approx(mean_prompt)
+    assert 0.5 * mean_prompt < traffic.uncached_tokens.mean <= mean_prompt
+    assert outcome.remote_share == 0

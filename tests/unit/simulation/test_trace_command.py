@@ -17,6 +17,10 @@ TRACE = Path(__file__).parents[3] / "benchmarks" / "data" / "mooncake_conversati
     ("flags", "message"),
     [
         (("--gpus", "4"), "--gpus goes with --trace"),
+        (("--both", "1", "--rate-scale", "1"), "--rate-scale goes with --trace"),
+        (("--both", "1", "--max-input-len", "5"), "--max-input-len goes with --trace"),
+        (("--trace", str(TRACE), "--gpus", "4", "--registry", "redis://nowhere"), "--registry is for workers that"),
+        (("--trace", str(TRACE), "--gpus", "4", "--time-scale", "1"), "--time-scale is for workers that serve"),
         (("--trace", str(TRACE)), "say by --gpus how many"),
         (("--trace", str(TRACE), "--gpus", "4", "--slo", "ttft=0"), "must be like ttft=1.0,tpot=0.05"),
         (("--trace", str(TRACE), "--gpus", "4", "--prefill", "3"), "each pool needs the other"),

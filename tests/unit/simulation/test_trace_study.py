@@ -1,9 +1,12 @@
 """A deployment beside what its GPUs could have been, and how that is told."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from io import StringIO
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -121,6 +124,33 @@ def test_runs_in_processes_are_the_same() -> None:
     with run_at_once(2) as run_all:
         apart = run_all(plans, REQUESTS[:40])
     assert [each.records for each in apart] == [each.records for each in run_in_turn(plans, REQUESTS[:40])]
+
+
+RUN_AND_WAIT = """
+import time
+from multiprocessing import active_children
+from simulation.trace.deployment_plan import DeploymentPlan
+from simulation.trace.machine import Machine
+from simulation.trace.runs import run_at_once
+from simulation.trace.trace_request import TraceRequest
+
+with run_at_once(1) as run_all:
+    run_all([DeploymentPlan(machine=Machine(), both=1)], [TraceRequest(0.0, 40, 3, b"")])
+    print(*(each.pid for each in active_children()), flush=True)
+    time.sleep(600)
+"""
+
+
+def test_processes_end_with_the_one_that_made_them() -> None:
+    """SIGKILL leaves it no time to end them."""
+    with subprocess.Popen([sys.executable, "-c", RUN_AND_WAIT], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        (child,) = map(psutil.Process, map(int, process.stdout.readline().split()))
+        process.kill()
+        _, alive = psutil.wait_procs([child], timeout=30)
+        for each in alive:
+            each.kill()
+    assert not alive
 
 
 def test_a_long_trace_is_searched_by_its_beginning() -> None:

@@ -110,6 +110,36 @@ def test_a_plan_without_decoders_cannot_be() -> None:
         Twin(DeploymentPlan(machine=MACHINE, prefill=2), [])
 
 
+def test_preemptions_of_replicas_that_are_gone_are_counted() -> None:
+    twin = Twin(DeploymentPlan(machine=MACHINE, prefill=1, decode=2), [])
+    twin.decode.begin(2)
+    for worker in twin.decode:
+        worker.replica.num_preemptions = 3
+    twin.decode.scale(1)
+    assert (len(twin.decode), twin.decode.num_preemptions) == (1, 6)
+
+
+def test_a_prompt_that_is_being_computed_holds_memory() -> None:
+    twin = Twin(DeploymentPlan(machine=MACHINE, both=1), [TraceRequest(0.0, 400, 5, b"")])  # four steps
+    held: list[int] = []
+    twin.clock.at(0.02, lambda: held.extend(each.replica.num_held_tokens() for each in twin.decode))
+    twin.run()
+    assert held == [400]
+
+
+def test_a_prefill_worker_that_refuses_gets_no_latency() -> None:
+    """Its queue is full, so the decode worker computes the prompt after all: in its own time."""
+    spec = replace(SPEC, max_num_seqs=1, max_queue_len=1)
+    requests = [TraceRequest(0.0, 300, 5, b"") for _ in range(6)]
+    plan = DeploymentPlan(machine=replace(MACHINE, spec=spec), prefill=1, decode=6)
+    twin = Twin(plan, requests, make_policy("always_remote", None))
+    outcome = twin.run()
+    num_remote = sum(record.is_remote for record in outcome.answered)
+    assert 0 < num_remote < len(outcome.answered)
+    (worker,) = twin.prefill
+    assert worker.latencies.latency(0.0, 0.0, 0.5).num_samples == num_remote
+
+
 @settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 1000),
