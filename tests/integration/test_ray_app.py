@@ -11,13 +11,10 @@ import pytest
 import pytest_asyncio
 
 from tests.integration.completion_load import completion_load
-from tests.integration.ray_application import DEADLINE_S, NAME, RayApplication, ray_application
+from tests.integration.ray_application import NAME, RayApplication, ray_application
 from tests.integration.ray_cluster import HOST, left_of, ray_cluster
-from tests.integration.test_stopped_worker import BODY, tokens_of
-from tests.integration.workers_view import wait_idle, workers
 from tests.redis_server import redis_server
 
-NUM_LONG = 1500  # tokens that take many seconds
 LONG_PROMPT = "Return the names of all files in a directory, and of those below it. " * 12
 
 
@@ -65,24 +62,6 @@ async def test_a_prompt_is_handed_over_between_replicas(app: RayApplication) -> 
         assert missing.status_code == 404
         wrong = await client.post("/v1/completions?x=1", json={"model": "gpt-5", "prompt": "x"})
         assert "gpt-5" in wrong.json()["error"]["message"]
-
-
-async def test_serves_http_server_streams_and_ends_with_its_client(app: RayApplication) -> None:
-    async with httpx.AsyncClient(base_url=app.serve_url, timeout=60, trust_env=False) as client:
-        before = await num_generated(app)
-        async with client.stream("POST", "/v1/completions", json={**BODY, "max_tokens": NUM_LONG}) as response:
-            await anext(tokens_of(response))
-            async with asyncio.timeout(DEADLINE_S):
-                while not any(int(each["load"]["num_running"]) for each in await workers(app.router_url)):
-                    await asyncio.sleep(0.02)
-        async with asyncio.timeout(DEADLINE_S):
-            await wait_idle(app.router_url)
-        assert await num_generated(app) - before < NUM_LONG
-
-
-async def num_generated(app: RayApplication) -> int:
-    """Output tokens of all workers since their start."""
-    return sum(int(each["load"]["num_generated_tokens"]) for each in await workers(app.router_url))
 
 
 async def test_nobody_notices_that_a_worker_and_a_replica_are_killed(app: RayApplication) -> None:
