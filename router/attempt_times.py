@@ -2,6 +2,7 @@
 
 import time
 
+from protos.worker_pb2 import RequestDelta
 from router.cluster import Plan
 from router.traffic import Traffic
 
@@ -22,14 +23,14 @@ class AttemptTimes:
         self._last_s = 0.0
         self._num_further = 0  # tokens after the first news
 
-    def tokens(self, num_tokens: int, prefill_worker: str) -> None:
-        """Tokens came; with the first of them the id of who computed the prompt."""
+    def tokens(self, delta: RequestDelta) -> None:
+        """Tokens came; the first of them say who computed the prompt."""
         self._last_s = time.perf_counter()
         if self._first_s is not None:
-            self._num_further += num_tokens
+            self._num_further += len(delta.token_ids)
             return
         self._first_s = self._last_s
-        if self._prefill is not None and self._prefill.worker_id == prefill_worker:
+        if self._prefill is not None and self._prefill.worker_id == delta.served_by.prefill_worker:
             self._traffic.took(self._prefill.incarnation, self._first_s - self._sent_s)
 
     def ended(self) -> None:

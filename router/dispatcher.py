@@ -229,7 +229,7 @@ class Dispatcher:
                 delta = await mailbox.get()
                 if delta.token_ids:
                     share.computed()
-                    times.tokens(len(delta.token_ids), delta.served_by.prefill_worker)
+                    times.tokens(delta)
                     progress.token_ids.extend(delta.token_ids)
                     progress.fingerprint = plan.decode.fingerprint
                 if delta.prompt_logprobs:  # another attempt reports them from the start again

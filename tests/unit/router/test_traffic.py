@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protos.common_pb2 import ServedBy
+from protos.worker_pb2 import RequestDelta
 from router.attempt_times import AttemptTimes
 from router.cluster import Plan
 from router.latency_window import NUM_SPANS as NUM_LATENCY_SPANS
@@ -80,7 +82,7 @@ def test_each_worker_answers_for_its_own_part(monkeypatch: pytest.MonkeyPatch) -
         times = AttemptTimes(traffic, plan, is_first)
         for pause_s, num_tokens in ((0.5, 1), (0.02, 1), (0.04, 2)):
             clock.now_s += pause_s
-            times.tokens(num_tokens, prefill_worker)
+            times.tokens(RequestDelta(token_ids=[1] * num_tokens, served_by=ServedBy(prefill_worker=prefill_worker)))
         clock.now_s += 10.0  # a worker that is lost is noticed late
         times.ended()
 
