@@ -143,9 +143,9 @@ class TraceOptions:
         """The deployment that is asked for, within the GPUs; None if none is."""
         if sum(counts.values()) > self.num_gpus:
             raise SettingError(f"--gpus {self.num_gpus}: the workers that are asked for are {sum(counts.values())}")
-        if counts["both"] and (counts["prefill"] or counts["decode"] or self.is_autoscaled):
-            raise SettingError("--both: colocated workers are simulated alone, without --autoscale")
-        if bool(counts["prefill"]) is not bool(counts["decode"]):
+        if counts["both"] and (counts["prefill"] or self.is_autoscaled):
+            raise SettingError("--both: such workers are simulated alone or with --decode, and without --autoscale")
+        if not counts["both"] and bool(counts["prefill"]) is not bool(counts["decode"]):
             raise SettingError("--prefill and --decode: each pool needs the other")
         if self.is_autoscaled:
             half = counts["prefill"] or max(1, self.num_gpus // 2)

@@ -1,4 +1,6 @@
-"""`baton worker`: one worker in this process, as `python -m prefill_worker` and `python -m decode_worker` run it."""
+"""`baton worker`: one worker in this process, as `python -m prefill_worker`, `python -m decode_worker` and
+`python -m deployment.both_worker` run it.
+"""
 
 from collections.abc import Coroutine
 
@@ -17,9 +19,13 @@ def start(config: WorkerConfig) -> Coroutine[object, object, None]:
         from prefill_worker.__main__ import start as start_prefill
 
         return start_prefill(config)
-    from decode_worker.__main__ import start as start_decode
+    if config.role == "decode":
+        from decode_worker.__main__ import start as start_decode
 
-    return start_decode(config)
+        return start_decode(config)
+    from deployment.both_worker import start as start_both
+
+    return start_both(config)
 
 
 @click.command(name="worker")

@@ -1,4 +1,4 @@
-"""`python -m decode_worker`: one decode or colocated worker in this process."""
+"""`python -m decode_worker`: one decode worker in this process."""
 
 from collections.abc import Coroutine
 
@@ -8,7 +8,7 @@ from rpc.entry import plain_errors
 from rpc.worker_command import run_worker, worker_command
 from rpc.worker_config import Role, WorkerConfig
 
-ROLES: tuple[Role, ...] = ("decode", "both")
+ROLES: tuple[Role, ...] = ("decode",)
 
 
 def start(config: WorkerConfig) -> Coroutine[object, object, None]:
@@ -22,7 +22,7 @@ def start(config: WorkerConfig) -> Coroutine[object, object, None]:
 @worker_command(ROLES)
 @plain_errors
 def main(**flags: object) -> None:
-    """Decodes; with --role both, prefills its requests too."""
+    """Decodes what others have prefilled, and prefills what is left to it."""
     run_worker(flags, ROLES, start)
 
 

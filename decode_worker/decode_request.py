@@ -10,6 +10,7 @@ from engine.request import FinishReason, Request, RequestId
 from protos import common_pb2, worker_pb2
 from rpc.sampling import logprobs_to_proto, sampling_from_proto
 
+ENGINE_IDS = "decode/"  # what our requests' ids in the engine begin with; it may have requests of others too
 FINISH_REASONS = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
@@ -136,4 +137,4 @@ def receives_kv(command: worker_pb2.GenerateCommand) -> bool:
 
 def engine_request_id(session: RouterSession, request_id: str) -> RequestId:
     """A request's id in the engine: routers choose ids without knowing of each other's."""
-    return RequestId(f"{session.session_id}/{request_id}")
+    return RequestId(f"{ENGINE_IDS}{session.session_id}/{request_id}")

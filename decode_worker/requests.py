@@ -16,7 +16,7 @@ names one, and in the end the engine computes it.
 import asyncio
 from functools import partial
 
-from decode_worker.decode_request import DecodeRequest
+from decode_worker.decode_request import ENGINE_IDS, DecodeRequest
 from decode_worker.incoming_prompt import IncomingPrompt
 from decode_worker.prompt_fill import PromptFill
 from decode_worker.request_table import RequestTable
@@ -84,6 +84,8 @@ class DecodeRequests:
     def _on_step(self, step: StepOutput) -> None:
         self._table.tell(step)
         for request in step.receiving:
+            if not request.request_id.startswith(ENGINE_IDS):
+                continue
             entry = self._table.find(request.request_id)
             if entry is None:  # aborted in the meantime
                 self._fills.refuse(request)

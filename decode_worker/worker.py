@@ -1,4 +1,4 @@
-"""A worker that decodes, and prefills what a plan leaves to it; in the role `both` that is everything."""
+"""A worker that decodes, and prefills what a plan leaves to it."""
 
 import grpc
 

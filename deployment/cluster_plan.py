@@ -16,6 +16,7 @@ from rpc.options import flags_of
 from rpc.worker_config import Role, WorkerConfig
 
 WORKER_HOST = "127.0.0.1"
+MODULES = {"prefill": "prefill_worker", "decode": "decode_worker", "both": "deployment.both_worker"}
 MMAP_THRESHOLD_BYTES = 32 << 20  # the most that glibc accepts
 
 
@@ -40,7 +41,7 @@ class ClusterPlan:
         return [router, *(self._worker_spec(worker, log_dir) for worker in self.workers)]
 
     def _worker_spec(self, worker: WorkerConfig, log_dir: Path) -> ProcessSpec:
-        module = "prefill_worker" if worker.role == "prefill" else "decode_worker"
+        module = MODULES[worker.role]
         num_threads = worker.engine.num_threads
         env = {"OMP_NUM_THREADS": str(num_threads)} if num_threads is not None else {}
         # A step's tensors come and go; kept by the allocator, their pages are not faulted in again each time.

@@ -33,6 +33,8 @@ from rpc.prefix_pull import PrefixPull
 from rpc.status import status_of
 from rpc.worker_counters import WorkerCounters
 
+ENGINE_IDS = "prefill/"  # what our requests' ids in the engine begin with; it may have requests of others too
+
 
 class PrefillService(worker_pb2_grpc.PrefillServicer):
     """Owns the prompts that others asked this worker to compute; a call is a lease on its prompt's blocks."""
@@ -58,7 +60,7 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         await check_peer(context, host.pool, request.incarnation, request.fingerprint)
         if self._drain.has_begun:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is draining; ask another")
-        request_id = RequestId(f"{next(self._numbers)}/{request.request_id}")
+        request_id = RequestId(f"{ENGINE_IDS}{next(self._numbers)}/{request.request_id}")
         job = PrefillJob.of(request, request_id)
         with self._drain.request():
             self._jobs[request_id] = job
@@ -103,6 +105,8 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
             if output.request_id in self._jobs:
                 self._jobs[output.request_id].steps.put_nowait(PrefillStep(output, step.finished_at_s))
         for request in step.receiving:
+            if not request.request_id.startswith(ENGINE_IDS):
+                continue
             job = self._jobs.get(request.request_id)
             if job is None:  # its call ended in the meantime
                 self._fills.refuse(request)

@@ -3,7 +3,7 @@
 import time
 
 from protos.worker_pb2 import RequestDelta
-from router.cluster import Plan
+from router.cluster import Plan, WorkerRole
 from router.traffic import Traffic
 
 
@@ -30,7 +30,9 @@ class AttemptTimes:
             self._num_further += len(delta.token_ids)
             return
         self._first_s = self._last_s
-        if self._prefill is not None and self._prefill.worker_id == delta.served_by.prefill_worker:
+        if self._prefill is None or self._prefill.role is WorkerRole.BOTH:
+            return  # such a worker's times are those of what it decodes
+        if self._prefill.worker_id == delta.served_by.prefill_worker:
             self._traffic.took(self._prefill.incarnation, self._first_s - self._sent_s)
 
     def ended(self) -> None:

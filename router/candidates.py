@@ -21,7 +21,7 @@ class Candidates:
     plan: HintedPlan | None = None  # None: either, as the policy sees it
 
     def prefillers_for(self, decode: WorkerSnapshot) -> list[WorkerSnapshot]:
-        """Those whose KV the decode worker takes; none for a worker that prefills all of its own requests."""
+        """Those whose KV the decode worker takes; none for a worker of both roles, which computes its own prompts."""
         if decode.role is WorkerRole.BOTH:
             return []
         return [worker for worker in self.prefillers if worker.fingerprint == decode.fingerprint]
@@ -37,6 +37,8 @@ def find_candidates(request: RoutedRequest, cluster: ClusterSnapshot) -> Candida
                 prefillers.append(worker)
         elif worker.max_model_len >= needed:
             decoders.append(worker)
+            if worker.role is WorkerRole.BOTH:
+                prefillers.append(worker)
         else:
             longest = max(longest, worker.max_model_len)
     hints = request.hints

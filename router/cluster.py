@@ -38,6 +38,7 @@ class WorkerSnapshot:
     decode_step_s: float = 0.0  # a step with one sequence
     decode_sequence_s: float = 0.0  # that each further one adds
     read_bytes_per_s: float = 0.0  # of KV from peers
+    prompt_share: float = 0.0  # of its time, that it computed prompts lately
     num_tokens_done: int = 0  # prompt and output tokens since its start
     recent: RecentRequests = NO_REQUESTS  # what the router sent there
 
@@ -71,6 +72,7 @@ class RoutedRequest:
     num_final_tokens: int = 0  # prompt plus the most output; 0: not known
     hints: RoutingHints = NO_HINTS
     reuse_share: float = 0.5  # of the last prompts' tokens, what some worker had cached
+    mean_output_tokens: float = 256.0  # of the last answers
 
     def missing_tokens(self, worker: WorkerSnapshot) -> int:
         """Tokens whose KV the worker lacks; the last one always has to be computed for its logits."""

@@ -23,6 +23,8 @@ class RouterConfig:
     registry: str | None = None  # URL of the registry that has the workers, instead
     policy: PolicyName = "cost"
     local_prefill_below: int | None = None  # fewer uncached tokens are prefilled at the decode worker; None: by price
+    target_ttft_ms: float | None = None  # what requests are promised; with target_tpot_ms, or neither
+    target_tpot_ms: float | None = None
     max_inflight: int = 8192  # choices being generated, however many the workers can run
     max_queue: int = 2048  # choices waiting in the router; beyond it 429
     max_queue_wait_s: float | None = None  # longest wait in the queue, then 429; None: no limit
@@ -68,6 +70,8 @@ class RouterConfig:
                 raise OptionError("registry: the workers are in the registry or given by --workers, not both")
         if (self.process is None) != (self.group_dir is None):
             raise OptionError("process: it needs group_dir, and group_dir needs it")
+        if (self.target_ttft_ms is None) != (self.target_tpot_ms is None):
+            raise OptionError("target_ttft_ms: it needs target_tpot_ms, and target_tpot_ms needs it")
         self._check_https()
 
     def _check_https(self) -> None:

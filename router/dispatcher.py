@@ -10,6 +10,7 @@ from functools import partial
 
 from engine.errors import QueueFull
 from protos.worker_pb2 import RequestDelta
+from router.answer_length import AnswerLength
 from router.attempt_times import AttemptTimes
 from router.candidates import ImpossiblePlan, find_candidates
 from router.cluster import ClusterSnapshot, Plan, RoutedRequest
@@ -72,6 +73,7 @@ class Dispatcher:
         self._limits = limits
         self._metrics = metrics
         self._reuse = ReuseShare()
+        self._answers = AnswerLength()
         self._budget = RetryBudget()  # for what busy workers refuse; what lost its worker was somebody's work before
         self._numbers = itertools.count(1)  # of the router's commands; workers' reports say which they include
 
@@ -208,7 +210,14 @@ class Dispatcher:
             if worker.worker_id == preferred:  # the prompt came there with another choice; its news may be on their way
                 cached[worker.incarnation] = num_tokens // worker.block_size * worker.block_size
         num_final_tokens = len(generation.token_ids) + generation.sampling.max_tokens
-        return RoutedRequest(num_tokens, cached, num_final_tokens, generation.request.context.hints, self._reuse.value)
+        return RoutedRequest(
+            num_tokens,
+            cached,
+            num_final_tokens,
+            generation.request.context.hints,
+            self._reuse.value,
+            self._answers.mean,
+        )
 
     async def _attempt(
         self, generation: Generation, index: int, plan: Plan, progress: _Progress
@@ -243,6 +252,7 @@ class Dispatcher:
                 if failure is not None:
                     raise failure
                 if delta.finish_reason:
+                    self._answers.note(len(progress.token_ids) - len(generation.token_ids))
                     return
         finally:
             attach.abort(command.request_id)

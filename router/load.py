@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from protos.worker_pb2 import WorkerDescription, WorkerLoad
 from router.cluster import WorkerRole, WorkerSnapshot
+from router.prompt_share import PromptShare
 from router.recent_requests import RecentRequests
 
 
@@ -29,13 +30,18 @@ class LoadEstimate:
         self._additions: dict[int, Addition] = {}  # by number of the command
         self._unreported: dict[int, Addition] = {}  # those of them that no report includes yet
         self._recent = RecentRequests()
+        self._prompt_share = PromptShare()
         self._num_ended = 0  # requests of ours that the last report counts and that have ended since
         self._is_exact = False  # whether the last report said what it includes
         self._snapshot: WorkerSnapshot | None = None  # as long as nothing changes
 
-    def report(self, load: WorkerLoad, taken: Iterable[int] | None = None) -> None:
-        """The worker's news of itself; `taken`: numbers of commands that this is the first report to include."""
+    def report(self, load: WorkerLoad, taken: Iterable[int] | None = None, now_s: float | None = None) -> None:
+        """The worker's news of itself; `taken`: numbers of commands that this is the first report to include. Without
+        the time it says nothing of how fast things go.
+        """
         self.reported = load
+        if now_s is not None:
+            self._prompt_share.note(load.num_prefilled_tokens, load.prefill_tokens_per_s, now_s)
         self._is_exact = taken is not None
         self._num_ended = 0
         for number in list(self._unreported) if taken is None else taken:
@@ -107,6 +113,7 @@ class LoadEstimate:
                 decode_step_s=load.decode_step_s,
                 decode_sequence_s=load.decode_sequence_s,
                 read_bytes_per_s=load.read_bytes_per_s,
+                prompt_share=self._prompt_share.value,
                 recent=self._recent,
                 num_tokens_done=load.num_prefilled_tokens + load.num_generated_tokens,
             )

@@ -8,6 +8,7 @@ from router.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerSnapshot
 from router.cost_model import CostModel
 from router.policy import MAX_FALLBACKS, Policy, choose
 from router.request_context import HintedPlan
+from router.targets import Targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +74,15 @@ class LeastLoadedPolicy:
         return Plan(decode, prefill, None, reason, _others(prefillers, prefill))
 
 
-def make_policy(name: str, local_prefill_below: int | None) -> Policy:
-    """The policy of this name. Raises ValueError if there is none."""
+def make_policy(name: str, local_prefill_below: int | None, targets: Targets | None = None) -> Policy:
+    """The policy of this name; `targets`: what requests are promised. Raises ValueError if there is none."""
+    model = CostModel(targets=targets)
     policies: dict[str, Policy] = {
-        "cost": CostPolicy(local_prefill_below=local_prefill_below),
+        "cost": CostPolicy(model, local_prefill_below),
         "round_robin": RoundRobinPolicy(local_prefill_below),
         "least_loaded": LeastLoadedPolicy(local_prefill_below),
-        "always_remote": CostPolicy(local_prefill_below=0),
-        "always_local": AlwaysLocalPolicy(),
+        "always_remote": CostPolicy(model, local_prefill_below=0),
+        "always_local": AlwaysLocalPolicy(model),
     }
     if name not in policies:
         raise ValueError(f"policy is {name!r}, but must be one of {', '.join(policies)}")

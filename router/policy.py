@@ -1,7 +1,8 @@
 """Which workers serve a request: pure functions over a snapshot, without clock or I/O.
 
 1. The candidates are found: what fits the request's length, as its hints leave it.
-2. Of many, those are priced that look best by what they have to compute and what of the prompt they lack.
+2. Of many, those are priced that look best by what they have to compute and what of the prompt they lack; workers of
+   both roles prefill for decode workers, and decode what these have no room for.
 3. The prompt is priced at each prefill worker, with its prefix pulled from who has most of it, or computed anew.
 4. Every decode worker is priced with the prompt computed there, and with the best of the prefill workers.
 5. The cheapest plan wins; plans that are as good as equal are told apart by chance, which differs between routers.
@@ -69,7 +70,7 @@ def choose(
     """
     candidates = find_candidates(request, cluster)
     book = RateBook(cluster)
-    decoders = shortlist(request, candidates.decoders, book, MAX_DECODERS)
+    decoders = find_decoders(request, candidates.decoders, model, book)
     options = {
         decode.fingerprint: prefill_options(request, cluster, candidates.prefillers_for(decode), model, book)
         for decode in _one_a_fingerprint(decoders)
@@ -89,6 +90,20 @@ def choose(
                 price = model.remote(request, times, option, unfair_s)
                 plans.append(Priced(decode, option, price, model.cost(price)))
     return _cheapest(plans, options, cluster)
+
+
+def find_decoders(
+    request: RoutedRequest, workers: list[WorkerSnapshot], model: CostModel, book: RateBook
+) -> list[WorkerSnapshot]:
+    """The decode workers that are priced. Workers of both roles, which prefill for these, decode themselves only where
+    no decode worker has room within what is promised.
+    """
+    decoders = [worker for worker in workers if worker.role is not WorkerRole.BOTH]
+    listed = shortlist(request, decoders, book, MAX_DECODERS)
+    if any(not model.is_tight(model.times(request, decode, book)) for decode in listed):
+        return listed
+    others = [worker for worker in workers if worker.role is WorkerRole.BOTH]
+    return listed + shortlist(request, others, book, MAX_DECODERS)
 
 
 def shortlist(

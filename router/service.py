@@ -20,8 +20,10 @@ from router.model_info import ModelInfo, read_model_info
 from router.named_policies import make_policy
 from router.pipeline import Pipeline
 from router.policy import Policy
+from router.pool_series import PoolSeries
 from router.pools_report import PoolsReporter
 from router.process_group import ProcessGroup
+from router.targets import Targets
 from router.tokenizer import Tokenizer
 from router.worker_pool import WorkerPool
 from router.worker_series import WorkerSeries
@@ -75,11 +77,12 @@ def make_service(config: RouterConfig) -> RouterService:
     router_id = f"router-{uuid.uuid4().hex[:12]}"
     security = make_security(config.tls_cert, config.tls_key, config.tls_ca, config.tls_server_name)
     pool = WorkerPool(registry, model.name, router_id, config.watch_interval_ms, security)
-    policy = make_policy(config.policy, config.local_prefill_below)
+    policy = make_policy(config.policy, config.local_prefill_below, _targets(config))
     metrics = RouterMetrics(model.name)
     admission = make_admission(config, pool, metrics.registry, model.name)
     metrics.inflight.set_function(lambda: admission.num_inflight)
     metrics.registry.register(WorkerSeries(pool, model.name))
+    metrics.registry.register(PoolSeries(pool, model.name))
     limits = FailoverLimits(config.failover_attempts, config.failover_timeout_s)
     dispatcher = Dispatcher(pool, policy, limits, metrics)
     pipeline = Pipeline(model, tokenizer, pool, dispatcher, metrics, config.default_timeout_s)
@@ -89,6 +92,12 @@ def make_service(config: RouterConfig) -> RouterService:
     return RouterService(
         config, gate, model, tokenizer, security, pool, policy, admission, metrics, pipeline, group, page, reporter
     )
+
+
+def _targets(config: RouterConfig) -> Targets | None:
+    if config.target_ttft_ms is None or config.target_tpot_ms is None:
+        return None
+    return Targets(config.target_ttft_ms / 1000, config.target_tpot_ms / 1000)
 
 
 def _make_gate(config: RouterConfig) -> Gate:

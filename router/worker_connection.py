@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from enum import Enum
 
@@ -76,6 +77,7 @@ class WorkerConnection:
         self.last_error = ""  # why there was no connection last
         self.is_listed = True  # the registry has the worker
         self.has_snapshot = False  # the index has what the worker's cache holds
+        self.losses: Counter[WorkerRole] = Counter()  # lives that ended while ready, by what the worker was for
         self._alone_since_s = 0.0  # event loop's clock: neither listed nor connected since then
         self._router_id = router_id
         self._watch_interval_ms = watch_interval_ms
@@ -98,6 +100,7 @@ class WorkerConnection:
                 await self._session()
             except (grpc.RpcError, WorkerLost, ValueError) as error:
                 reason = _reason(error)
+                self._count_loss()
             finally:
                 self._forget(reason)
             await backoff.wait()
@@ -185,7 +188,8 @@ class WorkerConnection:
     def _apply_load(self, update: WorkerUpdate) -> None:
         if update.HasField("load"):
             check_rates(update.load)
-            self.load.report(update.load, update.taken.numbers if update.HasField("taken") else None)
+            taken = update.taken.numbers if update.HasField("taken") else None
+            self.load.report(update.load, taken, time.monotonic())
         state = ConnectionState.DRAINING if update.draining else ConnectionState.READY
         if state is not self.state:
             assert self.description is not None
@@ -194,6 +198,11 @@ class WorkerConnection:
             logger.info("%s at %s is %s", self.description.worker_id, self.address, state.value)
             self.state = state
             self._changed()
+
+    def _count_loss(self) -> None:
+        """A worker that drains says so first: one that was ready until now died, or was cut off."""
+        if self.state is ConnectionState.READY and self.description is not None:
+            self.losses[ROLES[self.description.role]] += 1
 
     def _forget(self, reason: str) -> None:
         """This life of the worker is over for the router; its requests fail."""

@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from zlib import crc32
 
 from protos.worker_pb2 import WorkerDescription
-from router.cluster import ClusterSnapshot, WorkerSnapshot
+from router.cluster import ClusterSnapshot, WorkerRole, WorkerSnapshot
 from router.errors import WorkerLost
 from router.prefix_index import PrefixIndex
 from router.roster import Roster, make_roster
@@ -55,6 +56,7 @@ class WorkerPool:
         self._watch_interval_ms = watch_interval_ms
         self._security: Security = security or Plaintext()
         self._connections: dict[str, WorkerConnection] = {}  # by address
+        self._past_losses: Counter[WorkerRole] = Counter()  # of connections that were given up
         self._roster: Roster | None = None  # made when it is needed
         self._told_ids: set[str] = set()  # that several workers go by; the log was told
         self._told_lives: dict[str, str] = {}  # incarnations that the log was told of by `_check`, by address
@@ -85,6 +87,11 @@ class WorkerPool:
     def is_degraded(self) -> bool:
         """Whether requests may miss what is cached: the members, or the snapshot of one in reach, are still to come."""
         return not self.view.is_listed or bool(self.unlearnt)
+
+    @property
+    def losses(self) -> Counter[WorkerRole]:
+        """How often a worker was lost that had not begun to drain, by what it was for."""
+        return sum((connection.losses for connection in self._connections.values()), self._past_losses)
 
     def snapshot(self) -> ClusterSnapshot:
         """The workers that take requests now."""
@@ -175,6 +182,7 @@ class WorkerPool:
         """Runs the connection; once it has given up, the worker is forgotten."""
         await connection.run()
         del self._connections[connection.address]
+        self._past_losses += connection.losses
         self._told_lives.pop(connection.address, None)
         logger.info("the worker at %s is forgotten: it is in no registry and cannot be reached", connection.address)
 

@@ -1,4 +1,4 @@
-"""The workers' own numbers, as their last reports have them, and how well the router knows them, for Prometheus."""
+"""The workers' own numbers, as their last reports have them, for Prometheus."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -7,8 +7,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from protos.worker_pb2 import WorkerLoad
+from router.cluster import WorkerRole
 from router.metrics import PREFIX
-from router.worker_connection import ConnectionState
+from router.worker_connection import ROLES, ConnectionState
 from router.worker_pool import WorkerPool
 
 LABELS = ("model_name", "worker")
@@ -40,6 +41,8 @@ class ReportingWorker:
 
     name: str  # its id; with the address, if another one has the same id
     incarnation: str
+    address: str
+    role: WorkerRole
     load: WorkerLoad
 
 
@@ -67,8 +70,8 @@ class WorkerSeries(Collector):
             for worker in workers:
                 counter.add_metric((self._model_name, worker.name), getattr(worker.load, attribute))
             yield counter
+        yield self._info(workers)
         yield self._transports(workers)
-        yield from self._knowledge()
 
     def _workers(self) -> Iterator[ReportingWorker]:
         for connection in self._pool.connections:
@@ -78,23 +81,15 @@ class WorkerSeries(Collector):
             name = description.worker_id
             if self._pool.is_ambiguous(name):
                 name = f"{name}@{connection.address}"
-            yield ReportingWorker(name, description.incarnation, connection.load.reported)
+            role = ROLES[description.role]
+            yield ReportingWorker(name, description.incarnation, connection.address, role, connection.load.reported)
 
-    def _knowledge(self) -> Iterator[GaugeMetricFamily]:
-        """How well the router knows the workers."""
-        view = self._pool.view
-        for name, text, value in (
-            (
-                "router_degraded",
-                "1 until the router knows what every worker in reach has cached.",
-                self._pool.is_degraded,
-            ),
-            ("registry_connected", "1 while the registry can be asked.", view.error is None),
-            ("registry_members", "Workers in the registry, as last listed.", len(view.members) + len(view.fixed)),
-        ):
-            gauge = GaugeMetricFamily(PREFIX + name, text, labels=("model_name",))
-            gauge.add_metric((self._model_name,), value)
-            yield gauge
+    def _info(self, workers: Iterable[ReportingWorker]) -> GaugeMetricFamily:
+        labels = ("model_name", "worker", "role", "address")
+        info = GaugeMetricFamily(f"{PREFIX}worker_info", "1 for what a worker is for, and where.", labels=labels)
+        for worker in workers:
+            info.add_metric((self._model_name, worker.name, worker.role.value, worker.address), 1)
+        return info
 
     def _transports(self, workers: Iterable[ReportingWorker]) -> GaugeMetricFamily:
         names = {worker.incarnation: worker.name for worker in workers}

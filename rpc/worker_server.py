@@ -48,7 +48,7 @@ ROLES = {
     "decode": worker_pb2.WORKER_ROLE_DECODE,
     "both": worker_pb2.WORKER_ROLE_BOTH,
 }
-ROLE_SERVICES = {"prefill": "Prefill", "decode": "Decode", "both": "Decode"}
+ROLE_SERVICES = {"prefill": ("Prefill",), "decode": ("Decode",), "both": ("Prefill", "Decode")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def _register_common(server: grpc.aio.Server, core: WorkerCore, description: wor
     worker_pb2_grpc.add_KVSourceServicer_to_server(KVSourceService(host, core.drain), server)
     doctor_pb2_grpc.add_DoctorServicer_to_server(DoctorService(host.pool, config.host, config.transport), server)
     services = worker_pb2.DESCRIPTOR.services_by_name
-    names = [services[name].full_name for name in ("Worker", "KVSource", ROLE_SERVICES[config.role])]
+    names = [services[name].full_name for name in ("Worker", "KVSource", *ROLE_SERVICES[config.role])]
     names.append(doctor_pb2.DESCRIPTOR.services_by_name["Doctor"].full_name)
     reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     return names

@@ -1,6 +1,6 @@
 """Requests that routers gave to a simulated worker; see `decode_worker.requests` for their life."""
 
-from decode_worker.decode_request import DecodeRequest
+from decode_worker.decode_request import ENGINE_IDS, DecodeRequest
 from decode_worker.request_table import RequestTable
 from decode_worker.router_session import RouterSession
 from engine.errors import EngineError
@@ -60,6 +60,8 @@ class SimulatedDecodeRequests:
     def _on_step(self, step: StepOutput) -> None:
         self._table.tell(step)
         for request in step.receiving:
+            if not request.request_id.startswith(ENGINE_IDS):
+                continue
             entry = self._table.find(request.request_id)
             if entry is None:  # aborted in the meantime
                 self._fills.refuse(request)

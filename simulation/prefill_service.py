@@ -20,6 +20,8 @@ from simulation.core import EngineCore
 from simulation.fills import Fills
 from simulation.prefix_pull import PrefixPull
 
+ENGINE_IDS = "prefill/"  # as a real worker's
+
 
 @dataclass(slots=True, eq=False)
 class _Prompt:
@@ -58,7 +60,7 @@ class SimulatedPrefillService(worker_pb2_grpc.PrefillServicer):
         await check_peer(context, self._description, request.incarnation, request.fingerprint)
         if self._drain.has_begun:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is draining; ask another")
-        request_id = RequestId(f"{next(self._numbers)}/{request.request_id}")
+        request_id = RequestId(f"{ENGINE_IDS}{next(self._numbers)}/{request.request_id}")
         prompt = _Prompt(engine_request(request, request_id), request)
         with self._drain.request():
             self._prompts[prompt.request.request_id] = prompt
@@ -115,6 +117,8 @@ class SimulatedPrefillService(worker_pb2_grpc.PrefillServicer):
             if prompt is not None:
                 prompt.steps.put_nowait(output)
         for request in step.receiving:
+            if not request.request_id.startswith(ENGINE_IDS):
+                continue
             prompt = self._prompts.get(request.request_id)
             if prompt is None:  # its call ended in the meantime
                 self._fills.refuse(request)

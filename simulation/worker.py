@@ -1,6 +1,7 @@
 """One simulated worker: a simulated engine behind a real worker's gRPC services, on a port of its own."""
 
 import uuid
+from collections.abc import Iterator
 
 import grpc
 
@@ -40,7 +41,7 @@ class SimulatedWorker:
         self._server = grpc.aio.server(interceptors=[RefuseMalformed()], options=SERVER_OPTIONS)
         self.description = self._describe(self._server.add_insecure_port(host_port(config.host, config.port)))
         self._service = SimulatedWorkerService(self.core, self.counters, self.drain, self.description)
-        self._role: SimulatedPrefillService | SimulatedDecodeRequests = self._register()
+        self._services = list(self._register())
 
     @property
     def address(self) -> str:
@@ -58,7 +59,8 @@ class SimulatedWorker:
     async def stop(self) -> None:
         """Ends at once, as a worker that dies: every call breaks."""
         await self._server.stop(None)
-        await self._role.close()
+        for service in self._services:
+            await service.close()
         self.core.close()
 
     def _describe(self, port: int) -> worker_pb2.WorkerDescription:
@@ -86,15 +88,16 @@ class SimulatedWorker:
             max_num_batched_tokens=spec.max_num_batched_tokens,
         )
 
-    def _register(self) -> SimulatedPrefillService | SimulatedDecodeRequests:
-        """Adds the services to the server; returns the role's."""
+    def _register(self) -> Iterator[SimulatedPrefillService | SimulatedDecodeRequests]:
+        """Adds the services to the server; yields the role's."""
         server, core, drain, description = self._server, self.core, self.drain, self.description
         worker_pb2_grpc.add_WorkerServicer_to_server(self._service, server)
         worker_pb2_grpc.add_KVSourceServicer_to_server(SimulatedKVSourceService(core, drain, description), server)
-        if self.config.role == "prefill":
+        if self.config.role != "decode":
             prefill = SimulatedPrefillService(core, self._channels, self.counters, drain, description)
             worker_pb2_grpc.add_PrefillServicer_to_server(prefill, server)
-            return prefill
-        requests = SimulatedDecodeRequests(core, self._channels, self.counters, drain, description)
-        worker_pb2_grpc.add_DecodeServicer_to_server(DecodeService(requests, description.incarnation), server)
-        return requests
+            yield prefill
+        if self.config.role != "prefill":
+            requests = SimulatedDecodeRequests(core, self._channels, self.counters, drain, description)
+            worker_pb2_grpc.add_DecodeServicer_to_server(DecodeService(requests, description.incarnation), server)
+            yield requests

@@ -2,10 +2,11 @@
 
     python -m benchmarks.disaggregation [--json FILE] [--seconds S] [--repeats N] [--load SHARE] [--only NAMES]
 
-1. Every system is started: `baton serve` with two workers of its own, of one thread each, and the bundled model. All
-   are up, one at a time is asked.
-2. For each trace a closed loop warms every system up and measures what it sustains. `--load` of the best is offered to
-   all; what an unloaded system takes, times a constant, is the limit of a good answer.
+1. Every system is `baton serve` with two workers of its own, of one thread each, and the bundled model. All are up, one
+   at a time is asked.
+2. For each trace, what an unloaded system takes, times a constant, is the limit of a good answer; the system that
+   prices is started for each trace and told these limits. A closed loop warms every system up and measures what it
+   sustains; `--load` of the best is offered to all.
 3. In each repeat the systems get the same requests at the same times, one system after the other, trace by trace.
 4. A cell is the median over the repeats.
 """
@@ -17,8 +18,8 @@ import click
 import uvloop
 from rich.console import Console
 
-from benchmarks.disaggregation.client import Client
 from benchmarks.disaggregation.comparison import Comparison
+from benchmarks.disaggregation.fleet import Fleet
 from benchmarks.disaggregation.system import SYSTEMS, System
 from benchmarks.disaggregation.trace import Trace, make_traces
 from benchmarks.report import Report
@@ -29,10 +30,8 @@ async def compare(systems: list[System], traces: list[Trace], seconds: float, re
     """Starts the systems and runs everything."""
     console = Console(stderr=True, highlight=False)
     async with AsyncExitStack() as stack:
-        clients = {
-            system.name: Client(await stack.enter_async_context(system.running()), console) for system in systems
-        }
-        return await Comparison(clients, traces, seconds, load, console).measure(repeats)
+        fleet = Fleet(stack, console)
+        return await Comparison(systems, fleet.client, traces, seconds, load, console).measure(repeats)
 
 
 @click.command()

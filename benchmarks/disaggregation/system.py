@@ -7,15 +7,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from benchmarks.disaggregation.trace import PROMPT_TOKENS
 from benchmarks.server import served
 from loadtool.first_contact import reach
+from loadtool.slo import Slo
 from loadtool.target import Target
 
 # Of all systems: processes that are started alike, with memory for about 130,000 tokens each.
 ENGINE = ("--num-threads=1", "--kv-cache-memory-bytes=256MiB")
-# On one machine short prompts are local and others remote unless this says otherwise; here prices are to decide.
-BY_PRICE = "router:\n  local_prefill_below: null\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +25,28 @@ class System:
 
     name: str
     flags: Sequence[str]  # of `baton serve`
+    is_told: bool = False  # its router knows what is promised
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Target]:
-        """Starts it; yields where requests go."""
+    async def running(self, slo: Slo | None) -> AsyncIterator[Target]:
+        """Starts it; yields where requests go. `slo`: what is promised; None: nothing."""
         with tempfile.TemporaryDirectory(prefix="disaggregation-") as folder:
             config = Path(folder) / "baton.yaml"
-            config.write_text(BY_PRICE)
+            config.write_text(yaml.safe_dump({"router": self._router(slo)}))
             async with served("", f"--config={config}", *ENGINE, *self.flags) as url:
                 yield await asyncio.to_thread(reach, Target(base_url=url), PROMPT_TOKENS)
+
+    def _router(self, slo: Slo | None) -> dict[str, float | None]:
+        """On one machine short prompts are local and others remote unless this says otherwise; here prices decide."""
+        router: dict[str, float | None] = {"local_prefill_below": None}
+        if self.is_told and slo is not None and slo.ttft_s is not None and slo.tpot_s is not None:
+            router |= {"target_ttft_ms": 1000 * slo.ttft_s, "target_tpot_ms": 1000 * slo.tpot_s}
+        return router
 
 
 COLOCATED = System("colocated", ("--both=2",))
 SYSTEMS = (
     COLOCATED,
     System("always_remote", ("--prefill=1", "--decode=1", "--policy=always_remote")),
-    System("priced", ("--prefill=1", "--decode=1", "--policy=cost")),
+    System("priced", ("--both=1", "--decode=1", "--policy=cost"), is_told=True),
 )

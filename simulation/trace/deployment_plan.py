@@ -15,7 +15,7 @@ class DeploymentPlan:
     machine: Machine = field(default_factory=Machine)
     prefill: int = 0  # replicas at the start
     decode: int = 0
-    both: int = 0  # colocated ones
+    both: int = 0  # of both roles: beside decode workers these prefill, and decode what those have no room for
     scaling: ScalingSettings | None = None  # None: the sizes stay
     start_s: float = START_S  # of a replica
     seed: int = 0  # of the router's chances
@@ -25,9 +25,16 @@ class DeploymentPlan:
         """For people."""
         if self.scaling is not None:
             return f"autoscaled within {self.scaling.budget_gpus}"
+        if self.is_mixed:
+            return f"{self.both} of both roles + {self.decode} decode"
         if self.both:
             return f"{self.both} colocated"
         return f"{self.prefill} prefill + {self.decode} decode"
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether workers of both roles stand in the place of prefill workers."""
+        return self.both > 0 and self.decode > 0
 
     @property
     def num_replicas(self) -> int:

@@ -160,6 +160,7 @@ class Journey:
         record.num_ends += 1
         route.share.remove()
         self._stage.router.has_changed(route)
+        self._stage.router.has_answered(record.num_received_tokens)
         self._stage.traffic.note_end(now_s, record.num_received_tokens)
         if record.num_output_tokens > 1:
             route.decode.latencies.note(now_s, record.tpot_s)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from router.answer_length import AnswerLength
 from router.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerSnapshot
 from router.load_share import LoadShare
 from router.policy import Policy
@@ -33,11 +34,13 @@ class TwinRouter:
 
     def __init__(self, clock: Clock, policy: Policy, block_size: int, seed: int) -> None:
         self.reports = Reports(clock, REPORT_INTERVAL_S, self._take_report)
+        self._clock = clock
         self._policy = policy
         self._block_size = block_size
         self._seed = seed
         self._index = PrefixIndex()
         self._reuse = ReuseShare()
+        self._answers = AnswerLength()
         self._workers: dict[str, Worker] = {}  # those that take requests
         self._snapshots: dict[str, WorkerSnapshot] = {}  # of these
         self._stale: dict[str, None] = {}  # whose snapshot is out of date
@@ -69,6 +72,7 @@ class TwinRouter:
             cached,
             request.num_prompt_tokens + request.num_output_tokens,
             reuse_share=self._reuse.value,
+            mean_output_tokens=self._answers.mean,
         )
         plan = self._policy(routed, self._cluster())
         self._num_commands += 1
@@ -80,6 +84,10 @@ class TwinRouter:
         share.add(plan, routed)
         self.has_changed(route)
         return route
+
+    def has_answered(self, num_tokens: int) -> None:
+        """A request ended after so many tokens of output."""
+        self._answers.note(num_tokens)
 
     def has_changed(self, route: Route) -> None:
         """The request's share of its workers' loads is another."""
@@ -97,7 +105,7 @@ class TwinRouter:
     def _take_report(self, worker: Worker) -> None:
         """What a worker's update brings."""
         taken, worker.taken = worker.taken, []
-        worker.estimate.report(worker.replica.load(), taken)
+        worker.estimate.report(worker.replica.load(), taken, self._clock.now_s)
         changes = worker.replica.take_cache_changes()
         if worker.worker_id not in self._workers:
             return

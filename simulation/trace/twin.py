@@ -41,8 +41,8 @@ class Twin:
         self._requests = requests
         self._meter = GpuMeter()
         self._stage = Stage(self.clock, plan.machine, self.router, TrafficWindow(), self._note_end)
-        self.prefill = self._pool(WorkerRole.PREFILL)
-        self.decode = self._pool(WorkerRole.BOTH if plan.both else WorkerRole.DECODE)
+        self.prefill = self._pool(WorkerRole.BOTH if plan.is_mixed else WorkerRole.PREFILL)
+        self.decode = self._pool(WorkerRole.DECODE if plan.decode else WorkerRole.BOTH)
         self._records: list[Record] = []
         self._num_ended = 0
         self._autoscaler: Autoscaler | None = None
@@ -54,7 +54,7 @@ class Twin:
     def run(self) -> Outcome:
         """Lets the whole trace pass; once."""
         started_s = time.process_time()
-        self.prefill.begin(self._plan.prefill)
+        self.prefill.begin(self._plan.both if self._plan.is_mixed else self._plan.prefill)
         self.decode.begin(self._plan.decode or self._plan.both)
         self._arrive(0)
         if self._autoscaler is not None:

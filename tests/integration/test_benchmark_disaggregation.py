@@ -14,10 +14,12 @@ from rich.console import Console
 from benchmarks.disaggregation.__main__ import main
 from benchmarks.disaggregation.client import Client
 from benchmarks.disaggregation.comparison import Comparison
+from benchmarks.disaggregation.system import COLOCATED, System
 from benchmarks.disaggregation.trace import make_traces
 from benchmarks.server import free_port
 from loadtool.arrivals import TraceTimes
 from loadtool.errors import LoadToolError, SettingError
+from loadtool.slo import Slo
 from loadtool.target import Target
 
 
@@ -46,7 +48,11 @@ async def test_a_system_that_answers_nothing_is_told() -> None:
     trace = next(each for each in make_traces() if each.name == "mixed")
     console = Console(stderr=True)
     client = Client(Target(base_url=f"http://127.0.0.1:{free_port()}", takes_token_ids=True), console)
-    comparison = Comparison({"colocated": client}, [trace], 0.1, 0.7, console)
+
+    async def start(system: System, slo: Slo | None) -> Client:
+        return client
+
+    comparison = Comparison([COLOCATED], start, [trace], 0.1, 0.7, console)
     with pytest.raises(LoadToolError, match=r"mixed, colocated: no unloaded request was answered; .*, as in: "):
         await comparison.measure(1)
 

@@ -283,3 +283,38 @@ async def test_a_drained_worker_finishes_and_refuses(tmp_path: Path) -> None:
         async with asyncio.timeout(30):
             await running.ended.wait()  # its last news may come behind the answer to the drain
         assert len(running.token_ids) == 200
+
+
+async def test_one_engine_prefills_for_another_and_decodes(tmp_path: Path) -> None:
+    """Both at once, in a pool that is too small for all of it: every token is the one that it would be elsewhere."""
+    model = make_checkpoint("qwen3", tmp_path / "model")
+    oracle = Oracle(model)
+    rng = random.Random(11)
+    requests = [(prompt, replace(each, temperature=0)) for prompt, each in workload(rng, 60)]
+    cuts = [rng.randint(1, 10) if rng.random() < 0.2 else 0 for _ in requests]
+    async with (
+        worker_process("both", model, tmp_path, *CHUNKED, SMALL_POOL) as both,
+        worker_process("decode", model, tmp_path, *CHUNKED) as decode,
+        decode_client(decode) as client,
+        decode_client(both) as other,
+    ):
+        peer, source = await both.peer(), await decode.peer()
+
+        async def run(number: int, request: tuple[list[int], SamplingParams]) -> Generation:
+            if number % 3:
+                return await run_one(client, request, peer, cuts[number])
+            generation = await other.submit(*request, prefix_source=source if number % 2 else None)
+            await generation.ended.wait()
+            return generation
+
+        generations = await asyncio.gather(*(run(number, request) for number, request in enumerate(requests)))
+        for number, ((prompt, sampling), generation) in enumerate(zip(requests, generations, strict=True)):
+            assert generation.error is None
+            if sampling.frequency_penalty or sampling.repetition_penalty != 1:
+                continue
+            expected = oracle.greedy(prompt, sampling.max_tokens)
+            cut = cuts[number] if number % 3 else 0
+            assert generation.token_ids == (expected[: len(generation.token_ids)] if cut else expected)
+        load, _ = await asyncio.gather(decode.wait_idle(), both.wait_idle())
+        assert load.handovers > 20
+        assert load.handover_failures == 0

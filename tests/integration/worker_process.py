@@ -12,7 +12,7 @@ from protos import worker_pb2, worker_pb2_grpc
 from rpc.grpc_options import CHANNEL_OPTIONS
 from rpc.progress import Failed, Ready
 
-MODULES = {"prefill": "prefill_worker", "decode": "decode_worker", "both": "decode_worker"}
+MODULES = {"prefill": "prefill_worker", "decode": "decode_worker", "both": "deployment.both_worker"}
 
 
 class WorkerProcess:

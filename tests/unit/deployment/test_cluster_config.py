@@ -184,7 +184,7 @@ def test_the_processes_are_the_packages_of_their_roles(tmp_path: Path) -> None:
         ("router", "router"),
         ("prefill-0", "prefill_worker"),
         ("decode-0", "decode_worker"),
-        ("both-0", "decode_worker"),
+        ("both-0", "deployment.both_worker"),
     ]
     assert specs[1].env["OMP_NUM_THREADS"] == "2"
     assert specs[1].log_path == tmp_path / "prefill-0.log"

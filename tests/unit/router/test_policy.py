@@ -12,6 +12,7 @@ from router.errors import NoWorker
 from router.named_policies import CostPolicy, LeastLoadedPolicy, RoundRobinPolicy, make_policy
 from router.policy import MAX_DECODERS, chance
 from router.request_context import RoutingHints
+from router.targets import Targets
 from tests.unit.router.cluster_builder import both, cluster, prefill, request, worker
 
 COST = CostPolicy()
@@ -50,6 +51,34 @@ def test_an_idle_decode_worker_computes_what_prefill_workers_would_let_wait() ->
 def test_without_prefill_workers_and_at_colocated_ones_it_is_local() -> None:
     assert names(COST(request(5000), cluster(worker("d", requests=20)))) == ("d", None, None)
     assert names(COST(request(5000), cluster(both("b", requests=20), prefill("p")))) == ("b", None, None)
+
+
+def test_workers_of_both_roles_prefill_for_decode_workers() -> None:
+    decode = worker("d", requests=20)
+    assert names(COST(request(2000), cluster(decode, both("b")))) == ("d", "b", None)
+    assert names(COST(request(2000), cluster(decode, both("b"), prefill("p", requests=5, queued=20_000))))[1] == "b"
+    assert names(COST(request(2000), cluster(decode, both("b", fingerprint="g"))))[1] is None
+    assert names(COST(request(2000), cluster(both("b1"), both("b2", requests=9))))[1] is None  # nobody else decodes
+
+
+def test_workers_of_both_roles_decode_what_decode_workers_have_no_room_for() -> None:
+    promised = make_policy("cost", None, Targets(ttft_s=1.0, tpot_s=0.02))
+    roomy = worker("d", requests=60, max_num_seqs=99)  # 16 ms of the 20
+    assert names(promised(request(2000), cluster(roomy, both("b")))) == ("d", "b", None)
+    full = worker("d", requests=71, max_num_seqs=99)  # 17.1 ms of the 20
+    assert names(promised(request(2000), cluster(full, both("b")))) == ("b", None, None)
+    assert names(promised(request(2000), cluster(full, worker("e", requests=3), both("b"))))[0] == "e"
+    assert names(COST(request(2000), cluster(full, both("b"))))[0] == "d"  # nothing is promised
+    assert names(COST(request(2000), cluster(worker("d", requests=99, max_num_seqs=99), both("b"))))[0] == "b"
+
+
+def test_what_is_promised_decides_who_computes_a_prompt() -> None:
+    """The same cluster: 30 sequences decode, and the prefill worker has a second's queue."""
+    workers = cluster(worker("d", requests=30), prefill("p", requests=5, queued=10_000))
+    tokens_first = make_policy("cost", None, Targets(ttft_s=5.0, tpot_s=0.015))
+    prompts_first = make_policy("cost", None, Targets(ttft_s=0.5, tpot_s=0.2))
+    assert names(tokens_first(request(2000), workers))[1] == "p"
+    assert names(prompts_first(request(2000), workers))[1] is None
 
 
 def test_only_equal_fingerprints_are_paired() -> None:
@@ -202,9 +231,9 @@ HINTED = cluster(
 @pytest.mark.parametrize(
     ("hints", "decode", "prefill_ids"),
     [
-        (RoutingHints(decode_worker="d2"), "d2", {"p1", "p2", None}),
+        (RoutingHints(decode_worker="d2"), "d2", {"p1", "p2", "b", None}),
         (RoutingHints(decode_worker="d2", plan="local"), "d2", {None}),
-        (RoutingHints(decode_worker="d2", plan="remote"), "d2", {"p1", "p2"}),
+        (RoutingHints(decode_worker="d2", plan="remote"), "d2", {"p1", "p2", "b"}),
         (RoutingHints(decode_worker="d2", prefill_worker="p2"), "d2", {"p2"}),
         (RoutingHints(decode_worker="b"), "b", {None}),
     ],

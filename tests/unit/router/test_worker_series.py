@@ -33,6 +33,8 @@ async def test_a_counter_does_not_begin_before_the_first_report() -> None:
         worker.may_tell.set()
         await until(lambda: ready(pool) == {worker.address})
         assert handovers(registry) == {"decode-0": 3}
+        info = f'address="{worker.address}",model_name="{MODEL_NAME}",role="decode",worker="decode-0"'
+        assert read_series(registry)[f"baton:worker_info{{{info}}}"] == 1
 
 
 async def test_workers_of_one_id_have_series_each() -> None:

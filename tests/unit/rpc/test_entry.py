@@ -67,7 +67,7 @@ def test_a_good_end_is_status_0_and_records_name_time_level_and_process() -> Non
     ("main", "arguments", "message"),
     [
         (prefill_main, ["--role", "decode", "--model", "m"], "must be one of prefill"),
-        (decode_main, ["--role", "prefill", "--model", "m"], "must be one of decode, both"),
+        (decode_main, ["--role", "prefill", "--model", "m"], "must be one of decode"),
         (decode_main, ["--port", "70000"], "must be a whole number from 0 to 65535"),
         (router_main, ["--policy", "guess"], "must be one of cost, round_robin"),
         (router_main, [], "missing: --model"),
@@ -84,4 +84,4 @@ def test_a_role_in_the_file_counts(tmp_path: Path) -> None:
     file.write_text("role: prefill\nengine: {model: m}\n")
     result = CliRunner().invoke(decode_main, ["--config", str(file)])
     assert result.exit_code == 2
-    assert "role: 'prefill' is not allowed; it must be one of decode, both" in result.output
+    assert "role: 'prefill' is not allowed; it must be one of decode" in result.output

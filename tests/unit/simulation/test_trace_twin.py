@@ -87,6 +87,17 @@ def test_a_prefix_is_pulled_from_who_has_it() -> None:
     assert outcome.cached_share > alone.cached_share
 
 
+def test_workers_of_both_roles_prefill_and_decode_what_is_too_much() -> None:
+    spec = replace(SPEC, num_blocks=1000, max_num_seqs=4)
+    plan = DeploymentPlan(machine=replace(MACHINE, spec=spec), both=1, decode=1)
+    assert plan.label == "1 of both roles + 1 decode"
+    few, many = (Twin(plan, requests_of(3, 60, seconds), make_policy("always_remote", None)) for seconds in (60.0, 2.0))
+    for twin in (few, many):
+        outcome = twin.run()
+        check(outcome, twin, 60)
+        assert (twin is few) is all(record.is_remote for record in outcome.records)
+
+
 def test_the_same_seed_gives_the_same_run() -> None:
     plan = DeploymentPlan(machine=MACHINE, prefill=2, decode=2, seed=7)
     requests = requests_of(1, 80, 4.0)

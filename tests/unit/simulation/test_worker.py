@@ -68,12 +68,13 @@ async def test_stop_token_ends_a_request() -> None:
         assert stopped.finish_reason == common_pb2.FINISH_REASON_STOP
 
 
-async def test_handover() -> None:
-    async with served("prefill", "decode") as (prefill, decode), client_of(decode) as client:
+@pytest.mark.parametrize("role", ["prefill", "both"])
+async def test_handover(role: str) -> None:
+    async with served(role, "decode") as (prefill, decode), client_of(decode) as client:
         generation = await client.generate(PROMPT, sampling(10), await prefill.remote.peer())
         assert generation.token_ids == continuation(PROMPT, 10, SPEC)
         by = generation.served_by
-        assert (by.prefill_worker, by.decode_worker, by.kv_transport) == ("prefill-0", "decode-1", "simulated")
+        assert (by.prefill_worker, by.decode_worker, by.kv_transport) == (f"{role}-0", "decode-1", "simulated")
         assert (by.handed_over_tokens, by.transferred_bytes) == (200, 50 * SPEC.block_bytes)
         assert by.transfer_s == pytest.approx(50 * SPEC.block_bytes / SPEC.link_bytes_per_s)
         assert by.handover_s > 0
@@ -187,6 +188,7 @@ async def test_draining_worker_refuses_and_finishes() -> None:
         refused = await client.generate(PROMPT, sampling(5))
         assert (refused.finish_reason, refused.token_ids) == (common_pb2.FINISH_REASON_HANDED_OFF, [])
         await drain
+        await running.ended.wait()  # its last news may still be on their way
         assert len(running.token_ids) == 40
         await updates.aclose()
 

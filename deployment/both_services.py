@@ -1,0 +1,34 @@
+"""A worker of both roles: the services of a prefill worker and of a decode worker, on one engine."""
+
+import grpc
+
+from decode_worker.worker import DecodeWorker
+from prefill_worker.worker import PrefillWorker
+from rpc.worker_config import WorkerConfig
+from rpc.worker_server import WorkerCore, serve_worker
+
+
+class BothWorker:
+    """Owns both; their requests share the engine's batch and blocks.
+
+    Nobody waits in a circle: who waits for a prompt that is computed here holds blocks elsewhere, and what decodes here
+    waits for nobody, since no prompt of it is handed over.
+    """
+
+    def __init__(self, core: WorkerCore) -> None:
+        self._services = (PrefillWorker(core), DecodeWorker(core))
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the services of both roles to the server."""
+        for services in self._services:
+            services.register(server)
+
+    async def close(self) -> None:
+        """Aborts what is left."""
+        for services in self._services:
+            await services.close()
+
+
+async def run(config: WorkerConfig) -> None:
+    """Serves until SIGTERM or SIGINT."""
+    await serve_worker(config, BothWorker)
