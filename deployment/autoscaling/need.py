@@ -27,6 +27,7 @@ class Need:
     chance: float = 0.0  # share by which the measured load may be wrong by chance
     model: PoolModel | None = None  # None: nothing is known, and the sizes are what there is
     factor: float = 1.0  # by which measured times correct the model
+    prompt_token_s: float = 0.0  # that a request's KV is held until its first token, if the pool has the smallest size
 
     @classmethod
     def unknown(cls, size: int, fault: str) -> "Need":
@@ -55,13 +56,16 @@ def prefill_need(snapshot: PoolsSnapshot, settings: ScalingSettings, factor: flo
     need = _need(traffic.requests_per_s, chance, model, queue_need, sure_queue, settings.margin, most)
     ttft_s = model.predicted_s(need.least, traffic.requests_per_s)
     why = need.why or f"with {need.least} the quantile of TTFT is {ttft_s:.3g} s"
-    return replace(need, why=why, factor=factor)
+    prompt_token_s = model.prompt_token_s(traffic.prompt_tokens, need.least, traffic.requests_per_s)
+    return replace(need, why=why, factor=factor, prompt_token_s=prompt_token_s)
 
 
-def decode_need(snapshot: PoolsSnapshot, settings: ScalingSettings, factor: float, most: int) -> Need:
+def decode_need(
+    snapshot: PoolsSnapshot, settings: ScalingSettings, factor: float, most: int, prompt_token_s: float
+) -> Need:
     """Replicas for TPOT and KV: by the rate, by the sequences that wait, and, to become fewer, by those that run."""
     traffic, decode, slo = snapshot.traffic, snapshot.decode, settings.slo
-    model = DecodeModel.of(traffic, decode, settings, factor)
+    model = DecodeModel.of(traffic, decode, settings, factor, prompt_token_s)
     backlog = Backlog(decode.num_waiting, traffic.requests_per_s, model.full_rate(1))
     start_s = known(decode.pool.start_s, settings.start_s)
     chance = load_chance(traffic, traffic.output_tokens)

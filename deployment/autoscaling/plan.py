@@ -90,7 +90,8 @@ def _needs(
     else:
         prefill = Need.unknown(sizes.prefill.wanted, faults.prefill)
     if faults.decode is None:
-        decode = decode_need(snapshot, settings, factors.decode, most.decode).within(least.decode, most.decode)
+        decode = decode_need(snapshot, settings, factors.decode, most.decode, prefill.prompt_token_s)
+        decode = decode.within(least.decode, most.decode)
     else:
         decode = Need.unknown(sizes.decode.wanted, faults.decode)
     return ByPool(prefill, decode)

@@ -1,7 +1,7 @@
 """Time to the first token, as a function of the number of prefill replicas."""
 
 from dataclasses import dataclass
-from math import inf
+from math import inf, sqrt
 
 from deployment.autoscaling.moments import Moments
 from deployment.autoscaling.pool_model import UNREACHABLE_SLACK
@@ -60,6 +60,17 @@ class PrefillModel:
             else:
                 high = middle
         return low
+
+    def prompt_token_s(self, prompt: Moments, num_replicas: int, requests_per_s: float) -> float:
+        """Of a request on the average: its prompt's tokens, times the seconds until its first token.
+
+        A long prompt waits no longer than others, but is computed for longer: E[P * S] is at most the root of
+        E[P^2] * E[S^2] (Cauchy and Schwarz), and just that if as large a share of each prompt is cached. A pool that
+        cannot keep TTFT is taken to do so: what waits for prefill beyond that is nothing that decode could mend.
+        """
+        wait = queue_wait(num_replicas, requests_per_s, self.service, self.arrival_cv2)
+        wait_s = min(wait.mean, self.ttft_s) if wait is not None else self.ttft_s
+        return prompt.mean * (wait_s + self.handover_s) + sqrt(prompt.second * self.service.second)
 
 
 def seconds_per_token(prefill: PrefillSnapshot) -> float:

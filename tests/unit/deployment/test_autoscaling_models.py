@@ -9,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployment.autoscaling.backlog import Backlog
-from deployment.autoscaling.decode_model import DecodeModel, mean_context, num_places
+from deployment.autoscaling.decode_model import DecodeModel
+from deployment.autoscaling.kv_demand import mean_context
 from deployment.autoscaling.moments import Moments
 from deployment.autoscaling.pool_model import UNREACHABLE_SLACK, PoolModel, smallest_size
 from deployment.autoscaling.prefill_model import PrefillModel
 from deployment.autoscaling.queueing import erlang_c, quantile_of, queue_wait
 from deployment.autoscaling.settings import SLO
+from deployment.autoscaling.snapshot import DecodeSnapshot, Traffic
 from tests.unit.deployment.autoscaling_snapshots import (
     SETTINGS,
     decode,
@@ -29,8 +31,12 @@ def prefill_model(rate: float = 1.0, slo: SLO = SLO(), factor: float = 1.0, hand
     return PrefillModel.of(traffic(rate), prefill(pool(), handover_s=handover_s), slo, factor)
 
 
-def decode_model(rate: float = 1.0, factor: float = 1.0, **changes: float) -> DecodeModel:
-    return DecodeModel.of(traffic(rate), decode(pool(), **changes), SETTINGS, factor)
+def decode_model(rate: float = 1.0, factor: float = 1.0, prompt_token_s: float = 0.0, **changes: float) -> DecodeModel:
+    return DecodeModel.of(traffic(rate), decode(pool(), **changes), SETTINGS, factor, prompt_token_s)
+
+
+def num_places(load: Traffic, seen: DecodeSnapshot, factor: float = 1.0) -> int:
+    return DecodeModel.of(load, seen, SETTINGS, factor).places
 
 
 @pytest.mark.parametrize(
@@ -153,7 +159,8 @@ def test_a_slower_model_needs_more() -> None:
 
 @pytest.mark.parametrize("num_replicas", [1, 2, 5, 40])
 def test_a_pools_rate_is_the_most_that_holds(num_replicas: int) -> None:
-    models: tuple[PoolModel, ...] = (prefill_model(), decode_model())
+    by_kv = decode_model(prompt_token_s=50_000.0, kv_tokens=40_000)
+    models: tuple[PoolModel, ...] = (prefill_model(), decode_model(), by_kv)
     for model in models:
         rate = model.rate(num_replicas)
         assert model.holds(num_replicas, rate * 0.999)
@@ -175,25 +182,25 @@ def test_the_smallest_size_is_what_counting_up_finds(rate: float, prompt: float,
 
 
 def test_decode_runs_as_many_sequences_as_tpot_allows() -> None:
-    places = num_places(traffic(1.0), decode(pool()), SETTINGS, 1.0)
+    places = num_places(traffic(1.0), decode(pool()))
     assert places == 41  # 10 ms and 40 more
-    assert num_places(traffic(1.0), decode(pool(), max_num_seqs=8), SETTINGS, 1.0) == 8
-    assert num_places(traffic(1.0), decode(pool(), sequence_s=0.0), SETTINGS, 1.0) == 64
-    assert num_places(traffic(1.0), decode(pool()), SETTINGS, 2.0) == 16  # 20 ms and 2 ms each
+    assert num_places(traffic(1.0), decode(pool(), max_num_seqs=8)) == 8
+    assert num_places(traffic(1.0), decode(pool(), sequence_s=0.0)) == 64
+    assert num_places(traffic(1.0), decode(pool()), 2.0) == 16  # 20 ms and 2 ms each
 
 
 def test_decode_runs_no_more_sequences_than_kv_holds() -> None:
     long = traffic(1.0, prompt=20_000, output=100)
     assert mean_context(long, decode(pool())) == pytest.approx(20_100)  # E[O^2] / 2 E[O] is 100: long ones stay longer
-    assert num_places(long, decode(pool()), SETTINGS, 1.0) == 17  # of 0.9 * 400,000
-    assert num_places(long, decode(pool(), kv_tokens=0), SETTINGS, 1.0) == 41
-    assert num_places(long, decode(pool(), kv_tokens=10_000), SETTINGS, 1.0) == 1
+    assert num_places(long, decode(pool())) == 17  # of 0.9 * 400,000
+    assert num_places(long, decode(pool(), kv_tokens=0)) == 41
+    assert num_places(long, decode(pool(), kv_tokens=10_000)) == 1
     shared = decode(pool(), num_running=20, kv_used_tokens=20 * 11_000)  # half of each prompt is held once
-    assert num_places(long, shared, SETTINGS, 1.0) == 32
+    assert num_places(long, shared) == 32
 
 
 def test_a_step_that_is_too_slow_for_any_tpot_is_neared() -> None:
-    assert num_places(traffic(1.0), decode(pool(), step_s=0.1), SETTINGS, 1.0) == 11
+    assert num_places(traffic(1.0), decode(pool(), step_s=0.1)) == 11
 
 
 def test_decode_concurrency_follows_littles_law() -> None:
@@ -213,6 +220,74 @@ def test_decode_keeps_places_for_fluctuation() -> None:
     full = model.full_rate(4)
     assert model.mean_sequences(4, full) == pytest.approx(model.places)
     assert smallest_size(model, full, 1, 100) == 5  # four have places for the mean alone
+
+
+def test_a_full_replica_steps_no_slower_for_those_that_wait() -> None:
+    crowded, starved = decode_model(), decode_model(kv_tokens=24_000)  # of which sequences of 2,100 fill 0.9
+    assert crowded.predicted_s(1, 9.0) == crowded.step_time_s(64)
+    assert starved.predicted_s(1, 9.0) == starved.step_time_s(10)
+    assert crowded.predicted_s(4, 9.0) < crowded.step_time_s(10)
+
+
+def test_decode_holds_kv_from_admission_on() -> None:
+    """A prompt of 2,000 tokens is held for a second of decoding, and for three before that."""
+    alone, held = (decode_model(kv_tokens=100_000, prompt_token_s=token_s) for token_s in (0.0, 6000.0))
+    assert alone.kv.mean_tokens(10.0, 5.0) == pytest.approx(10 * 2100)
+    assert held.kv.mean_tokens(10.0, 5.0) == pytest.approx(10 * 2100 + 5 * 6000)
+    assert smallest_size(alone, 20.0, 1, 100) == 3  # of 41 sequences each
+    assert smallest_size(held, 20.0, 1, 100) == 4
+    full = held.full_rate(2)
+    assert full < 0.9 * alone.full_rate(2)
+    assert held.kv.mean_tokens(held.mean_sequences(2, full), full / 2) == pytest.approx(held.kv.tokens)
+    assert held.step_time_s(41) == alone.step_time_s(41)  # who receives takes no part in steps
+    assert decode_model(kv_tokens=0, prompt_token_s=6000.0).full_rate(2) == alone.full_rate(2)
+
+
+def test_a_few_long_prompts_need_more_kv_than_many_short_ones() -> None:
+    even = traffic(20.0, prompt_tokens=Moments(2000, 2000 * 2000))
+    varied = traffic(20.0, prompt_tokens=Moments(2000, 20 * 2000 * 2000))
+    seen = decode(pool(), kv_tokens=60_000)
+    needs = [smallest_size(DecodeModel.of(load, seen, SETTINGS, 1.0), 20.0, 1, 100) for load in (even, varied)]
+    assert needs == [3, 4]
+
+
+def held_tokens(rate: float, prompts: np.ndarray, receiving_s: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+    """What a pool without bounds holds, once a second, where a token takes 20 ms."""
+    random = np.random.default_rng(0)
+    came = np.cumsum(random.exponential(1 / rate, len(prompts)))
+    decodes, ends = came + receiving_s, came + receiving_s + 0.02 * outputs
+    times = np.arange(ends[0] + 100, came[-1])
+    return np.array(
+        [np.sum((prompts + np.maximum(0, at - decodes) / 0.02)[(came <= at) & (at < ends)]) for at in times]
+    )
+
+
+@pytest.mark.parametrize(("sigma", "error"), [(0.0, 0.1), (0.8, 0.1), (1.2, 0.3)])
+def test_held_kv_is_predicted_as_it_is(sigma: float, error: float) -> None:
+    """Of the longest prompts, that are computed for longest too, two moments tell too little."""
+    random, count, rate = np.random.default_rng(1), 20_000, 4.0
+    prompts = random.lognormal(np.log(4000) - sigma**2 / 2, sigma, count)
+    outputs = random.exponential(200.0, count)
+    receiving_s = 1.0 + prompts / 4000  # a wait that all have, and a computation of a second
+    load = traffic(rate, prompt_tokens=Moments.of(prompts), output_tokens=Moments.of(outputs))
+    model = DecodeModel.of(
+        load, decode(pool(), step_s=0.02, sequence_s=0.0), SETTINGS, 1.0, float(np.mean(prompts * receiving_s))
+    )
+    mean = model.kv.mean_tokens(model.mean_sequences(1, rate), rate)
+    measured = held_tokens(rate, prompts, receiving_s, outputs)
+    assert mean == pytest.approx(float(np.mean(measured)), rel=0.05)
+    most = model.kv.most_tokens(mean, model.deviations, model.peakedness, 1)
+    assert most == pytest.approx(float(np.quantile(measured, 0.95)), rel=error)
+
+
+def test_prompts_are_held_until_their_first_token() -> None:
+    model = prefill_model(rate=8.0, handover_s=0.1)
+    prompt = exponential(2000)
+    wait = queue_wait(2, 8.0, model.service, 1.0)
+    assert wait is not None
+    expected = 2000 * (wait.mean + 0.1) + prompt.second / 10_000  # E[P * P / 10,000]
+    assert model.prompt_token_s(prompt, 2, 8.0) == pytest.approx(expected)
+    assert model.prompt_token_s(prompt, 1, 8.0) == pytest.approx(2000 * (1.0 + 0.1) + prompt.second / 10_000)
 
 
 def test_a_backlog_that_will_be_gone_needs_nothing() -> None:

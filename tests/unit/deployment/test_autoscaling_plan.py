@@ -51,6 +51,17 @@ def test_the_reason_names_what_waits_and_for_how_long() -> None:
     assert decision.prefill.reason.startswith("4 -> 5: ")
 
 
+@pytest.mark.parametrize(
+    ("tokens_per_s", "kv_tokens", "target"),
+    [(100_000.0, 400_000, 1), (100_000.0, 40_000, 1), (5_000.0, 400_000, 1), (5_000.0, 40_000, 2)],
+)
+def test_prompts_that_wait_for_their_first_token_need_kv(tokens_per_s: float, kv_tokens: int, target: int) -> None:
+    """The slower prefill is, the longer decode workers hold blocks for what it computes."""
+    prefills = prefill(pool(8), tokens_per_s=tokens_per_s)
+    seen = snapshot(load=traffic(5.0), prefill=prefills, decode=decode(pool(1), kv_tokens=kv_tokens))
+    assert Looker().look_for(10, seen).decode.target == target
+
+
 def test_sequences_that_run_are_not_left_without_a_place() -> None:
     seen = snapshot(load=traffic(1.0), decodes=pool(4))
     idle = Looker().look_for(310, seen)

@@ -1,6 +1,7 @@
 """Under a steady load sizes hardly change, whatever its noise."""
 
 from dataclasses import dataclass, replace
+from statistics import median
 
 import numpy as np
 import pytest
@@ -57,11 +58,18 @@ class Steady:
         return tuple(np.concatenate(([0.0], np.cumsum(each))) for each in (values, values * values))  # type: ignore[return-value]
 
 
-def followed(steady: Steady, chosen: ScalingSettings, num_seconds: int) -> tuple[list[int], list[int]]:
+def followed(
+    steady: Steady, chosen: ScalingSettings, num_seconds: int, kv_tokens: int = 400_000
+) -> tuple[list[int], list[int]]:
     """The sizes that pools without start times go through."""
     sizes, state = [(1, 1)], None
     for second, traffic in enumerate(steady.traffic(num_seconds)):
-        seen = snapshot(float(second), traffic, prefill=prefill(pool(sizes[-1][0])), decode=decode(pool(sizes[-1][1])))
+        seen = snapshot(
+            float(second),
+            traffic,
+            prefill=prefill(pool(sizes[-1][0])),
+            decode=decode(pool(sizes[-1][1]), kv_tokens=kv_tokens),
+        )
         decision, state = plan_pools(seen, state, chosen)
         sizes.append((decision.prefill.target, decision.decode.target))
     return [prefills for prefills, _ in sizes], [decodes for _, decodes in sizes]
@@ -98,6 +106,18 @@ def test_hours_of_poisson_arrivals_on_a_boundary(requests_per_s: float, seed: in
         found = turns(sizes)
         assert most_turns(found, TURN_S) <= 1
         assert len(found) <= 4  # and hardly ever
+
+
+@pytest.mark.parametrize("requests_per_s", [1.9, 5.2, 9.0, 13.9])  # near where one replica more is needed
+def test_hours_in_which_kv_is_what_decode_lacks(requests_per_s: float) -> None:
+    """Two thirds of what is held at once waits for its first token: decode's need changes with prefill's."""
+    steady = Steady(requests_per_s, 2000, 30, 0.8, 60, 0)
+    prefills, decodes = followed(steady, SETTINGS, 3600, kv_tokens=12_000)
+    assert median(decodes) > max(followed(steady, SETTINGS, 700)[1])
+    for sizes in (prefills, decodes):
+        found = turns(sizes)
+        assert most_turns(found, TURN_S) <= 1
+        assert len(found) <= 4
 
 
 @pytest.mark.parametrize(
