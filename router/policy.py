@@ -113,14 +113,20 @@ def shortlist(
     if len(workers) <= count:
         return workers
     cached, num_tokens = request.cached_tokens, request.num_tokens
-
-    def glance_s(worker: WorkerSnapshot) -> float:
-        missing = num_tokens - cached.get(worker.incarnation, 0)
-        num_tokens_before = worker.num_queued_tokens + REQUEST_TOKENS * worker.num_requests
-        rate = worker.prefill_tokens_per_s or book.assumed(worker.role).prefill_tokens_per_s
-        return (num_tokens_before + missing) / rate
-
-    return nsmallest(count, workers, key=glance_s)
+    has_silent = any(not worker.prefill_tokens_per_s for worker in workers)
+    assumed = {role: book.assumed_prefill_tokens_per_s(role) for role in WorkerRole} if has_silent else {}
+    glances_s = [
+        (
+            worker.num_queued_tokens
+            + REQUEST_TOKENS * worker.num_requests
+            + num_tokens
+            - cached.get(worker.incarnation, 0)
+        )
+        / (worker.prefill_tokens_per_s or assumed[worker.role])
+        for worker in workers
+    ]
+    places = nsmallest(count, range(len(workers)), key=glances_s.__getitem__)
+    return [workers[place] for place in places]
 
 
 def prefill_options(

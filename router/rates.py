@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import median
 
 from router.cluster import ClusterSnapshot, WorkerRole, WorkerSnapshot
@@ -35,6 +36,7 @@ class RateBook:
         self._cluster = cluster
         self._fair_count: float | None = None
         self._assumed: dict[WorkerRole, WorkerRates] = {}
+        self._assumed_prefill: dict[WorkerRole, float] = {}
 
     def of(self, worker: WorkerSnapshot) -> WorkerRates:
         """The worker's rates."""
@@ -66,17 +68,25 @@ class RateBook:
         if role not in self._assumed:
             alike = [worker for worker in self._cluster.workers if worker.role is role]
             self._assumed[role] = WorkerRates(
-                self._typical(alike, lambda worker: worker.prefill_tokens_per_s) or DEFAULT_PREFILL_TOKENS_PER_S,
-                self._typical(alike, lambda worker: worker.decode_step_s) or DEFAULT_DECODE_STEP_S,
-                self._typical(alike, lambda worker: worker.decode_sequence_s) or DEFAULT_DECODE_SEQUENCE_S,
-                self._typical(alike, lambda worker: worker.read_bytes_per_s) or DEFAULT_READ_BYTES_PER_S,
+                self.assumed_prefill_tokens_per_s(role),
+                self._typical(alike, attrgetter("decode_step_s")) or DEFAULT_DECODE_STEP_S,
+                self._typical(alike, attrgetter("decode_sequence_s")) or DEFAULT_DECODE_SEQUENCE_S,
+                self._typical(alike, attrgetter("read_bytes_per_s")) or DEFAULT_READ_BYTES_PER_S,
             )
         return self._assumed[role]
+
+    def assumed_prefill_tokens_per_s(self, role: WorkerRole) -> float:
+        """The first of these rates alone: the one that a glance at every worker needs."""
+        if role not in self._assumed_prefill:
+            alike = [worker for worker in self._cluster.workers if worker.role is role]
+            typical = self._typical(alike, attrgetter("prefill_tokens_per_s"))
+            self._assumed_prefill[role] = typical or DEFAULT_PREFILL_TOKENS_PER_S
+        return self._assumed_prefill[role]
 
     def _typical(self, alike: Iterable[WorkerSnapshot], attribute: Attribute) -> float:
         """The median of those workers that know it, else of all workers that do, else 0."""
         for workers in (alike, self._cluster.workers):
-            known = [value for worker in workers if (value := attribute(worker)) > 0]
+            known = [value for value in map(attribute, workers) if value > 0]
             if known:
                 return median(known)
         return 0.0
