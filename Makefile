@@ -5,8 +5,9 @@ PORT ?= 8000
 MODEL ?=
 FUZZ_SECONDS ?= 600
 BIN := .venv/bin
+CHECKOV := 3.3.30
 
-.PHONY: setup serve test fuzz lint audit bench chaos protos
+.PHONY: setup serve test fuzz lint audit bench chaos protos image-constraints image-check
 
 setup: .venv/.done
 
@@ -20,7 +21,13 @@ setup: .venv/.done
 serve: setup
 	$(BIN)/baton serve $(MODEL) --port $(PORT)
 
-test: setup
+# Checkov does not go together with our pytest: it has an environment of its own, and a test that uses it.
+.venv/checkov/$(CHECKOV).done: .venv/.done
+	$(PYTHON) -m venv .venv/checkov
+	.venv/checkov/bin/python -m pip install --quiet "checkov==$(CHECKOV)"
+	touch $@
+
+test: setup .venv/checkov/$(CHECKOV).done
 	$(BIN)/python -m pytest -q --durations=30
 
 fuzz: setup
@@ -50,3 +57,10 @@ chaos: setup
 
 protos: setup
 	sh scripts/generate_protos.sh
+
+# The versions in the images, from this environment; then `make image-check`, which installs what an image holds.
+image-constraints: setup
+	$(BIN)/python scripts/image/constraints.py > scripts/image/constraints.txt
+
+image-check:
+	PYTHON=$(PYTHON) sh scripts/image/check.sh

@@ -10,6 +10,7 @@ from engine.errors import EngineError
 from engine.model_config import read_model_config
 
 BUNDLED_NAME = "baton-bundled"
+BUNDLED = Path(str(files("baton") / "bundled_model"))
 HUB_PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "tokenizer*", "*.model", "*.txt", "*.jinja"]
 
 
@@ -31,23 +32,25 @@ def find_checkpoint(model: str | None, dtype: str) -> Checkpoint:
 
 def _locate(model: str | None) -> tuple[Path, str]:
     if model is None:
-        return Path(str(files("baton") / "bundled_model")), BUNDLED_NAME
+        return BUNDLED, BUNDLED_NAME
     path = Path(model).expanduser()
     if path.is_dir():
         return path.resolve(), path.resolve().name
     if path.exists() or model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise click.ClickException(f"{model} is no directory, and no hub id such as Qwen/Qwen3-0.6B either")
-    return _download(model), model
+    return download(model, HUB_PATTERNS), model
 
 
-def _download(hub_id: str) -> Path:
+def download(hub_id: str, patterns: list[str], directory: Path | None = None) -> Path:
+    """A model's files of these patterns from the hub, in a directory or the hub's own cache. Raises ClickException."""
     from httpx import TransportError
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     click.echo(f"Looking {hub_id} up in the Hugging Face hub")
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=HUB_PATTERNS, ignore_patterns=["*/*"]))
+        found = snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=["*/*"], local_dir=directory)
+        return Path(found)
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, TransportError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise click.ClickException(

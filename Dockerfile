@@ -1,0 +1,88 @@
+# Baton's images: `docker buildx bake cpu` and `docker buildx bake cuda` (docker-bake.hcl), or
+# `docker build --target cpu .` and `docker build --target cuda .`
+#
+# Pinned by tag: a release adds the digest that it was built from, PYTHON_IMAGE=python:...@sha256:...
+ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
+
+# ---- Baton's wheel, with its compiled modules ----
+FROM ${PYTHON_IMAGE} AS wheel
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+# The compiler makes nothing that is in an image but these modules, so its version is the distribution's.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY pyproject.toml setup.py README.md ./
+COPY baton/ baton/
+COPY decode_worker/ decode_worker/
+COPY deployment/ deployment/
+COPY engine/ engine/
+COPY kvtransfer/ kvtransfer/
+COPY loadtool/ loadtool/
+COPY prefill_worker/ prefill_worker/
+COPY protos/ protos/
+COPY router/ router/
+COPY rpc/ rpc/
+COPY simulation/ simulation/
+COPY scripts/image/ scripts/image/
+RUN sh scripts/image/install.sh wheel /dist
+
+# ---- What Baton needs: large, and the same from one commit to the next ----
+FROM ${PYTHON_IMAGE} AS dependencies
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /src
+COPY pyproject.toml ./
+COPY scripts/image/ scripts/image/
+
+FROM dependencies AS dependencies-cpu
+ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
+RUN TORCH_INDEX="${TORCH_CPU_INDEX}" sh scripts/image/install.sh dependencies /opt/baton
+
+# PyPI's torch is the CUDA build and brings CUDA's libraries; nixl brings UCX. The driver is the node's.
+FROM dependencies AS dependencies-cuda
+ARG TORCH_CUDA_INDEX=""
+RUN TORCH_INDEX="${TORCH_CUDA_INDEX}" sh scripts/image/install.sh dependencies /opt/baton
+
+# ---- What runs ----
+FROM ${PYTHON_IMAGE} AS runtime
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+# KubeRay starts pods with bash, in some versions by a login shell (which forgets PATH), and looks at them with wget.
+# hadolint ignore=DL3008,SC2016
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends wget \
+    && rm -rf /var/lib/apt/lists/* \
+    && groupadd --gid 1000 baton \
+    && useradd --uid 1000 --gid 1000 --no-create-home --home-dir /tmp --shell /bin/bash baton \
+    && echo 'PATH=/opt/baton/bin:$PATH' > /etc/profile.d/baton.sh
+# All that is written goes below /tmp: the rest of the file system may be read-only.
+ENV PATH=/opt/baton/bin:$PATH \
+    HOME=/tmp \
+    TMPDIR=/tmp \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    RAY_USAGE_STATS_ENABLED=0
+WORKDIR /tmp
+EXPOSE 8000
+CMD ["baton", "--help"]
+LABEL org.opencontainers.image.title="Baton" \
+    org.opencontainers.image.description="Disaggregated prefill/decode serving of large language models" \
+    io.baton.sbom="/opt/baton/sbom.cdx.json"
+
+FROM runtime AS cpu
+COPY --from=dependencies-cpu /opt/baton /opt/baton
+RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
+    --mount=type=bind,source=scripts/image,target=/src/scripts/image \
+    PYTHON=/usr/local/bin/python3 sh /src/scripts/image/install.sh baton /opt/baton /dist
+USER 1000:1000
+
+FROM runtime AS cuda
+# What NVIDIA's container runtime gives a container of the driver.
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+COPY --from=dependencies-cuda /opt/baton /opt/baton
+RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
+    --mount=type=bind,source=scripts/image,target=/src/scripts/image \
+    PYTHON=/usr/local/bin/python3 sh /src/scripts/image/install.sh baton /opt/baton /dist
+USER 1000:1000

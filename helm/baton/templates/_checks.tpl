@@ -1,0 +1,174 @@
+{{/* What the operator, Ray or the application would reject or misplace is told here, before anything is installed. */}}
+{{- define "baton.checks" -}}
+{{- $v := .Values -}}
+{{- $_ := include "baton.modelPath" . -}}
+{{- if and $v.ray.checkOperator (not (.Capabilities.APIVersions.Has "ray.io/v1/RayService")) -}}
+{{- fail "the KubeRay operator is missing: this cluster has no ray.io/v1 RayService. Install it first (helm install kuberay-operator kuberay/kuberay-operator --version 1.5.1 or later), or set ray.checkOperator=false where the API cannot be asked (helm template)" -}}
+{{- end -}}
+{{- include "baton.checkNames" . -}}
+{{- range $name := list "prefill" "decode" -}}
+{{- include "baton.checkPool" (dict "root" $ "name" $name) -}}
+{{- end -}}
+{{- if lt (int (include "baton.leastDecode" .)) 1 -}}
+{{- fail "decode: no worker decodes; decode.minReplicas (decode.replicas without autoscaling) must be at least 1" -}}
+{{- end -}}
+{{- include "baton.checkBudget" . -}}
+{{- include "baton.checkRegistry" . -}}
+{{- include "baton.checkCache" . -}}
+{{- include "baton.checkRouter" . -}}
+{{- include "baton.checkTLS" . -}}
+{{- end }}
+
+{{- define "baton.checkNames" -}}
+{{- $name := include "baton.fullname" . -}}
+{{- if gt (len $name) 47 -}}
+{{- fail (printf "the name %s has %d characters, and KubeRay takes 47 for a RayService: shorten the release's name or set fullnameOverride" $name (len $name)) -}}
+{{- end -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "the name %s is none for a RayService: it must begin with a letter and have only a-z, 0-9 and -; set fullnameOverride" $name) -}}
+{{- end -}}
+{{- end }}
+
+{{- define "baton.leastDecode" -}}{{ (fromYaml (include "baton.pool" (dict "root" . "name" "decode"))).least }}{{- end }}
+
+{{- define "baton.checkPool" -}}
+{{- $v := .root.Values -}}
+{{- $name := .name -}}
+{{- $values := index $v $name -}}
+{{- $pool := fromYaml (include "baton.pool" .) -}}
+{{- if gt (int $values.minReplicas) (int $values.maxReplicas) -}}
+{{- fail (printf "%s.minReplicas: %v is more than maxReplicas, %v" $name $values.minReplicas $values.maxReplicas) -}}
+{{- end -}}
+{{- if and $v.autoscaling.enabled (or (lt (int $pool.size) (int $pool.least)) (gt (int $pool.size) (int $pool.most))) -}}
+{{- fail (printf "%s.replicas: %v is not from minReplicas to maxReplicas" $name $pool.size) -}}
+{{- end -}}
+{{- if lt (int $pool.size) 1 -}}
+{{- fail (printf "%s.replicas: the application needs one at the least to begin with" $name) -}}
+{{- end -}}
+{{- if gt (int $pool.mostPods) (int $values.maxPods) -}}
+{{- fail (printf "%s.maxReplicas: %v replicas, %v to a pod, need %v pods, but the worker group has %v at most; raise %s.maxPods" $name $pool.most $values.replicasPerPod $pool.mostPods $values.maxPods $name) -}}
+{{- end -}}
+{{- if gt (int $values.tensorParallelSize) 1 -}}
+{{- fail (printf "%s.tensorParallelSize: %v, but the engine of Baton %s has no tensor-parallel ranks: all but one GPU of a replica would idle. Give 1" $name $values.tensorParallelSize .root.Chart.AppVersion) -}}
+{{- end -}}
+{{- if mod (int $values.replicasPerPod) (int $values.expertParallelSize) -}}
+{{- fail (printf "%s.expertParallelSize: a group of %v replicas shares one pod, so replicasPerPod (%v) must be a multiple of it" $name $values.expertParallelSize $values.replicasPerPod) -}}
+{{- end -}}
+{{- range $key := list "minReplicas" "maxReplicas" "replicas" -}}
+{{- $size := index $values $key -}}
+{{- if and (not (kindIs "invalid" $size)) (mod (int $size) (int $values.expertParallelSize)) -}}
+{{- fail (printf "%s.%s: %v is not a multiple of expertParallelSize, %v" $name $key $size $values.expertParallelSize) -}}
+{{- end -}}
+{{- end -}}
+{{- if gt (mulf $values.shmGi 1024) (float64 $pool.podMemoryMi) -}}
+{{- fail (printf "%s.shmGi: %v GiB of shared memory count as the pod's memory, which has %v MiB" $name $values.shmGi $pool.podMemoryMi) -}}
+{{- end -}}
+{{- range $resource, $_ := $values.extraResources -}}
+{{- if has $resource (list "cpu" "memory" $v.gpuResource) -}}
+{{- fail (printf "%s.extraResources: %s is set twice; it follows from cpu, memoryGi and tensorParallelSize" $name $resource) -}}
+{{- end -}}
+{{- if and $v.rdma.enabled (eq $resource $v.rdma.resource) -}}
+{{- fail (printf "%s.extraResources: %s is set twice; rdma.count says how many" $name $resource) -}}
+{{- end -}}
+{{- end -}}
+{{- range $values.extraEnv -}}
+{{- if has .name (list "RAY_REDIS_ADDRESS" "REDIS_PASSWORD" "REDIS_USERNAME" "RAY_enable_autoscaler_v2") -}}
+{{- fail (printf "%s.extraEnv: %s is the operator's own" $name .name) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "baton.checkBudget" -}}
+{{- if .Values.autoscaling.enabled -}}
+{{- $prefill := fromYaml (include "baton.pool" (dict "root" . "name" "prefill")) -}}
+{{- $decode := fromYaml (include "baton.pool" (dict "root" . "name" "decode")) -}}
+{{- $least := add (mul $prefill.least (max 1 $prefill.gpus)) (mul $decode.least (max 1 $decode.gpus)) -}}
+{{- if lt (int (include "baton.budgetGPUs" .)) (int $least) -}}
+{{- fail (printf "autoscaling.budgetGPUs: %v, but the smallest pools need %v" .Values.autoscaling.budgetGPUs $least) -}}
+{{- end -}}
+{{- if and .Values.autoscaling.clusterBudget.enabled (eq .Values.device "cpu") -}}
+{{- fail "autoscaling.clusterBudget: it counts GPUs, and device is cpu" -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "baton.checkRegistry" -}}
+{{- with .Values.redis -}}
+{{- if and (not .enabled) (not .external.url) (not .external.existingSecret) -}}
+{{- fail "redis: workers and routers need a registry; set redis.enabled, redis.external.url or redis.external.existingSecret" -}}
+{{- end -}}
+{{- if and .external.url .external.existingSecret -}}
+{{- fail "redis.external: the URL is given by url or by existingSecret, not both" -}}
+{{- end -}}
+{{- if and .enabled (or .external.url .external.existingSecret) -}}
+{{- fail "redis: either its own (redis.enabled) or an external one, not both" -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.head.faultTolerance -}}
+{{- if and .enabled $.Values.redis.enabled (not .redisAddress) (not $.Values.redis.persistence.enabled) -}}
+{{- fail "head.faultTolerance: a Redis that forgets keeps no head alive; set redis.persistence.enabled, or redisAddress of another one" -}}
+{{- end -}}
+{{- if and .enabled .redisAddress (not (regexMatch ":[0-9]+$" .redisAddress)) -}}
+{{- fail (printf "head.faultTolerance.redisAddress: %s has no port; give HOST:PORT" .redisAddress) -}}
+{{- end -}}
+{{- if and .enabled (not $.Values.redis.enabled) (not .redisAddress) -}}
+{{- fail "head.faultTolerance.redisAddress: missing; give HOST:PORT of the Redis that keeps the head's state" -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "baton.checkCache" -}}
+{{- with .Values.modelCache -}}
+{{- if and (eq .type "hostPath") (not .hostPath) -}}
+{{- fail "modelCache.hostPath: missing; give the directory of the nodes" -}}
+{{- end -}}
+{{- if and .job.enabled (ne .type "pvc") -}}
+{{- fail (printf "modelCache.job: it fills a volume that pods share, and %s is none; set modelCache.type=pvc" .type) -}}
+{{- end -}}
+{{- if and (not .fetch) (not (hasPrefix "/" $.Values.model)) -}}
+{{- fail (printf "modelCache.fetch: without it model must be a path where the model is already, and not %s" $.Values.model) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "baton.checkRouter" -}}
+{{- $v := .Values -}}
+{{- if and $v.keda.enabled $v.router.autoscaling.enabled -}}
+{{- fail "keda: KEDA and router.autoscaling (an HPA) would both size the routers; switch one off" -}}
+{{- end -}}
+{{- if and $v.router.autoscaling.enabled (gt (int $v.router.autoscaling.minReplicas) (int $v.router.autoscaling.maxReplicas)) -}}
+{{- fail "router.autoscaling: minReplicas is more than maxReplicas" -}}
+{{- end -}}
+{{- if and $v.auth.protectOperations (not $v.auth.apiKeys.existingSecret) -}}
+{{- fail "auth.protectOperations: it needs auth.apiKeys.existingSecret" -}}
+{{- end -}}
+{{- if and $v.tests.enabled $v.auth.apiKeys.existingSecret (not $v.auth.clientKey.existingSecret) -}}
+{{- fail "tests: `helm test` needs a key, for routers ask for one; set auth.clientKey.existingSecret, or tests.enabled=false" -}}
+{{- end -}}
+{{- if and $v.httpRoute.enabled (not $v.httpRoute.parentRefs) -}}
+{{- fail "httpRoute.parentRefs: missing; name the Gateway" -}}
+{{- end -}}
+{{- range $api, $on := dict "gateway.networking.k8s.io/v1/HTTPRoute" $v.httpRoute.enabled "keda.sh/v1alpha1/ScaledObject" $v.keda.enabled "cert-manager.io/v1/Certificate" (or $v.tls.internal.certManager.enabled $v.tls.https.certManager.enabled) -}}
+{{- if and $on $v.ray.checkOperator (not ($.Capabilities.APIVersions.Has $api)) -}}
+{{- fail (printf "this cluster has no %s, which the values ask for" $api) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "baton.checkTLS" -}}
+{{- range $name := list "internal" "https" -}}
+{{- $tls := index $.Values.tls $name -}}
+{{- if and $tls.enabled (not $tls.existingSecret) (not $tls.certManager.enabled) -}}
+{{- fail (printf "tls.%s: it needs a certificate; set existingSecret or certManager.enabled" $name) -}}
+{{- end -}}
+{{- if and $tls.certManager.enabled (not $tls.enabled) -}}
+{{- fail (printf "tls.%s.certManager: it makes a certificate that nobody would use; set tls.%s.enabled" $name $name) -}}
+{{- end -}}
+{{- if and $tls.certManager.enabled $tls.existingSecret -}}
+{{- fail (printf "tls.%s: a certificate is given by existingSecret or made by certManager, not both" $name) -}}
+{{- end -}}
+{{- if and $tls.certManager.enabled (not $tls.certManager.issuerRef.name) -}}
+{{- fail (printf "tls.%s.certManager.issuerRef.name: missing" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}

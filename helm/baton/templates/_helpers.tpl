@@ -1,0 +1,167 @@
+{{- define "baton.name" -}}
+{{- default .Chart.Name .Values.nameOverride -}}
+{{- end }}
+
+{{/* Of everything; not cut short: a name that is too long is told (_checks.tpl), for a cut one could be another's. */}}
+{{- define "baton.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else -}}
+{{- $name := include "baton.name" . -}}
+{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
+{{- end -}}
+{{- end }}
+
+{{- define "baton.routerName" -}}{{ include "baton.fullname" . }}-router{{- end }}
+{{- define "baton.redisName" -}}{{ include "baton.fullname" . }}-redis{{- end }}
+
+{{/* What the pods of one release have in common. Not app.kubernetes.io/name: of Ray's pods that is the operator's. */}}
+{{- define "baton.selectorLabels" -}}
+app.kubernetes.io/part-of: baton
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "baton.labels" -}}
+{{ include "baton.selectorLabels" . }}
+app.kubernetes.io/name: {{ include "baton.name" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "baton.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ .tag | default (printf "%s-%s" $.Chart.AppVersion (ternary "cpu" "cuda" (eq $.Values.device "cpu"))) }}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "baton.redisImage" -}}
+{{- with .Values.redis.image -}}
+{{- if .digest -}}{{ .repository }}@{{ .digest }}{{- else -}}{{ .repository }}:{{ .tag }}{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "baton.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Where the model is in every pod, and what clients call it. */}}
+{{- define "baton.modelPath" -}}
+{{- $model := required "model: missing; give a hub id (Qwen/Qwen3-0.6B), a path such as /models/x, or bundled" .Values.model -}}
+{{- if eq $model "bundled" -}}
+{{ .Values.modelCache.mountPath }}/baton-bundled
+{{- else if hasPrefix "/" $model -}}
+{{ trimSuffix "/" $model }}
+{{- else -}}
+{{ .Values.modelCache.mountPath }}/{{ $model }}
+{{- end -}}
+{{- end }}
+
+{{- define "baton.servedModelName" -}}
+{{- if .Values.servedModelName -}}
+{{ .Values.servedModelName }}
+{{- else if eq .Values.model "bundled" -}}
+baton-bundled
+{{- else if hasPrefix "/" .Values.model -}}
+{{ base .Values.model }}
+{{- else -}}
+{{ .Values.model }}
+{{- end -}}
+{{- end }}
+
+{{/* Whether a pod has to get the model itself ("true" or ""). */}}
+{{- define "baton.fetches" -}}
+{{- if and .Values.modelCache.fetch (not (hasPrefix "/" .Values.model)) -}}true{{- end -}}
+{{- end }}
+
+{{/* Whether that leaves the cluster. */}}
+{{- define "baton.asksHub" -}}
+{{- if and (include "baton.fetches" .) (ne .Values.model "bundled") -}}true{{- end -}}
+{{- end }}
+
+{{- define "baton.headServiceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{ .Values.serviceAccount.name | default (printf "%s-head" (include "baton.fullname" .)) }}
+{{- else -}}
+{{ .Values.serviceAccount.name | default "default" }}
+{{- end -}}
+{{- end }}
+
+{{/* Of pods that never ask the API server. */}}
+{{- define "baton.plainServiceAccount" -}}
+{{- if .Values.serviceAccount.create -}}{{ include "baton.fullname" . }}{{- else -}}default{{- end -}}
+{{- end }}
+
+{{- define "baton.registrySecret" -}}
+{{- if .Values.redis.enabled -}}{{ include "baton.redisName" . }}{{- else -}}{{ .Values.redis.external.existingSecret | default (printf "%s-registry" (include "baton.fullname" .)) }}{{- end -}}
+{{- end }}
+
+{{- define "baton.registryKey" -}}
+{{- if and (not .Values.redis.enabled) .Values.redis.external.existingSecret -}}{{ .Values.redis.external.key }}{{- else -}}url{{- end -}}
+{{- end }}
+
+{{- define "baton.tlsSecret" -}}
+{{- .Values.tls.internal.existingSecret | default (printf "%s-tls" (include "baton.fullname" .)) -}}
+{{- end }}
+
+{{- define "baton.httpsSecret" -}}
+{{- .Values.tls.https.existingSecret | default (printf "%s-https" (include "baton.fullname" .)) -}}
+{{- end }}
+
+{{- define "baton.scheme" -}}{{ ternary "https" "http" .Values.tls.https.enabled }}{{- end }}
+
+{{/* Options in Baton's own spelling, those that are given. */}}
+{{- define "baton.options" -}}
+{{- $options := dict -}}
+{{- range $name, $value := . -}}
+{{- if not (kindIs "invalid" $value) -}}
+{{- $_ := set $options (snakecase $name) (ternary (int64 $value) $value (and (kindIs "float64" $value) (eq (float64 (int64 $value)) $value))) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $options -}}
+{{- end }}
+
+{{- define "baton.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: {{ .Values.podSecurity.runAsUser }}
+runAsGroup: {{ .Values.podSecurity.runAsGroup }}
+fsGroup: {{ .Values.podSecurity.fsGroup }}
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{- define "baton.containerSecurityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{/* The root is read-only: what is written goes to /tmp. */}}
+{{- define "baton.writableEnv" -}}
+- name: HOME
+  value: /tmp
+- name: TMPDIR
+  value: /tmp
+- name: HF_HOME
+  value: /tmp/huggingface
+{{- end }}
+
+{{/* Spread over nodes; a constraint without a selector of its own counts the component's pods. */}}
+{{- define "baton.topologySpread" -}}
+{{- $labels := merge (dict "app.kubernetes.io/component" .component) (fromYaml (include "baton.selectorLabels" .root)) -}}
+{{- range .constraints }}
+- {{ toYaml (ternary . (merge (dict "labelSelector" (dict "matchLabels" $labels)) .) (hasKey . "labelSelector")) | nindent 2 | trim }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,57 @@
+{{/* The volume of the model cache. */}}
+{{- define "baton.modelVolume" -}}
+- name: models
+  {{- with .Values.modelCache }}
+  {{- if eq .type "pvc" }}
+  persistentVolumeClaim:
+    claimName: {{ .pvc.existingClaim | default (printf "%s-models" (include "baton.fullname" $)) }}
+  {{- else if eq .type "hostPath" }}
+  hostPath:
+    path: {{ .hostPath }}
+    type: DirectoryOrCreate
+  {{- else }}
+  emptyDir:
+    sizeLimit: {{ .sizeLimit }}
+  {{- end }}
+  {{- end }}
+{{- end }}
+
+{{/* Gets the model into the cache, unless it is there: of several who do so at once in one cache, one downloads. */}}
+{{- define "baton.fetchContainer" -}}
+{{- $root := .root -}}
+- name: fetch
+  image: {{ include "baton.image" $root }}
+  imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+  command:
+    - baton
+    - fetch
+    - {{ $root.Values.model }}
+    - {{ include "baton.modelPath" $root }}
+    {{- if .withoutWeights }}
+    - --without-weights
+    {{- end }}
+  env:
+    {{- include "baton.writableEnv" $root | nindent 4 }}
+    {{- with $root.Values.modelCache }}
+    {{- with .hubEndpoint }}
+    - name: HF_ENDPOINT
+      value: {{ . }}
+    {{- end }}
+    {{- if .hubToken.existingSecret }}
+    - name: HF_TOKEN
+      valueFrom:
+        secretKeyRef:
+          name: {{ .hubToken.existingSecret }}
+          key: {{ .hubToken.key }}
+    {{- end }}
+    {{- end }}
+  resources:
+    {{- toYaml $root.Values.modelCache.resources | nindent 4 }}
+  securityContext:
+    {{- include "baton.containerSecurityContext" $root | nindent 4 }}
+  volumeMounts:
+    - name: tmp
+      mountPath: /tmp
+    - name: models
+      mountPath: {{ $root.Values.modelCache.mountPath }}
+{{- end }}

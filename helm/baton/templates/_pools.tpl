@@ -1,0 +1,158 @@
+{{/* What follows from a pool's values: sizes of its replicas, its pods and its worker group. */}}
+{{- define "baton.pool" -}}
+{{- $root := .root -}}
+{{- $pool := index $root.Values .name -}}
+{{- $replicasPerPod := int $pool.replicasPerPod -}}
+{{- $gpus := ternary 0 (int $pool.tensorParallelSize) (eq $root.Values.device "cpu") -}}
+{{- $size := int (ternary $pool.minReplicas $pool.replicas (kindIs "invalid" $pool.replicas)) -}}
+{{- $most := ternary (int $pool.maxReplicas) $size $root.Values.autoscaling.enabled -}}
+{{- $least := ternary (int $pool.minReplicas) $size $root.Values.autoscaling.enabled -}}
+name: {{ .name }}
+size: {{ $size }}
+least: {{ $least }}
+most: {{ $most }}
+startPods: {{ ceil (divf $size $replicasPerPod) }}
+leastPods: {{ ceil (divf $least $replicasPerPod) }}
+mostPods: {{ ceil (divf $most $replicasPerPod) }}
+gpus: {{ $gpus }}
+podGPUs: {{ mul $gpus $replicasPerPod }}
+podCPUs: {{ ceil (mulf $pool.cpu $replicasPerPod) }}
+podMillis: {{ int64 (mulf (addf (mulf $pool.cpu $replicasPerPod) $pool.overheadCPU) 1000) }}
+podMemoryMi: {{ int64 (mulf (addf (mulf $pool.memoryGi $replicasPerPod) $pool.overheadMemoryGi) 1024) }}
+{{- end }}
+
+{{/* Serve's longest end of a replica, as the application itself has it; a pod's end has to be longer. */}}
+{{- define "baton.shutdownSeconds" -}}{{ add (int .Values.drainTimeoutSeconds) 37 }}{{- end }}
+{{- define "baton.podGraceSeconds" -}}{{ add (int (include "baton.shutdownSeconds" .)) 30 }}{{- end }}
+
+{{/* The arguments of the application: the keys of `baton serve`'s file and docs/ray.md's. */}}
+{{- define "baton.rayArguments" -}}
+model: {{ include "baton.modelPath" . | quote }}
+served_model_name: {{ include "baton.servedModelName" . | quote }}
+registry_file: /etc/baton/registry/url
+router: false
+transport: {{ .Values.transport }}
+drain_timeout_s: {{ .Values.drainTimeoutSeconds }}
+{{- if .Values.strict }}
+strict: true
+{{- end }}
+{{- with .Values.maxStepSeconds }}
+max_step_s: {{ . }}
+{{- end }}
+{{- if .Values.tls.internal.enabled }}
+tls_cert: /etc/baton/tls/tls.crt
+tls_key: /etc/baton/tls/tls.key
+tls_ca: /etc/baton/tls/ca.crt
+tls_server_name: {{ .Values.tls.internal.serverName }}
+{{- end }}
+engine:
+  {{- $engine := fromYaml (include "baton.options" .Values.engine) }}
+  {{- toYaml (merge (dict "device" .Values.device) $engine) | nindent 2 }}
+{{- range $name := list "prefill" "decode" }}
+{{- $values := index $.Values $name }}
+{{- $pool := fromYaml (include "baton.pool" (dict "root" $ "name" $name)) }}
+{{ $name }}: 1 # that there is such a deployment: its size stands below
+{{- with fromYaml (include "baton.options" $values.engine) }}
+{{ $name }}_engine:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{ $name }}_ray:
+  num_cpus: {{ $values.cpu }}
+  num_gpus: {{ $pool.gpus }}
+  max_replicas_per_node: {{ $values.replicasPerPod }}
+  label_selector:
+    pool: {{ $name }}
+  start_timeout_s: {{ $values.startTimeoutSeconds }}
+  health_check_period_s: {{ $values.healthCheckPeriodSeconds }}
+  health_check_timeout_s: {{ $values.healthCheckTimeoutSeconds }}
+{{- end }}
+{{- end }}
+
+{{/* Sizes and the policy stand outside the arguments: a change of an argument restarts every replica. */}}
+{{- define "baton.serveConfig" -}}
+proxy_location: Disabled
+applications:
+  - name: baton
+    route_prefix: null
+    import_path: deployment.ray_app:build
+    args:
+      {{- include "baton.rayArguments" . | nindent 6 }}
+    deployments:
+      {{- range $name := list "prefill" "decode" }}
+      {{- $pool := fromYaml (include "baton.pool" (dict "root" $ "name" $name)) }}
+      - name: {{ $name }}
+        {{- if $.Values.autoscaling.enabled }}
+        autoscaling_config:
+          min_replicas: {{ $pool.least }}
+          max_replicas: {{ $pool.most }}
+          {{- if ne $pool.size $pool.least }}
+          initial_replicas: {{ $pool.size }}
+          {{- end }}
+          upscale_delay_s: 0
+          downscale_delay_s: 0
+        {{- else }}
+        num_replicas: {{ $pool.size }}
+        {{- end }}
+      {{- end }}
+    {{- if .Values.autoscaling.enabled }}
+    autoscaling_policy:
+      policy_function: deployment.ray_scaling:PoolsPolicy
+      policy_kwargs:
+        {{- include "baton.policyArguments" . | nindent 8 }}
+    {{- end }}
+{{- end }}
+
+{{- define "baton.policyArguments" -}}
+{{- $prefill := fromYaml (include "baton.pool" (dict "root" . "name" "prefill")) -}}
+{{- $decode := fromYaml (include "baton.pool" (dict "root" . "name" "decode")) -}}
+{{- with .Values.autoscaling -}}
+registry_file: /etc/baton/registry/url
+model: {{ include "baton.servedModelName" $ | quote }}
+budget_gpus: {{ include "baton.budgetGPUs" $ }}
+slo:
+  ttft_s: {{ .slo.ttftSeconds }}
+  tpot_s: {{ .slo.tpotSeconds }}
+  quantile: {{ .slo.quantile }}
+prefill:
+  gpus_per_replica: {{ max 1 $prefill.gpus }}
+decode:
+  gpus_per_replica: {{ max 1 $decode.gpus }}
+{{- range $name, $option := dict "upscaleDelaySeconds" "upscale_delay_s" "downscaleDelaySeconds" "downscale_delay_s" "startSeconds" "start_s" "startTimeoutSeconds" "start_timeout_s" }}
+{{- $value := index $.Values.autoscaling $name }}
+{{- if not (kindIs "invalid" $value) }}
+{{ $option }}: {{ $value }}
+{{- end }}
+{{- end }}
+drain_s: {{ $.Values.drainTimeoutSeconds }}
+{{- if .clusterBudget.enabled }}
+kubernetes:
+  resource: {{ $.Values.gpuResource }}
+  namespace: {{ $.Release.Namespace }}
+  own_namespace_only: true
+  {{- range $name := list "prefill" "decode" }}
+  {{- $values := index $.Values $name }}
+  {{ $name }}:
+    labels:
+      {{- include "baton.selectorLabels" $ | nindent 6 }}
+      app.kubernetes.io/component: {{ $name }}
+    gpus_per_pod: {{ (fromYaml (include "baton.pool" (dict "root" $ "name" $name))).podGPUs }}
+    {{- with $values.nodeSelector }}
+    node_selector:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+    {{- with $values.tolerations }}
+    tolerations:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+{{- end }}
+
+{{/* GPUs of both pools at most; on CPUs a replica counts as one. */}}
+{{- define "baton.budgetGPUs" -}}
+{{- $prefill := fromYaml (include "baton.pool" (dict "root" . "name" "prefill")) -}}
+{{- $decode := fromYaml (include "baton.pool" (dict "root" . "name" "decode")) -}}
+{{- $all := add (mul $prefill.most (max 1 $prefill.gpus)) (mul $decode.most (max 1 $decode.gpus)) -}}
+{{- ternary $all .Values.autoscaling.budgetGPUs (kindIs "invalid" .Values.autoscaling.budgetGPUs) | int -}}
+{{- end }}

@@ -1,0 +1,48 @@
+{{/* The head: Ray's own state, Serve's controller and the autoscaler. No replica runs here. */}}
+{{- define "baton.headGroup" -}}
+rayStartParams:
+  dashboard-host: 0.0.0.0
+  object-store-memory: {{ mul (int .Values.ray.objectStoreMi) 1048576 | quote }}
+resources:
+  CPU: "0"
+template:
+  metadata:
+    {{- include "baton.rayMetadata" (dict "root" . "component" "head" "values" .Values.head) | nindent 4 }}
+  spec:
+    restartPolicy: Never
+    serviceAccountName: {{ include "baton.headServiceAccount" . }}
+    automountServiceAccountToken: true
+    enableServiceLinks: false
+    terminationGracePeriodSeconds: 30
+    securityContext:
+      {{- include "baton.podSecurityContext" . | nindent 6 }}
+    {{- include "baton.pullSecrets" . | nindent 4 }}
+    {{- include "baton.placement" .Values.head | nindent 4 }}
+    containers:
+      - name: ray-head
+        image: {{ include "baton.image" . }}
+        imagePullPolicy: {{ .Values.image.pullPolicy }}
+        ports:
+          - {name: gcs, containerPort: 6379}
+          - {name: dashboard, containerPort: 8265}
+          - {name: metrics, containerPort: 8080}
+        env:
+          {{- include "baton.rayEnv" (dict "root" .) | nindent 10 }}
+          {{- with .Values.head.extraEnv }}
+          {{- toYaml . | nindent 10 }}
+          {{- end }}
+        resources:
+          {{- $size := dict "cpu" (printf "%dm" (int64 (mulf .Values.head.cpu 1000))) "memory" (printf "%dMi" (int64 (mulf .Values.head.memoryGi 1024))) }}
+          requests: {{ toJson $size }}
+          limits: {{ toJson $size }}
+        securityContext:
+          {{- include "baton.containerSecurityContext" . | nindent 10 }}
+        {{- include "baton.rayProbes" . | nindent 8 }}
+        volumeMounts:
+          {{- include "baton.rayMounts" . | nindent 10 }}
+    volumes:
+      {{- include "baton.rayVolumes" (dict "root" . "shmGi" .Values.head.shmGi) | nindent 6 }}
+      - name: autoscaler-tmp
+        emptyDir:
+          sizeLimit: 1Gi
+{{- end }}

@@ -1,0 +1,106 @@
+{{/* A pod of Ray's: root, component, values, and what only its kind has. */}}
+{{- define "baton.rayProbes" -}}
+{{- /* The node's own health. An engine's is asked by Serve (gRPC health, `liveness`), which replaces the replica and not the pod with others in it. */ -}}
+startupProbe:
+  httpGet: {path: /api/healthz, port: 52365}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 60
+readinessProbe:
+  httpGet: {path: /api/healthz, port: 52365}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 3
+livenessProbe:
+  httpGet: {path: /api/healthz, port: 52365}
+  periodSeconds: 10
+  timeoutSeconds: 10
+  failureThreshold: 12
+{{- end }}
+
+{{- define "baton.rayEnv" -}}
+{{- include "baton.writableEnv" .root }}
+- name: POD_IP
+  valueFrom:
+    fieldRef:
+      fieldPath: status.podIP
+- name: PYTHONUNBUFFERED
+  value: "1"
+- name: RAY_USAGE_STATS_ENABLED
+  value: "0"
+- name: HF_HUB_OFFLINE
+  value: "1"
+{{- if .root.Values.head.faultTolerance.enabled }}
+- name: RAY_gcs_rpc_server_reconnect_timeout_s
+  value: {{ .root.Values.head.faultTolerance.reconnectTimeoutSeconds | quote }}
+{{- end }}
+{{- end }}
+
+{{- define "baton.rayMounts" -}}
+- name: tmp
+  mountPath: /tmp
+- name: shm
+  mountPath: /dev/shm
+- name: registry
+  mountPath: /etc/baton/registry
+  readOnly: true
+{{- if .Values.tls.internal.enabled }}
+- name: tls
+  mountPath: /etc/baton/tls
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "baton.rayVolumes" -}}
+- name: tmp
+  emptyDir:
+    sizeLimit: {{ .root.Values.tmpSizeLimit }}
+- name: shm
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ printf "%vGi" .shmGi }}
+- name: registry
+  secret:
+    secretName: {{ include "baton.registrySecret" .root }}
+    defaultMode: 0440
+    items:
+      - key: {{ include "baton.registryKey" .root }}
+        path: url
+{{- if .root.Values.tls.internal.enabled }}
+- name: tls
+  secret:
+    secretName: {{ include "baton.tlsSecret" .root }}
+    defaultMode: 0440
+{{- end }}
+{{- end }}
+
+{{- define "baton.rayMetadata" -}}
+labels:
+  {{- include "baton.selectorLabels" .root | nindent 2 }}
+  app.kubernetes.io/component: {{ .component }}
+  {{- with .values.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .values.podAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "baton.placement" -}}
+{{- with .nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end }}

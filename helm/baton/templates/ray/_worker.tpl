@@ -1,0 +1,122 @@
+{{/* A pool's worker group. Its pods come and go with the replicas that Serve wants, so its least is none and its most
+     what the pool may ever have: the operator gives a running cluster no other bounds. */}}
+{{- define "baton.workerGroup" -}}
+{{- $root := .root -}}
+{{- $name := .name -}}
+{{- $values := index $root.Values $name -}}
+{{- $pool := fromYaml (include "baton.pool" .) -}}
+groupName: {{ $name }}
+replicas: {{ $pool.startPods }}
+minReplicas: 0
+maxReplicas: {{ $values.maxPods }}
+numOfHosts: 1
+idleTimeoutSeconds: {{ $values.idleTimeoutSeconds }}
+scaleStrategy: {}
+labels:
+  pool: {{ $name }}
+rayStartParams:
+  object-store-memory: {{ mul (int $root.Values.ray.objectStoreMi) 1048576 | quote }}
+resources:
+  CPU: {{ $pool.podCPUs | int | quote }}
+  {{- if $pool.podGPUs }}
+  GPU: {{ $pool.podGPUs | int | quote }}
+  {{- end }}
+template:
+  metadata:
+    {{- include "baton.rayMetadata" (dict "root" $root "component" $name "values" $values) | nindent 4 }}
+  spec:
+    restartPolicy: Never
+    serviceAccountName: {{ include "baton.plainServiceAccount" $root }}
+    automountServiceAccountToken: false
+    enableServiceLinks: false
+    terminationGracePeriodSeconds: {{ include "baton.podGraceSeconds" $root }}
+    securityContext:
+      {{- include "baton.podSecurityContext" $root | nindent 6 }}
+      sysctls: # where servers with any free port listen, which the network policies let through
+        - name: net.ipv4.ip_local_port_range
+          value: {{ printf "%v %v" (int $root.Values.ray.ephemeralPorts.first) (int $root.Values.ray.ephemeralPorts.last) | quote }}
+    {{- include "baton.pullSecrets" $root | nindent 4 }}
+    {{- include "baton.placement" $values | nindent 4 }}
+    {{- with $values.runtimeClassName }}
+    runtimeClassName: {{ . }}
+    {{- end }}
+    {{- with $values.topologySpreadConstraints }}
+    topologySpreadConstraints:
+      {{- include "baton.topologySpread" (dict "root" $root "component" $name "constraints" .) | nindent 6 }}
+    {{- end }}
+    {{- if include "baton.fetches" $root }}
+    initContainers:
+      {{- include "baton.fetchContainer" (dict "root" $root) | nindent 6 }}
+    {{- end }}
+    containers:
+      {{- include "baton.workerContainer" (dict "root" $root "name" $name "values" $values "pool" $pool) | nindent 6 }}
+    volumes:
+      {{- include "baton.rayVolumes" (dict "root" $root "shmGi" $values.shmGi) | nindent 6 }}
+      {{- include "baton.modelVolume" $root | nindent 6 }}
+      {{- if $root.Values.hugepages.enabled }}
+      - name: hugepages
+        emptyDir:
+          medium: {{ printf "HugePages-%s" $root.Values.hugepages.size }}
+      {{- end }}
+      {{- with $values.extraVolumes }}
+      {{- toYaml . | nindent 6 }}
+      {{- end }}
+{{- end }}
+
+{{- define "baton.workerContainer" -}}
+{{- $root := .root -}}
+- name: ray-worker
+  image: {{ include "baton.image" $root }}
+  imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+  ports:
+    - {name: metrics, containerPort: 8080}
+  env:
+    {{- include "baton.rayEnv" (dict "root" $root) | nindent 4 }}
+    {{- if $root.Values.rdma.enabled }}
+    {{- range $key, $value := $root.Values.rdma.ucx }}
+    - name: UCX_{{ $key }}
+      value: {{ $value | quote }}
+    {{- end }}
+    {{- end }}
+    {{- with .values.extraEnv }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  resources:
+    {{- $size := dict "cpu" (printf "%dm" (int64 .pool.podMillis)) "memory" (printf "%dMi" (int64 .pool.podMemoryMi)) -}}
+    {{- if .pool.podGPUs }}{{ $_ := set $size $root.Values.gpuResource (int .pool.podGPUs) }}{{ end -}}
+    {{- if $root.Values.rdma.enabled }}{{ $_ := set $size $root.Values.rdma.resource (int $root.Values.rdma.count) }}{{ end -}}
+    {{- if $root.Values.hugepages.enabled }}{{ $_ := set $size (printf "hugepages-%s" $root.Values.hugepages.size) $root.Values.hugepages.amount }}{{ end -}}
+    {{- $size = merge $size .values.extraResources }}
+    requests: {{ toJson $size }}
+    limits: {{ toJson $size }}
+  securityContext:
+    {{- $context := fromYaml (include "baton.containerSecurityContext" $root) -}}
+    {{- if $root.Values.rdma.enabled }}{{ $_ := set $context.capabilities "add" (list "IPC_LOCK") }}{{ end }}
+    {{- toYaml $context | nindent 4 }}
+  {{- include "baton.rayProbes" $root | nindent 2 }}
+  lifecycle:
+    preStop: # a pod that is evicted: its workers give their requests away before Ray ends them
+      exec:
+        command:
+          - sh
+          - -c
+          - >-
+            baton drain --registry-file /etc/baton/registry/url --host "$POD_IP"
+            --timeout-s {{ $root.Values.drainTimeoutSeconds }}
+            {{- if $root.Values.tls.internal.enabled }}
+            --tls-cert /etc/baton/tls/tls.crt --tls-key /etc/baton/tls/tls.key
+            --tls-ca /etc/baton/tls/ca.crt --tls-server-name {{ $root.Values.tls.internal.serverName }}
+            {{- end }}
+  volumeMounts:
+    {{- include "baton.rayMounts" $root | nindent 4 }}
+    - name: models
+      mountPath: {{ $root.Values.modelCache.mountPath }}
+      readOnly: true
+    {{- if $root.Values.hugepages.enabled }}
+    - name: hugepages
+      mountPath: /dev/hugepages
+    {{- end }}
+    {{- with .values.extraVolumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end }}

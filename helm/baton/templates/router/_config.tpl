@@ -1,0 +1,34 @@
+{{/* The file of `baton router --config`; the registry's URL, which may have a password, comes by BATON_REGISTRY. */}}
+{{- define "baton.routerConfig" -}}
+model: {{ include "baton.modelPath" . | quote }}
+served_model_name: {{ include "baton.servedModelName" . | quote }}
+host: 0.0.0.0
+port: 8000
+processes: {{ .Values.router.processes }}
+drain_timeout_s: {{ .Values.drainTimeoutSeconds }}
+{{- if .Values.router.grpc }}
+grpc_port: 9000
+{{- end }}
+{{- if .Values.auth.apiKeys.existingSecret }}
+api_keys_file: /etc/baton/keys/keys.yaml
+{{- end }}
+{{- if .Values.auth.protectOperations }}
+protect_operations: true
+{{- end }}
+{{- if .Values.auth.sharedCache }}
+shared_cache: true
+{{- end }}
+{{- if .Values.tls.internal.enabled }}
+tls_cert: /etc/baton/tls/tls.crt
+tls_key: /etc/baton/tls/tls.key
+tls_ca: /etc/baton/tls/ca.crt
+tls_server_name: {{ .Values.tls.internal.serverName }}
+{{- end }}
+{{- if .Values.tls.https.enabled }}
+ssl_certfile: /etc/baton/https/tls.crt
+ssl_keyfile: /etc/baton/https/tls.key
+{{- end }}
+{{- with fromYaml (include "baton.options" .Values.router.config) }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,113 @@
+"""Writes helm/baton/README.md from the chart's schema, values and Chart.yaml; with --check only tells whether it is so.
+
+The schema says what each key means, values.yaml its default.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CHART = Path(__file__).resolve().parents[1] / "helm" / "baton"
+LONGEST_DEFAULT = 60
+INTRODUCTION = """\
+# Baton's chart
+
+{description}. Version {version} of the chart, {app_version} of Baton; Kubernetes {kube_version}.
+
+```
+helm install baton helm/baton --set model=Qwen/Qwen3-0.6B --set image.repository=registry.example.com/baton
+```
+
+makes routers (a Deployment with an HPA, a Service), a `RayService` with a worker group for prefill and one for decode,
+and a small Redis. Needed are the KubeRay operator, 1.5.1 or later, and an image: nobody publishes one, so build it from
+the Dockerfile. [docs/kubernetes.md](../../docs/kubernetes.md) leads from an empty cluster to a measured token, and on
+to upgrades and the end.
+
+| example | what it is |
+|---|---|
+| `values-cpu.yaml` | the model that comes with Baton, on CPU nodes (kind, minikube) |
+| `values-rdma.yaml` | KV by RDMA between GPU nodes |
+| `values-moe.yaml` | a mixture of experts, with decode workers in groups of eight |
+
+What changes without a restart of any pod: the bounds of the pools (`replicas`, `minReplicas`, `maxReplicas`), and all
+of `autoscaling` but `upscalingMode`. Nearly everything else about workers makes KubeRay build a second cluster beside
+the first, which for a while takes twice the GPUs, unless `ray.upgradeStrategy` is `None`.
+
+Kubernetes' probes of a worker's pod ask for its Ray node. An engine that does not step, or does not load in time, is
+noticed by Serve (`healthCheckPeriodSeconds`, `startTimeoutSeconds`), which replaces that worker and not the others of
+its pod.
+
+This page is made from `values.schema.json` and `values.yaml`: `python scripts/chart_readme.py`.
+
+## Values
+"""
+
+
+def rows(schema: Mapping[str, Any], values: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Key, default and meaning of every value below; a section comes before what is in it."""
+    for name, found in schema["properties"].items():
+        if name not in values:
+            continue
+        entry = resolved(found, root)
+        if "properties" in entry:
+            yield name, "", entry["description"]
+            for key, default, meaning in rows(entry, values[name] or {}, root):
+                yield f"{name}.{key}", default, meaning
+        else:
+            yield name, shown(values[name]), entry["description"]
+
+
+def resolved(entry: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry, with what it refers to."""
+    if "$ref" not in entry:
+        return dict(entry)
+    target: Any = root
+    for part in entry["$ref"].removeprefix("#/").split("/"):
+        target = target[part]
+    return {**target, **entry}
+
+
+def shown(value: object) -> str:
+    """A default, as short as it can be."""
+    if value is None or value == "":
+        return ""
+    text = json.dumps(value, ensure_ascii=False).strip('"')
+    return f"`{text}`" if len(text) <= LONGEST_DEFAULT else "see values.yaml"
+
+
+def readme() -> str:
+    """The page."""
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    introduction = INTRODUCTION.format(
+        description=chart["description"],
+        version=chart["version"],
+        app_version=chart["appVersion"],
+        kube_version=chart["kubeVersion"].removesuffix("-0"),
+    )
+    table = [
+        f"| `{key}` | {default} | {meaning} |".replace("|  |", "| |")
+        for key, default, meaning in rows(schema, values, schema)
+    ]
+    return "\n".join([introduction, "| key | default | meaning |", "|---|---|---|", *table, ""])
+
+
+def main() -> int:
+    """The exit status."""
+    file = CHART / "README.md"
+    if "--check" not in sys.argv[1:]:
+        file.write_text(readme(), encoding="utf-8")
+        return 0
+    if file.read_text(encoding="utf-8") == readme():
+        return 0
+    print(f"{file} is not what values.schema.json and values.yaml say: run python scripts/chart_readme.py")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""Refuses a wheel that lacks what a build may leave out without failing: compiled modules, the model, the protos."""
+
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from zipfile import ZipFile
+
+NEEDED = (
+    r"router/native/prefix_index\.[^/]*\.so",
+    r"engine/native/block_hash\.[^/]*\.so",
+    r"baton/bundled_model/model\.safetensors",
+    r"baton/bundled_model/tokenizer\.json",
+    r"baton/bundled_model/config\.json",
+    r"protos/worker\.proto",
+    r"protos/worker_pb2\.py",
+    r"deployment/ray_app\.py",
+    r"loadtool/page/[^/]*\.jinja",
+)
+NEVER = (r"tests/.*", r"benchmarks/.*", r".*\.(cpp|hpp)")
+
+
+def problems(names: Iterable[str]) -> list[str]:
+    """What is wrong with a wheel of these files; nothing if it is good."""
+    names = list(names)
+    missing = [f"no file {each}" for each in NEEDED if not any(re.fullmatch(each, name) for name in names)]
+    extra = [f"{name} does not belong there" for name in names if any(re.fullmatch(each, name) for each in NEVER)]
+    return missing + extra
+
+
+def main(paths: list[str]) -> int:
+    """Says what is wrong; 1 if anything is, or if it is not one wheel."""
+    if len(paths) != 1 or not Path(paths[0]).is_file():
+        print(f"one wheel is needed, not {paths}", file=sys.stderr)
+        return 1
+    with ZipFile(paths[0]) as wheel:
+        found = problems(wheel.namelist())
+    for problem in found:
+        print(f"{paths[0]}: {problem}", file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,39 @@
+#!/bin/sh
+# What an image holds, step by step: the Dockerfile's build runs this, and so does `make image-check` without Docker.
+#
+#   install.sh wheel DIST            builds Baton's wheel into DIST, and refuses one that lacks something
+#   install.sh dependencies VENV     a virtual environment with all that Baton needs, in the versions of constraints.txt
+#   install.sh baton VENV DIST       Baton itself into it, and a list of what is in it
+#
+# TORCH_INDEX: the package index that has the wanted build of torch; unset, pip's own (PyPI's is the CUDA build).
+set -eu
+
+here=$(dirname "$0")
+root=$here/../..
+python=${PYTHON:-python3}
+
+case ${1:-} in
+wheel)
+    $python -m pip wheel --quiet --no-deps --wheel-dir "$2" "$root"
+    $python "$here/check_wheel.py" "$2"/*.whl
+    ;;
+dependencies)
+    $python -m venv --without-pip "$2"
+    requirements=$(mktemp)
+    trap 'rm -f "$requirements"' EXIT
+    $python "$here/requirements.py" "$root/pyproject.toml" > "$requirements"
+    # By itself: an index for one build of torch lacks the rest.
+    torch=$(grep '^torch==' "$here/constraints.txt")
+    $python -m pip --python "$2" install --quiet --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch"
+    $python -m pip --python "$2" install --quiet --constraint "$here/constraints.txt" --requirement "$requirements"
+    ;;
+baton)
+    $python -m pip --python "$2" install --quiet --no-deps --no-index "$3"/*.whl
+    $python -m pip --python "$2" check
+    "$2/bin/python" "$here/sbom.py" > "$2/sbom.cdx.json"
+    ;;
+*)
+    sed -n '4,6s/^# *//p' "$0" >&2
+    exit 2
+    ;;
+esac

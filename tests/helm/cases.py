@@ -1,0 +1,51 @@
+"""Values that between them have every template rendered."""
+
+from typing import Any
+
+from tests.helm import charts
+
+MONITORING = {
+    "monitoring": {name: {"enabled": True} for name in ("serviceMonitor", "podMonitor", "rules", "dashboards")}
+}
+CERT_MANAGER = {"enabled": True, "certManager": {"enabled": True, "issuerRef": {"name": "ca"}}}
+KEYS = {"apiKeys": {"existingSecret": "keys"}, "clientKey": {"existingSecret": "key"}, "protectOperations": True}
+TLS = {
+    "auth": KEYS,
+    "tls": {"internal": CERT_MANAGER, "https": {**CERT_MANAGER, "dnsNames": ["llm.example.com"]}},
+    "ingress": {"enabled": True, "className": "nginx"},
+    "httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}], "hostnames": ["llm.example.com"]},
+}
+EVERYTHING = {
+    "redis": {"persistence": {"enabled": True}},
+    "head": {"faultTolerance": {"enabled": True}},
+    "router": {"grpc": True, "autoscaling": {"enabled": False}, "config": {"maxQueueWaitS": 2.5, "policy": "cost"}},
+    "keda": {"enabled": True},
+    "autoscaling": {"clusterBudget": {"enabled": True, "createClusterRole": True}},
+    "modelCache": {"type": "pvc", "job": {"enabled": True}, "hubToken": {"existingSecret": "hub"}},
+    "networkPolicy": {
+        "clients": [{"namespaceSelector": {}}],
+        "monitoring": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
+    },
+    "image": {"digest": "sha256:" + "0" * 64, "pullSecrets": ["registry"]},
+    "extraObjects": [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-extra", "namespace": "x"}}
+    ],
+}
+EXTERNAL = {
+    "model": "/models/llama",
+    "redis": {"enabled": False, "external": {"url": "rediss://cache.example.com:6380/0", "port": 6380}},
+    "autoscaling": {"enabled": False},
+    "serviceAccount": {"create": False},
+    "networkPolicy": {"enabled": False},
+    "tests": {"enabled": False},
+    "modelCache": {"type": "hostPath", "hostPath": "/data/models"},
+}
+CASES: dict[str, dict[str, Any]] = {
+    "default": charts.MODEL,
+    **{name: charts.example(name) for name in charts.EXAMPLES},
+    "tls": charts.merged(charts.MODEL, TLS),
+    "monitoring": charts.merged(charts.MODEL, MONITORING),
+    "tls-monitoring": charts.merged(charts.MODEL, TLS, MONITORING),
+    "everything": charts.merged(charts.MODEL, EVERYTHING),
+    "external": EXTERNAL,
+}

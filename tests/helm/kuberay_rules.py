@@ -1,0 +1,55 @@
+"""What KubeRay's operator itself refuses, beyond its CRDs (controllers/ray/utils/validation.go of 1.5)."""
+
+import re
+from typing import Any
+
+MAX_NAME_LENGTH = 47
+DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+RESOURCE_PARAMETERS = ("num-cpus", "num-gpus", "memory", "resources")
+HEAD_ONLY = ("RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "REDIS_USERNAME")
+FIRST_WITH_TOKENS = (2, 52, 0)
+
+
+def faults(service: dict[str, Any]) -> list[str]:
+    """Why the operator would not take this RayService."""
+    name, spec = service["metadata"]["name"], service["spec"]["rayClusterConfig"]
+    found = []
+    if len(name) > MAX_NAME_LENGTH or not DNS_1035.fullmatch(name):
+        found.append(f"the name {name} is too long or no DNS-1035 label")
+    groups = {"Head": spec["headGroupSpec"], **{each["groupName"]: each for each in spec["workerGroupSpecs"]}}
+    if len(groups) != len(spec["workerGroupSpecs"]) + 1:
+        found.append("two groups have one name")
+    autoscaled = spec.get("enableInTreeAutoscaling", False)
+    v2 = autoscaled and spec.get("autoscalerOptions", {}).get("version") == "v2"
+    for group_name, group in groups.items():
+        found += [f"{group_name}: {fault}" for fault in _group_faults(group, v2)]
+    for group in spec["workerGroupSpecs"]:
+        if group["minReplicas"] > group["maxReplicas"]:
+            found.append(f"{group['groupName']}: minReplicas is more than maxReplicas")
+        if "idleTimeoutSeconds" in group and not v2:
+            found.append(f"{group['groupName']}: idleTimeoutSeconds needs autoscaler v2")
+    found += _head_faults(spec, v2)
+    version = tuple(map(int, spec.get("rayVersion", "0.0.0").split(".")))
+    if spec.get("authOptions", {}).get("mode") == "token" and version < FIRST_WITH_TOKENS:
+        found.append("tokens need rayVersion 2.52.0 or later")
+    return found
+
+
+def _group_faults(group: dict[str, Any], v2: bool) -> list[str]:
+    parameters, found = group["rayStartParams"], []
+    if group.get("resources") and any(parameters.get(name) for name in RESOURCE_PARAMETERS):
+        found.append("resources are set in rayStartParams and in resources")
+    if "labels" in parameters:
+        found.append("labels belong into the group's labels")
+    if v2 and group["template"]["spec"].get("restartPolicy", "Never") != "Never":
+        found.append("autoscaler v2 needs restartPolicy Never")
+    return found
+
+
+def _head_faults(spec: dict[str, Any], v2: bool) -> list[str]:
+    head = spec["headGroupSpec"]["template"]["spec"]["containers"][0]
+    names = {each["name"] for each in head.get("env", ())}
+    found = [f"the head's {name} is the operator's own" for name in HEAD_ONLY if name in names]
+    if v2 and "RAY_enable_autoscaler_v2" in names:
+        found.append("the autoscaler's version is given twice")
+    return found

@@ -1,0 +1,168 @@
+"""What the chart gives Prometheus and Grafana. That its series exist, tests/integration/test_monitoring.py asks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import promql_parser as promql
+import pytest
+from helm_python import HelmError
+
+from router.metrics import TOKEN_BUCKETS_S, TTFT_BUCKETS_S
+from tests.helm.alerts import ON, alerts
+from tests.helm.charts import APIS, CHART, MODEL, Manifest, merged, only, pod_templates, render
+from tests.helm.dashboard_file import dashboards, panels, queries
+from tests.helm.promql import selectors
+
+PARTS = ("serviceMonitor", "podMonitor", "rules", "dashboards")
+ALL = {"monitoring": {part: {"enabled": True} for part in PARTS}}
+KINDS = {"ServiceMonitor": "serviceMonitor", "PodMonitor": "podMonitor", "PrometheusRule": "rules"}
+RDMA = {"rdma": {"enabled": True}}
+
+
+def rendered(*values: dict[str, Any], **options: Any) -> list[Manifest]:
+    """All objects with all monitoring."""
+    return render(merged(MODEL, ALL, *values), **options)
+
+
+def test_nothing_of_it_is_there_unless_asked_for() -> None:
+    objects = render(MODEL)
+    assert not {each["kind"] for each in objects} & set(KINDS)
+    assert not [each for each in objects if each["metadata"]["name"].endswith("-dashboards")]
+
+
+@pytest.mark.parametrize(("kind", "part"), KINDS.items())
+def test_labels_are_added_for_a_prometheus_that_selects_by_them(kind: str, part: str) -> None:
+    found = only(rendered({"monitoring": {part: {"labels": {"release": "prometheus"}}}}), kind)
+    assert found["metadata"]["labels"]["release"] == "prometheus"
+    assert found["metadata"]["namespace"] == "serving"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cluster_without_the_operator_is_told_so(kind: str) -> None:
+    apis = [each for each in APIS if not each.endswith(kind)]
+    with pytest.raises(HelmError, match=f"no monitoring.coreos.com/v1 {kind}"):
+        rendered(api_versions=apis)
+
+
+def test_the_service_monitor_finds_the_routers_service() -> None:
+    objects = rendered()
+    monitor, service = only(objects, "ServiceMonitor"), only(objects, "Service", "baton-router")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    others = [each for each in objects if each["kind"] == "Service" and each is not service]
+    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    assert not [each for each in others if wanted <= each["metadata"].get("labels", {}).items()]
+    [endpoint] = monitor["spec"]["endpoints"]
+    assert endpoint == {"port": service["spec"]["ports"][0]["name"], "path": "/metrics", "interval": "15s"}
+
+
+def test_https_and_keys_reach_the_service_monitor() -> None:
+    https = {"tls": {"https": {"enabled": True, "existingSecret": "cert"}}}
+    keys = {"auth": {"apiKeys": {"existingSecret": "keys"}, "protectOperations": True}}
+    client = {"auth": {"clientKey": {"existingSecret": "client"}}}
+    [endpoint] = only(rendered(https, keys, client), "ServiceMonitor")["spec"]["endpoints"]
+    assert endpoint["scheme"] == "https"
+    assert endpoint["tlsConfig"] == {"serverName": "baton-router.serving.svc"}
+    assert endpoint["authorization"] == {"credentials": {"name": "client", "key": "key"}}
+    own = {"monitoring": {"serviceMonitor": {"tlsConfig": {"ca": {"secret": {"name": "cert", "key": "ca.crt"}}}}}}
+    [endpoint] = only(rendered(https, own), "ServiceMonitor")["spec"]["endpoints"]
+    assert endpoint["tlsConfig"] == own["monitoring"]["serviceMonitor"]["tlsConfig"]
+    with pytest.raises(HelmError, match=r"auth\.clientKey\.existingSecret: missing"):
+        rendered(keys, {"tests": {"enabled": False}})
+
+
+def test_the_pod_monitor_finds_every_pod_of_rays_and_no_other() -> None:
+    objects = rendered()
+    monitor = only(objects, "PodMonitor")
+    wanted = monitor["spec"]["selector"]["matchLabels"]
+    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+    for name, template in pod_templates(objects).items():
+        is_ray = name.startswith("RayService/")
+        of_operator = {"ray.io/is-ray-node": "yes"} if is_ray else {}
+        assert (wanted.items() <= {**template["metadata"]["labels"], **of_operator}.items()) == is_ray, name
+        if is_ray:
+            assert endpoint["port"] in [port["name"] for port in template["spec"]["containers"][0]["ports"]]
+
+
+def test_dashboards_come_whole_and_where_grafana_looks_for_them() -> None:
+    extra = {"monitoring": {"dashboards": {"annotations": {"grafana_folder": "LLM"}}}}
+    found = only(rendered(extra), "ConfigMap", "baton-dashboards")
+    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert found["metadata"]["annotations"] == {"grafana_folder": "LLM"}
+    assert {name: json.loads(text) for name, text in found["data"].items()} == {
+        f"baton-{name}": board for name, board in dashboards().items()
+    }
+
+
+@pytest.mark.parametrize("name", dashboards())
+def test_a_dashboard_is_one_that_grafana_can_show(name: str) -> None:
+    board = dashboards()[name]
+    ids = [panel["id"] for panel in panels(board)]
+    assert len(ids) == len(set(ids))
+    variables = [variable["name"] for variable in board["templating"]["list"]]
+    assert variables == ["datasource", "namespace", "service"]
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        taken |= cells
+    for query in queries(board):
+        for selector in selectors(query.expression):
+            matchers = {each.name: each.value for each in selector.matchers.matchers}
+            assert matchers["namespace"] == "$namespace", query
+            assert matchers["service"] == "$service", query
+
+
+def test_every_alert_says_what_is_wrong_how_bad_it_is_and_what_to_do() -> None:
+    found = alerts(RDMA)
+    assert len({alert.name for alert in found}) == len(found) > 12
+    for alert in found:
+        assert alert.labels["severity"] in ("critical", "warning"), alert.name
+        assert set(alert.annotations) == {"summary", "description", "runbook"}, alert.name
+        for selector in selectors(alert.expression):
+            matchers = {each.name: each.value for each in selector.matchers.matchers if each.op == promql.MatchOp.Equal}
+            assert matchers["namespace"] == "serving", alert.name
+            assert matchers["service"] == "baton-router", alert.name
+
+
+def test_tcp_is_an_alert_only_where_rdma_is_on() -> None:
+    assert {alert.name for alert in alerts(RDMA)} - {alert.name for alert in alerts({})} == {"BatonSlowTransport"}
+
+
+def test_alerts_have_their_page() -> None:
+    page = (Path(CHART).parents[1] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    for alert in alerts(RDMA):
+        name = alert.name.removesuffix("Fast").removesuffix("Slow")
+        assert f"`{name}" in page, alert.name
+
+
+@pytest.mark.parametrize(("seconds", "spelt"), [(1, "1.0"), (2.5, "2.5"), (0.75, "0.75"), (160, "160.0")])
+def test_the_objectives_bound_is_spelt_as_the_routers_page_has_it(seconds: float, spelt: str) -> None:
+    slo = {"monitoring": {"rules": {"slo": {"ttftSeconds": seconds}}}}
+    [alert] = [alert for alert in alerts(slo) if alert.name == "BatonTTFTBurnsFast"]
+    bounds = {
+        each.value
+        for selector in selectors(alert.expression)
+        for each in selector.matchers.matchers
+        if each.name == "le"
+    }
+    assert bounds == {spelt}
+
+
+def test_a_bound_that_is_no_bucket_or_an_objective_that_never_burns_is_refused() -> None:
+    for slo in ({"ttftSeconds": 1.3}, {"tpotSeconds": 0.06}, {"objective": 0.9}, {"objective": 1}):
+        with pytest.raises(HelmError, match=next(iter(slo))):
+            render(merged(MODEL, ON, {"monitoring": {"rules": {"slo": slo}}}))
+
+
+def test_the_schema_knows_the_routers_buckets() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    slo = schema["properties"]["monitoring"]["properties"]["rules"]["properties"]["slo"]["properties"]
+    assert tuple(slo["ttftSeconds"]["enum"]) == TTFT_BUCKETS_S
+    assert tuple(slo["tpotSeconds"]["enum"]) == TOKEN_BUCKETS_S

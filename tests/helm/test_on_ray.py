@@ -1,0 +1,107 @@
+"""What the chart has pods do, done by real processes: Redis, `baton fetch`, Serve, a router, the test, a drain.
+
+Only files' places are others, for no containers mount them here.
+"""
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import PIPE, STDOUT
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.helm import charts
+from tests.integration.ray_cluster import RayCluster, ray_cluster
+from tests.integration.router_process import RouterProcess, router_process
+from tests.integration.workers_view import workers
+from tests.redis_server import HOST, RedisServer
+
+HEAD, NODES = "127.0.0.2", {"prefill": "127.0.0.3", "decode": "127.0.0.4"}
+BIN = Path(sys.executable).parent
+REGISTRY = "/etc/baton/registry/url"
+DEADLINE_S = 90.0
+
+
+async def run(command: list[str], env: Mapping[str, str]) -> str:
+    """What a container's command says; it must end well."""
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=PIPE, stderr=STDOUT, env={**os.environ, "PATH": path, **env}
+    )
+    output, _ = await asyncio.wait_for(process.communicate(), DEADLINE_S)
+    assert process.returncode == 0, output.decode()
+    return output.decode()
+
+
+async def wait_states(router: RouterProcess, expected: dict[str, str]) -> None:
+    """Returns once these are the states of the workers, by role."""
+    async with asyncio.timeout(DEADLINE_S):
+        while {each["role"]: each["state"] for each in await workers(router.url)} != expected:
+            await asyncio.sleep(0.1)
+
+
+def configured(directory: Path, secret: charts.Manifest) -> RedisServer:
+    """The chart's Redis, with the chart's configuration."""
+    directory.mkdir()
+    file = directory / "redis.conf"
+    file.write_text(secret["stringData"]["redis.conf"].replace("dir /data", f"dir {directory}"))
+    return RedisServer(directory, "--requirepass", secret["stringData"]["password"], configuration=file)
+
+
+async def join(ray: RayCluster, service: charts.Manifest) -> None:
+    """A node for each worker group, with the group's labels."""
+    for group in service["spec"]["rayClusterConfig"]["workerGroupSpecs"]:
+        labels = ",".join(f"{key}={value}" for key, value in group["labels"].items())
+        await ray.join(NODES[group["groupName"]], f"--labels={labels}")
+
+
+@pytest.mark.timeout(300)
+async def test_the_charts_commands_and_files_make_a_cluster(tmp_path: Path) -> None:
+    values = {"modelCache": {"mountPath": str(tmp_path / "models")}, "engine": {"dtype": "float32"}}
+    objects = charts.render(charts.merged(charts.example("cpu"), values))
+    service, secret = charts.only(objects, "RayService"), charts.only(objects, "Secret")
+    worker = charts.pod_templates(objects)["RayService/baton/decode"]
+    await run(charts.containers(worker)[0]["command"], {})
+    assert (tmp_path / "models" / "baton-bundled" / "model.safetensors").is_file()
+
+    redis = configured(tmp_path / "redis", secret)
+    await redis.start()
+    url = f"redis://:{secret['stringData']['password']}@{HOST}:{redis.port}/0"
+    registry = tmp_path / "url"
+    registry.write_text(url)
+    serve = yaml.safe_load(service["spec"]["serveConfigV2"].replace(REGISTRY, str(registry)))
+    router_file = tmp_path / "router.yaml"
+    router_file.write_text(charts.only(objects, "ConfigMap", "baton-router")["data"]["router.yaml"])
+    flags = ("--config", str(router_file), "--host", HOST, "--port", "0", "--registry", url)
+    try:
+        async with (
+            ray_cluster(HEAD, {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}) as ray,
+            router_process(tmp_path, *flags, module=("baton", "router")) as router,
+        ):
+            await join(ray, service)
+            await ray.deploy(serve)
+            try:
+                await wait_states(router, {"prefill": "ready", "decode": "ready"})
+            except TimeoutError as error:
+                raise AssertionError(ray.logs()) from error
+            found = {each["role"]: each["address"].rpartition(":")[0] for each in await workers(router.url)}
+            assert found == NODES  # each on its own group's node
+
+            test = charts.only(objects, "Pod")["spec"]["containers"][0]
+            env = {each["name"]: each["value"] for each in test["env"]}
+            said = await run(test["command"], {**env, "URL": router.url, "TIMEOUT_S": "30"})
+            assert "tokens went from prefill-" in said
+
+            [*shell, command] = worker["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+            said = await run([*shell, command.replace(REGISTRY, str(registry))], {"POD_IP": NODES["decode"]})
+            assert said.startswith("decode-")
+            assert said.endswith("is drained\n")
+            await wait_states(router, {"prefill": "ready", "decode": "draining"})
+            logs = ray.logs()
+            assert "policy_kwargs" not in logs
+            assert "the plan has failed" not in logs
+    finally:
+        await redis.kill()

@@ -1,0 +1,163 @@
+"""The chart renders to objects that Kubernetes and the operators take, for every example and version."""
+
+import re
+from copy import deepcopy
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+
+from baton.__main__ import COMMANDS
+from tests.helm import charts, kuberay_rules, schemas
+from tests.helm.cases import CASES
+
+KUBE_VERSIONS = tuple(f"v1.{minor}.0" for minor in range(30, 37))
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.mark.parametrize("kube_version", KUBE_VERSIONS)
+@pytest.mark.parametrize("case", CASES)
+def test_every_object_is_what_its_schema_allows(case: str, kube_version: str) -> None:
+    objects = charts.render(CASES[case], kube_version=kube_version)
+    assert len(objects) > 8
+    for each in objects:
+        schemas.check(each, kube_version)
+    names = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in objects]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_operator_takes_it(case: str) -> None:
+    assert kuberay_rules.faults(charts.only(charts.render(CASES[case]), "RayService")) == []
+
+
+def test_the_operators_rules_are_kept_by_the_rules_copy() -> None:
+    """Each rule finds what it is for."""
+    service = charts.only(charts.render(charts.MODEL), "RayService")
+    breaks: list[tuple[str, Any]] = [
+        ("too long", lambda it: it["metadata"].update(name="b" * 48)),
+        ("DNS-1035", lambda it: it["metadata"].update(name="1b")),
+        ("in rayStartParams and in", lambda it: _group(it)["rayStartParams"].update({"num-cpus": "1"})),
+        ("restartPolicy Never", lambda it: _group(it)["template"]["spec"].update(restartPolicy="Always")),
+        ("more than maxReplicas", lambda it: _group(it).update(minReplicas=99)),
+        ("2.52.0", lambda it: it["spec"]["rayClusterConfig"].update(rayVersion="2.51.0")),
+        ("one name", lambda it: _group(it).update(groupName="decode")),
+    ]
+    for words, spoil in breaks:
+        spoilt = deepcopy(service)
+        spoil(spoilt)
+        assert any(words in fault for fault in kuberay_rules.faults(spoilt)), words
+
+
+def _group(service: dict[str, Any]) -> dict[str, Any]:
+    group: dict[str, Any] = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
+    return group
+
+
+def test_an_unknown_kind_and_an_unknown_field_fail() -> None:
+    with pytest.raises(schemas.UnknownKind, match="Gadget"):
+        schemas.check({"apiVersion": "example.com/v1", "kind": "Gadget", "metadata": {"name": "x"}}, "v1.34.0")
+    with pytest.raises(schemas.UnknownKind):
+        schemas.check({"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "x"}}, "v1.34.0")
+    objects = charts.render(CASES["everything"])
+    for kind, path in (
+        ("Deployment", ("spec", "template", "spec", "containers", 0)),
+        ("RayService", ("spec", "rayClusterConfig", "workerGroupSpecs", 1, "template", "spec", "containers", 0)),
+        ("RayService", ("spec", "rayClusterConfig", "workerGroupSpecs", 0)),
+        ("NetworkPolicy", ("spec", "egress", 1, "ports", 0)),
+        ("ScaledObject", ("spec",)),
+    ):
+        spoilt = deepcopy(next(each for each in objects if each["kind"] == kind))
+        place: Any = spoilt
+        for key in path:
+            place = place[key]
+        place["nonsense"] = 1
+        with pytest.raises(schemas.Invalid, match="nonsense"):
+            schemas.check(spoilt, "v1.34.0")
+
+
+@pytest.mark.parametrize("kube_version", KUBE_VERSIONS)
+@pytest.mark.parametrize("case", ["default", "everything", "tls-monitoring"])
+def test_helm_lint_finds_nothing(case: str, kube_version: str) -> None:
+    report = helm_python.lint(charts.CHART, CASES[case], strict=True, kube_version=kube_version)
+    assert report["errors"] == []
+    assert [each for each in report["messages"] if each["severity"] > 1] == []
+
+
+def test_the_oldest_kubernetes_is_what_is_tested() -> None:
+    assert charts.chart().metadata["kubeVersion"] == f">={KUBE_VERSIONS[0].removeprefix('v')}-0"
+
+
+@pytest.mark.parametrize("case", ["default", "cpu", "moe"])
+def test_objects_are_those_of_the_golden_list(case: str) -> None:
+    """What is installed, and what Serve is told."""
+    golden = yaml.safe_load((GOLDEN / f"{case}.yaml").read_text(encoding="utf-8"))
+    objects = charts.render(CASES[case])
+    assert sorted(f"{each['kind']}/{each['metadata']['name']}" for each in objects) == golden["objects"]
+    assert charts.serve_config(objects) == golden["serveConfigV2"]
+
+
+def test_notes_give_commands_that_name_what_is_there() -> None:
+    files = charts.render_files(CASES["tls"], name="x", namespace="ns")
+    notes = files["baton/templates/NOTES.txt"]
+    assert "helm test x -n ns" in notes
+    assert "-n ns rollout status deployment/x-baton-router" in notes
+    assert "https://127.0.0.1:8000" in notes
+    assert "authorization: Bearer" in notes
+    assert "plaintext" not in notes
+    assert charts.only(charts.render(CASES["tls"], name="x", namespace="ns"), "RayService", "x-baton")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_commands_of_ours_have_the_options_that_they_are_given(case: str) -> None:
+    """In pods, and in the notes."""
+    files = charts.render_files(CASES[case])
+    lines = [re.sub(r"\s+", " ", line) for line in files["baton/templates/NOTES.txt"].splitlines()]
+    lines = [line.partition("baton ")[2] for line in lines if re.search(r": +baton [a-z]+ --", line)]
+    templates = charts.pod_templates(charts.render(CASES[case]))
+    for container in (each for template in templates.values() for each in charts.containers(template)):
+        hook = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [""])
+        lines += [" ".join(container["command"][1:])] if container.get("command", [""])[0] == "baton" else []
+        lines += [hook[-1].removeprefix("baton ")] if hook[-1].startswith("baton ") else []
+    assert len(lines) >= 4
+    for line in lines:
+        name, *words = line.split()
+        assert name in COMMANDS, line
+        known = {flag for each in import_module(f"baton.{name}").command.params for flag in each.opts}
+        assert {word for word in words if word.startswith("--")} <= known, line
+
+
+def test_certificates_have_the_names_that_are_asked_for() -> None:
+    objects = charts.render(CASES["tls"])
+    internal = charts.only(objects, "Certificate", "baton-tls")["spec"]
+    arguments = charts.serve_config(objects)["applications"][0]["args"]
+    assert internal["dnsNames"] == [arguments["tls_server_name"]]
+    assert {"server auth", "client auth"} <= set(internal["usages"])
+    https = charts.only(objects, "Certificate", "baton-https")["spec"]
+    assert {"llm.example.com", "baton-router.serving.svc"} <= set(https["dnsNames"])
+    for certificate in (internal, https):
+        mounted = [
+            volume["secret"]["secretName"]
+            for template in charts.pod_templates(objects).values()
+            for volume in template["spec"].get("volumes", ())
+            if "secret" in volume
+        ]
+        assert certificate["secretName"] in mounted
+
+
+def test_a_password_is_in_secrets_only() -> None:
+    objects = charts.render(charts.MODEL)
+    secret = charts.only(objects, "Secret")
+    password = secret["stringData"]["password"]
+    assert len(password) == 32
+    assert secret["stringData"]["url"] == f"redis://:{password}@baton-redis.serving.svc.cluster.local:6379/0"
+    assert f"requirepass {password}\n" in secret["stringData"]["redis.conf"]
+    assert not [each["kind"] for each in objects if each is not secret and password in yaml.safe_dump(each)]
+    assert charts.only(charts.render(charts.MODEL), "Secret")["stringData"]["password"] != password
+
+
+def test_extra_objects_are_templates() -> None:
+    assert charts.only(charts.render(CASES["everything"]), "ConfigMap", "baton-extra")

@@ -1,0 +1,103 @@
+"""The values' schema: complete, explained, strict; and the README that is made of it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from helm_python import HelmError
+
+from scripts.chart_readme import CHART, readme, resolved
+from tests.helm import charts
+from tests.helm.cases import CASES
+
+SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+
+
+def entries(schema: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every key of the schema, with what is said of it."""
+    for name, found in schema.get("properties", {}).items():
+        entry = resolved(found, SCHEMA)
+        yield f"{where}{name}", entry
+        yield from entries(entry, f"{where}{name}.")
+        yield from entries(resolved(entry.get("items", {}), SCHEMA), f"{where}{name}[].")
+
+
+def test_every_key_is_explained_and_no_other_is_allowed() -> None:
+    found = dict(entries(SCHEMA))
+    assert len(found) > 250
+    assert [name for name, entry in found.items() if not entry.get("description", "").endswith((".", "`"))] == []
+    sections = [(name, entry) for name, entry in found.items() if "properties" in entry]
+    assert [name for name, entry in sections if entry["additionalProperties"] is not False] == []
+    assert SCHEMA["additionalProperties"] is False
+    assert [name for name, entry in found.items() if not {"type", "enum"} & set(entry)] == []
+
+
+def test_the_schema_has_the_keys_of_the_values_and_no_others() -> None:
+    """But for the router's own options, of which none is given, and what a parent chart says."""
+    values = set(keys(charts.chart().values))
+    told = {name for name, _ in entries(SCHEMA) if "[]" not in name}
+    told = {name for name in told if not name.startswith("router.config.") and name != "global"}
+    optional = {name for name in told if name.startswith(("prefill.engine.", "decode.engine."))}
+    assert values - told - set(free_keys(values, told)) == set()
+    assert told - optional - values == set()
+
+
+def keys(values: Mapping[str, Any], where: str = "") -> Iterator[str]:
+    """The paths of all values and sections."""
+    for name, value in values.items():
+        yield f"{where}{name}"
+        if isinstance(value, Mapping):
+            yield from keys(value, f"{where}{name}.")
+
+
+def free_keys(values: set[str], told: set[str]) -> Iterator[str]:
+    """Values below a key whose content is Kubernetes' own, such as labels."""
+    free = {name for name, entry in entries(SCHEMA) if "properties" not in entry and name in told}
+    yield from (name for name in values if any(name.startswith(f"{each}.") for each in free))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_good_values_pass(case: str) -> None:
+    charts.chart().validate_schema(charts.chart().merge_values(CASES[case]))
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"modle": "x"}, "modle"),
+    ({"decode": {"replica": 2}}, "replica"),
+    ({"decode": {"engine": {"maxNumSeq": 2}}}, "maxNumSeq"),
+    ({"router": {"config": {"max_queue": 2}}}, "max_queue"),
+    ({"decode": {"maxReplicas": 0}}, "maxReplicas"),
+    ({"decode": {"maxReplicas": "4"}}, "maxReplicas"),
+    ({"prefill": {"replicasPerPod": 101}}, "replicasPerPod"),
+    ({"device": "gpu"}, "device"),
+    ({"transport": "rdma"}, "transport"),
+    ({"image": {"digest": "sha256:abc"}}, "digest"),
+    ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+    ({"autoscaling": {"slo": {"quantile": 1}}}, "quantile"),
+    ({"ray": {"upgradeStrategy": "Recreate"}}, "upgradeStrategy"),
+    ({"ray": {"version": "2.60"}}, "version"),
+    ({"podSecurity": {"runAsUser": 0}}, "runAsUser"),
+    ({"modelCache": {"type": "nfs"}}, "type"),
+    ({"modelCache": {"mountPath": "models"}}, "mountPath"),
+    ({"modelCache": {"sizeLimit": "20 GB"}}, "sizeLimit"),
+    ({"hugepages": {"size": "4Mi"}}, "size"),
+    ({"rdma": {"ucx": {"TLS": 1}}}, "TLS"),
+    ({"hostIPC": True}, "hostIPC"),
+    ({"router": {"service": {"port": 70000}}}, "port"),
+    ({"monitoring": {"serviceMonitor": {"interval": "soon"}}}, "interval"),
+]
+
+
+@pytest.mark.parametrize(("values", "word"), BAD)
+def test_bad_values_are_named(values: dict[str, Any], word: str) -> None:
+    with pytest.raises(HelmError, match=word):
+        charts.render(charts.merged(charts.MODEL, values))
+
+
+def test_the_readme_is_what_the_schema_and_the_values_say() -> None:
+    assert (CHART / "README.md").read_text(encoding="utf-8") == readme(), "run python scripts/chart_readme.py"
+    check = subprocess.run([sys.executable, "scripts/chart_readme.py", "--check"], cwd=CHART.parents[1], check=False)
+    assert check.returncode == 0

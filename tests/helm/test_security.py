@@ -1,0 +1,214 @@
+"""No pod may do more than it has to, and none is reached by more than has to reach it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.helm import charts
+from tests.helm.cases import CASES
+
+READ_ONLY_SECRETS = 0o440
+WRITABLE = {"/tmp", "/dev/shm", "/models", "/data", "/dev/hugepages"}
+
+
+def pods(case: str) -> Iterator[tuple[str, charts.Manifest]]:
+    """Each pod's template, with a name for people."""
+    yield from charts.pod_templates(charts.render(CASES[case])).items()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_container_is_restricted(case: str) -> None:
+    for name, template in pods(case):
+        spec = template["spec"]
+        security = spec["securityContext"]
+        assert security["runAsNonRoot"] is True, name
+        assert security["runAsUser"] > 0, name
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert not any(spec.get(key) for key in ("hostIPC", "hostPID", "hostNetwork")), name
+        for container in charts.containers(template):
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False, name
+            assert context["readOnlyRootFilesystem"] is True, name
+            assert "privileged" not in context, name
+            assert context["capabilities"]["drop"] == ["ALL"], name
+            added = context["capabilities"].get("add", [])
+            is_rdma_worker = case == "rdma" and container["name"] == "ray-worker"
+            assert added == (["IPC_LOCK"] if is_rdma_worker else []), name
+
+
+def test_the_autoscaler_beside_the_head_is_restricted_too() -> None:
+    service = charts.only(charts.render(charts.MODEL), "RayService")
+    options = service["spec"]["rayClusterConfig"]["autoscalerOptions"]
+    assert options["securityContext"]["readOnlyRootFilesystem"] is True
+    assert options["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    [mount] = options["volumeMounts"]
+    volumes = service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["volumes"]
+    assert mount["mountPath"] == "/tmp"
+    assert mount["name"] in {each["name"] for each in volumes}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_mounts_are_of_volumes_that_are_there_and_only_scratch_is_writable(case: str) -> None:
+    for name, template in pods(case):
+        volumes = {each["name"]: each for each in template["spec"].get("volumes", ())}
+        used = {"autoscaler-tmp"} & set(volumes)
+        for container in charts.containers(template):
+            for mount in container.get("volumeMounts", ()):
+                assert mount["name"] in volumes, name
+                used.add(mount["name"])
+                assert mount.get("readOnly") or mount["mountPath"] in WRITABLE, (name, mount)
+                if not mount.get("readOnly") and mount["mountPath"] == "/models":
+                    assert container["name"] == "fetch"
+        assert used == set(volumes), name
+        for volume in volumes.values():
+            if "secret" in volume:
+                assert volume["secret"]["defaultMode"] == READ_ONLY_SECRETS, name
+            if volume.get("emptyDir", {}).get("medium") != "HugePages-2Mi" and "emptyDir" in volume:
+                assert volume["emptyDir"]["sizeLimit"], name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_only_the_head_has_a_token_for_the_api_server(case: str) -> None:
+    for name, template in pods(case):
+        assert template["spec"]["automountServiceAccountToken"] is name.endswith("/head")
+
+
+@pytest.mark.parametrize("case", [each for each in CASES if each != "everything"])
+def test_no_rights_beyond_the_namespace(case: str) -> None:
+    kinds = {each["kind"] for each in charts.render(CASES[case])}
+    assert not kinds & {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+
+
+def test_rights_are_asked_for_only_where_they_are_used() -> None:
+    budget = charts.merged(charts.MODEL, {"autoscaling": {"clusterBudget": {"enabled": True}}})
+    objects = charts.render(budget)
+    assert not [each for each in objects if each["kind"].startswith("Cluster")]
+    [subject] = charts.only(objects, "RoleBinding")["subjects"]
+    head = charts.pod_templates(objects)["RayService/baton/head"]
+    assert subject["name"] == head["spec"]["serviceAccountName"]
+
+
+@pytest.mark.parametrize("case", [each for each in CASES if each != "external"])
+def test_each_pod_has_exactly_one_policy_for_both_ways(case: str) -> None:
+    objects = charts.render(CASES[case])
+    policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
+    for name, template in charts.pod_templates(objects).items():
+        found = [each for each in policies if selects(each["spec"]["podSelector"], template["metadata"]["labels"])]
+        assert len(found) == 1, name
+        assert found[0]["spec"]["policyTypes"] == ["Ingress", "Egress"]
+
+
+def selects(selector: charts.Manifest, labels: dict[str, str]) -> bool:
+    """Whether a label selector takes these labels."""
+    if any(labels.get(key) != value for key, value in selector.get("matchLabels", {}).items()):
+        return False
+    for expression in selector.get("matchExpressions", ()):
+        assert expression["operator"] == "In"
+        if labels.get(expression["key"]) not in expression["values"]:
+            return False
+    return True
+
+
+def allows(rules: list[charts.Manifest], way: str, labels: dict[str, str], port: int | str) -> bool:
+    """Whether rules of a policy let a connection from or to a pod of the release through at this port."""
+    for rule in rules:
+        peers = rule.get(way)
+        ports = rule.get("ports")
+        if peers is not None and not any(
+            "namespaceSelector" not in peer and selects(peer["podSelector"], labels)
+            for peer in peers
+            if "podSelector" in peer
+        ):
+            continue
+        if ports is None or any(covers(each, port) for each in ports):
+            return True
+    return False
+
+
+def covers(entry: dict[str, Any], port: int | str) -> bool:
+    """Whether an entry of a policy's ports has this TCP port."""
+    if entry.get("protocol", "TCP") != "TCP":
+        return False
+    first = entry["port"]
+    if isinstance(first, int) and isinstance(port, int):
+        return first <= port <= int(entry.get("endPort", first))
+    return bool(first == port)
+
+
+# Who connects to whom, at which port (as the one who connects calls it, and the one who listens): all there is.
+FLOWS = {
+    ("router", "prefill", 40000, 40000): True,  # gRPC, at any port of the kernel's range
+    ("router", "decode", 60999, 60999): True,
+    ("router", "prefill", 8265, 8265): False,
+    ("router", "redis", 6379, "redis"): True,
+    ("router", "head", 6379, "gcs"): False,
+    ("prefill", "decode", 40000, 40000): True,
+    ("decode", "prefill", 40000, 40000): True,
+    ("decode", "head", 6379, "gcs"): True,
+    ("decode", "redis", 6379, "redis"): True,
+    ("decode", "router", 8000, "http"): False,
+    ("head", "redis", 6379, "redis"): True,
+    ("head", "decode", 10002, 10002): True,
+    ("redis", "router", 8000, "http"): False,
+    ("redis", "decode", 40000, 40000): False,
+    ("test", "router", "http", "http"): True,
+    ("test", "decode", 40000, 40000): False,
+    ("test", "redis", 6379, "redis"): False,
+    ("fetch", "redis", 6379, "redis"): False,
+}
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_policies_let_through_the_flows_that_there_are(flow: tuple[str, str, int | str, int | str]) -> None:
+    source, target, out_port, in_port = flow
+    objects = charts.render(
+        charts.merged(charts.MODEL, {"networkPolicy": {"clients": [{"ipBlock": {"cidr": "::/0"}}]}})
+    )
+    policies = [each["spec"] for each in objects if each["kind"] == "NetworkPolicy"]
+    own = {"app.kubernetes.io/part-of": "baton", "app.kubernetes.io/instance": "baton"}
+    labels = {name: {**own, "app.kubernetes.io/component": name} for name in (source, target)}
+    [of_source] = [each for each in policies if selects(each["podSelector"], labels[source])]
+    [of_target] = [each for each in policies if selects(each["podSelector"], labels[target])]
+    passes = allows(of_source["egress"], "to", labels[target], out_port)
+    passes = passes and allows(of_target["ingress"], "from", labels[source], in_port)
+    assert passes is FLOWS[flow]
+
+
+def test_a_foreign_pod_reaches_no_worker() -> None:
+    policies = [each["spec"] for each in charts.render(charts.MODEL) if each["kind"] == "NetworkPolicy"]
+    foreign = {"app.kubernetes.io/part-of": "baton", "app.kubernetes.io/instance": "other"}
+    for policy in policies:
+        for port in (6379, 8265, 40000, "redis", "gcs", "dashboard"):
+            assert not allows(policy["ingress"], "from", {**foreign, "app.kubernetes.io/component": "router"}, port)
+
+
+@pytest.mark.parametrize("model", ["bundled", "/models/x"])
+def test_a_model_that_is_there_needs_no_way_out(model: str) -> None:
+    objects = charts.render({"model": model})
+    for each in objects:
+        if each["kind"] == "NetworkPolicy" and not each["metadata"]["name"].endswith("-head"):
+            assert not [rule for rule in each["spec"]["egress"] if "ipBlock" in str(rule)]
+
+
+def test_the_ports_that_policies_let_through_are_those_that_pods_use() -> None:
+    ports = {"ray": {"ephemeralPorts": {"first": 20000, "last": 20999}}}
+    objects = charts.render(charts.merged(charts.MODEL, ports))
+    template = charts.pod_templates(objects)["RayService/baton/decode"]
+    assert template["spec"]["securityContext"]["sysctls"] == [
+        {"name": "net.ipv4.ip_local_port_range", "value": "20000 20999"}
+    ]
+    rules = charts.only(objects, "NetworkPolicy", "baton-workers")["spec"]["ingress"]
+    assert {"port": 20000, "endPort": 20999} in rules[0]["ports"]
+
+
+def test_images_are_taken_by_digest_where_there_is_one() -> None:
+    digest = "sha256:" + "1" * 64
+    values = {"image": {"repository": "r.example.com/baton", "digest": digest}, "redis": {"image": {"digest": digest}}}
+    for name, template in charts.pod_templates(charts.render({**charts.MODEL, **values})).items():
+        assert all(each["image"].endswith(f"@{digest}") for each in charts.containers(template)), name
+
+
+def test_ray_takes_orders_with_a_token_only() -> None:
+    service = charts.only(charts.render(charts.MODEL), "RayService")
+    assert service["spec"]["rayClusterConfig"]["authOptions"] == {"mode": "token"}

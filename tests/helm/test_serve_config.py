@@ -1,0 +1,305 @@
+"""What Serve and Ray are told goes together, and is what our own code and Ray's take."""
+
+from typing import Any
+
+import pytest
+import yaml
+from helm_python import HelmError
+
+from deployment.cluster_config import engine_options
+from deployment.kubernetes.settings import KubernetesSettings
+from deployment.ray_scaling import POOLS
+from deployment.ray_settings import RaySettings, read_ray_settings
+from deployment.scaling_options import read_options
+from router.config import RouterConfig
+from router.options import ROUTER_OPTIONS
+from rpc.config_file import load
+from rpc.options import options_of
+from tests.helm import charts
+from tests.helm.cases import CASES
+
+pytest.importorskip("ray.serve")  # which warns when it is imported for the first time
+
+import ray
+from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+from ray.serve.schema import ServeDeploySchema
+
+
+def ray_cluster(objects: list[charts.Manifest]) -> charts.Manifest:
+    """The RayCluster that the operator makes of the RayService."""
+    service = charts.only(objects, "RayService")
+    metadata = {"name": f"{service['metadata']['name']}-abcde", "namespace": service["metadata"]["namespace"]}
+    spec = service["spec"]["rayClusterConfig"]
+    return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": metadata, "spec": spec}
+
+
+def settings_of(objects: list[charts.Manifest]) -> RaySettings:
+    """The application's settings, as it reads them itself."""
+    [application] = charts.serve_config(objects)["applications"]
+    return read_ray_settings(application["args"], {})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_serve_and_the_application_take_it(case: str, tmp_path: Any) -> None:
+    objects = charts.render(CASES[case])
+    config = charts.serve_config(objects)
+    ServeDeploySchema.model_validate(config)
+    settings = settings_of(objects)
+    settings.check()
+    assert not settings.has_router
+    assert [settings.has(role) for role in ("prefill", "decode", "both")] == [True, True, False]
+    [application] = config["applications"]
+    assert [each["name"] for each in application["deployments"]] == list(POOLS.both())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_planner_takes_its_arguments(case: str, tmp_path: Any) -> None:
+    [application] = charts.serve_config(charts.render(CASES[case]))["applications"]
+    policy = application.get("autoscaling_policy")
+    if policy is None:
+        assert case == "external"
+        assert all("num_replicas" in each for each in application["deployments"])
+        return
+    file = tmp_path / "url"
+    file.write_text("redis://cache:6379/0")
+    options = read_options({**policy["policy_kwargs"], "registry_file": str(file)})
+    assert options.model == application["args"]["served_model_name"]
+    least = sum(
+        each["autoscaling_config"]["min_replicas"] * limits.gpus_per_replica
+        for each, limits in zip(application["deployments"], options.settings.limits.both(), strict=True)
+    )
+    assert options.settings.budget_gpus >= least
+    assert all(each["autoscaling_config"]["upscale_delay_s"] == 0 for each in application["deployments"])
+
+
+def test_the_budgets_section_is_that_of_the_pods() -> None:
+    objects = charts.render(CASES["everything"])
+    [application] = charts.serve_config(objects)["applications"]
+    section = application["autoscaling_policy"]["policy_kwargs"]["kubernetes"]
+    settings = KubernetesSettings.of(section)
+    assert settings.own_namespace_only
+    for group in ray_cluster(objects)["spec"]["workerGroupSpecs"]:
+        pods = getattr(settings, group["groupName"])
+        labels = group["template"]["metadata"]["labels"]
+        assert pods.labels.items() <= labels.items()
+        assert str(pods.gpus_per_pod) == group["resources"]["GPU"]
+    role = charts.only(objects, "Role")
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
+    cluster_role = charts.only(objects, "ClusterRole")
+    assert cluster_role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_deployment_fits_exactly_one_group(case: str) -> None:
+    """By the node types that Ray itself derives from the RayCluster."""
+    objects = charts.render(CASES[case])
+    types = _derive_autoscaling_config_from_ray_cr(ray_cluster(objects))["available_node_types"]
+    assert types["headgroup"]["resources"]["CPU"] == 0
+    settings = settings_of(objects)
+    [application] = charts.serve_config(objects)["applications"]
+    values = charts.chart().merge_values(CASES[case])
+    for deployment in application["deployments"]:
+        name = deployment["name"]
+        options = settings.deployments[name]
+        needs = {"CPU": options.replicas.num_cpus, "GPU": settings.num_gpus(name)}
+        fitting = [
+            type_name
+            for type_name, node in types.items()
+            if options.label_selector.items() <= node["labels"].items()
+            and all(node["resources"].get(resource, 0) >= amount for resource, amount in needs.items())
+        ]
+        assert fitting == [name]
+        node = types[name]
+        room = min(node["resources"].get(resource, 0) // amount for resource, amount in needs.items() if amount)
+        assert room == values[name]["replicasPerPod"] == options.replicas.max_replicas_per_node
+        bounds = deployment.get("autoscaling_config")
+        most = bounds["max_replicas"] if bounds else deployment["num_replicas"]
+        assert most <= node["max_workers"] * room
+        assert node["min_workers"] == 0  # the operator tells a running cluster no other
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pods_have_what_their_replicas_use(case: str) -> None:
+    objects = charts.render(CASES[case])
+    values = charts.chart().merge_values(CASES[case])
+    for group in ray_cluster(objects)["spec"]["workerGroupSpecs"]:
+        container = group["template"]["spec"]["containers"][0]
+        limits, pool = container["resources"]["limits"], values[group["groupName"]]
+        assert container["resources"]["requests"] == limits
+        assert int(limits["cpu"].removesuffix("m")) >= pool["cpu"] * pool["replicasPerPod"] * 1000
+        assert int(limits["memory"].removesuffix("Mi")) > pool["memoryGi"] * pool["replicasPerPod"] * 1024
+        assert str(limits.get(values["gpuResource"], 0)) == group["resources"].get("GPU", "0")
+
+
+@pytest.mark.parametrize("drain_s", [1, 30, 300])
+def test_every_end_has_longer_than_what_it_waits_for(drain_s: int) -> None:
+    values = {"drainTimeoutSeconds": drain_s, "router": {"preStopSleepSeconds": 60}}
+    objects = charts.render({**charts.MODEL, **values})
+    settings = settings_of(objects)
+    for group in ray_cluster(objects)["spec"]["workerGroupSpecs"]:
+        serve_s = settings.shutdown_timeout_s(group["groupName"])
+        assert group["template"]["spec"]["terminationGracePeriodSeconds"] > serve_s > drain_s
+        [_, _, command] = group["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+        assert f"--timeout-s {drain_s}" in command
+    router = charts.only(objects, "Deployment", "baton-router")["spec"]["template"]["spec"]
+    sleep_s = router["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert router["terminationGracePeriodSeconds"] > sleep_s + drain_s >= 60
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_router_takes_its_file(case: str, tmp_path: Any) -> None:
+    objects = charts.render(CASES[case])
+    text = charts.only(objects, "ConfigMap", "baton-router")["data"]["router.yaml"]
+    file = tmp_path / "router.yaml"
+    file.write_text(text)
+    config = load(RouterConfig, ROUTER_OPTIONS, file, {"registry": "redis://cache:6379/0"})
+    [application] = charts.serve_config(objects)["applications"]
+    args = application["args"]
+    assert (config.model, config.model_name) == (args["model"], args["served_model_name"])
+    assert (config.tls_cert, config.tls_server_name) == (args.get("tls_cert"), args.get("tls_server_name"))
+    mounts = {
+        each["mountPath"]
+        for each in charts.only(objects, "Deployment", "baton-router")["spec"]["template"]["spec"]["containers"][0][
+            "volumeMounts"
+        ]
+    }
+    for path in (config.tls_cert, config.ssl_certfile, config.api_keys_file):
+        assert path is None or path.rpartition("/")[0] in mounts
+
+
+def test_options_have_our_own_names() -> None:
+    """What the values can say of engines and routers, our code knows by the same name."""
+    engine = {name: None for name in engine_options() if name != "device"}
+    schema = charts.chart().schema
+    assert schema is not None
+    told = {snake(name) for name in schema["$defs"]["engine"]["properties"]}
+    assert told == set(engine)
+    router = {snake(name) for name in schema["properties"]["router"]["properties"]["config"]["properties"]}
+    assert router <= set(options_of(RouterConfig, ROUTER_OPTIONS))
+    values = {
+        "engine": {"maxModelLen": 4096, "kvCacheMemoryBytes": "4GiB", "enablePrefixCaching": False},
+        "decode": {"engine": {"maxNumSeqs": 7, "numThreads": 3}},
+    }
+    settings = settings_of(charts.render({**charts.MODEL, **values}))
+    assert settings.cluster.engine["prefill"]["kv_cache_memory_bytes"] == 4 << 30
+    assert settings.cluster.engine["prefill"]["enable_prefix_caching"] is False
+    assert "max_num_seqs" not in settings.cluster.engine["prefill"]
+    assert settings.cluster.engine["decode"]["max_num_seqs"] == 7
+    assert settings.cluster.engine["decode"]["max_model_len"] == 4096
+
+
+def snake(name: str) -> str:
+    """camelCase as Python has it."""
+    return "".join(f"_{each.lower()}" if each.isupper() else each for each in name)
+
+
+BOUNDS: list[dict[str, Any]] = [
+    {"decode": {"maxReplicas": 16}},
+    {"prefill": {"minReplicas": 2}, "decode": {"replicas": 3}},
+    {"autoscaling": {"enabled": False}, "decode": {"replicas": 5}},
+    {"autoscaling": {"slo": {"ttftSeconds": 0.5}, "budgetGPUs": 4}},
+]
+
+
+@pytest.mark.parametrize("change", BOUNDS)
+def test_other_bounds_restart_nothing(change: dict[str, Any]) -> None:
+    """The operator builds a second cluster for any other change of `rayClusterConfig`; Serve restarts replicas for
+    any change of an application's arguments.
+    """
+    before, after = charts.render(charts.MODEL), charts.render({**charts.MODEL, **change})
+    assert without_replicas(before) == without_replicas(after)
+    old, new = (charts.serve_config(each)["applications"][0] for each in (before, after))
+    assert old != new
+    assert (old["args"], old["import_path"]) == (new["args"], new["import_path"])
+    templates = [charts.pod_templates(each)["Deployment/baton-router"] for each in (before, after)]
+    assert templates[0] == templates[1]
+
+
+def without_replicas(objects: list[charts.Manifest]) -> charts.Manifest:
+    """The RayCluster's spec, as the operator compares it."""
+    spec = yaml.safe_load(yaml.safe_dump(ray_cluster(objects)["spec"]))
+    for group in spec["workerGroupSpecs"]:
+        for name in ("replicas", "minReplicas", "maxReplicas"):
+            group.pop(name, None)
+    assert isinstance(spec, dict)
+    return spec
+
+
+FAILURES: list[tuple[dict[str, Any], str]] = [
+    ({"model": ""}, "model: missing"),
+    ({"fullnameOverride": "b" * 48}, "has 48 characters"),
+    ({"fullnameOverride": "1b"}, "must begin with a letter"),
+    ({"prefill": {"minReplicas": 5}}, r"prefill\.minReplicas: 5 is more than maxReplicas"),
+    ({"decode": {"replicas": 9}}, r"decode\.replicas: 9 is not from minReplicas to maxReplicas"),
+    ({"decode": {"minReplicas": 0, "maxReplicas": 4}}, "one at the least"),
+    ({"autoscaling": {"enabled": False}, "decode": {"replicas": 0}}, "one at the least"),
+    ({"decode": {"maxReplicas": 40, "replicasPerPod": 2}}, "need 20 pods, but the worker group has 16"),
+    ({"prefill": {"tensorParallelSize": 2}}, "has no tensor-parallel ranks"),
+    ({"decode": {"expertParallelSize": 8}}, r"replicasPerPod \(1\) must be a multiple"),
+    (
+        {"decode": {"expertParallelSize": 4, "replicasPerPod": 4, "minReplicas": 4, "maxReplicas": 6}},
+        "maxReplicas: 6 is not a multiple of expertParallelSize",
+    ),
+    ({"decode": {"shmGi": 100}}, "count as the pod's memory"),
+    ({"decode": {"extraResources": {"nvidia.com/gpu": 2}}}, "nvidia.com/gpu is set twice"),
+    ({"rdma": {"enabled": True}, "prefill": {"extraResources": {"rdma/hca": 2}}}, "rdma/hca is set twice"),
+    ({"prefill": {"extraEnv": [{"name": "RAY_REDIS_ADDRESS", "value": "x"}]}}, "is the operator's own"),
+    ({"autoscaling": {"budgetGPUs": 1}}, "the smallest pools need 2"),
+    ({"device": "cpu", "autoscaling": {"clusterBudget": {"enabled": True}}}, "it counts GPUs"),
+    ({"redis": {"enabled": False}}, "need a registry"),
+    ({"redis": {"external": {"url": "redis://x"}}}, "not both"),
+    ({"redis": {"enabled": False, "external": {"url": "redis://x", "existingSecret": "y"}}}, "not both"),
+    ({"head": {"faultTolerance": {"enabled": True}}}, "a Redis that forgets"),
+    (
+        {"head": {"faultTolerance": {"enabled": True}}, "redis": {"enabled": False, "external": {"url": "redis://x"}}},
+        "redisAddress: missing",
+    ),
+    ({"head": {"faultTolerance": {"enabled": True, "redisAddress": "r"}}}, "r has no port"),
+    ({"modelCache": {"type": "hostPath"}}, "hostPath: missing"),
+    ({"modelCache": {"job": {"enabled": True}}}, "it fills a volume that pods share"),
+    ({"modelCache": {"fetch": False}}, "must be a path"),
+    ({"keda": {"enabled": True}}, "both size the routers"),
+    ({"router": {"autoscaling": {"minReplicas": 9}}}, "minReplicas is more than maxReplicas"),
+    ({"auth": {"protectOperations": True}}, "needs auth.apiKeys"),
+    ({"auth": {"apiKeys": {"existingSecret": "keys"}}}, "`helm test` needs a key"),
+    ({"httpRoute": {"enabled": True}}, "name the Gateway"),
+    ({"tls": {"internal": {"enabled": True}}}, "it needs a certificate"),
+    ({"tls": {"https": {"certManager": {"enabled": True}}}}, "nobody would use"),
+    ({"tls": {"https": {"enabled": True, "certManager": {"enabled": True}}}}, r"issuerRef\.name: missing"),
+    (
+        {"tls": {"https": {"enabled": True, "existingSecret": "x", "certManager": {"enabled": True}}}},
+        "not both",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), FAILURES)
+def test_what_could_not_work_is_told_before_the_install(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(HelmError, match=words):
+        charts.render({**charts.MODEL, **change})
+
+
+@pytest.mark.parametrize("missing", ["ray.io/v1/RayService", "keda.sh/v1alpha1/ScaledObject"])
+def test_a_missing_operator_is_named(missing: str) -> None:
+    apis = [each for each in charts.APIS if each != missing]
+    with pytest.raises(HelmError, match=missing.rpartition("/")[2]):
+        charts.render(CASES["everything"], api_versions=apis)
+    unchecked = charts.merged(CASES["everything"], {"ray": {"checkOperator": False}})
+    assert charts.only(charts.render(unchecked, api_versions=[]), "RayService")
+
+
+def test_a_head_that_may_die_has_a_redis_of_its_own() -> None:
+    address = {"head": {"faultTolerance": {"enabled": True, "redisAddress": "gcs.example.com:6390"}}}
+    objects = charts.render(charts.merged(charts.MODEL, address))
+    options = ray_cluster(objects)["spec"]["gcsFaultToleranceOptions"]
+    assert options == {"redisAddress": "gcs.example.com:6390"}
+    egress = charts.only(objects, "NetworkPolicy", "baton-head")["spec"]["egress"]
+    assert any(rule.get("ports") == [{"port": 6390}] for rule in egress)
+    own = ray_cluster(charts.render(CASES["everything"]))["spec"]["gcsFaultToleranceOptions"]
+    assert own["redisAddress"] == "baton-redis:6379"
+    assert own["redisPassword"]["valueFrom"]["secretKeyRef"] == {"name": "baton-redis", "key": "password"}
+
+
+def test_the_ray_version_is_the_one_that_is_tested() -> None:
+    values = charts.chart().values
+    assert values["ray"]["version"] == ray.__version__

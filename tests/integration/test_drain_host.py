@@ -1,0 +1,61 @@
+"""`baton drain --host`: all workers of a host, as a pod's end has it."""
+
+import asyncio
+import sys
+from asyncio.subprocess import PIPE, STDOUT
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.integration.registry_router import registry_router, wait_ready_workers, wait_view
+from tests.integration.test_registry_redis import MODEL, complete, start_worker
+from tests.redis_server import redis_server
+
+
+async def drain(*options: str) -> tuple[int | None, str]:
+    """The status of the command, and what it says."""
+    command = (sys.executable, "-m", "baton", "drain", *options)
+    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=STDOUT)
+    output, _ = await process.communicate()
+    return process.returncode, output.decode()
+
+
+async def test_all_workers_of_a_host_are_drained_and_no_others(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(redis_server(tmp_path / "redis"))
+        file = tmp_path / "url"
+        file.write_text(f"{server.url}\n")
+        where = ("--registry-file", str(file), "--timeout-s", "1")
+        assert await drain("--host", "127.0.0.1", *where) == (0, "there is no worker at 127.0.0.1\n")
+        for role in ("prefill", "decode"):
+            await start_worker(stack, role, server.url, tmp_path)
+        client = await stack.enter_async_context(registry_router(server.url, MODEL, tmp_path))
+        await wait_ready_workers(client, "prefill-0", "decode-1")
+        assert await drain("--host", "127.0.0.9", *where) == (0, "there is no worker at 127.0.0.9\n")
+        await complete(client)
+        status, said = await drain("--host", "127.0.0.1", *where)
+        assert status == 0
+        assert [line.partition("@")[0] for line in said.splitlines()] == ["decode-1", "prefill-0"]
+        assert said.count("is drained") == 2
+        await wait_view(client, lambda view: {each["state"] for each in view["workers"]} == {"draining"})
+
+        await server.kill()
+        status, said = await drain("--host", "127.0.0.1", *where)
+        assert status == 1
+        assert "cannot be asked" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "name one WORKER"),
+        (("--host", "127.0.0.1"), "--host needs --registry-file"),
+        (("decode-0", "--host", "127.0.0.1", "--registry-file", __file__), "name one WORKER"),
+        (("--host", "127.0.0.1", "--registry-file", __file__), "Error"),
+    ],
+)
+async def test_what_does_not_go_together_is_told(options: tuple[str, ...], words: str) -> None:
+    status, said = await drain(*options)
+    assert status in (1, 2)
+    assert words in said

@@ -1,0 +1,59 @@
+"""Every series and label that the chart's dashboards and alerts ask for is on a running cluster's `/metrics`."""
+
+import asyncio
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tests.helm.alerts import alerts
+from tests.helm.charts import MODEL, merged, only, render
+from tests.helm.dashboard_file import dashboards, queries
+from tests.helm.promql import Page, annotation_labels, check, legend_labels, read_page
+from tests.integration.workers_view import wait_all_ready
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+LONG_PROMPT = "The module calendar prints a month. " * 24
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def page(cluster_url: str) -> Page:
+    """What Prometheus reads, after a request that was handed over and one that was not."""
+    await wait_all_ready(cluster_url)
+    async with httpx.AsyncClient(base_url=cluster_url, trust_env=False, timeout=60) as client:
+        for prompt in (LONG_PROMPT, "Hello"):
+            body = {"model": "baton-bundled", "prompt": prompt, "max_tokens": 8}
+            (await client.post("/v1/completions", json=body)).raise_for_status()
+        while True:
+            text = (await client.get("/metrics")).text
+            if "baton:kv_transport_info{" in text:  # the decode worker has told of the handover
+                return read_page(text)
+            await asyncio.sleep(0.05)
+
+
+async def test_panels_ask_for_what_there_is(page: Page) -> None:
+    checked = [(query, check(query.expression, page)) for board in dashboards().values() for query in queries(board)]
+    assert len(checked) > 40
+    for query, labels in checked:
+        assert legend_labels(query.legend) <= labels, query.panel
+
+
+async def test_alerts_ask_for_what_there_is(page: Page) -> None:
+    for alert in alerts({"rdma": {"enabled": True}}):
+        labels = check(alert.expression, page)
+        for text in alert.annotations.values():
+            assert annotation_labels(text) <= labels, alert.name
+
+
+async def test_keda_asks_for_what_there_is(page: Page) -> None:
+    keda = {"keda": {"enabled": True}, "router": {"autoscaling": {"enabled": False}}}
+    [trigger] = only(render(merged(MODEL, keda)), "ScaledObject")["spec"]["triggers"]
+    assert check(trigger["metadata"]["query"], page) == set()
+
+
+async def test_the_checks_know_what_the_page_lacks(page: Page) -> None:
+    assert page["baton:workers"]["role"] == {"prefill", "decode", "both", "unknown"}
+    assert page["baton:worker_info"]["worker"] == {"prefill-0", "decode-0"}
+    assert page["baton:requests_by_plan_total"]["plan"] >= {"remote", "local"}
+    assert "baton:workers_lost" not in page

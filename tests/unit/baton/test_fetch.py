@@ -1,0 +1,149 @@
+"""`baton fetch`, of the bundled model and of a small hub's."""
+
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from baton.__main__ import main
+from baton.model_source import BUNDLED
+
+COMMIT = "5" * 40
+FILES = {
+    "config.json": b"{}",
+    "tokenizer.json": b"{}",
+    "model.safetensors": b"weights",
+    "README.md": b"not wanted",
+    "original/consolidated.safetensors": b"not wanted",
+}
+
+
+def fetch(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["fetch", *arguments])
+
+
+def names(directory: Path) -> set[str]:
+    return {each.name for each in directory.iterdir() if not each.name.startswith(".")}
+
+
+def test_the_bundled_model_is_put_there_once(tmp_path: Path) -> None:
+    directory = tmp_path / "models" / "m"
+    assert "was put into" in fetch("bundled", str(directory)).output
+    assert names(directory) == names(BUNDLED)
+    assert (directory / "model.safetensors").read_bytes() == (BUNDLED / "model.safetensors").read_bytes()
+    (directory / "config.json").write_text("mine")
+    assert "is in" in fetch("bundled", str(directory)).output
+    assert "is in" in fetch("bundled", str(directory), "--without-weights").output
+    assert (directory / "config.json").read_text() == "mine"
+
+
+def test_without_weights_there_is_what_a_router_needs(tmp_path: Path) -> None:
+    directory = tmp_path / "m"
+    fetch("bundled", str(directory), "--without-weights")
+    assert names(directory) == names(BUNDLED) - {"model.safetensors"}
+    assert "was put into" in fetch("bundled", str(directory)).output
+    assert names(directory) == names(BUNDLED)
+
+
+def test_what_was_broken_off_is_begun_anew(tmp_path: Path) -> None:
+    """Only what is complete is marked so."""
+    (tmp_path / "model.safetensors").write_bytes(b"half")
+    fetch("bundled", str(tmp_path))
+    assert (tmp_path / "model.safetensors").read_bytes() == (BUNDLED / "model.safetensors").read_bytes()
+
+
+def test_who_comes_second_waits(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "baton", "fetch", "bundled", str(tmp_path / "m"))
+    with (tmp_path / ".m.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=unbuffered()) as process:
+            assert process.stdout is not None
+            assert "waiting" in process.stdout.readline()
+            assert names(tmp_path / "m") == set()
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            assert "was put into" in process.stdout.read()
+    assert process.returncode == 0
+
+
+def test_a_word_that_is_no_model_is_told(tmp_path: Path) -> None:
+    result = fetch("qwen", str(tmp_path / "m"))
+    assert result.exit_code == 2
+    assert "qwen is no hub id" in result.output
+
+
+def unbuffered(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONUNBUFFERED": "1", **more}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers as the hub does, for one model."""
+
+    def do_GET(self) -> None:  # the library's name
+        """A model's files, or one of them."""
+        path = self.path.partition("?")[0]
+        if path.startswith("/api/models/a/b/tree/"):
+            tree = [{"type": "file", "path": name, "size": len(data), "oid": oid(data)} for name, data in FILES.items()]
+            self._answer(json.dumps(tree).encode())
+        elif path.startswith("/api/models/a/b"):
+            siblings = [{"rfilename": name} for name in FILES]
+            self._answer(json.dumps({"id": "a/b", "sha": COMMIT, "siblings": siblings}).encode())
+        else:
+            self._answer(FILES.get(path.removeprefix(f"/a/b/resolve/{COMMIT}/")))
+
+    do_HEAD = do_GET  # noqa: N815  # the library's name
+
+    def _answer(self, data: bytes | None) -> None:
+        self.send_response(404 if data is None else 200)
+        self.send_header("content-length", str(len(data or b"")))
+        self.send_header("x-repo-commit", COMMIT)
+        self.send_header("etag", f'"{oid(data or b"")}"')
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(data or b"")
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+def oid(data: bytes) -> str:
+    return hashlib.sha1(data).hexdigest()
+
+
+@contextmanager
+def hub() -> Iterator[str]:
+    """A hub's URL."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_hubs_model_comes_without_what_nobody_reads(tmp_path: Path) -> None:
+    directory = tmp_path / "a" / "b"
+    with hub() as url:
+        env = unbuffered(HF_ENDPOINT=url, HF_HOME=str(tmp_path / "home"), HF_HUB_DISABLE_XET="1")
+        env.pop("HF_HUB_OFFLINE", None)
+        for flags, expected in (
+            (["--without-weights"], {"config.json", "tokenizer.json"}),
+            ([], {"config.json", "tokenizer.json", "model.safetensors"}),
+        ):
+            command = (sys.executable, "-m", "baton", "fetch", "a/b", str(directory), *flags)
+            run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+            assert run.returncode == 0, run.stderr
+            assert names(directory) == expected
+    command = (sys.executable, "-m", "baton", "fetch", "a/b", str(directory))
+    again = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert "is in" in again.stdout  # and nobody is asked
