@@ -15,6 +15,7 @@ from baton.flag_group import Flags, flag_group
 from deployment.autoscaling.settings import SLO, ScalingSettings
 from loadtool.errors import LoadToolError, SettingError
 from loadtool.lengths import Lengths
+from router.targets import Targets
 from rpc.config_file import as_section, build, check_section, pick, read_config_file
 from rpc.options import options_of
 from simulation.config import SimulationConfig
@@ -154,7 +155,8 @@ class TraceOptions:
             return replace(base, prefill=half, decode=counts["decode"] or self.num_gpus - half, scaling=scaling)
         if not any(counts.values()):
             return None
-        return replace(base, prefill=counts["prefill"], decode=counts["decode"], both=counts["both"])
+        asked = replace(base, prefill=counts["prefill"], decode=counts["decode"], both=counts["both"])
+        return replace(asked, targets=Targets(self.slo.ttft_s, self.slo.tpot_s)) if asked.is_mixed else asked
 
     def _write(self, comparison: Comparison) -> None:
         if self.json_file is not None:

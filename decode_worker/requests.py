@@ -43,12 +43,15 @@ class DecodeRequests:
         drain: Drain,
         worker_id: str,
         deadline_s: float,
+        takes_handovers: bool = True,
     ) -> None:
+        """Without `takes_handovers` every prompt is computed here, whatever a command says."""
         self._host = host
         self._channels = channels
         self._counters = counters
         self._worker_id = worker_id
         self._deadline_s = deadline_s
+        self._takes_handovers = takes_handovers
         self._table = RequestTable(
             counters, drain, lambda request_id: host.call(lambda engine: engine.abort(request_id))
         )
@@ -57,6 +60,8 @@ class DecodeRequests:
 
     def submit(self, command: worker_pb2.GenerateCommand, session: RouterSession) -> None:
         """Takes a request; whatever becomes of it is told over the session."""
+        if not self._takes_handovers:
+            command.ClearField("prefill")
         entry = DecodeRequest.of(command, session, self._worker_id)
         if self._table.enter(entry):
             adding = self._host.call(lambda engine: engine.add(entry.request))

@@ -20,6 +20,7 @@ class DecodeWorker:
             core.drain,
             core.config.worker_id,
             core.config.transfer_deadline_s,
+            takes_handovers=core.config.role != "both",
         )
         self._service = DecodeService(self._requests, core.host.pool.incarnation)
 

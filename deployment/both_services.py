@@ -12,7 +12,7 @@ class BothWorker:
     """Owns both; their requests share the engine's batch and blocks.
 
     Nobody waits in a circle: who waits for a prompt that is computed here holds blocks elsewhere, and what decodes here
-    waits for nobody, since no prompt of it is handed over.
+    waits for nobody, since it takes no handovers.
     """
 
     def __init__(self, core: WorkerCore) -> None:
@@ -25,8 +25,11 @@ class BothWorker:
 
     async def close(self) -> None:
         """Aborts what is left."""
-        for services in self._services:
-            await services.close()
+        prefill, decode = self._services
+        try:
+            await decode.close()  # first: blocks that it frees may let a prompt begin
+        finally:
+            await prefill.close()
 
 
 async def run(config: WorkerConfig) -> None:

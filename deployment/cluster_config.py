@@ -1,6 +1,6 @@
 """What a cluster on one machine is told."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from rpc.config_file import as_section, build, check_section, pick, read_config_
 from rpc.option_values import OptionError, Value
 from rpc.options import Option, OptionInfo, options_of
 from rpc.tls_options import TLS_OPTIONS
-from rpc.worker_config import WorkerConfig
+from rpc.worker_config import Role, WorkerConfig
 from rpc.worker_options import WORKER_OPTIONS
 
 
@@ -126,11 +126,14 @@ def _without(options: dict[str, Option], names: frozenset[str]) -> dict[str, Opt
     return {name: option for name, option in options.items() if name not in names}
 
 
-def load_settings(file: Path | None, flags: Mapping[str, object]) -> ClusterSettings:
+def load_settings(
+    file: Path | None, flags: Mapping[str, object], counted_elsewhere: Collection[Role] = ()
+) -> ClusterSettings:
     """Settings from a YAML file and flags (None where not given); flags win.
 
     The file's top level has the options of the cluster and of every worker; sections `router`, `engine` and, over
-    that, `prefill_engine` and `decode_engine` have the parts'. Raises OptionError naming the offending key.
+    that, `prefill_engine` and `decode_engine` have the parts'. Roles that are counted elsewhere have workers, whatever
+    their number is here. Raises OptionError naming the offending key.
     """
     content = read_config_file(file) if file is not None else {}
     top_options = {**cluster_options(), **worker_options()}
@@ -149,32 +152,35 @@ def load_settings(file: Path | None, flags: Mapping[str, object]) -> ClusterSett
         "decode": {**engine, **take("decode_engine", engine_options())},
         "both": engine,
     }
-    router = take("router", router_options())
+    router = {**take("router", router_options()), **pick(router_options(), flags)}
+    if "target_ttft_ms" not in router:
+        router = {"local_prefill_below": LOCAL_PREFILL_BELOW, **router}  # else it is for prices to say
     top = check_section(top_options, content, elsewhere=elsewhere)
     cluster = build(ClusterConfig, cluster_options(), pick(cluster_options(), top), pick(cluster_options(), flags))
-    _check_pools(cluster)
+    counts = {"prefill": cluster.num_prefill, "decode": cluster.num_decode, "both": cluster.both}
+    roles = {role for role, count in counts.items() if count}.union(counted_elsewhere)
+    _check_pools(roles)
     given_engine = pick(engine_options(), flags)
     engines = {role: {**values, **given_engine} for role, values in by_role.items()}
-    _check_alike(cluster, engines)
+    _check_alike(roles, engines)
     return ClusterSettings(
         cluster=cluster,
         worker={**pick(worker_options(), top), **pick(worker_options(), flags)},
-        router={"local_prefill_below": LOCAL_PREFILL_BELOW, **router, **pick(router_options(), flags)},
+        router=router,
         engine=engines,
     )
 
 
-def _check_pools(cluster: ClusterConfig) -> None:
-    if cluster.num_decode + cluster.both == 0:
+def _check_pools(roles: Collection[str]) -> None:
+    if not {"decode", "both"}.intersection(roles):
         raise OptionError("decode: no worker decodes; ask for at least one with --decode or --both")
 
 
-def _check_alike(cluster: ClusterConfig, engines: Mapping[str, Mapping[str, Value]]) -> None:
+def _check_alike(roles: Collection[str], engines: Mapping[str, Mapping[str, Value]]) -> None:
     """KV goes only between workers whose blocks are alike: a cluster of others would quietly never hand over."""
-    counts = {"prefill": cluster.num_prefill, "decode": cluster.num_decode, "both": cluster.both}
     for name in ("dtype", "block_size"):
         default = engine_options()[name].default
-        values = {role: engines[role].get(name, default) for role, count in counts.items() if count}
+        values = {role: engines[role].get(name, default) for role in engines if role in roles}
         if len(set(values.values())) > 1:
             told = ", ".join(f"{value} for {role}" for role, value in values.items())
             raise OptionError(f"{name}: {told}, but workers that hand KV over must have the same")

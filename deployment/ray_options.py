@@ -60,6 +60,11 @@ class DeploymentOptions:
     label_selector: Mapping[str, str] = field(default_factory=dict)  # of the node, as Ray writes conditions
     runtime_env: Mapping[str, object] = field(default_factory=dict)  # as Ray has it, which checks it
 
+    @property
+    def has_size(self) -> bool:
+        """Whether the number of replicas is said here, and not by the cluster's own options."""
+        return self.autoscaling is not None or self.replicas.num_replicas is not None
+
 
 def read_deployment(content: object, where: str) -> DeploymentOptions:
     """The options in a section of this name. Raises OptionError naming the offending key."""

@@ -139,7 +139,8 @@ def read_ray_settings(
         rest.pop(ROUTER)
     given = {name for name in ("host", "port") if name in rest or flags.get(name) is not None}
     has_below = BELOW in as_section(rest.get(ROUTER), ROUTER) or flags.get(BELOW) is not None
-    cluster = _load(rest, flags)
+    counted = [role for role in ROLES if deployments[role].has_size]
+    cluster = _load(rest, flags, counted)
     leave_out = () if one_machine or has_below else (BELOW,)
     cluster = replace(cluster, router=_kept(cluster.router, leave_out))
     return RaySettings(
@@ -190,9 +191,9 @@ def _kept(router: Mapping[str, Value], leave_out: Collection[str]) -> dict[str, 
     return kept
 
 
-def _load(content: Mapping[str, object], flags: Mapping[str, object]) -> ClusterSettings:
+def _load(content: Mapping[str, object], flags: Mapping[str, object], counted: Collection[Role]) -> ClusterSettings:
     """The cluster's settings, read as from a file."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
         yaml.safe_dump(dict(content), file)
         file.flush()
-        return load_settings(Path(file.name), flags)
+        return load_settings(Path(file.name), flags, counted)

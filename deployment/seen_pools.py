@@ -77,7 +77,8 @@ class SeenPools:
 
     def _decode(self, pool: PoolSnapshot, num_waiting: int) -> DecodeSnapshot:
         workers = self.workers.decode
-        num_running = sum(each.num_running for each in workers)
+        num_running = sum(map(_num_in_batch, workers))
+        num_behind = sum(each.num_running for each in workers) - num_running
         num_receiving = min(sum(each.num_waiting for each in workers), self._num_at_prefill())
         used = sum((each.num_blocks - each.num_free_blocks) * each.block_size for each in workers)
         measured = [each for each in workers if each.decode_step_s > 0]
@@ -87,7 +88,8 @@ class SeenPools:
             sequence_s=median([each.decode_sequence_s for each in measured]) if measured else 0.0,
             max_num_seqs=_typical_count(workers, lambda each: each.max_num_seqs, 256),
             kv_tokens=_typical_count(workers, lambda each: each.num_blocks * each.block_size, 0),
-            kv_used_tokens=round(used * num_running / max(1, num_running + num_receiving)),  # those hold blocks too
+            # Those that wait with their prompts, or for them, hold blocks too.
+            kv_used_tokens=round(used * num_running / max(1, num_running + num_behind + num_receiving)),
             num_running=num_running,
             num_waiting=num_waiting,
         )
@@ -96,16 +98,19 @@ class SeenPools:
         """Sequences that more decode places would help: what waits, beyond the places that are free.
 
         Who waits at a decode worker may have its place there and wait for its prompt: as many as prefill workers have
-        to do. And who waits in a router waits for prefill, if decode workers have room.
+        to do. Who has it waits on, as long as the batch is full. And who waits in a router waits for prefill, if decode
+        workers have room.
         """
+        workers = self.workers.decode
         num_receiving = self._num_at_prefill()
-        num_at_workers = max(0, sum(each.num_waiting for each in self.workers.decode) - num_receiving)
+        num_at_workers = max(0, sum(each.num_waiting for each in workers) - num_receiving)
+        num_behind = sum(each.num_running - _num_in_batch(each) for each in workers)
         ready = self.ready.decode
         num_seats = sum(max(0, each.max_num_seqs - each.num_running) for each in ready) - num_receiving
         context = self.traffic.prompt_tokens.mean + self.traffic.output_tokens.mean
         free_tokens = sum(each.num_free_blocks * each.block_size for each in ready)
         num_free = min(num_seats, int(free_tokens / context)) if context > 0 else num_seats
-        return max(0, self.num_waiting + num_at_workers - max(0, num_free))
+        return max(0, self.num_waiting + num_at_workers + num_behind - max(0, num_free))
 
     def _num_at_prefill(self) -> int:
         """Prompts that prefill workers compute or are to compute: the most that decode workers may be receiving."""
@@ -146,6 +151,11 @@ def _pool(
             if each.latency
         ),
     )
+
+
+def _num_in_batch(worker: WorkerReport) -> int:
+    """Sequences that decode: more may run, for those whose prompts come from elsewhere are bounded by blocks alone."""
+    return min(worker.num_running, worker.max_num_seqs or worker.num_running)
 
 
 def _typical(workers: Iterable[WorkerReport], attribute: Callable[[WorkerReport], float]) -> float:

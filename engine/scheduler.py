@@ -175,11 +175,15 @@ class Scheduler:
     def _grow(self, request: Request) -> bool:
         """Gives the request blocks for all its tokens; False if it had to be preempted itself."""
         while not self.blocks.grow(request):
-            victim = self.running.last
+            victim = self._victim(request)
             self._preempt(victim)
             if victim is request:
                 return False
         return True
+
+    def _victim(self, request: Request) -> Request:
+        """The last in order whose blocks nobody else was told of: others may be reading those that are kept."""
+        return next((other for other in reversed(self.running) if not other.keep_blocks), request)
 
     def _preempt(self, request: Request) -> None:
         """Takes a request's blocks; it waits again, in its old place, and computes its tokens anew."""

@@ -23,15 +23,13 @@ class OrderedRequests:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
 
+    def __reversed__(self) -> Iterator[Request]:
+        return reversed(self._requests)
+
     @property
     def first(self) -> Request:
         """Served before all others."""
         return self._requests[0]
-
-    @property
-    def last(self) -> Request:
-        """Served after all others."""
-        return self._requests[-1]
 
     def add(self, request: Request) -> None:
         """Puts the request in its place."""

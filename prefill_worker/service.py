@@ -48,6 +48,7 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         self._drain = drain
         self._deadline_s = deadline_s
         self._jobs: dict[RequestId, PrefillJob] = {}
+        self._uncomputed: set[RequestId] = set()  # of them
         self._fills = BlockFills(host, drain)
         self._numbers = itertools.count(1)
         host.listen(self._on_step)
@@ -64,6 +65,8 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         job = PrefillJob.of(request, request_id)
         with self._drain.request():
             self._jobs[request_id] = job
+            self._uncomputed.add(request_id)
+            self._counters.num_prefills = len(self._uncomputed)
             try:
                 try:
                     adding = host.call(lambda engine: engine.add(job.request))
@@ -93,7 +96,12 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
     def _end(self, request_id: RequestId) -> None:
         self._host.call(lambda engine: engine.abort(request_id))
         self._cancel_pull(request_id)
+        self._is_computed(request_id)
         del self._jobs[request_id]
+
+    def _is_computed(self, request_id: RequestId) -> None:
+        self._uncomputed.discard(request_id)
+        self._counters.num_prefills = len(self._uncomputed)
 
     def _cancel_pull(self, request_id: RequestId) -> None:
         pull = self._jobs[request_id].pull
@@ -104,6 +112,8 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         for output in step.outputs:
             if output.request_id in self._jobs:
                 self._jobs[output.request_id].steps.put_nowait(PrefillStep(output, step.finished_at_s))
+                if output.sampled is not None:
+                    self._is_computed(output.request_id)
         for request in step.receiving:
             if not request.request_id.startswith(ENGINE_IDS):
                 continue

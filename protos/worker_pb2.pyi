@@ -329,6 +329,7 @@ class WorkerLoad(_message.Message):
     DECODE_STEP_S_FIELD_NUMBER: _builtins.int
     DECODE_SEQUENCE_S_FIELD_NUMBER: _builtins.int
     READ_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    NUM_PREFILLS_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     """requests in the batch"""
     num_waiting: _builtins.int
@@ -365,6 +366,8 @@ class WorkerLoad(_message.Message):
     """seconds that each further sequence adds to a step, lately"""
     read_bytes_per_s: _builtins.float
     """of KV read from peers, lately; 0: not known yet"""
+    num_prefills: _builtins.int
+    """of the requests in the first two, prompts that are computed for other workers"""
     @_builtins.property
     def peer_transports(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """incarnation of a peer to the transport in use and why"""
@@ -390,10 +393,11 @@ class WorkerLoad(_message.Message):
         decode_step_s: _builtins.float = ...,
         decode_sequence_s: _builtins.float = ...,
         read_bytes_per_s: _builtins.float = ...,
+        num_prefills: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum_failures", b"checksum_failures", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "handover_bytes", b"handover_bytes", "handover_failures", b"handover_failures", "handovers", b"handovers", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_generated_tokens", b"num_generated_tokens", "num_preemptions", b"num_preemptions", "num_prefilled_tokens", b"num_prefilled_tokens", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_waiting", b"num_waiting", "peer_transports", b"peer_transports", "prefill_tokens_per_s", b"prefill_tokens_per_s", "read_bytes_per_s", b"read_bytes_per_s", "step_s", b"step_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum_failures", b"checksum_failures", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "handover_bytes", b"handover_bytes", "handover_failures", b"handover_failures", "handovers", b"handovers", "num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_generated_tokens", b"num_generated_tokens", "num_preemptions", b"num_preemptions", "num_prefilled_tokens", b"num_prefilled_tokens", "num_prefills", b"num_prefills", "num_queued_tokens", b"num_queued_tokens", "num_running", b"num_running", "num_waiting", b"num_waiting", "peer_transports", b"peer_transports", "prefill_tokens_per_s", b"prefill_tokens_per_s", "read_bytes_per_s", b"read_bytes_per_s", "step_s", b"step_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,13 +32,12 @@ def find_candidates(request: RoutedRequest, cluster: ClusterSnapshot) -> Candida
     needed = max(request.num_final_tokens, request.num_tokens + 1)
     decoders, prefillers, longest = [], [], 0
     for worker in cluster.workers:
+        if worker.role is not WorkerRole.DECODE and worker.max_model_len > request.num_tokens:
+            prefillers.append(worker)  # it samples the first token too
         if worker.role is WorkerRole.PREFILL:
-            if worker.max_model_len > request.num_tokens:  # it samples the first token too
-                prefillers.append(worker)
-        elif worker.max_model_len >= needed:
+            continue
+        if worker.max_model_len >= needed:
             decoders.append(worker)
-            if worker.role is WorkerRole.BOTH:
-                prefillers.append(worker)
         else:
             longest = max(longest, worker.max_model_len)
     hints = request.hints

@@ -38,6 +38,7 @@ class WorkerSnapshot:
     decode_step_s: float = 0.0  # a step with one sequence
     decode_sequence_s: float = 0.0  # that each further one adds
     read_bytes_per_s: float = 0.0  # of KV from peers
+    num_prefills: int = 0  # of the requests: prompts for others, which will not decode there
     prompt_share: float = 0.0  # of its time, that it computed prompts lately
     num_tokens_done: int = 0  # prompt and output tokens since its start
     recent: RecentRequests = NO_REQUESTS  # what the router sent there

@@ -76,6 +76,8 @@ class CostModel:
     def option_cost(self, option: PrefillOption) -> float:
         """The prefill worker's part of a plan's cost."""
         busy_s = self._harm_weight * option.harm_s
+        if self.targets is not None:
+            busy_s += self.targets.late_s(self.hop_s + option.wait_s + option.compute_s)
         return option.wait_s + option.compute_s + busy_s + self.eviction_weight * option.evicted_s
 
     def is_tight(self, decode: WorkerTimes) -> bool:

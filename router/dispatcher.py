@@ -86,18 +86,22 @@ class Dispatcher:
         worker said. Closing cancels the choice.
         """
         progress = _Progress(list(generation.token_ids))
-        while True:
-            plan = await self._choose(generation, index, progress, preferred)
-            try:
-                async with aclosing(self._attempt(generation, index, plan, progress)) as deltas:
-                    async for delta in deltas:
-                        yield delta
-                return
-            except Draining:
-                raise
-            except (QueueFull, Unavailable) as error:
-                await self._take_failure(progress, plan, error)
-                logger.warning("%s is sent again: %s", generation.request.request_id, error)
+        try:
+            while True:
+                plan = await self._choose(generation, index, progress, preferred)
+                try:
+                    async with aclosing(self._attempt(generation, index, plan, progress)) as deltas:
+                        async for delta in deltas:
+                            yield delta
+                    return
+                except Draining:
+                    raise
+                except (QueueFull, Unavailable) as error:
+                    await self._take_failure(progress, plan, error)
+                    logger.warning("%s is sent again: %s", generation.request.request_id, error)
+        finally:
+            if num_tokens := len(progress.token_ids) - len(generation.token_ids):
+                self._answers.note(num_tokens)  # however it ended: who reads stops at the last
 
     async def _take_failure(self, progress: _Progress, plan: Plan, error: QueueFull | Unavailable) -> None:
         """Returns once the choice may be sent again; raises the error if it is not to be."""
@@ -252,7 +256,6 @@ class Dispatcher:
                 if failure is not None:
                     raise failure
                 if delta.finish_reason:
-                    self._answers.note(len(progress.token_ids) - len(generation.token_ids))
                     return
         finally:
             attach.abort(command.request_id)

@@ -15,6 +15,7 @@ class Addition:
 
     num_tokens: int  # to compute before its first token; 0 once that came
     num_blocks: int
+    is_prefill: bool  # for another worker
 
 
 class LoadEstimate:
@@ -48,10 +49,13 @@ class LoadEstimate:
             self._unreported.pop(number, None)
         self._snapshot = None
 
-    def add(self, number: int, num_tokens: int, num_blocks: int = 0) -> None:
-        """A command was sent that makes the worker compute so many tokens and take so many blocks."""
-        self._additions[number] = self._unreported[number] = Addition(num_tokens, num_blocks)
-        self._recent = self._recent.with_one(number)
+    def add(self, number: int, num_tokens: int, num_blocks: int = 0, is_prefill: bool = False) -> None:
+        """A command was sent that makes the worker compute so many tokens and take so many blocks; `is_prefill`: for
+        another worker, which decodes.
+        """
+        self._additions[number] = self._unreported[number] = Addition(num_tokens, num_blocks, is_prefill)
+        if not is_prefill:
+            self._recent = self._recent.with_one(number)
         self._snapshot = None
 
     def computed(self, number: int) -> None:
@@ -79,6 +83,11 @@ class LoadEstimate:
         return max(num_reported + len(self._unreported), len(self._additions))
 
     @property
+    def num_prefills(self) -> int:
+        """Prompts among them that are computed for other workers."""
+        return self.reported.num_prefills + sum(addition.is_prefill for addition in self._unreported.values())
+
+    @property
     def num_queued_tokens(self) -> int:
         """Tokens to compute before all of them are decoding."""
         num_tokens = self.reported.num_queued_tokens + _num_tokens(self._unreported.values())
@@ -102,6 +111,7 @@ class LoadEstimate:
                 fingerprint=description.fingerprint,
                 block_size=description.block_size,
                 num_requests=self.num_requests,
+                num_prefills=self.num_prefills,
                 num_queued_tokens=self.num_queued_tokens,
                 num_free_blocks=self.num_free_blocks,
                 max_model_len=description.max_model_len,

@@ -21,7 +21,8 @@ class LoadShare:
             self.decode.add(self.number, num_tokens, _num_blocks(routed.missing_tokens(plan.decode), plan.decode))
         if self.prefill is not None and plan.prefill is not None:
             best = min(routed.missing_tokens(worker) for worker in (plan.prefill, plan.prefix_source) if worker)
-            self.prefill.add(self.number, best, _num_blocks(routed.missing_tokens(plan.prefill), plan.prefill))
+            num_blocks = _num_blocks(routed.missing_tokens(plan.prefill), plan.prefill)
+            self.prefill.add(self.number, best, num_blocks, is_prefill=True)
 
     def computed(self) -> None:
         """The first token came: the prefill worker is done with the prompt."""

@@ -99,10 +99,16 @@ def find_decoders(
     no decode worker has room within what is promised.
     """
     decoders = [worker for worker in workers if worker.role is not WorkerRole.BOTH]
-    listed = shortlist(request, decoders, book, MAX_DECODERS)
-    if any(not model.is_tight(model.times(request, decode, book)) for decode in listed):
-        return listed
     others = [worker for worker in workers if worker.role is WorkerRole.BOTH]
+
+    def has_room(decode: WorkerSnapshot) -> bool:
+        return not model.is_tight(model.times(request, decode, book))
+
+    listed = shortlist(request, decoders, book, MAX_DECODERS)
+    if not others or any(map(has_room, listed)):
+        return listed
+    if len(decoders) > len(listed) and (roomy := list(filter(has_room, decoders))):
+        return shortlist(request, roomy, book, MAX_DECODERS)
     return listed + shortlist(request, others, book, MAX_DECODERS)
 
 

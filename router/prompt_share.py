@@ -23,5 +23,5 @@ class PromptShare:
 
     @property
     def value(self) -> float:
-        """As of the last report: who has nothing to do does not report, and keeps its share until then."""
+        """As of the last report."""
         return self._value

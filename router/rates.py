@@ -59,7 +59,8 @@ class RateBook:
     def excess(self, decode: WorkerSnapshot) -> float:
         """By what share a decode worker got more of the router's last requests than others."""
         if self._fair_count is None:
-            num_decoders = sum(worker.role is not WorkerRole.PREFILL for worker in self._cluster.workers)
+            roles = [worker.role for worker in self._cluster.workers]
+            num_decoders = roles.count(WorkerRole.DECODE) or roles.count(WorkerRole.BOTH)
             self._fair_count = fair_count(self._cluster.turn, num_decoders)
         return excess(decode.recent, self._cluster.turn, self._fair_count)
 

@@ -13,7 +13,7 @@ from router.worker_times import WorkerTimes
 
 SLOPE = 0.3
 POWER = 4
-MOST_SHARE = 3.0  # what is later than that is as late as can be
+STEEP_SHARE = 3.0  # beyond it the cost grows no steeper, but grows: else nothing would ever be done about a long queue
 MOST_PROMPT_SHARE = 0.85  # of a worker's time; with all of it there would be no tokens
 TIGHT_SHARE = 0.85  # from here on a worker has as many sequences as it should: nothing comes evenly
 
@@ -27,7 +27,7 @@ class Targets:
 
     def late_s(self, ttft_s: float) -> float:
         """Cost of a first token after so long, beside these seconds themselves."""
-        return self.ttft_s * float(min(ttft_s / self.ttft_s, MOST_SHARE) ** POWER)
+        return self.ttft_s * _power(ttft_s / self.ttft_s)
 
     def token_share(self, worker: WorkerTimes, num_more: int) -> float:
         """The time per token at a worker with so many more sequences, as a share of the target: that of a step, in
@@ -43,12 +43,13 @@ class Targets:
     def joining_s(self, decode: WorkerTimes) -> float:
         """Cost of one more sequence in a worker's steps: of its own tokens, and of all others' there."""
         before, after = (_cost(self.token_share(decode, num_more)) for num_more in (0, 1))
-        return self.ttft_s * ((decode.num_running + 1) * after - decode.num_running * before)
+        num_decoding = _num_decoding(decode)
+        return self.ttft_s * ((num_decoding + 1) * after - num_decoding * before)
 
     def disturbing_s(self, request: RoutedRequest, worker: WorkerTimes, work_s: float, num_more: int) -> float:
         """Cost of a prompt's computation to those that decode there, `num_more` that join too, and one that comes."""
         delay = self._delay(request, work_s)
-        num_decoding = worker.num_running if worker.worker.role is not WorkerRole.PREFILL else 0
+        num_decoding = _num_decoding(worker)
         share = self.token_share(worker, num_more)
         return self.ttft_s * (num_decoding * (_cost(share + delay) - _cost(share)) + SLOPE * delay)
 
@@ -57,7 +58,7 @@ class Targets:
         return self.ttft_s * SLOPE * self._delay(request, seconds)
 
     def _step_share(self, worker: WorkerTimes, num_more: int) -> float:
-        num_sequences = max(1, worker.num_running + num_more)
+        num_sequences = max(1, _num_decoding(worker) + num_more)
         step_s = worker.rates.decode_step_s + worker.rates.decode_sequence_s * (num_sequences - 1)
         return step_s / self.tpot_s
 
@@ -66,5 +67,18 @@ class Targets:
         return seconds / (request.mean_output_tokens * self.tpot_s)
 
 
+def _num_decoding(worker: WorkerTimes) -> int:
+    """Sequences that decode there, or will."""
+    if worker.worker.role is WorkerRole.PREFILL:
+        return 0
+    return max(0, worker.num_running - worker.worker.num_prefills)
+
+
 def _cost(share: float) -> float:
-    return SLOPE * share + float(min(share, MOST_SHARE) ** POWER)
+    return SLOPE * share + _power(share)
+
+
+def _power(share: float) -> float:
+    """`share ** POWER`, and beyond `STEEP_SHARE` its tangent there."""
+    steep = min(share, STEEP_SHARE)
+    return float(steep**POWER + POWER * STEEP_SHARE ** (POWER - 1) * (share - steep))

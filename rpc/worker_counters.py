@@ -15,6 +15,7 @@ class WorkerCounters:
     handover_bytes: int = 0
     handover_failures: int = 0
     checksum_failures: int = 0
+    num_prefills: int = 0  # prompts for others that are not computed yet
     taken: TakenCommands = field(default_factory=TakenCommands)
     _recent_bytes: float = 0.0
     _recent_s: float = 0.0

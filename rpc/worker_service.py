@@ -113,6 +113,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         return worker_pb2.WorkerLoad(
             num_running=stats.num_running,
             num_waiting=stats.num_waiting,
+            num_prefills=self._counters.num_prefills,
             num_queued_tokens=stats.num_queued_tokens,
             num_free_blocks=stats.num_free_blocks,
             num_blocks=stats.num_blocks,

@@ -19,6 +19,7 @@ class LoadReport:
         return WorkerLoad(
             num_running=load.num_running,
             num_waiting=load.num_waiting,
+            num_prefills=counters.num_prefills,
             num_queued_tokens=load.num_queued_tokens,
             num_free_blocks=load.num_free_blocks,
             num_blocks=load.num_blocks,

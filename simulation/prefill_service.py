@@ -49,6 +49,7 @@ class SimulatedPrefillService(worker_pb2_grpc.PrefillServicer):
         self._drain = drain
         self._description = description
         self._prompts: dict[RequestId, _Prompt] = {}
+        self._uncomputed: set[RequestId] = set()  # of them
         self._fills = Fills(core)
         self._numbers = itertools.count(1)
         core.listen(self._on_step)
@@ -64,6 +65,8 @@ class SimulatedPrefillService(worker_pb2_grpc.PrefillServicer):
         prompt = _Prompt(engine_request(request, request_id), request)
         with self._drain.request():
             self._prompts[prompt.request.request_id] = prompt
+            self._uncomputed.add(request_id)
+            self._counters.num_prefills = len(self._uncomputed)
             try:
                 try:
                     self._core.add(prompt.request)
@@ -109,13 +112,20 @@ class SimulatedPrefillService(worker_pb2_grpc.PrefillServicer):
         if prompt.filling is not None:
             prompt.filling.cancel()
         self._core.abort(prompt.request.request_id)
+        self._is_computed(prompt.request.request_id)
         del self._prompts[prompt.request.request_id]
+
+    def _is_computed(self, request_id: RequestId) -> None:
+        self._uncomputed.discard(request_id)
+        self._counters.num_prefills = len(self._uncomputed)
 
     def _on_step(self, step: StepOutput) -> None:
         for output in step.outputs:
             prompt = self._prompts.get(output.request_id)
             if prompt is not None:
                 prompt.steps.put_nowait(output)
+                if output.sampled is not None:
+                    self._is_computed(output.request_id)
         for request in step.receiving:
             if not request.request_id.startswith(ENGINE_IDS):
                 continue

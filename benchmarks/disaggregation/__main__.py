@@ -4,14 +4,13 @@
 
 1. Every system is `baton serve` with two workers of its own, of one thread each, and the bundled model. All are up, one
    at a time is asked.
-2. For each trace, what an unloaded system takes, times a constant, is the limit of a good answer; the system that
-   prices is started for each trace and told these limits. A closed loop warms every system up and measures what it
-   sustains; `--load` of the best is offered to all.
-3. In each repeat the systems get the same requests at the same times, one system after the other, trace by trace.
+2. For each trace, what an unloaded system takes, times a constant, is the limit of a good answer. All systems are
+   started anew and told these limits. A closed loop warms every system up and measures what it sustains; `--load` of
+   the best is offered to all.
+3. In each repeat the systems get the same requests at the same times, one system after the other.
 4. A cell is the median over the repeats.
 """
 
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import click
@@ -19,7 +18,7 @@ import uvloop
 from rich.console import Console
 
 from benchmarks.disaggregation.comparison import Comparison
-from benchmarks.disaggregation.fleet import Fleet
+from benchmarks.disaggregation.fleet import running
 from benchmarks.disaggregation.system import SYSTEMS, System
 from benchmarks.disaggregation.trace import Trace, make_traces
 from benchmarks.report import Report
@@ -29,9 +28,7 @@ from loadtool.errors import LoadToolError
 async def compare(systems: list[System], traces: list[Trace], seconds: float, repeats: int, load: float) -> Report:
     """Starts the systems and runs everything."""
     console = Console(stderr=True, highlight=False)
-    async with AsyncExitStack() as stack:
-        fleet = Fleet(stack, console)
-        return await Comparison(systems, fleet.client, traces, seconds, load, console).measure(repeats)
+    return await Comparison(systems, running, traces, seconds, load, console).measure(repeats)
 
 
 @click.command()
@@ -39,7 +36,7 @@ async def compare(systems: list[System], traces: list[Trace], seconds: float, re
 @click.option("--seconds", default=30.0, show_default=True, type=click.FloatRange(0, min_open=True),
               help="Length of a run.")  # fmt: skip
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Runs of each cell.")
-@click.option("--load", default=0.7, show_default=True, type=click.FloatRange(0, min_open=True),
+@click.option("--load", default=0.4, show_default=True, type=click.FloatRange(0, min_open=True),
               help="Offered, as a share of what the best system sustains.")  # fmt: skip
 @click.option(
     "--only",

@@ -1,8 +1,8 @@
 """The systems before the same loads, in turns."""
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 
 from rich.console import Console
 
@@ -16,21 +16,12 @@ from loadtool.errors import LoadToolError
 from loadtool.slo import Slo
 from loadtool.summary import summarise
 
-Start = Callable[[System, Slo | None], Awaitable[Client]]
+Start = Callable[[Sequence[System], Slo | None, Console], AbstractAsyncContextManager[dict[str, Client]]]
 NUM_CLIENTS = 16  # of the closed loop: enough for both workers to be always busy
 TTFT_TIMES, TPOT_TIMES = 4, 3  # of an unloaded system's p90, since prompts differ in length, and p50
 WARM_SEED, BUSY_SEED, UNLOADED_SEED, FIRST_SEED = 0, 1, 2, 3
 COLUMNS = ("trace", "system", "offered/s", "goodput/s", "of colocated", "spread %", "TTFT p50 ms", "TTFT p99 ms",
            "TPOT p50 ms", "TPOT p99 ms", "handed over %", "errors")  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """A trace's load, and what counts as a good answer: the same for every system."""
-
-    rate_per_s: float
-    slo: Slo
-    clients: Mapping[str, Client]  # by system
 
 
 class Comparison:
@@ -45,7 +36,7 @@ class Comparison:
         load: float,
         console: Console,
     ) -> None:
-        """`start` gives a system's client for what is promised; `load` as a share of what the best system sustains."""
+        """`start` runs systems for what is promised; `load` as a share of what the best system sustains."""
         self._systems = systems
         self._start = start
         self._traces = traces
@@ -58,42 +49,50 @@ class Comparison:
         )  # by trace, by system
 
     async def measure(self, repeats: int) -> Report:
-        """Runs everything: one run of each system under a trace, then the next trace, then all again."""
-        terms = {trace.name: await self._terms(trace) for trace in self._traces}
-        for repeat in range(repeats):
-            for trace in self._traces:
-                arrivals = trace.arrivals(terms[trace.name].rate_per_s, self._seconds)
-                for name, client in terms[trace.name].clients.items():
-                    run = await client.run(trace, arrivals, self._seconds, FIRST_SEED + repeat)
-                    cell = self._cells[trace.name][name]
-                    cell.add(summarise(run, terms[trace.name].slo))
-                    self._console.print(f"{trace.name}, {name}: {cell.last}")
+        """Runs everything, trace by trace: one run of each system, then all again."""
+        for trace in self._traces:
+            slo = await self._slo(trace)
+            async with self._start(self._systems, slo, self._console) as clients:
+                arrivals = trace.arrivals(await self._rate_per_s(trace, clients), self._seconds)
+                for repeat in range(repeats):
+                    for name, client in clients.items():
+                        run = await client.run(trace, arrivals, self._seconds, FIRST_SEED + repeat)
+                        cell = self._cells[trace.name][name]
+                        cell.add(summarise(run, slo))
+                        self._console.print(f"{trace.name}, {name}: {cell.last}")
         return self._report(repeats)
 
-    async def _terms(self, trace: Trace) -> Terms:
-        """Measured by shorter runs, which also warm everything up."""
-        seconds = self._seconds / 2
+    async def _slo(self, trace: Trace) -> Slo:
+        """What makes an answer good: measured at the first system, which is started for it alone."""
         first = self._systems[0]
-        name, client = first.name, await self._start(first, None)
-        await client.run(trace, MaxConcurrency(1), seconds / 4, WARM_SEED)
-        unloaded = summarise(await client.run(trace, MaxConcurrency(1), seconds, UNLOADED_SEED), None)
+        async with self._start([first], None, self._console) as clients:
+            client = clients[first.name]
+            await client.run(trace, MaxConcurrency(1), self._seconds / 8, WARM_SEED)
+            unloaded = summarise(await client.run(trace, MaxConcurrency(1), self._seconds / 2, UNLOADED_SEED), None)
         if unloaded.ttft_ms is None or unloaded.tpot_ms is None:
             failures = [f"{kind}: {each.count}, as in: {each.example}" for kind, each in unloaded.failures.items()]
-            raise LoadToolError("; ".join([f"{trace.name}, {name}: no unloaded request was answered", *failures]))
+            raise LoadToolError("; ".join([f"{trace.name}, {first.name}: no unloaded request was answered", *failures]))
         ttft_ms, tpot_ms = unloaded.ttft_ms.p90, unloaded.tpot_ms.p50
         slo = Slo(round(TTFT_TIMES * ttft_ms) / 1000, round(TPOT_TIMES * tpot_ms, 1) / 1000)
-        clients = {system.name: await self._start(system, slo) for system in self._systems}
-        sustained: dict[str, float] = {}
-        for each, other in clients.items():
-            busy = summarise(await other.run(trace, MaxConcurrency(NUM_CLIENTS), seconds, BUSY_SEED), None)
-            sustained[each] = busy.requests_per_s
-        rates = ", ".join(f"{name} {rate:.1f}" for name, rate in sustained.items())
-        self._notes.append(
-            f"{trace.name}: good is {slo} (ms); unloaded ({name}) TTFT p90 {ttft_ms:.0f} ms, TPOT p50 {tpot_ms:.1f} "
-            f"ms; {NUM_CLIENTS} clients at once get answers a second from {rates}"
+        self._note(
+            f"{trace.name}: good is {slo} (ms); unloaded ({first.name}) TTFT p90 {ttft_ms:.0f} ms, TPOT p50 "
+            f"{tpot_ms:.1f} ms"
         )
-        self._console.print(self._notes[-1])
-        return Terms(self._load * max(sustained.values()), slo, clients)
+        return slo
+
+    async def _rate_per_s(self, trace: Trace, clients: Mapping[str, Client]) -> float:
+        """A share of what the best system sustains."""
+        sustained: dict[str, float] = {}
+        for name, client in clients.items():
+            run = await client.run(trace, MaxConcurrency(NUM_CLIENTS), self._seconds / 2, BUSY_SEED)
+            sustained[name] = summarise(run, None).requests_per_s
+        rates = ", ".join(f"{name} {rate:.1f}" for name, rate in sustained.items())
+        self._note(f"{trace.name}: {NUM_CLIENTS} clients at once get answers a second from {rates}")
+        return self._load * max(sustained.values())
+
+    def _note(self, text: str) -> None:
+        self._notes.append(text)
+        self._console.print(text)
 
     def _report(self, repeats: int) -> Report:
         report = Report("Where prompts are computed, on two engine processes each", COLUMNS)

@@ -25,7 +25,6 @@ class System:
 
     name: str
     flags: Sequence[str]  # of `baton serve`
-    is_told: bool = False  # its router knows what is promised
 
     @asynccontextmanager
     async def running(self, slo: Slo | None) -> AsyncIterator[Target]:
@@ -39,7 +38,7 @@ class System:
     def _router(self, slo: Slo | None) -> dict[str, float | None]:
         """On one machine short prompts are local and others remote unless this says otherwise; here prices decide."""
         router: dict[str, float | None] = {"local_prefill_below": None}
-        if self.is_told and slo is not None and slo.ttft_s is not None and slo.tpot_s is not None:
+        if slo is not None and slo.ttft_s is not None and slo.tpot_s is not None:
             router |= {"target_ttft_ms": 1000 * slo.ttft_s, "target_tpot_ms": 1000 * slo.tpot_s}
         return router
 
@@ -48,5 +47,5 @@ COLOCATED = System("colocated", ("--both=2",))
 SYSTEMS = (
     COLOCATED,
     System("always_remote", ("--prefill=1", "--decode=1", "--policy=always_remote")),
-    System("priced", ("--both=1", "--decode=1", "--policy=cost"), is_told=True),
+    System("priced", ("--both=1", "--decode=1", "--policy=cost")),
 )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from deployment.autoscaling.settings import ScalingSettings
+from router.targets import Targets
 from simulation.trace.machine import Machine
 
 START_S = 60.0
@@ -16,6 +17,7 @@ class DeploymentPlan:
     prefill: int = 0  # replicas at the start
     decode: int = 0
     both: int = 0  # of both roles: beside decode workers these prefill, and decode what those have no room for
+    targets: Targets | None = None  # what the router promises requests
     scaling: ScalingSettings | None = None  # None: the sizes stay
     start_s: float = START_S  # of a replica
     seed: int = 0  # of the router's chances

@@ -110,6 +110,7 @@ class Replica:
         knows_prompts, knows_decodes = self._num_prefilled > 0, self._num_generated > 0
         return WorkerLoad(
             num_running=self.num_running,
+            num_prefills=self._num_prefills(),
             num_waiting=self.num_waiting,
             num_queued_tokens=self.num_queued_tokens,
             num_free_blocks=self.memory.num_free,
@@ -145,6 +146,11 @@ class Replica:
         """Asserts that the blocks are held by exactly those that should hold them."""
         holders = [*self._receiving, *self._prefilling, *self._batch, *self._held]
         self.memory.check_integrity(holders)
+
+    def _num_prefills(self) -> int:
+        """Sequences whose prompts are computed for others."""
+        at_work = (*self._waiting, *self._receiving, *self._prefilling)
+        return sum(sequence.keeps_blocks for sequence in at_work)
 
     def _wake(self) -> None:
         """Begins a step now, or after the one under way."""
@@ -216,7 +222,8 @@ class Replica:
                 continue  # preempted for one before it
             self.memory.advance(sequence, sequence.num_tokens - 1)
             while sequence.blocks and not self.memory.grow(sequence):
-                self._preempt(max((*self._batch, *self._prefilling), key=_order))
+                others = (*self._batch, *self._prefilling)
+                self._preempt(max((other for other in others if not other.keeps_blocks), key=_order))
             if sequence.blocks:
                 self._batch.plan_growth(sequence)
 

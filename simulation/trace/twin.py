@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from deployment.autoscaling.by_pool import ByPool
 from router.cluster import WorkerRole
+from router.cost_model import CostModel
 from router.named_policies import CostPolicy
 from router.policy import Policy
 from simulation.trace.autoscaler import Autoscaler
@@ -33,10 +34,11 @@ class Twin:
     def __init__(self, plan: DeploymentPlan, requests: Sequence[TraceRequest], policy: Policy | None = None) -> None:
         """`policy`: another than the router's default. Raises ValueError for a plan without workers that decode."""
         plan.machine.spec.check()
-        if not plan.both and not (plan.prefill and plan.decode):
+        if (plan.both and plan.prefill) or (not plan.both and not (plan.prefill and plan.decode)):
             raise ValueError(f"{plan.label}: there must be prefill and decode workers, or colocated ones")
         self.clock = Clock()
-        self.router = TwinRouter(self.clock, policy or CostPolicy(), plan.machine.spec.block_size, plan.seed)
+        policy = policy or CostPolicy(CostModel(targets=plan.targets))
+        self.router = TwinRouter(self.clock, policy, plan.machine.spec.block_size, plan.seed)
         self._plan = plan
         self._requests = requests
         self._meter = GpuMeter()

@@ -50,8 +50,8 @@ class RayApplication:
 
 
 @asynccontextmanager
-async def ray_application(ray: RayCluster, registry: str) -> AsyncIterator[RayApplication]:
-    """One prefill worker, two decode workers and a router, once they are ready."""
+async def ray_application(ray: RayCluster, registry: str, **args: object) -> AsyncIterator[RayApplication]:
+    """One prefill worker, two decode workers and a router, once they are ready; `args` are over the example's."""
     http_port, router_port = free_ports(HOST, 2)
     config = yaml.safe_load(EXAMPLE.read_text())
     config |= {"proxy_location": "HeadOnly", "http_options": {"host": HOST, "port": http_port}}
@@ -66,6 +66,7 @@ async def ray_application(ray: RayCluster, registry: str) -> AsyncIterator[RayAp
         "lease_s": 2,
         "engine": {"dtype": "float32", "kv_cache_memory_bytes": "64MiB", "num_threads": 1},
         "router": {"local_prefill_below": 64},
+        **args,
     }
     await ray.deploy(config)
     app = RayApplication(ray, config, f"http://{HOST}:{http_port}", f"http://{HOST}:{router_port}")

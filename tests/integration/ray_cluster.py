@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 from asyncio.subprocess import DEVNULL, STDOUT, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,12 +24,13 @@ SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # there is no other node to move anything to
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "50",  # on a busy machine Serve else kills its proxy while it starts
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # all stays at 127.0.0.1
 }
 
 
 class RayNode:
-    """Owns one node."""
+    """Owns one node, over all its lives."""
 
     def __init__(self, log: Path, env: dict[str, str], *flags: str) -> None:
         """`flags` are those of `ray start`."""
@@ -39,9 +40,9 @@ class RayNode:
         self._process: Process | None = None
 
     async def start(self) -> None:
-        """Returns once Ray says that it runs."""
-        with self._log.open("ab") as output:
-            command = (COMMANDS / "ray", "start", "--block", f"--node-ip-address={HOST}", *self._flags)
+        """Begins a life; returns once Ray says that it runs."""
+        with self._log.open("wb") as output:
+            command = (COMMANDS / "ray", "start", "--block", *self._flags)
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=DEVNULL, stdout=output, stderr=STDOUT, env=self._env
             )
@@ -50,11 +51,27 @@ class RayNode:
                 assert self._process.returncode is None, self._log.read_text()
                 await asyncio.sleep(0.1)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.returncode is None
+
     def processes(self) -> list[psutil.Process]:
         """All that runs on it, ours included."""
-        if self._process is None or self._process.returncode is not None:
+        if self._process is None or not self.is_running:
             return []
         return psutil.Process(self._process.pid).children(recursive=True)
+
+    async def kill(self) -> None:
+        """Ends a life at once, with all that runs on it, as a machine's death does."""
+        processes, process = self.processes(), self._process
+        assert process is not None
+        process.kill()
+        for each in processes:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        await process.wait()
+        assert await asyncio.to_thread(left_of, processes, END_TIMEOUT_S) == []
 
     async def end(self) -> None:
         """Ends it; what does not end of itself is killed."""
@@ -74,30 +91,64 @@ class RayNode:
 
 
 class RayCluster:
-    """A Ray of one node."""
+    """A Ray of one node, and of those that join it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self, directory: Path, host: str = HOST, env: Mapping[str, str] | None = None, flags: Sequence[str] = ()
+    ) -> None:
+        """The head is at `host`; `env` is over our own environment, for all nodes and who speaks to them, and `flags`
+        are the head's.
+        """
         self._directory = directory
-        self._port, client, agent = free_ports(HOST, 3)
+        self._host = host
+        self._port, client, agent = free_ports(host, 3)
         token = directory / "token"
         token.write_text("5" * 64)
-        self._env = {**os.environ, **SETTINGS, "RAY_AUTH_TOKEN_PATH": str(token)}
-        self.head = RayNode(
-            directory / "head.log",
-            self._env,
-            *("--head", f"--port={self._port}", f"--ray-client-server-port={client}", "--include-dashboard=false"),
-            *(f"--dashboard-agent-listen-port={agent}", "--min-worker-port=0", "--max-worker-port=0"),
-            *(f"--temp-dir={directory / 'r'}", "--object-store-memory=100000000", f"--num-cpus={NUM_CPUS}"),
+        self.env = {**os.environ, **SETTINGS, **(env or {}), "RAY_AUTH_TOKEN_PATH": str(token)}
+        ports = (f"--port={self._port}", f"--ray-client-server-port={client}")
+        self.head = self._node("head", host, agent, "--head", *ports, "--include-dashboard=false", *flags)
+        self._nodes = [self.head]
+
+    def _node(self, name: str, host: str, agent: int, *flags: str) -> RayNode:
+        return RayNode(
+            self._directory / f"{name}.log",
+            self.env,
+            *(f"--node-ip-address={host}", f"--dashboard-agent-listen-port={agent}", *flags),
+            *("--min-worker-port=0", "--max-worker-port=0", f"--temp-dir={self._directory / name[0]}"),
+            *("--object-store-memory=100000000", f"--num-cpus={NUM_CPUS}"),
         )
+
+    async def join(self, host: str, *flags: str) -> RayNode:
+        """Another node at this address, which runs."""
+        [agent] = free_ports(host, 1)
+        node = self._node(f"{len(self._nodes)}-node", host, agent, f"--address={self.address}", *flags)
+        self._nodes.append(node)
+        await node.start()
+        return node
+
+    async def restart_head(self) -> None:
+        """Begins the head's next life."""
+        # Ray refuses a head at an address that it last had here and that processes here name: those of joined nodes.
+        (self._directory / "h" / "ray_current_cluster").unlink()
+        await self.head.start()
+
+    async def end(self) -> None:
+        """Ends all nodes, the head last."""
+        for node in reversed(self._nodes):
+            await node.end()
 
     @property
     def address(self) -> str:
-        """Of the node."""
-        return f"{HOST}:{self._port}"
+        """Of the head."""
+        return f"{self._host}:{self._port}"
+
+    def processes(self) -> list[psutil.Process]:
+        """All that runs on the nodes, ours included."""
+        return [process for node in self._nodes for process in node.processes()]
 
     def worker(self, worker_id: str) -> psutil.Process:
         """The process of one of our workers; its parent is the replica."""
-        [found] = [each for each in self.head.processes() if f"--worker-id={worker_id}" in command_line(each)]
+        [found] = [each for each in self.processes() if f"--worker-id={worker_id}" in command_line(each)]
         return found
 
     async def deploy(self, config: dict[str, Any]) -> None:
@@ -107,7 +158,7 @@ class RayCluster:
         log = self._directory / "deploy.log"
         with log.open("ab") as output:
             command = (COMMANDS / "serve", "run", "--non-blocking", "--address", self.address, file)
-            process = await asyncio.create_subprocess_exec(*command, stdout=output, stderr=STDOUT, env=self._env)
+            process = await asyncio.create_subprocess_exec(*command, stdout=output, stderr=STDOUT, env=self.env)
         async with asyncio.timeout(START_TIMEOUT_S):
             assert await process.wait() == 0, log.read_text()
 
@@ -131,12 +182,12 @@ def left_of(processes: list[psutil.Process], timeout_s: float) -> list[psutil.Pr
 
 
 @asynccontextmanager
-async def ray_cluster() -> AsyncIterator[RayCluster]:
-    """One that runs; none of its processes is left at the end."""
+async def ray_cluster(host: str = HOST, env: Mapping[str, str] | None = None) -> AsyncIterator[RayCluster]:
+    """One that runs, as `RayCluster` has it; none of its processes is left at the end."""
     with TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as name:  # Ray wants a short path for sockets
-        cluster = RayCluster(Path(name))
+        cluster = RayCluster(Path(name), host, env)
         try:
             await cluster.head.start()
             yield cluster
         finally:
-            await cluster.head.end()
+            await cluster.end()

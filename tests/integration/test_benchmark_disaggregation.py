@@ -4,6 +4,8 @@ import asyncio
 import json
 import signal
 import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -49,8 +51,9 @@ async def test_a_system_that_answers_nothing_is_told() -> None:
     console = Console(stderr=True)
     client = Client(Target(base_url=f"http://127.0.0.1:{free_port()}", takes_token_ids=True), console)
 
-    async def start(system: System, slo: Slo | None) -> Client:
-        return client
+    @asynccontextmanager
+    async def start(systems: Sequence[System], slo: Slo | None, console: Console) -> AsyncIterator[dict[str, Client]]:
+        yield {system.name: client for system in systems}
 
     comparison = Comparison([COLOCATED], start, [trace], 0.1, 0.7, console)
     with pytest.raises(LoadToolError, match=r"mixed, colocated: no unloaded request was answered; .*, as in: "):

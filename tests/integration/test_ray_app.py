@@ -4,17 +4,23 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import httpx
 import openai
 import pytest
 import pytest_asyncio
 
+from router.openai.post_exchange import STALL_S
 from tests.integration.completion_load import completion_load
-from tests.integration.ray_application import NAME, RayApplication, ray_application
+from tests.integration.ray_application import DEADLINE_S, NAME, RayApplication, ray_application
 from tests.integration.ray_cluster import HOST, left_of, ray_cluster
+from tests.integration.test_stopped_worker import BODY, tokens_of
+from tests.integration.workers_view import wait_idle, workers
 from tests.redis_server import redis_server
 
+# Choices, and tokens of each: nearly all that the model can have, and the work of a long time.
+NUM_CHOICES, NUM_LONG = 8, 3900
 LONG_PROMPT = "Return the names of all files in a directory, and of those below it. " * 12
 
 
@@ -62,6 +68,56 @@ async def test_a_prompt_is_handed_over_between_replicas(app: RayApplication) -> 
         assert missing.status_code == 404
         wrong = await client.post("/v1/completions?x=1", json={"model": "gpt-5", "prompt": "x"})
         assert "gpt-5" in wrong.json()["error"]["message"]
+
+
+@asynccontextmanager
+async def ended_by_its_client(app: RayApplication) -> AsyncIterator[dict[str, object]]:
+    """The body of a request that has most of its work before it when the block is left, and then is nobody's any more.
+
+    The router itself gives up a client that takes nothing, but later than this waits.
+    """
+    before = await num_generated(app)
+    yield {**BODY, "max_tokens": NUM_LONG, "n": NUM_CHOICES}
+    async with asyncio.timeout(STALL_S - 1):
+        await wait_idle(app.router_url)
+    assert await num_generated(app) - before < NUM_CHOICES * NUM_LONG / 2
+
+
+async def wait_running(app: RayApplication) -> None:
+    """Returns once a worker says that it has a request in its batch."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not any(int(each["load"]["num_running"]) for each in await workers(app.router_url)):
+            await asyncio.sleep(0.02)
+
+
+async def num_generated(app: RayApplication) -> int:
+    """Output tokens of all workers since their start."""
+    return sum(int(each["load"]["num_generated_tokens"]) for each in await workers(app.router_url))
+
+
+async def test_serves_http_server_streams_and_ends_a_stream_with_its_client(app: RayApplication) -> None:
+    async with (
+        ended_by_its_client(app) as body,
+        httpx.AsyncClient(base_url=app.serve_url, timeout=60, trust_env=False) as client,
+        client.stream("POST", "/v1/completions", json=body) as response,
+    ):
+        assert response.status_code == httpx.codes.OK, await response.aread()
+        tokens = tokens_of(response)  # kept: the connection ends with it
+        await anext(tokens)
+        await wait_running(app)
+        for _ in range(NUM_CHOICES):
+            await anext(tokens)
+
+
+async def test_a_client_that_does_not_await_its_whole_answer_ends_it(app: RayApplication) -> None:
+    async with (
+        ended_by_its_client(app) as body,
+        httpx.AsyncClient(base_url=app.serve_url, timeout=60, trust_env=False) as client,
+    ):
+        asking = asyncio.create_task(client.post("/v1/completions", json={**body, "stream": False}))
+        await wait_running(app)
+        assert asking.cancel()
+        await asyncio.wait([asking])
 
 
 async def test_nobody_notices_that_a_worker_and_a_replica_are_killed(app: RayApplication) -> None:

@@ -290,31 +290,37 @@ async def test_one_engine_prefills_for_another_and_decodes(tmp_path: Path) -> No
     model = make_checkpoint("qwen3", tmp_path / "model")
     oracle = Oracle(model)
     rng = random.Random(11)
-    requests = [(prompt, replace(each, temperature=0)) for prompt, each in workload(rng, 60)]
-    cuts = [rng.randint(1, 10) if rng.random() < 0.2 else 0 for _ in requests]
+    small = ("--block-size=4", "--max-num-batched-tokens=24", "--max-num-seqs=16")
     async with (
-        worker_process("both", model, tmp_path, *CHUNKED, SMALL_POOL) as both,
-        worker_process("decode", model, tmp_path, *CHUNKED) as decode,
+        worker_process("both", model, tmp_path, *small, "--kv-cache-memory-bytes=800KiB") as both,
+        worker_process("decode", model, tmp_path, "--block-size=4", "--max-num-seqs=64") as decode,
         decode_client(decode) as client,
         decode_client(both) as other,
     ):
-        peer, source = await both.peer(), await decode.peer()
+        peer, elsewhere = await both.peer(), await decode.peer()
 
-        async def run(number: int, request: tuple[list[int], SamplingParams]) -> Generation:
-            if number % 3:
-                return await run_one(client, request, peer, cuts[number])
-            generation = await other.submit(*request, prefix_source=source if number % 2 else None)
-            await generation.ended.wait()
-            return generation
+        async def decode_there(number: int) -> None:
+            """Grows beyond the pool. A plan that names another for the prompt is not followed."""
+            for _ in range(3):
+                prompt = [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(5, 20))]
+                greedy = SamplingParams(temperature=0, max_tokens=rng.randint(60, 120), ignore_eos=True)
+                generation = await run_one(other, (prompt, greedy), elsewhere if number % 2 else None, 0)
+                assert generation.token_ids == oracle.greedy(prompt, greedy.max_tokens)
+                assert generation.served_by.prefill_worker == peer.worker_id
 
-        generations = await asyncio.gather(*(run(number, request) for number, request in enumerate(requests)))
-        for number, ((prompt, sampling), generation) in enumerate(zip(requests, generations, strict=True)):
-            assert generation.error is None
-            if sampling.frequency_penalty or sampling.repetition_penalty != 1:
-                continue
-            expected = oracle.greedy(prompt, sampling.max_tokens)
-            cut = cuts[number] if number % 3 else 0
-            assert generation.token_ids == (expected[: len(generation.token_ids)] if cut else expected)
-        load, _ = await asyncio.gather(decode.wait_idle(), both.wait_idle())
-        assert load.handovers > 20
-        assert load.handover_failures == 0
+        async def prefill_there() -> None:
+            for number in range(6):
+                prompt = [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(120, 190))]
+                greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+                generation = await run_one(client, (prompt, greedy), peer, 2 if number == 3 else 0)
+                assert generation.error is None
+                expected = oracle.greedy(prompt, 6)
+                assert generation.token_ids == expected[: len(generation.token_ids)]
+
+        await asyncio.gather(*(decode_there(number) for number in range(9)), *(prefill_there() for _ in range(4)))
+        taken, given = await asyncio.gather(decode.wait_idle(), both.wait_idle())
+        assert given.num_preemptions > 0, "the pool was meant to be too small"
+        assert given.num_prefills == 0
+        assert taken.handovers > 15
+        assert taken.handover_failures == 0
+        assert given.handovers == 0

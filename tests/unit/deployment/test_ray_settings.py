@@ -33,6 +33,9 @@ def test_pools_have_the_clusters_sizes_unless_their_sections_say_otherwise() -> 
     assert scaled.has("decode")
     assert scaled.num_replicas("decode") == 0
     assert not scaled.has("prefill")
+    alone = settings(decode=0, decode_ray={"autoscaling": {"min_replicas": 0, "max_replicas": 4}})
+    assert [alone.has(role) for role in ("prefill", "decode", "both")] == [True, True, False]
+    assert settings(decode="0", decode_ray={"num_replicas": 3}).num_replicas("decode") == 3
 
 
 def test_a_command_line_has_sections_too() -> None:
@@ -72,6 +75,11 @@ def test_devices_that_are_gpus_take_one() -> None:
         ({"prefill_ray": {"min_replicas": 1}}, "it belongs under prefill_ray.autoscaling"),
         ({"decode_ray": {"autoscaling": {"min_replicas": 3}}}, "decode_ray.autoscaling.max_replicas: 1 is less"),
         ({"decode_ray": {"num_replicas": 2, "autoscaling": {}}}, "decode_ray.num_replicas: with autoscaling"),
+        ({"decode": 0, "prefill_ray": {"autoscaling": {}}}, "decode: no worker decodes"),
+        (
+            {"prefill": 0, "prefill_ray": {"num_replicas": 1}, "prefill_engine": {"block_size": 8}},
+            "block_size: 8 for prefill, 16 for decode",
+        ),
         ({"decode_ray": {"resources": {"a": "x"}}}, "decode_ray.resources.a: 'x' is not allowed"),
         ({"decode_ray": {"label_selector": ["pool"]}}, "decode_ray.label_selector: must be a mapping"),
         ({"engine": {"device": "cuda"}, "decode_ray": {"num_gpus": 0}}, "decode_ray.num_gpus: without one"),

@@ -98,6 +98,17 @@ def test_blocks_of_those_that_still_receive_are_no_context() -> None:
     assert snapshot_of(router_report(prefill_worker())).decode.kv_used_tokens == 0
 
 
+def test_who_has_its_prompt_and_no_place_in_the_batch_waits() -> None:
+    # 4 decode, and 6 whose prompts have come take no part yet.
+    decode = worker_report(num_running=10, max_num_seqs=4, num_free_blocks=900)
+    seen = snapshot_of(router_report(prefill_worker(), decode)).decode
+    assert (seen.num_running, seen.num_waiting, seen.kv_used_tokens) == (4, 6, 640)
+    seen = snapshot_of(router_report(prefill_worker(), decode, worker_report("decode-1", max_num_seqs=4))).decode
+    assert (seen.num_running, seen.num_waiting) == (4, 2)
+    unknown = snapshot_of(router_report(worker_report(num_running=10, max_num_seqs=0))).decode
+    assert (unknown.num_running, unknown.num_waiting) == (10, 0)
+
+
 def waiting(num_waiting: int) -> Any:
     return traffic_report(num_waiting=num_waiting, oldest_wait_s=3.0)
 

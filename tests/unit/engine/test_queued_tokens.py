@@ -64,7 +64,7 @@ def test_a_preempted_request_counts_whole() -> None:
     engine.add(request("a", PROMPT))
     for _ in range(3):
         step(engine)
-    engine._preempt(engine.running.last)
+    engine._preempt(next(reversed(engine.running)))
     assert engine.num_queued_tokens == 21
 
 

@@ -66,6 +66,28 @@ def test_preemption_happens_and_changes_no_token() -> None:
         assert rig.outputs[RequestId(f"{number}")] == reference(prompt, 40)
 
 
+def test_blocks_that_others_may_read_are_never_taken() -> None:
+    """A prompt for another worker: its blocks are announced as they fill, and stay as they are until it is let go."""
+    rig = Rig(num_blocks=49)
+    for number in range(6):
+        rig.add(f"{number}", [number] * 8, 60)
+    for _ in range(5):
+        rig.step()
+    job = rig.add("job", [9] * 60, 1, keep_blocks=True)
+    announced: list[int] = []
+    for _ in range(60):
+        rig.step()
+        announced = announced or list(job.block_table)
+        assert job.block_table[: len(announced)] == announced
+    assert rig.outputs[job.request_id] == reference([9] * 60, 1)
+    assert job.num_preemptions == 0
+    assert rig.scheduler.num_preemptions > 0
+    rig.scheduler.abort(job.request_id)
+    rig.run_to_end()
+    for number in range(6):
+        assert rig.outputs[RequestId(f"{number}")] == reference([number] * 8, 60)
+
+
 def test_the_oldest_request_is_never_preempted() -> None:
     rig = Rig(num_blocks=16)
     oldest = rig.add("oldest", [1] * 5, 50)

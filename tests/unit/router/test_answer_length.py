@@ -3,6 +3,8 @@
 import pytest
 
 from router.answer_length import FIRST_GUESS, AnswerLength
+from tests.unit.router.running_router import running_router
+from tests.unit.router.scripted_worker import ScriptedWorker
 
 
 def test_it_is_guessed_first_and_learnt_from_the_last_answers() -> None:
@@ -14,6 +16,18 @@ def test_it_is_guessed_first_and_learnt_from_the_last_answers() -> None:
     for number in range(1000):
         length.note(20 if number % 2 else 60)
     assert length.mean == pytest.approx(40, rel=0.02)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_router_learns_it_from_every_answer(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[int] = []
+    note = AnswerLength.note
+    monkeypatch.setattr(AnswerLength, "note", lambda self, count: (noted.append(count), note(self, count)))
+    async with running_router(ScriptedWorker()) as router:
+        for max_tokens in (5, 7):
+            body = {"prompt": "Hello there", "max_tokens": max_tokens, "stream": stream}
+            assert (await router.http.post("/v1/completions", json=body)).status_code == 200
+    assert noted == [5, 7]
 
 
 def test_answers_of_nothing_have_one_token() -> None:

@@ -27,6 +27,20 @@ def test_a_command_counts_once_before_and_after_the_report_that_includes_it() ->
     assert (load.num_requests, load.num_queued_tokens) == (3, 30)
 
 
+def test_prompts_for_other_workers_are_counted_apart() -> None:
+    load = LoadEstimate()
+    load.report(WorkerLoad(num_running=3, num_prefills=2), taken=[])
+    load.add(1, 100, is_prefill=True)
+    load.add(2, 100)
+    assert (load.num_requests, load.num_prefills) == (5, 3)
+    assert load.snapshot(DESCRIPTION, WorkerRole.BOTH).recent.count == 1  # what it decodes, of what the router sent
+    load.report(WorkerLoad(num_running=5, num_prefills=3), taken=[1, 2])
+    assert (load.num_requests, load.num_prefills) == (5, 3)
+    load.remove(1)
+    load.report(WorkerLoad(num_running=4, num_prefills=2), taken=[])
+    assert (load.num_requests, load.num_prefills) == (4, 2)
+
+
 def test_a_place_that_an_end_made_free_is_known_before_the_next_report() -> None:
     load = LoadEstimate()
     load.add(1, 100)

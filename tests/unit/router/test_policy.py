@@ -72,6 +72,24 @@ def test_workers_of_both_roles_decode_what_decode_workers_have_no_room_for() -> 
     assert names(COST(request(2000), cluster(worker("d", requests=99, max_num_seqs=99), both("b"))))[0] == "b"
 
 
+def test_a_decode_worker_with_room_is_found_among_many() -> None:
+    promised = make_policy("cost", None, Targets(ttft_s=1.0, tpot_s=0.02))
+    near = [worker(f"d{number}", requests=71, max_num_seqs=99) for number in range(MAX_DECODERS)]
+    far = [worker(f"e{number}", requests=2, queued=500) for number in range(3)]
+    cached = {f"d{number}": 900 for number in range(MAX_DECODERS)}
+    assert names(promised(request(1000, **cached), cluster(*near, *far, both("b"))))[0].startswith("e")
+    assert names(promised(request(1000, **cached), cluster(*near, both("b"))))[0] == "b"
+
+
+def test_the_longest_prefill_queue_is_left_even_when_it_is_hopeless() -> None:
+    promised = make_policy("cost", None, Targets(ttft_s=0.5, tpot_s=0.02))
+    for queued in (5_000, 50_000, 500_000):
+        snapshot = cluster(worker("d", requests=30), prefill("p", requests=9, queued=queued))
+        assert names(promised(request(2000), snapshot))[1] is None
+    two = cluster(worker("d", requests=30), prefill("p", requests=9, queued=60_000), both("b", requests=1, queued=300))
+    assert names(promised(request(2000), two))[1] == "b"
+
+
 def test_what_is_promised_decides_who_computes_a_prompt() -> None:
     """The same cluster: 30 sequences decode, and the prefill worker has a second's queue."""
     workers = cluster(worker("d", requests=30), prefill("p", requests=5, queued=10_000))

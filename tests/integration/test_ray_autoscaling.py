@@ -1,0 +1,128 @@
+"""Both pools follow the load on a real Ray: our policy sizes them, and Ray's autoscaler starts and ends their nodes.
+
+Each node has room for one worker of its pool. What is asked of the load holds on slow machines as on fast ones: its
+clients are more than one worker has places for, or never leave it idle.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployment.ports import free_ports
+from tests.integration.closed_loop import LoadKind, closed_loop
+from tests.integration.ray_application import MODEL, NAME, wait_listening
+from tests.integration.ray_cluster import HOST, left_of
+from tests.integration.ray_fake_nodes import FakeNodes, fake_nodes
+from tests.integration.workers_view import workers
+from tests.redis_server import redis_server
+
+DEADLINE_S = 150.0
+POOLS = ("prefill", "decode")
+MOST = 2  # workers of a pool
+PLACES = 4  # in a decode worker's batch
+LONG_OUTPUTS = LoadKind(num_clients=3 * PLACES, num_prompt_tokens=160, num_output_tokens=400)
+LONG_PROMPTS = LoadKind(num_clients=8, num_prompt_tokens=3000, num_output_tokens=2)
+QUIET = LoadKind(num_clients=1, num_prompt_tokens=160, num_output_tokens=4, pause_s=0.5)
+ENGINE = {
+    "device": "cpu",
+    "dtype": "float32",
+    "num_threads": 1,
+    "max_num_seqs": PLACES,
+    "kv_cache_memory_bytes": "256MiB",
+}
+POLICY = {
+    "budget_gpus": 2 * MOST,
+    "slo": {"ttft_s": 1.0, "tpot_s": 0.5},
+    "upscale_delay_s": 1.0,
+    "downscale_delay_s": 5.0,
+    "shift_delay_s": 5.0,
+    "turn_s": 10.0,
+    "start_s": 5.0,
+    "warmup_s": 5.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """The application's pools: their workers, and the nodes that these are on."""
+
+    nodes: FakeNodes
+    url: str  # of the router
+
+    async def become(self, sizes: Counter[str], most: Counter[str]) -> list[str]:
+        """Returns the workers' ids once there are so many in each pool, each on its own node; never more than `most`
+        on the way.
+        """
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                seen = [each for each in await workers(self.url) if each["state"] == "ready"]
+                ready, nodes = Counter(each["role"] for each in seen), await asyncio.to_thread(self.nodes.types)
+                assert ready <= most, f"workers: {ready}"
+                assert nodes <= most, f"nodes: {nodes}"
+                if ready == nodes == sizes:
+                    break
+                await asyncio.sleep(0.3)
+        assert all(self.nodes.type_of(each["worker_id"]) == each["role"] for each in seen)
+        return [each["worker_id"] for each in seen]
+
+
+def sizes(prefill: int, decode: int) -> Counter[str]:
+    return Counter(prefill=prefill, decode=decode)
+
+
+@asynccontextmanager
+async def pools_of(nodes: FakeNodes, registry: str) -> AsyncIterator[Pools]:
+    """An application whose router listens."""
+    [port] = free_ports(HOST, 1)
+    place: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1, "autoscaling": {"min_replicas": 1, "max_replicas": MOST}}
+    args: dict[str, Any] = {
+        "registry": registry,
+        "model": str(MODEL),
+        "served_model_name": NAME,
+        "host": HOST,
+        "port": port,
+        "drain_timeout_s": 1,
+        "engine": ENGINE,
+        "router": {"local_prefill_below": 64},
+        **{f"{pool}_ray": {**place, "label_selector": {"pool": pool}} for pool in POOLS},
+    }
+    application = {
+        "name": "baton",
+        "import_path": "deployment.ray_app:build",
+        "args": args,
+        "autoscaling_policy": {
+            "policy_function": "deployment.ray_scaling:PoolsPolicy",
+            "policy_kwargs": {"registry": registry, **POLICY},
+        },
+    }
+    await nodes.ray.deploy({"proxy_location": "Disabled", "applications": [application]})
+    pools = Pools(nodes, f"http://{HOST}:{port}")
+    try:
+        await wait_listening(pools.url)
+        yield pools
+    except TimeoutError as error:
+        raise AssertionError(nodes.ray.logs()) from error
+
+
+@pytest.mark.timeout(600)  # a minute on free cores for each of the four waits, and twice that on busy ones
+async def test_pools_and_nodes_follow_the_load(tmp_path: Path) -> None:
+    async with redis_server(tmp_path / "redis") as redis, fake_nodes(POOLS, MOST) as nodes:
+        assert not nodes.types()
+        async with pools_of(nodes, redis.url) as pools:
+            await pools.become(sizes(1, 1), most=sizes(1, 1))
+            async with closed_loop(pools.url, LONG_OUTPUTS) as load:
+                both = await pools.become(sizes(1, 2), most=sizes(1, 2))
+                await load.served_by(both)
+            async with closed_loop(pools.url, LONG_PROMPTS) as load:
+                both = await pools.become(sizes(2, 1), most=sizes(2, 2))
+                await load.served_by(both)
+            async with closed_loop(pools.url, QUIET):
+                await pools.become(sizes(1, 1), most=sizes(2, 1))
+        processes = nodes.ray.processes()
+    assert left_of(processes, 0.0) == []
