@@ -1,5 +1,6 @@
 """`baton fetch`: puts a model into a directory, for processes that get no model by themselves."""
 
+import asyncio
 import fcntl
 import os
 import shutil
@@ -9,19 +10,26 @@ from pathlib import Path
 
 import click
 
-from baton.model_source import BUNDLED, HUB_PATTERNS, download
+from baton.model_source import BUNDLED, HUB_PATTERNS, download, hub_files
+from rpc.backoff import Backoff
 
 BUNDLED_WORD = "bundled"
 MARKER = ".baton-fetched"  # in a directory that is complete; says what is there
 WHOLE, WITHOUT_WEIGHTS = "whole", "without weights"
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+TRIES = 6
+FIRST_BACKOFF_S, LAST_BACKOFF_S = 2.0, 60.0
+MAY_PASS = (408, 425, 429)  # answers that mean: later; else a refusal is one for good
 
 
 @click.command(name="fetch")
 @click.argument("model")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--without-weights", is_flag=True, help="Only what a router needs.")
-def command(model: str, directory: Path, without_weights: bool) -> None:
+@click.option(
+    "--tries", type=click.IntRange(min=1), default=TRIES, show_default=True, help="Downloads to begin if the hub fails."
+)
+def command(model: str, directory: Path, without_weights: bool, tries: int) -> None:
     """Put MODEL, a Hugging Face id or `bundled`, into DIRECTORY, unless it is there.
 
     Of several that fetch into one directory, also from several machines, one does and the others wait for it.
@@ -33,7 +41,7 @@ def command(model: str, directory: Path, without_weights: bool) -> None:
             if _marked(directory) in (f"{WHOLE} {model}", f"{wanted} {model}"):
                 click.echo(f"{model} is in {directory}")
                 return
-            _fetch(model, directory, without_weights)
+            _fetch(model, directory, without_weights, tries)
             _mark(directory, f"{wanted} {model}")
     except OSError as error:
         raise click.ClickException(f"{directory}: {error}") from error
@@ -52,7 +60,7 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _fetch(model: str, directory: Path, without_weights: bool) -> None:
+def _fetch(model: str, directory: Path, without_weights: bool, tries: int) -> None:
     if model == BUNDLED_WORD:
         ignored = shutil.ignore_patterns(*WEIGHTS) if without_weights else None
         shutil.copytree(BUNDLED, directory, ignore=ignored, dirs_exist_ok=True)
@@ -60,7 +68,39 @@ def _fetch(model: str, directory: Path, without_weights: bool) -> None:
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         raise click.UsageError(f"{model} is no hub id such as Qwen/Qwen3-0.6B, and not `{BUNDLED_WORD}`")
     patterns = [each for each in HUB_PATTERNS if not (without_weights and each in WEIGHTS)]
-    download(model, patterns, directory)
+    asyncio.run(_download(model, patterns, directory, tries))
+
+
+async def _download(hub_id: str, patterns: list[str], directory: Path, tries: int) -> None:
+    """Begins anew after failures that may pass: a pod of Ray's is given up with its first container that fails."""
+    backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
+    for left in range(tries - 1, -1, -1):
+        try:
+            _download_all(hub_id, patterns, directory)
+            return
+        except click.ClickException as error:
+            if not left or _is_for_good(error.__cause__):
+                raise
+            click.echo(f"{error.message}; tries left: {left}", err=True)
+        await backoff.wait()
+
+
+def _download_all(hub_id: str, patterns: list[str], directory: Path) -> None:
+    """Raises ClickException, also where the hub's client is content with a part: it takes a directory in which
+    something is for a whole one if it cannot ask the hub.
+    """
+    names = hub_files(hub_id, patterns)
+    download(hub_id, patterns, directory)
+    if missing := sorted(name for name in names if not (directory / name).is_file()):
+        raise click.ClickException(f"{hub_id} is not whole: {', '.join(missing)} could not be downloaded from the hub")
+
+
+def _is_for_good(error: BaseException | None) -> bool:
+    """Whether the hub would say the same of another try: there is no such model, or it is not for us."""
+    if isinstance(error, ValueError):
+        return True
+    status = getattr(getattr(error, "response", None), "status_code", 500)
+    return bool(400 <= status < 500 and status not in MAY_PASS)
 
 
 def _marked(directory: Path) -> str:

@@ -4,8 +4,10 @@ from typing import Any
 
 from tests.helm import charts
 
+PROMETHEUS = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 MONITORING = {
-    "monitoring": {name: {"enabled": True} for name in ("serviceMonitor", "podMonitor", "rules", "dashboards")}
+    "monitoring": {name: {"enabled": True} for name in ("serviceMonitor", "podMonitor", "rules", "dashboards")},
+    "networkPolicy": {"monitoring": [PROMETHEUS]},
 }
 CERT_MANAGER = {"enabled": True, "certManager": {"enabled": True, "issuerRef": {"name": "ca"}}}
 KEYS = {"apiKeys": {"existingSecret": "keys"}, "clientKey": {"existingSecret": "key"}, "protectOperations": True}

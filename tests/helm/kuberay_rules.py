@@ -1,4 +1,7 @@
-"""What KubeRay's operator itself refuses, beyond its CRDs (controllers/ray/utils/validation.go of 1.5)."""
+"""What KubeRay's operator itself refuses, beyond its CRDs.
+
+(controllers/ray/utils/validation.go of 1.5, and BuildServeService in controllers/ray/common/service.go.)
+"""
 
 import re
 from typing import Any
@@ -6,7 +9,8 @@ from typing import Any
 MAX_NAME_LENGTH = 47
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 RESOURCE_PARAMETERS = ("num-cpus", "num-gpus", "memory", "resources")
-HEAD_ONLY = ("RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "REDIS_USERNAME")
+ALWAYS_ITS_OWN = ("RAY_REDIS_ADDRESS", "REDIS_USERNAME")
+SERVE_PORT = "serve"
 FIRST_WITH_TOKENS = (2, 52, 0)
 
 
@@ -29,10 +33,21 @@ def faults(service: dict[str, Any]) -> list[str]:
         if "idleTimeoutSeconds" in group and not v2:
             found.append(f"{group['groupName']}: idleTimeoutSeconds needs autoscaler v2")
     found += _head_faults(spec, v2)
+    if not has_serve_port(spec):
+        found.append("the head names its ports, and none of them serve: the operator can make no Service of it")
     version = tuple(map(int, spec.get("rayVersion", "0.0.0").split(".")))
     if spec.get("authOptions", {}).get("mode") == "token" and version < FIRST_WITH_TOKENS:
         found.append("tokens need rayVersion 2.52.0 or later")
     return found
+
+
+def has_serve_port(spec: dict[str, Any]) -> bool:
+    """Whether the operator finds the port of the Service that a RayService has to get, before it is ever active.
+
+    It knows one by itself only for a head that names no port at all.
+    """
+    ports = spec["headGroupSpec"]["template"]["spec"]["containers"][0].get("ports")
+    return not ports or any(each.get("name") == SERVE_PORT for each in ports)
 
 
 def _group_faults(group: dict[str, Any], v2: bool) -> list[str]:
@@ -49,7 +64,8 @@ def _group_faults(group: dict[str, Any], v2: bool) -> list[str]:
 def _head_faults(spec: dict[str, Any], v2: bool) -> list[str]:
     head = spec["headGroupSpec"]["template"]["spec"]["containers"][0]
     names = {each["name"] for each in head.get("env", ())}
-    found = [f"the head's {name} is the operator's own" for name in HEAD_ONLY if name in names]
+    own = (*ALWAYS_ITS_OWN, *(["REDIS_PASSWORD"] if "gcsFaultToleranceOptions" in spec else []))
+    found = [f"the head's {name} is the operator's own" for name in own if name in names]
     if v2 and "RAY_enable_autoscaler_v2" in names:
         found.append("the autoscaler's version is given twice")
     return found

@@ -1,5 +1,6 @@
 """A release from its install to its end, by Helm itself on a server that checks every object."""
 
+import asyncio
 import base64
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,13 +10,15 @@ import pytest
 from deployment.kubernetes.api_server import ApiServer as BudgetSource
 from deployment.kubernetes.api_server import ApiServerError
 from tests.helm import charts
+from tests.helm.api_server.api import Api, Writing
 from tests.helm.api_server.builtin_resources import BUILT_IN
 from tests.helm.api_server.client import Client
 from tests.helm.api_server.errors import Json
-from tests.helm.api_server.kuberay_operator import without_sizes
+from tests.helm.api_server.kuberay_operator import kuberay_operator, without_sizes
+from tests.helm.api_server.resource_types import ResourceTypes
 from tests.helm.api_server.server import ApiServer
 from tests.helm.charts import CHART, EXAMPLES, MODEL, merged
-from tests.helm.clusters import NAMESPACE, cluster
+from tests.helm.clusters import ALL, NAMESPACE, cluster, strict
 from tests.helm.releases import HelmFailed, Releases, helm
 
 KEPT = {"modelCache": {"type": "pvc"}, "redis": {"persistence": {"enabled": True}}}
@@ -185,10 +188,11 @@ def test_the_password_survives_upgrades(releases: Releases, seen: Seen) -> None:
         return {name: each["data"] for name, each in seen.all().items() if name.startswith("Secret/")}
 
     releases.install(CHART, "baton", MODEL)
-    before = secrets()
+    before, redis = secrets(), seen.all()["Deployment/baton-redis"]["spec"]
     assert any(len(base64.b64decode(each["password"])) >= 32 for each in before.values() if "password" in each)
     releases.upgrade(CHART, "baton", merged(MODEL, {"router": {"grpc": True}}))
     assert secrets() == before
+    assert seen.all()["Deployment/baton-redis"]["spec"] == redis  # nor is it started anew
 
 
 def test_an_autoscaled_router_keeps_its_size(releases: Releases, seen: Seen) -> None:
@@ -243,6 +247,19 @@ def test_the_head_may_read_the_budget_that_it_is_told_to_read(
         assert {"prefill", "decode"} <= set(pods)
     finally:
         source.close()
+
+
+def test_the_operator_makes_nothing_of_a_head_without_a_port_for_serve() -> None:
+    """Ours names its ports, so the operator takes none for granted."""
+    service = charts.only(charts.render(MODEL), "RayService")
+    [head] = service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["containers"]
+    head["ports"] = [each for each in head["ports"] if each["name"] != "serve"]
+    api = Api(ResourceTypes(ALL), strict)
+    namespace: Json = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    for kind, where, body in (("Namespace", "", namespace), ("RayService", NAMESPACE, service)):
+        api.create(api.types.of_kind(kind), where, body, Writing("test"))
+    with pytest.raises(RuntimeError, match="no port named serve"):
+        asyncio.run(asyncio.wait_for(kuberay_operator(api), 10.0))
 
 
 def test_without_the_operator_nothing_is_installed(tmp_path: Path) -> None:

@@ -10,12 +10,16 @@ from helm_python import HelmError
 
 from router.metrics import TOKEN_BUCKETS_S, TTFT_BUCKETS_S
 from tests.helm.alerts import ON, alerts
+from tests.helm.cases import PROMETHEUS
 from tests.helm.charts import APIS, CHART, MODEL, Manifest, merged, only, pod_templates, render
 from tests.helm.dashboard_file import dashboards, panels, queries
 from tests.helm.promql import selectors
 
 PARTS = ("serviceMonitor", "podMonitor", "rules", "dashboards")
-ALL = {"monitoring": {part: {"enabled": True} for part in PARTS}}
+ALL = {
+    "monitoring": {part: {"enabled": True} for part in PARTS},
+    "networkPolicy": {"monitoring": [PROMETHEUS]},
+}
 KINDS = {"ServiceMonitor": "serviceMonitor", "PodMonitor": "podMonitor", "PrometheusRule": "rules"}
 RDMA = {"rdma": {"enabled": True}}
 

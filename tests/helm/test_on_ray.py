@@ -43,12 +43,16 @@ async def wait_states(router: RouterProcess, expected: dict[str, str]) -> None:
             await asyncio.sleep(0.1)
 
 
-def configured(directory: Path, secret: charts.Manifest) -> RedisServer:
-    """The chart's Redis, with the chart's configuration."""
+def configured(directory: Path, objects: list[charts.Manifest]) -> RedisServer:
+    """The chart's Redis, with the chart's configuration and options."""
     directory.mkdir()
     file = directory / "redis.conf"
-    file.write_text(secret["stringData"]["redis.conf"].replace("dir /data", f"dir {directory}"))
-    return RedisServer(directory, "--requirepass", secret["stringData"]["password"], configuration=file)
+    text: str = charts.only(objects, "ConfigMap", "baton-redis")["data"]["redis.conf"]
+    file.write_text(text.replace("dir /data", f"dir {directory}"))
+    [container] = charts.pod_templates(objects)["Deployment/baton-redis"]["spec"]["containers"]
+    _, _, *options = container["command"]
+    password = charts.only(objects, "Secret")["stringData"]["password"]
+    return RedisServer(directory, *[each.replace("$(REDISCLI_AUTH)", password) for each in options], configuration=file)
 
 
 async def join(ray: RayCluster, service: charts.Manifest) -> None:
@@ -67,7 +71,7 @@ async def test_the_charts_commands_and_files_make_a_cluster(tmp_path: Path) -> N
     await run(charts.containers(worker)[0]["command"], {})
     assert (tmp_path / "models" / "baton-bundled" / "model.safetensors").is_file()
 
-    redis = configured(tmp_path / "redis", secret)
+    redis = configured(tmp_path / "redis", objects)
     await redis.start()
     url = f"redis://:{secret['stringData']['password']}@{HOST}:{redis.port}/0"
     registry = tmp_path / "url"

@@ -143,7 +143,7 @@ def test_shared_memory_is_memory_of_a_size() -> None:
         ({"sizeLimit": "7Gi"}, {"emptyDir": {"sizeLimit": "7Gi"}}),
         ({"type": "pvc"}, {"persistentVolumeClaim": {"claimName": "baton-models"}}),
         ({"type": "pvc", "pvc": {"existingClaim": "mine"}}, {"persistentVolumeClaim": {"claimName": "mine"}}),
-        ({"type": "hostPath", "hostPath": "/m"}, {"hostPath": {"path": "/m", "type": "DirectoryOrCreate"}}),
+        ({"type": "hostPath", "hostPath": "/m"}, {"hostPath": {"path": "/m", "type": "Directory"}}),
     ],
 )
 def test_the_model_is_where_the_values_say(values: dict[str, Any], volume: dict[str, Any]) -> None:
@@ -184,6 +184,47 @@ def test_a_token_for_the_hub_goes_to_who_fetches_only() -> None:
         for container in charts.containers(template):
             names = {each["name"] for each in container.get("env", ())}
             assert ({"HF_TOKEN", "HF_ENDPOINT"} <= names) is (container["name"] == "fetch")
+
+
+def test_who_fetches_gets_its_own_variables() -> None:
+    proxy = {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
+    objects = rendered({"modelCache": {"type": "pvc", "job": {"enabled": True}, "extraEnv": [proxy]}})
+    for template in charts.pod_templates(objects).values():
+        for container in charts.containers(template):
+            assert (proxy in container.get("env", ())) is (container["name"] == "fetch")
+
+
+def test_a_password_of_ones_own_is_used_by_all_who_need_it() -> None:
+    values = {"head": {"faultTolerance": {"enabled": True}}, "redis": {"persistence": {"enabled": True}}}
+    objects = rendered(values, {"redis": {"auth": {"existingSecret": "mine"}}})
+    assert not [each for each in objects if each["kind"] == "Secret"]
+    templates = charts.pod_templates(objects)
+    [password] = main_container(templates["Deployment/baton-redis"])["env"]
+    assert password["valueFrom"]["secretKeyRef"] == {"name": "mine", "key": "password"}
+    env = {each["name"]: each for each in main_container(templates["Deployment/baton-router"])["env"]}
+    assert env["BATON_REGISTRY"]["valueFrom"]["secretKeyRef"] == {"name": "mine", "key": "url"}
+    for name in ("head", *POOLS):
+        volumes = {each["name"]: each for each in worker(objects, name)["spec"]["volumes"]}
+        assert volumes["registry"]["secret"]["secretName"] == "mine"
+        assert volumes["registry"]["secret"]["items"] == [{"key": "url", "path": "url"}]
+    cluster = charts.only(objects, "RayService")["spec"]["rayClusterConfig"]
+    head = cluster["gcsFaultToleranceOptions"]["redisPassword"]["valueFrom"]["secretKeyRef"]
+    assert head == {"name": "mine", "key": "password"}
+    assert rendered(values, {"redis": {"auth": {"existingSecret": "mine"}}}) == objects
+
+
+def test_redis_starts_anew_with_another_password() -> None:
+    """Rendered without the cluster, which knows the one that there is, each time is another."""
+
+    def checksum(values: dict[str, Any]) -> str:
+        template = charts.pod_templates(rendered({"redis": values}))["Deployment/baton-redis"]
+        return str(template["metadata"]["annotations"]["checksum/config"])
+
+    assert checksum({}) != checksum({})
+    mine = {"auth": {"existingSecret": "mine"}}
+    assert checksum(mine) == checksum(mine)
+    assert checksum(mine) != checksum({**mine, "persistence": {"enabled": True}})
+    assert checksum(mine) != checksum({"auth": {"existingSecret": "other"}})
 
 
 def test_a_registry_from_elsewhere() -> None:

@@ -45,11 +45,28 @@ def test_the_operators_rules_are_kept_by_the_rules_copy() -> None:
         ("more than maxReplicas", lambda it: _group(it).update(minReplicas=99)),
         ("2.52.0", lambda it: it["spec"]["rayClusterConfig"].update(rayVersion="2.51.0")),
         ("one name", lambda it: _group(it).update(groupName="decode")),
+        ("none of them serve", lambda it: _head(it)["ports"].pop()),
+        ("REDIS_USERNAME", lambda it: _head(it)["env"].append({"name": "REDIS_USERNAME", "value": "x"})),
+        ("RAY_REDIS_ADDRESS", lambda it: _head(it)["env"].append({"name": "RAY_REDIS_ADDRESS", "value": "x"})),
+        ("given twice", lambda it: _head(it)["env"].append({"name": "RAY_enable_autoscaler_v2", "value": "1"})),
     ]
     for words, spoil in breaks:
         spoilt = deepcopy(service)
         spoil(spoilt)
         assert any(words in fault for fault in kuberay_rules.faults(spoilt)), words
+
+
+def _head(service: dict[str, Any]) -> dict[str, Any]:
+    spec = service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]
+    container: dict[str, Any] = spec["containers"][0]
+    return container
+
+
+def test_a_redis_password_of_the_head_is_refused_with_fault_tolerance_only() -> None:
+    for case, words in (("default", []), ("everything", ["the head's REDIS_PASSWORD is the operator's own"])):
+        service = charts.only(charts.render(CASES[case]), "RayService")
+        _head(service)["env"].append({"name": "REDIS_PASSWORD", "value": "x"})
+        assert kuberay_rules.faults(service) == words
 
 
 def _group(service: dict[str, Any]) -> dict[str, Any]:
@@ -111,6 +128,20 @@ def test_notes_give_commands_that_name_what_is_there() -> None:
     assert charts.only(charts.render(CASES["tls"], name="x", namespace="ns"), "RayService", "x-baton")
 
 
+@pytest.mark.parametrize("case", ["default", "cpu", "moe"])
+def test_the_size_that_notes_suggest_is_one_that_installs(case: str) -> None:
+    notes = charts.render_files(CASES[case])["baton/templates/NOTES.txt"]
+    found = re.search(r"--set decode\.maxReplicas=(\d+) ", notes)
+    assert found is not None
+    charts.render(charts.merged(CASES[case], {"decode": {"maxReplicas": int(found[1])}}))
+    for status in ("activeServiceStatus", "pendingServiceStatus"):
+        assert f"{{.status.{status}.applicationStatuses}}" in notes
+
+
+def test_the_operator_looks_for_no_proxy_at_the_head() -> None:
+    assert charts.only(charts.render(charts.MODEL), "RayService")["spec"]["excludeHeadPodFromServeSvc"] is True
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_commands_of_ours_have_the_options_that_they_are_given(case: str) -> None:
     """In pods, and in the notes."""
@@ -153,8 +184,8 @@ def test_a_password_is_in_secrets_only() -> None:
     secret = charts.only(objects, "Secret")
     password = secret["stringData"]["password"]
     assert len(password) == 32
+    assert set(secret["stringData"]) == {"password", "url"}
     assert secret["stringData"]["url"] == f"redis://:{password}@baton-redis.serving.svc.cluster.local:6379/0"
-    assert f"requirepass {password}\n" in secret["stringData"]["redis.conf"]
     assert not [each["kind"] for each in objects if each is not secret and password in yaml.safe_dump(each)]
     assert charts.only(charts.render(charts.MODEL), "Secret")["stringData"]["password"] != password
 

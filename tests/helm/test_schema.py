@@ -87,6 +87,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"rdma": {"ucx": {"TLS": 1}}}, "TLS"),
     ({"hostIPC": True}, "hostIPC"),
     ({"router": {"service": {"port": 70000}}}, "port"),
+    *(
+        ({name: {"podLabels": {"app.kubernetes.io/component": "x"}}}, "invalid propertyName")
+        for name in ("router", "head", "decode")
+    ),
+    ({"modelCache": {"extraEnv": {"HTTPS_PROXY": "x"}}}, "extraEnv"),
     ({"monitoring": {"serviceMonitor": {"interval": "soon"}}}, "interval"),
 ]
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.helm import charts
-from tests.helm.cases import CASES
+from tests.helm.cases import CASES, PROMETHEUS
 
 READ_ONLY_SECRETS = 0o440
 WRITABLE = {"/tmp", "/dev/shm", "/models", "/data", "/dev/hugepages"}
@@ -173,6 +173,80 @@ def test_policies_let_through_the_flows_that_there_are(flow: tuple[str, str, int
     passes = allows(of_source["egress"], "to", labels[target], out_port)
     passes = passes and allows(of_target["ingress"], "from", labels[source], in_port)
     assert passes is FLOWS[flow]
+
+
+# Which of Prometheus' requests a pod lets in, with networkPolicy.monitoring, and with clients alone.
+SCRAPES = {
+    ("router", "http"): (True, False),
+    ("head", "metrics"): (True, False),
+    ("prefill", "metrics"): (True, False),
+    ("decode", "metrics"): (True, False),
+    ("decode", "http"): (False, False),
+    ("head", "dashboard"): (False, False),
+    ("redis", "redis"): (False, False),
+}
+
+
+@pytest.mark.parametrize("target", SCRAPES)
+def test_prometheus_reaches_metrics_and_nothing_else(target: tuple[str, str]) -> None:
+    component, port = target
+    own = {"app.kubernetes.io/part-of": "baton", "app.kubernetes.io/instance": "baton"}
+    clients = [{"namespaceSelector": {"matchLabels": {"name": "apps"}}}]
+    for monitoring, expected in zip(([PROMETHEUS], []), SCRAPES[target], strict=True):
+        values = {"networkPolicy": {"clients": clients, "monitoring": monitoring}}
+        policies = [
+            each["spec"] for each in charts.render({**charts.MODEL, **values}) if each["kind"] == "NetworkPolicy"
+        ]
+        labels = {**own, "app.kubernetes.io/component": component}
+        [policy] = [each for each in policies if selects(each["podSelector"], labels)]
+        lets_in = any(
+            PROMETHEUS in rule.get("from", [PROMETHEUS])
+            and any(covers(each, port) for each in rule.get("ports", [{"port": port}]))
+            for rule in policy["ingress"]
+        )
+        assert lets_in is expected
+
+
+def test_notes_say_when_prometheus_may_be_shut_out() -> None:
+    monitor = {"monitoring": {"serviceMonitor": {"enabled": True}}}
+    clients = {"networkPolicy": {"clients": [PROMETHEUS]}}
+    peers = {"networkPolicy": {"monitoring": [PROMETHEUS]}}
+    for values, told in (((monitor,), False), ((monitor, clients), True), ((monitor, clients, peers), False)):
+        notes = charts.render_files(charts.merged(charts.MODEL, *values))["baton/templates/NOTES.txt"]
+        assert ("Prometheus reaches the routers only" in notes) is told
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "ports"),
+    [
+        ("", [443]),
+        ("https://mirror.example.com", [443]),
+        ("https://mirror.example.com:8443/hub", [443, 8443]),
+        ("http://mirror.example.com", [443, 80]),
+        ("http://[fd00::1]:8081", [443, 8081]),
+        ("http://[fd00::1]", [443, 80]),
+    ],
+)
+def test_a_mirrors_port_is_let_through(endpoint: str, ports: list[int]) -> None:
+    objects = charts.render(charts.merged(charts.MODEL, {"modelCache": {"hubEndpoint": endpoint}}))
+    for name in ("baton-router", "baton-workers", "baton-jobs"):
+        rules = charts.only(objects, "NetworkPolicy", name)["spec"]["egress"]
+        [rule] = [each for each in rules if "ipBlock" in str(each)]
+        assert rule["ports"] == [{"port": port} for port in ports]
+        assert [each["ipBlock"]["cidr"] for each in rule["to"]] == ["0.0.0.0/0", "::/0"]
+
+
+def test_only_workers_see_gpus() -> None:
+    """The image asks for all that a node has."""
+    objects = charts.render(charts.MODEL)
+    void = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
+    blind = set()
+    for template in charts.pod_templates(objects).values():
+        blind |= {each["name"] for each in charts.containers(template) if void in each.get("env", ())}
+    assert blind == {"router", "fetch", "ray-head", "handover"}
+    cluster = charts.only(objects, "RayService")["spec"]["rayClusterConfig"]
+    assert void in cluster["autoscalerOptions"]["env"]
+    assert cluster["headGroupSpec"]["resources"] == {"CPU": "0", "GPU": "0"}
 
 
 def test_a_foreign_pod_reaches_no_worker() -> None:

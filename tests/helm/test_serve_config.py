@@ -243,7 +243,33 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
     ({"decode": {"shmGi": 100}}, "count as the pod's memory"),
     ({"decode": {"extraResources": {"nvidia.com/gpu": 2}}}, "nvidia.com/gpu is set twice"),
     ({"rdma": {"enabled": True}, "prefill": {"extraResources": {"rdma/hca": 2}}}, "rdma/hca is set twice"),
-    ({"prefill": {"extraEnv": [{"name": "RAY_REDIS_ADDRESS", "value": "x"}]}}, "is the operator's own"),
+    *(
+        ({"head": {"extraEnv": [{"name": name, "value": "x"}]}}, f"head.extraEnv: {name} is the operator's own")
+        for name in ("RAY_REDIS_ADDRESS", "REDIS_USERNAME", "RAY_enable_autoscaler_v2")
+    ),
+    (
+        {
+            "head": {
+                "faultTolerance": {"enabled": True, "redisAddress": "r:1"},
+                "extraEnv": [{"name": "REDIS_PASSWORD", "value": "x"}],
+            }
+        },
+        "REDIS_PASSWORD is the operator's own",
+    ),
+    ({"head": {"extraEnv": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}}, "head.extraEnv: NVIDIA_VIS.* twice"),
+    ({"router": {"extraEnv": [{"name": "BATON_REGISTRY", "value": "x"}]}}, "router.extraEnv: BATON_REGISTRY is set tw"),
+    ({"decode": {"extraEnv": [{"name": "HOME", "value": "/"}]}}, "decode.extraEnv: HOME is set twice"),
+    ({"prefill": {"extraEnv": [{"name": "A", "value": "1"}] * 2}}, "prefill.extraEnv: A is set twice"),
+    (
+        {"rdma": {"enabled": True}, "decode": {"extraEnv": [{"name": "UCX_TLS", "value": "all"}]}},
+        "decode.extraEnv: UCX_TLS is set twice",
+    ),
+    ({"modelCache": {"extraEnv": [{"name": "TMPDIR", "value": "/"}]}}, "modelCache.extraEnv: TMPDIR is set twice"),
+    ({"monitoring": {"podMonitor": {"enabled": True}}}, "nobody ask Ray's pods for metrics"),
+    (
+        {"redis": {"enabled": False, "external": {"url": "redis://x"}, "auth": {"existingSecret": "x"}}},
+        "of the chart's own Redis",
+    ),
     ({"autoscaling": {"budgetGPUs": 1}}, "the smallest pools need 2"),
     ({"device": "cpu", "autoscaling": {"clusterBudget": {"enabled": True}}}, "it counts GPUs"),
     ({"redis": {"enabled": False}}, "need a registry"),

@@ -12,6 +12,7 @@
 {{- if lt (int (include "baton.leastDecode" .)) 1 -}}
 {{- fail "decode: no worker decodes; decode.minReplicas (decode.replicas without autoscaling) must be at least 1" -}}
 {{- end -}}
+{{- include "baton.checkHead" . -}}
 {{- include "baton.checkBudget" . -}}
 {{- include "baton.checkRegistry" . -}}
 {{- include "baton.checkCache" . -}}
@@ -71,9 +72,15 @@
 {{- fail (printf "%s.extraResources: %s is set twice; rdma.count says how many" $name $resource) -}}
 {{- end -}}
 {{- end -}}
-{{- range $values.extraEnv -}}
-{{- if has .name (list "RAY_REDIS_ADDRESS" "REDIS_PASSWORD" "REDIS_USERNAME" "RAY_enable_autoscaler_v2") -}}
-{{- fail (printf "%s.extraEnv: %s is the operator's own" $name .name) -}}
+{{- end }}
+
+{{/* The operator looks for these at the head alone. */}}
+{{- define "baton.checkHead" -}}
+{{- $refused := list "RAY_REDIS_ADDRESS" "REDIS_USERNAME" "RAY_enable_autoscaler_v2" -}}
+{{- if .Values.head.faultTolerance.enabled -}}{{- $refused = append $refused "REDIS_PASSWORD" -}}{{- end -}}
+{{- range .Values.head.extraEnv -}}
+{{- if has .name $refused -}}
+{{- fail (printf "head.extraEnv: %s is the operator's own; head.faultTolerance has the head's Redis" .name) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
@@ -99,6 +106,9 @@
 {{- end -}}
 {{- if and .external.url .external.existingSecret -}}
 {{- fail "redis.external: the URL is given by url or by existingSecret, not both" -}}
+{{- end -}}
+{{- if and (not .enabled) .auth.existingSecret -}}
+{{- fail "redis.auth.existingSecret: it is of the chart's own Redis, which redis.enabled leaves out; use redis.external.existingSecret" -}}
 {{- end -}}
 {{- if and .enabled (or .external.url .external.existingSecret) -}}
 {{- fail "redis: either its own (redis.enabled) or an external one, not both" -}}

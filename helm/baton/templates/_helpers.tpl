@@ -101,8 +101,20 @@ baton-bundled
 {{- if .Values.serviceAccount.create -}}{{ include "baton.fullname" . }}{{- else -}}default{{- end -}}
 {{- end }}
 
+{{/* The Secret with the password of the chart's own Redis, and its URL. */}}
+{{- define "baton.redisSecret" -}}{{ .Values.redis.auth.existingSecret | default (include "baton.redisName" .) }}{{- end }}
+
+{{/* The password that the chart makes: the one that is there, or one for all templates of this rendering. */}}
+{{- define "baton.redisPassword" -}}
+{{- if not (hasKey .Values.redis "madePassword") -}}
+{{- $found := dig "data" "password" "" (lookup "v1" "Secret" .Release.Namespace (include "baton.redisName" .) | default dict) -}}
+{{- $_ := set .Values.redis "madePassword" (ternary (randAlphaNum 32) ($found | b64dec) (empty $found)) -}}
+{{- end -}}
+{{- .Values.redis.madePassword -}}
+{{- end }}
+
 {{- define "baton.registrySecret" -}}
-{{- if .Values.redis.enabled -}}{{ include "baton.redisName" . }}{{- else -}}{{ .Values.redis.external.existingSecret | default (printf "%s-registry" (include "baton.fullname" .)) }}{{- end -}}
+{{- if .Values.redis.enabled -}}{{ include "baton.redisSecret" . }}{{- else -}}{{ .Values.redis.external.existingSecret | default (printf "%s-registry" (include "baton.fullname" .)) }}{{- end -}}
 {{- end }}
 
 {{- define "baton.registryKey" -}}
@@ -156,6 +168,28 @@ capabilities:
   value: /tmp
 - name: HF_HOME
   value: /tmp/huggingface
+{{- end }}
+
+{{/* The image asks NVIDIA's runtime for all GPUs of a node, and who computes nothing would see those of others. */}}
+{{- define "baton.noGPUEnv" -}}
+- name: NVIDIA_VISIBLE_DEVICES
+  value: void
+{{- end }}
+
+{{/* Variables that the chart sets (a text), and those of the values: `own`, `extra`, and the values' key. */}}
+{{- define "baton.env" -}}
+{{- $seen := dict -}}
+{{- range fromYamlArray .own -}}{{- $_ := set $seen .name true -}}{{- end -}}
+{{- range .extra -}}
+{{- if hasKey $seen .name -}}
+{{- fail (printf "%s: %s is set twice; the chart sets it, or it stands there twice" $.key .name) -}}
+{{- end -}}
+{{- $_ := set $seen .name true -}}
+{{- end -}}
+{{- trim .own }}
+{{- with .extra }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{/* Spread over nodes; a constraint without a selector of its own counts the component's pods. */}}

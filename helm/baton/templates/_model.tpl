@@ -8,7 +8,7 @@
   {{- else if eq .type "hostPath" }}
   hostPath:
     path: {{ .hostPath }}
-    type: DirectoryOrCreate
+    type: Directory
   {{- else }}
   emptyDir:
     sizeLimit: {{ .sizeLimit }}
@@ -31,20 +31,8 @@
     - --without-weights
     {{- end }}
   env:
-    {{- include "baton.writableEnv" $root | nindent 4 }}
-    {{- with $root.Values.modelCache }}
-    {{- with .hubEndpoint }}
-    - name: HF_ENDPOINT
-      value: {{ . }}
-    {{- end }}
-    {{- if .hubToken.existingSecret }}
-    - name: HF_TOKEN
-      valueFrom:
-        secretKeyRef:
-          name: {{ .hubToken.existingSecret }}
-          key: {{ .hubToken.key }}
-    {{- end }}
-    {{- end }}
+    {{- $own := include "baton.fetchEnv" $root }}
+    {{- include "baton.env" (dict "own" $own "extra" $root.Values.modelCache.extraEnv "key" "modelCache.extraEnv") | nindent 4 }}
   resources:
     {{- toYaml $root.Values.modelCache.resources | nindent 4 }}
   securityContext:
@@ -54,4 +42,22 @@
       mountPath: /tmp
     - name: models
       mountPath: {{ $root.Values.modelCache.mountPath }}
+{{- end }}
+
+{{- define "baton.fetchEnv" -}}
+{{- include "baton.writableEnv" . }}
+{{ include "baton.noGPUEnv" . }}
+{{- with .Values.modelCache }}
+{{- with .hubEndpoint }}
+- name: HF_ENDPOINT
+  value: {{ . | quote }}
+{{- end }}
+{{- if .hubToken.existingSecret }}
+- name: HF_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ .hubToken.existingSecret }}
+      key: {{ .hubToken.key }}
+{{- end }}
+{{- end }}
 {{- end }}

@@ -26,12 +26,24 @@ podSelector:
 {{- end -}}
 {{- end }}
 
+{{/* Of the hub, and of the mirror where its URL has another. */}}
+{{- define "baton.hubPorts" -}}
+{{- $ports := list -}}
+{{- range .Values.networkPolicy.hubPorts -}}{{- $ports = append $ports (int .) -}}{{- end -}}
+{{- with .Values.modelCache.hubEndpoint -}}
+{{- $url := urlParse . -}}
+{{- $port := regexFind ":[0-9]+$" $url.host | trimPrefix ":" -}}
+{{- $ports = append $ports (int (default (ternary "80" "443" (eq $url.scheme "http")) $port)) -}}
+{{- end -}}
+{{- toYaml (uniq $ports) -}}
+{{- end }}
+
 {{- define "baton.hubEgress" -}}
 {{- if include "baton.asksHub" . -}}
 - to:
     {{- toYaml .Values.networkPolicy.hub | nindent 4 }}
   ports:
-    {{- range .Values.networkPolicy.hubPorts }}
+    {{- range fromYamlArray (include "baton.hubPorts" .) }}
     - {port: {{ . }}}
     {{- end }}
 {{- end -}}

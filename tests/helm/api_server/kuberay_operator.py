@@ -6,6 +6,7 @@ It follows the operator in what a chart and Ray's autoscaler depend on:
   added at the end), unless its upgrade strategy is None;
 - new sizes alone are *not* passed on to the cluster that runs: its groups belong to the autoscaler from then on;
 - groups have `max(replicas, minReplicas)` pods, at most `maxReplicas`; with the autoscaler on, pods go only by name;
+- a RayService whose head names ports, but none as `serve`, comes to nothing;
 - the head's service account gets the rights that the autoscaler needs, and must exist if it is named.
 """
 
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from tests.helm.api_server.api import Api, Writing
 from tests.helm.api_server.errors import ApiError, Json
 from tests.helm.api_server.store import ObjectKey
+from tests.helm.kuberay_rules import has_serve_port
 
 SERVICE, NUM_GROUPS = "ray.io/originated-from-cr-name", "ray.io/num-worker-groups"
 HASH = "ray.io/hash-without-replicas-and-workers-to-delete"
@@ -65,6 +67,8 @@ class _Operator:
     def care_for_services(self) -> None:
         for service in self._all("RayService"):
             name, config = service["metadata"]["name"], service["spec"]["rayClusterConfig"]
+            if not has_serve_port(config):
+                raise RuntimeError(f"RayService {name} cannot be active: its head has no port named serve")
             clusters = [each for each in self._all("RayCluster") if each["metadata"]["labels"].get(SERVICE) == name]
             clusters = [each for each in clusters if each["metadata"]["namespace"] == service["metadata"]["namespace"]]
             keeps_cluster = service["spec"].get("upgradeStrategy", {}).get("type") == "None"

@@ -85,12 +85,16 @@ def unbuffered(**more: str) -> dict[str, str]:
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Answers as the hub does, for one model."""
+    """Answers as the hub does, for one model, but for the requests that its server has to fail."""
 
     def do_GET(self) -> None:  # the library's name
         """A model's files, or one of them."""
         path = self.path.partition("?")[0]
-        if path.startswith("/api/models/a/b/tree/"):
+        assert isinstance(self.server, HubServer)
+        self.server.asked.append(path)
+        if self.server.fails(path):
+            self.send_error(self.server.status)
+        elif path.startswith("/api/models/a/b/tree/"):
             tree = [{"type": "file", "path": name, "size": len(data), "oid": oid(data)} for name, data in FILES.items()]
             self._answer(json.dumps(tree).encode())
         elif path.startswith("/api/models/a/b"):
@@ -118,32 +122,87 @@ def oid(data: bytes) -> str:
     return hashlib.sha1(data).hexdigest()
 
 
+class HubServer(ThreadingHTTPServer):
+    """Owns what was asked, and what is to fail: paths that begin so, so many times each."""
+
+    def __init__(self, failures: dict[str, int], status: int) -> None:
+        super().__init__(("127.0.0.1", 0), Hub)
+        self.asked: list[str] = []
+        self.status = status
+        self._failures = failures
+
+    @property
+    def url(self) -> str:
+        """As clients have it."""
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def fails(self, path: str) -> bool:
+        """Whether this request is one of those."""
+        for prefix, left in self._failures.items():
+            if path.startswith(prefix) and left:
+                self._failures[prefix] -= 1
+                return True
+        return False
+
+
 @contextmanager
-def hub() -> Iterator[str]:
-    """A hub's URL."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+def hub(failures: dict[str, int] | None = None, status: int = 500) -> Iterator[HubServer]:
+    """One that runs."""
+    with HubServer(failures or {}, status) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            yield server
         finally:
             server.shutdown()
             thread.join()
 
 
+def fetch_from(server: HubServer, tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command, as a process: the hub's client reads its environment when it is imported."""
+    env = unbuffered(HF_ENDPOINT=server.url, HF_HOME=str(tmp_path / "home"), HF_HUB_DISABLE_XET="1")
+    env.pop("HF_HUB_OFFLINE", None)
+    command = (sys.executable, "-m", "baton", "fetch", *arguments)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
 def test_a_hubs_model_comes_without_what_nobody_reads(tmp_path: Path) -> None:
     directory = tmp_path / "a" / "b"
-    with hub() as url:
-        env = unbuffered(HF_ENDPOINT=url, HF_HOME=str(tmp_path / "home"), HF_HUB_DISABLE_XET="1")
-        env.pop("HF_HUB_OFFLINE", None)
+    with hub() as server:
         for flags, expected in (
             (["--without-weights"], {"config.json", "tokenizer.json"}),
             ([], {"config.json", "tokenizer.json", "model.safetensors"}),
         ):
-            command = (sys.executable, "-m", "baton", "fetch", "a/b", str(directory), *flags)
-            run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+            run = fetch_from(server, tmp_path, "a/b", str(directory), *flags)
             assert run.returncode == 0, run.stderr
             assert names(directory) == expected
-    command = (sys.executable, "-m", "baton", "fetch", "a/b", str(directory))
-    again = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    again = fetch_from(server, tmp_path, "a/b", str(directory))
     assert "is in" in again.stdout  # and nobody is asked
+
+
+def test_a_hub_that_fails_is_asked_again(tmp_path: Path) -> None:
+    with hub({"/api/models/a/b": 1}) as server:
+        run = fetch_from(server, tmp_path, "a/b", str(tmp_path / "m"), "--tries=2")
+    assert run.returncode == 0, run.stderr
+    assert "tries left: 1" in run.stderr
+    assert names(tmp_path / "m") == {"config.json", "tokenizer.json", "model.safetensors"}
+
+
+def test_what_the_hub_refuses_is_not_asked_again(tmp_path: Path) -> None:
+    with hub() as server:
+        run = fetch_from(server, tmp_path, "a/none", str(tmp_path / "m"))
+    assert run.returncode == 1
+    assert "could not be downloaded" in run.stderr
+    assert "tries left" not in run.stderr
+    assert len([path for path in server.asked if path.startswith("/api/models/a/none")]) == 1
+
+
+def test_a_part_is_never_taken_for_the_whole(tmp_path: Path) -> None:
+    """The hub's client is content with a directory that has something in it, once it cannot list the model's files."""
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}")
+    with hub({"/api/models/a/b/tree/": 99}, status=403) as server:
+        run = fetch_from(server, tmp_path, "a/b", str(tmp_path / "m"), "--tries=1")
+    assert run.returncode == 1
+    assert "could not be downloaded from the hub" in run.stderr
+    assert not (tmp_path / "m" / ".baton-fetched").exists()

@@ -5,6 +5,7 @@ rayStartParams:
   object-store-memory: {{ mul (int .Values.ray.objectStoreMi) 1048576 | quote }}
 resources:
   CPU: "0"
+  GPU: "0"
 template:
   metadata:
     {{- include "baton.rayMetadata" (dict "root" . "component" "head" "values" .Values.head) | nindent 4 }}
@@ -26,11 +27,10 @@ template:
           - {name: gcs, containerPort: 6379}
           - {name: dashboard, containerPort: 8265}
           - {name: metrics, containerPort: 8080}
+          - {name: serve, containerPort: 8000} # nobody listens: the operator makes a Service of it, or stops
         env:
-          {{- include "baton.rayEnv" (dict "root" .) | nindent 10 }}
-          {{- with .Values.head.extraEnv }}
-          {{- toYaml . | nindent 10 }}
-          {{- end }}
+          {{- $own := printf "%s\n%s" (include "baton.rayEnv" (dict "root" .)) (include "baton.noGPUEnv" .) }}
+          {{- include "baton.env" (dict "own" $own "extra" .Values.head.extraEnv "key" "head.extraEnv") | nindent 10 }}
         resources:
           {{- $size := dict "cpu" (printf "%dm" (int64 (mulf .Values.head.cpu 1000))) "memory" (printf "%dMi" (int64 (mulf .Values.head.memoryGi 1024))) }}
           requests: {{ toJson $size }}

@@ -63,6 +63,16 @@ template:
       {{- end }}
 {{- end }}
 
+{{- define "baton.workerEnv" -}}
+{{- include "baton.rayEnv" (dict "root" .) }}
+{{- if .Values.rdma.enabled }}
+{{- range $key, $value := .Values.rdma.ucx }}
+- name: UCX_{{ $key }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "baton.workerContainer" -}}
 {{- $root := .root -}}
 - name: ray-worker
@@ -71,16 +81,8 @@ template:
   ports:
     - {name: metrics, containerPort: 8080}
   env:
-    {{- include "baton.rayEnv" (dict "root" $root) | nindent 4 }}
-    {{- if $root.Values.rdma.enabled }}
-    {{- range $key, $value := $root.Values.rdma.ucx }}
-    - name: UCX_{{ $key }}
-      value: {{ $value | quote }}
-    {{- end }}
-    {{- end }}
-    {{- with .values.extraEnv }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+    {{- $own := include "baton.workerEnv" $root }}
+    {{- include "baton.env" (dict "own" $own "extra" .values.extraEnv "key" (printf "%s.extraEnv" .name)) | nindent 4 }}
   resources:
     {{- $size := dict "cpu" (printf "%dm" (int64 .pool.podMillis)) "memory" (printf "%dMi" (int64 .pool.podMemoryMi)) -}}
     {{- if .pool.podGPUs }}{{ $_ := set $size $root.Values.gpuResource (int .pool.podGPUs) }}{{ end -}}

@@ -32,3 +32,17 @@ ssl_keyfile: /etc/baton/https/tls.key
 {{ toYaml . }}
 {{- end }}
 {{- end }}
+
+{{- define "baton.routerEnv" -}}
+{{- include "baton.writableEnv" . }}
+{{ include "baton.noGPUEnv" . }}
+- name: PYTHONUNBUFFERED
+  value: "1"
+- name: HF_HUB_OFFLINE
+  value: "1"
+- name: BATON_REGISTRY
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "baton.registrySecret" . }}
+      key: {{ include "baton.registryKey" . }}
+{{- end }}

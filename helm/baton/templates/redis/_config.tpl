@@ -1,0 +1,21 @@
+{{/* The password is not in it: that comes from the Secret, by the environment. */}}
+{{- define "baton.redisConfig" -}}
+bind * -::*
+protected-mode no
+dir /data
+maxmemory-policy noeviction
+{{- if .Values.redis.persistence.enabled }}
+appendonly yes
+appendfsync everysec
+{{- else }}
+save ""
+appendonly no
+{{- end }}
+{{- end }}
+
+{{/* Changes when Redis has to start anew: another file, or another password, as far as the chart knows it. */}}
+{{- define "baton.redisChecksum" -}}
+{{- $password := "" -}}
+{{- if not .Values.redis.auth.existingSecret -}}{{- $password = include "baton.redisPassword" . -}}{{- end -}}
+{{- list (include "baton.redisConfig" .) (include "baton.redisSecret" .) $password | join "\n" | sha256sum -}}
+{{- end }}
