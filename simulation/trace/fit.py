@@ -1,15 +1,16 @@
 """Step times from measured requests: non-negative least squares for the twin's machine.
 
-Five times are unknown: `step_s`, `sequence_s`, `1 / prefill_tokens_per_s`, `overhead_s` and `handover_s`. Every answer
-gives an equation, and so does every busy period, weighted so that errors are relative:
+Six times are unknown: `step_s`, `sequence_s`, `1 / prefill_tokens_per_s`, `overhead_s`, `handover_s` and `join_s`.
+Every answer gives an equation, and so does every busy period, weighted so that errors are relative:
 
-    tpot - t = (1 + j) * (step_s + sequence_s * n) + p / prefill_tokens_per_s
+    tpot - t = (1 + j) * (step_s + sequence_s * n) + p / prefill_tokens_per_s + join_s * o
     b = overhead_s + handover_s * h + a * (step_s + sequence_s * m)
         + k * (step_s + sequence_s * d) + u / prefill_tokens_per_s
 
     t   the last chunk's blocks on the link, as the spec has it, for each of its own tokens
     n   mean number of sequences that its decode worker decoded meanwhile, itself included
     j   half a step for joining a batch under way, for each of its own tokens
+    o   a handover, for each of its own tokens
     p   prompt tokens that its decode worker computed for others meanwhile, for each of its own tokens
     b   a busy period of a worker that computes prompts: from the first one's sending to the last one's first token
     h   1 if another worker than the one that decodes computed them, else 0
@@ -40,7 +41,8 @@ from simulation.trace.machine import Machine
 
 Place = tuple[int, str]  # a run, and a worker
 
-NUM_TERMS = 5  # step_s, sequence_s, seconds a prompt token, overhead_s, handover_s
+NUM_TERMS = 6  # step_s, sequence_s, seconds a prompt token, overhead_s, handover_s, join_s
+NUM_WEIGHINGS = 8
 MIN_REQUESTS = 8
 TOGETHER_S = 0.002  # first tokens so close to each other are of one step
 HALF_A_STEP = 0.5  # what is left of a step under way, on average
@@ -51,7 +53,7 @@ LEAST_S = 1e-5  # a shorter time says nothing but how exact clocks are
 class Equation:
     """What the terms times their coefficients should give."""
 
-    coefficients: tuple[float, float, float, float, float]
+    coefficients: tuple[float, float, float, float, float, float]
     seconds: float
 
 
@@ -69,7 +71,8 @@ class Fit:
         return (
             f"{self.num_requests} requests: a step takes {1e3 * spec.step_s:.3g} ms, each sequence "
             f"{1e3 * spec.sequence_s:.3g} ms more, prompts {spec.prefill_tokens_per_s:,.0f} tokens/s; the way "
-            f"{1e3 * machine.overhead_s:.3g} ms, a handover {1e3 * machine.handover_s:.3g} ms; median error of "
+            f"{1e3 * machine.overhead_s:.3g} ms, a handover {1e3 * machine.handover_s:.3g} ms and "
+            f"{1e3 * machine.join_s:.3g} ms before the second token; median error of "
             f"{self.ttft_error:.0%} for a prompt and {self.tpot_error:.0%} for a token"
         )
 
@@ -82,12 +85,12 @@ def fit_machine(requests: Sequence[ProfiledRequest], spec: WorkerSpec) -> Fit:
     ttfts = list(_ttft_equations(requests, spec.max_num_batched_tokens))
     if not tpots:
         raise DatasetError("the profile has no request with more than one output token")
-    step_s, sequence_s, token_s, overhead_s, handover_s = _solve([*tpots, *ttfts])
+    terms = _solve([*tpots, *ttfts])
+    step_s, sequence_s, token_s, overhead_s, handover_s, join_s = terms
     if token_s <= 0:
         raise DatasetError("the profile's prompts do not tell how long prompt tokens take: they need other lengths")
     fitted = replace(spec, step_s=step_s, sequence_s=sequence_s, prefill_tokens_per_s=1 / token_s)
-    terms = (step_s, sequence_s, token_s, overhead_s, handover_s)
-    machine = Machine(spec=fitted, overhead_s=overhead_s, handover_s=handover_s)
+    machine = Machine(spec=fitted, overhead_s=overhead_s, handover_s=handover_s, join_s=join_s)
     return Fit(machine, len(requests), _error(ttfts, terms), _error(tpots, terms))
 
 
@@ -106,7 +109,8 @@ def _tpot_equations(requests: Sequence[ProfiledRequest], spec: WorkerSpec) -> It
                 num_sequences = decoding.mean(first_s, last_s)
                 is_remote = request.prefill_worker != request.decode_worker
                 steps = 1 + is_remote * HALF_A_STEP * min(1.0, num_sequences - 1) / num_tokens
-                yield Equation((steps, steps * num_sequences, num_beside / num_tokens, 0.0, 0.0), seconds)
+                join = is_remote / num_tokens
+                yield Equation((steps, steps * num_sequences, num_beside / num_tokens, 0.0, 0.0, join), seconds)
 
 
 def _ttft_equations(requests: Sequence[ProfiledRequest], max_step_tokens: int) -> Iterator[Equation]:
@@ -132,6 +136,7 @@ def _ttft_equations(requests: Sequence[ProfiledRequest], max_step_tokens: int) -
                     num_tokens,
                     1.0,
                     float(first.prefill_worker != first.decode_worker),
+                    0.0,
                 ),
                 max(LEAST_S, ends_s - begins_s),
             )
@@ -184,12 +189,31 @@ def _share(request: ProfiledRequest, begins_s: float, ends_s: float) -> float:
 
 
 def _solve(equations: Sequence[Equation]) -> list[float]:
-    """The least-squares solution without negative terms: the most negative one is left out until there is none."""
-    rows = np.array([each.coefficients for each in equations]) / np.array([[each.seconds] for each in equations])
+    """The least-squares solution for errors that are relative to what was measured and what is said alike.
+
+    Relative to what was measured alone, the few that took very long would count for little, and all would come out too
+    short. So each is weighed by the root of the product with what was said the time before (the errors are then nearly
+    those of logarithms).
+    """
+    coefficients, measured_s = np.array([each.coefficients for each in equations]), _seconds(equations)
+    weights = 1 / measured_s
+    for _ in range(NUM_WEIGHINGS):
+        solution = _solve_weighed(coefficients * weights[:, None], measured_s * weights)
+        said_s = np.maximum(coefficients @ np.array(solution), LEAST_S)
+        weights = 1 / np.sqrt(measured_s * said_s)
+    return solution
+
+
+def _seconds(equations: Sequence[Equation]) -> NDArray[np.float64]:
+    return np.array([each.seconds for each in equations])
+
+
+def _solve_weighed(rows: NDArray[np.float64], targets: NDArray[np.float64]) -> list[float]:
+    """The solution without negative terms: the most negative one is left out until there is none."""
     kept = [term for term in range(NUM_TERMS) if rows[:, term].any()]
     solution = [0.0] * NUM_TERMS
     while kept:
-        values = _least_squares(rows[:, kept])
+        values = _least_squares(rows[:, kept], targets)
         lowest = int(values.argmin())
         if values[lowest] >= 0:
             for term, value in zip(kept, values.tolist(), strict=True):
@@ -199,10 +223,10 @@ def _solve(equations: Sequence[Equation]) -> list[float]:
     return solution
 
 
-def _least_squares(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """For targets of 1. The columns are brought to one scale first: tokens are thousands, steps are one."""
+def _least_squares(rows: NDArray[np.float64], targets: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The columns are brought to one scale first: tokens are thousands, steps are one."""
     scale = np.abs(rows).max(axis=0)
-    values, *_ = np.linalg.lstsq(rows / scale, np.ones(len(rows)), rcond=None)
+    values, *_ = np.linalg.lstsq(rows / scale, targets, rcond=None)
     solved: NDArray[np.float64] = values / scale
     return solved
 

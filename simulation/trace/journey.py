@@ -91,7 +91,7 @@ class Journey:
             self._stage.clock.at(arrives_s, self._release, leg)
             self._stage.clock.after(self._stage.machine.overhead_s / 2, self._end)
         else:
-            self._stage.clock.at(arrives_s, self._join, leg)
+            self._stage.clock.at(arrives_s + self._stage.machine.join_s, self._join, leg)
 
     def prefill_refused(self) -> None:
         """The prefill worker takes no more: the decode worker computes the prompt after all."""

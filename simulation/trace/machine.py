@@ -12,6 +12,7 @@ class Machine:
     spec: WorkerSpec = field(default_factory=WorkerSpec)
     overhead_s: float = 0.0  # of a request's way to its worker and its first token's way back
     handover_s: float = 0.0  # that asking another worker for the prompt adds, beside its queue, its steps and the link
+    join_s: float = 0.0  # from the first token to the batch that adds after a handover, beside the link
 
     @property
     def max_model_len(self) -> int:

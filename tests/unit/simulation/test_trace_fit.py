@@ -24,7 +24,7 @@ SPEC = WorkerSpec(
     num_blocks=8000, max_num_seqs=64, max_num_batched_tokens=2048, step_s=0.004, sequence_s=0.0006,
     prefill_tokens_per_s=9000.0, link_bytes_per_s=1e13,
 )  # fmt: skip
-MACHINE = Machine(spec=SPEC, overhead_s=0.006, handover_s=0.003)
+MACHINE = Machine(spec=SPEC, overhead_s=0.006, handover_s=0.003, join_s=0.012)
 BLIND = replace(SPEC, step_s=1.0, sequence_s=1.0, prefill_tokens_per_s=1.0)  # what the fit is to find
 
 
@@ -74,6 +74,7 @@ def test_a_known_machine_is_found(is_colocated: bool) -> None:
     assert fit.ttft_error < 0.06
     way_s = MACHINE.overhead_s if is_colocated else MACHINE.overhead_s + MACHINE.handover_s
     assert fit.machine.overhead_s + fit.machine.handover_s == pytest.approx(way_s, abs=0.004)
+    assert fit.machine.join_s == pytest.approx(0.0 if is_colocated else MACHINE.join_s, abs=0.004)
 
 
 def test_the_fitted_machine_tells_another_load() -> None:
