@@ -1,7 +1,8 @@
 # Baton's images: `docker buildx bake cpu` and `docker buildx bake cuda` (docker-bake.hcl), or
 # `docker build --target cpu .` and `docker build --target cuda .`
 #
-# Pinned by tag: a release adds the digest that it was built from, PYTHON_IMAGE=python:...@sha256:...
+# Pinned by tag: a release adds the digest that it was built from, PYTHON_IMAGE=python:...@sha256:... Python packages are
+# pinned by hash, but for torch, whose builds differ by index: a release adds TORCH_CPU_SHA256 and TORCH_CUDA_SHA256.
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 
 # ---- Baton's wheel, with its compiled modules ----
@@ -34,17 +35,18 @@ FROM ${PYTHON_IMAGE} AS dependencies
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
-COPY pyproject.toml ./
 COPY scripts/image/ scripts/image/
 
 FROM dependencies AS dependencies-cpu
 ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
-RUN TORCH_INDEX="${TORCH_CPU_INDEX}" sh scripts/image/install.sh dependencies /opt/baton
+ARG TORCH_CPU_SHA256=""
+RUN TORCH_INDEX="${TORCH_CPU_INDEX}" TORCH_SHA256="${TORCH_CPU_SHA256}" sh scripts/image/install.sh dependencies /opt/baton
 
 # PyPI's torch is the CUDA build and brings CUDA's libraries; nixl brings UCX. The driver is the node's.
 FROM dependencies AS dependencies-cuda
 ARG TORCH_CUDA_INDEX=""
-RUN TORCH_INDEX="${TORCH_CUDA_INDEX}" sh scripts/image/install.sh dependencies /opt/baton
+ARG TORCH_CUDA_SHA256=""
+RUN TORCH_INDEX="${TORCH_CUDA_INDEX}" TORCH_SHA256="${TORCH_CUDA_SHA256}" sh scripts/image/install.sh dependencies /opt/baton
 
 # ---- What runs ----
 FROM ${PYTHON_IMAGE} AS runtime
@@ -57,9 +59,11 @@ RUN apt-get update \
     && groupadd --gid 1000 baton \
     && useradd --uid 1000 --gid 1000 --no-create-home --home-dir /tmp --shell /bin/bash baton \
     && echo 'PATH=/opt/baton/bin:$PATH' > /etc/profile.d/baton.sh
-# All that is written goes below /tmp: the rest of the file system may be read-only.
+# All that is written goes below /tmp: the rest of the file system may be read-only. The user may be one that no file
+# knows (OpenShift gives each namespace its own): then LOGNAME says what it is called, which libraries ask.
 ENV PATH=/opt/baton/bin:$PATH \
     HOME=/tmp \
+    LOGNAME=baton \
     TMPDIR=/tmp \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \

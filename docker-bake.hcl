@@ -25,6 +25,15 @@ variable "PYTHON_IMAGE" {
   default = "python:3.11.14-slim-bookworm" # a release adds @sha256:...
 }
 
+# A release adds both: of the files that torch's indexes have for the version in scripts/image/constraints.txt.
+variable "TORCH_CPU_SHA256" {
+  default = ""
+}
+
+variable "TORCH_CUDA_SHA256" {
+  default = ""
+}
+
 group "default" {
   targets = ["cpu", "cuda"]
 }
@@ -49,11 +58,13 @@ target "image" {
 target "cpu" {
   inherits = ["image"]
   target   = "cpu"
+  args     = { TORCH_CPU_SHA256 = TORCH_CPU_SHA256 }
   tags     = ["${REGISTRY}baton:${VERSION}-cpu"]
 }
 
 target "cuda" {
   inherits = ["image"]
   target   = "cuda"
+  args     = { TORCH_CUDA_SHA256 = TORCH_CUDA_SHA256 }
   tags     = ["${REGISTRY}baton:${VERSION}-cuda"]
 }

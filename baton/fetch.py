@@ -4,7 +4,8 @@ import asyncio
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +18,7 @@ BUNDLED_WORD = "bundled"
 MARKER = ".baton-fetched"  # in a directory that is complete; says what is there
 WHOLE, WITHOUT_WEIGHTS = "whole", "without weights"
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+POLL_S = 2.0
 TRIES = 6
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 2.0, 60.0
 MAY_PASS = (408, 425, 429)  # answers that mean: later; else a refusal is one for good
@@ -26,19 +28,24 @@ MAY_PASS = (408, 425, 429)  # answers that mean: later; else a refusal is one fo
 @click.argument("model")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--without-weights", is_flag=True, help="Only what a router needs.")
+@click.option("--wait", is_flag=True, help="Download nothing: wait until somebody else has put it there.")
 @click.option(
     "--tries", type=click.IntRange(min=1), default=TRIES, show_default=True, help="Downloads to begin if the hub fails."
 )
-def command(model: str, directory: Path, without_weights: bool, tries: int) -> None:
+def command(model: str, directory: Path, without_weights: bool, wait: bool, tries: int) -> None:
     """Put MODEL, a Hugging Face id or `bundled`, into DIRECTORY, unless it is there.
 
     Of several that fetch into one directory, also from several machines, one does and the others wait for it.
     """
     wanted = WITHOUT_WEIGHTS if without_weights else WHOLE
+    enough = (f"{WHOLE} {model}", f"{wanted} {model}")
     try:
+        if wait:
+            _await(directory, model, enough)
+            return
         directory.mkdir(parents=True, exist_ok=True)
         with _locked(directory.parent / f".{directory.name}.lock"):
-            if _marked(directory) in (f"{WHOLE} {model}", f"{wanted} {model}"):
+            if _marked(directory) in enough:
                 click.echo(f"{model} is in {directory}")
                 return
             _fetch(model, directory, without_weights, tries)
@@ -46,6 +53,15 @@ def command(model: str, directory: Path, without_weights: bool, tries: int) -> N
     except OSError as error:
         raise click.ClickException(f"{directory}: {error}") from error
     click.echo(f"{model} was put into {directory}")
+
+
+def _await(directory: Path, model: str, enough: Collection[str]) -> None:
+    """Writes nothing, for the directory may be one that only others may write to."""
+    if _marked(directory) not in enough:
+        click.echo(f"waiting until somebody else has put {model} into {directory}")
+    while _marked(directory) not in enough:
+        time.sleep(POLL_S)
+    click.echo(f"{model} is in {directory}")
 
 
 @contextmanager

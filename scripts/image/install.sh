@@ -2,10 +2,11 @@
 # What an image holds, step by step: the Dockerfile's build runs this, and so does `make image-check` without Docker.
 #
 #   install.sh wheel DIST            builds Baton's wheel into DIST, and refuses one that lacks something
-#   install.sh dependencies VENV     a virtual environment with all that Baton needs, in the versions of constraints.txt
+#   install.sh dependencies VENV     a virtual environment with all that Baton needs: the very files of constraints.txt
 #   install.sh baton VENV DIST       Baton itself into it, and a list of what is in it
 #
 # TORCH_INDEX: the package index that has the wanted build of torch; unset, pip's own (PyPI's is the CUDA build).
+# TORCH_SHA256: the hash that its file must have; unset, any of that version is taken.
 set -eu
 
 here=$(dirname "$0")
@@ -19,13 +20,18 @@ wheel)
     ;;
 dependencies)
     $python -m venv --without-pip "$2"
-    requirements=$(mktemp)
-    trap 'rm -f "$requirements"' EXIT
-    $python "$here/requirements.py" "$root/pyproject.toml" > "$requirements"
-    # By itself: an index for one build of torch lacks the rest.
+    lists=$(mktemp -d)
+    trap 'rm -rf "$lists"' EXIT
     torch=$(grep '^torch==' "$here/constraints.txt")
-    $python -m pip --python "$2" install --quiet --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch"
-    $python -m pip --python "$2" install --quiet --constraint "$here/constraints.txt" --requirement "$requirements"
+    echo "$torch${TORCH_SHA256:+ --hash=sha256:$TORCH_SHA256}" > "$lists/torch"
+    grep -v -e '^#' -e '^torch==' "$here/constraints.txt" > "$lists/rest"
+    sed 's/ .*//' "$here/constraints.txt" > "$lists/versions"
+    # By itself: an index for one build of torch lacks the rest.
+    $python -m pip --python "$2" install --quiet --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} \
+        --requirement "$lists/torch"
+    $python -m pip --python "$2" install --quiet --no-deps --require-hashes --requirement "$lists/rest"
+    # What these need here beside: a GPU's libraries, in torch's own pins; what an older Python lacks.
+    $python -m pip --python "$2" install --quiet --requirement "$lists/versions"
     ;;
 baton)
     $python -m pip --python "$2" install --quiet --no-deps --no-index "$3"/*.whl

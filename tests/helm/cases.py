@@ -14,14 +14,23 @@ KEYS = {"apiKeys": {"existingSecret": "keys"}, "clientKey": {"existingSecret": "
 TLS = {
     "auth": KEYS,
     "tls": {"internal": CERT_MANAGER, "https": {**CERT_MANAGER, "dnsNames": ["llm.example.com"]}},
-    "ingress": {"enabled": True, "className": "nginx"},
-    "httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}], "hostnames": ["llm.example.com"]},
+    "ingress": {
+        "enabled": True,
+        "className": "nginx",
+        "annotations": {"nginx.ingress.kubernetes.io/backend-protocol": "HTTPS"},
+    },
+    "httpRoute": {
+        "enabled": True,
+        "parentRefs": [{"name": "gateway"}],
+        "hostnames": ["llm.example.com"],
+        "backendTLS": {"caConfigMap": "ca"},
+    },
 }
 EVERYTHING = {
     "redis": {"persistence": {"enabled": True}},
     "head": {"faultTolerance": {"enabled": True}},
     "router": {"grpc": True, "autoscaling": {"enabled": False}, "config": {"maxQueueWaitS": 2.5, "policy": "cost"}},
-    "keda": {"enabled": True},
+    "keda": {"enabled": True, "prometheusAddress": "http://prometheus.monitoring:9090", "scrapedElsewhere": True},
     "autoscaling": {"clusterBudget": {"enabled": True, "createClusterRole": True}},
     "modelCache": {"type": "pvc", "job": {"enabled": True}, "hubToken": {"existingSecret": "hub"}},
     "networkPolicy": {
@@ -32,6 +41,12 @@ EVERYTHING = {
     "extraObjects": [
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-extra", "namespace": "x"}}
     ],
+}
+# Ids are the cluster's to give.
+OPENSHIFT = {
+    "podSecurity": dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup")),
+    "redis": {"podSecurity": dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"))},
+    "modelCache": {"hubToken": {"existingSecret": "hub"}},
 }
 EXTERNAL = {
     "model": "/models/llama",
@@ -49,5 +64,6 @@ CASES: dict[str, dict[str, Any]] = {
     "monitoring": charts.merged(charts.MODEL, MONITORING),
     "tls-monitoring": charts.merged(charts.MODEL, TLS, MONITORING),
     "everything": charts.merged(charts.MODEL, EVERYTHING),
+    "openshift": charts.merged(charts.MODEL, OPENSHIFT),
     "external": EXTERNAL,
 }

@@ -28,6 +28,7 @@ APIS = (
     "monitoring.coreos.com/v1/PrometheusRule",
     "keda.sh/v1alpha1/ScaledObject",
     "gateway.networking.k8s.io/v1/HTTPRoute",
+    "gateway.networking.k8s.io/v1/BackendTLSPolicy",
     "cert-manager.io/v1/Certificate",
 )
 
@@ -101,6 +102,13 @@ def serve_config(objects: Sequence[Manifest]) -> Manifest:
     """The RayService's Serve config, read."""
     config: Manifest = yaml.load(only(objects, "RayService")["spec"]["serveConfigV2"], UniqueKeys)
     return config
+
+
+def scaling_settings(objects: Sequence[Manifest]) -> Manifest:
+    """What the planner reads."""
+    [config] = [each for each in objects if each["kind"] == "ConfigMap" and "settings.yaml" in each["data"]]
+    settings: Manifest = yaml.safe_load(config["data"]["settings.yaml"])
+    return settings
 
 
 def pod_templates(objects: Sequence[Manifest]) -> dict[str, Manifest]:

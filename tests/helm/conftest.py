@@ -10,7 +10,7 @@ from tests.helm.api_server.errors import Json
 from tests.helm.api_server.server import ApiServer, serving
 
 
-def accept(_: Json) -> None:
+def accept(_: Json, __: Json | None) -> None:
     """Every object is one of its kind."""
 
 

@@ -76,7 +76,7 @@ def test_generated_names_differ(client: Client) -> None:
 
 
 def test_objects_that_are_not_of_their_kind_are_refused(tmp_path: Path) -> None:
-    def validate(written: Json) -> None:
+    def validate(written: Json, _: Json | None) -> None:
         if "bad" in written.get("data", {}):
             raise ValueError("data.bad: is not known")
 

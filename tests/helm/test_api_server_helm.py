@@ -97,7 +97,7 @@ def test_an_upgrade_stops_at_what_somebody_else_has_changed(server: ApiServer, c
 
 
 def test_an_object_that_is_not_of_its_kind_stops_the_install(tmp_path: Path) -> None:
-    def validate(written: Json) -> None:
+    def validate(written: Json, _: Json | None) -> None:
         if written["kind"] == "Service":
             raise ValueError("spec.ports: is wrong")
 

@@ -43,7 +43,7 @@ def checked(case: str) -> Iterator[charts.Manifest]:
 
 
 def test_checkov_finds_nothing_but_what_is_let_pass(tmp_path: Path) -> None:
-    for case in ("default", "rdma", "everything"):
+    for case in ("default", "openshift", "rdma", "everything"):
         (tmp_path / f"{case}.yaml").write_text(yaml.safe_dump_all(checked(case)))
     command = [CHECKOV, "--framework", "kubernetes", "--compact", "--quiet", "--skip-download", "--output", "json"]
     run = subprocess.run([*command, "--directory", tmp_path], capture_output=True, text=True, timeout=120, check=False)

@@ -1,5 +1,6 @@
 """The image: its recipe is sound, copies what there is, and the wheel that it installs is whole and runs."""
 
+import hashlib
 import os
 import re
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from zipfile import ZipFile
 
 import hcl2
 import pytest
@@ -22,10 +24,11 @@ CHART = ROOT / "helm" / "baton"
 TARGETS = ("cpu", "cuda")
 
 
-def constraints() -> dict[str, str]:
-    """Version by name."""
+def constraints() -> dict[str, tuple[str, str]]:
+    """Version and hash by name; the hash is empty where there is none."""
     lines = (SCRIPTS / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    return dict(line.split("==") for line in lines if not line.startswith("#"))
+    found = [re.fullmatch(r"([-a-z0-9]+)==(\S+?)(?: --hash=sha256:([0-9a-f]{64}))?", line) for line in lines[1:]]
+    return {each[1]: (each[2], each[3] or "") for each in found if each is not None}
 
 
 def bake() -> dict[str, dict[str, object]]:
@@ -100,8 +103,60 @@ def test_every_requirement_is_pinned_to_what_it_allows() -> None:
     pinned = constraints()
     for text in PYPROJECT["project"]["dependencies"]:
         requirement = Requirement(text)
-        assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), text
-    assert f"torch=={pinned['torch']}" in (ROOT / "Makefile").read_text(encoding="utf-8")
+        assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)][0]), text
+    assert f"torch=={pinned['torch'][0]}" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def test_every_file_but_torchs_is_pinned_by_its_hash() -> None:
+    lines = (SCRIPTS / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert len(constraints()) == len(lines) - 1 > 100
+    assert [name for name, (_, digest) in constraints().items() if not digest] == ["torch"]
+    recipe = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    for name in TARGETS:
+        argument = f"TORCH_{name.upper()}_SHA256"
+        assert f'TORCH_SHA256="${{{argument}}}"' in recipe
+        assert bake()[name]["args"] == {argument: argument}
+
+
+def write_wheel(directory: Path, name: str, requires: str = "") -> str:
+    """A package with nothing in it; its hash."""
+    file = directory / f"{name}-1.0-py3-none-any.whl"
+    information = f"{name}-1.0.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{requires}"
+    with ZipFile(file, "w") as wheel:
+        wheel.writestr(f"{information}/METADATA", metadata)
+        wheel.writestr(f"{information}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{information}/RECORD", "")
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("spoilt", ["", "rest", "torch"])
+def test_a_file_that_is_another_is_not_installed(tmp_path: Path, spoilt: str) -> None:
+    """By the Dockerfile's own step, with an index of three packages: ours needs one, torch another."""
+    digests = {name: write_wheel(tmp_path, name) for name in ("needed", "cudalib")}
+    torch = write_wheel(tmp_path, "torch", "Requires-Dist: cudalib\n")
+    shutil.copy(SCRIPTS / "install.sh", tmp_path)
+    wrong = "0" * 64
+    needed = wrong if spoilt == "rest" else digests["needed"]
+    (tmp_path / "constraints.txt").write_text(f"# made\nneeded==1.0 --hash=sha256:{needed}\ntorch==1.0\n")
+    env = {
+        **os.environ,
+        "PYTHON": sys.executable,
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(tmp_path),
+        "TORCH_SHA256": wrong if spoilt == "torch" else torch,
+    }
+    step = ["sh", tmp_path / "install.sh", "dependencies", tmp_path / "venv"]
+    result = subprocess.run(step, env=env, capture_output=True, text=True, check=False)
+    installed = {each.name for each in (tmp_path / "venv").glob("lib/python*/site-packages/*.dist-info")}
+    if spoilt:
+        assert result.returncode != 0
+        assert "DO NOT MATCH THE HASHES" in result.stderr
+        assert f"{'needed' if spoilt == 'rest' else 'torch'}-1.0.dist-info" not in installed
+    else:
+        assert result.returncode == 0, result.stderr
+        assert installed == {f"{name}-1.0.dist-info" for name in ("needed", "torch", "cudalib")}
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,12 @@ import yaml
 
 from baton.__main__ import COMMANDS
 from tests.helm.api_server.kuberay_operator import without_sizes
-from tests.helm.charts import CHART, MODEL, merged, only, pod_templates, render, serve_config
+from tests.helm.charts import CHART, MODEL, merged, only, pod_templates, render, scaling_settings, serve_config
+
+pytest.importorskip("ray.serve")  # which warns when it is imported for the first time
+
+from ray.serve._private.deploy_utils import get_app_code_version
+from ray.serve.schema import ServeApplicationSchema
 
 PAGE = (CHART.parents[1] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
@@ -18,13 +23,14 @@ QUOTED = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", PAGE)
 
 
 # What a change does, by a part of its row in the page's table, and changes that the row names.
-SERVE, ROUTERS, REPLICAS, CLUSTER = "Serve's config alone", "routers roll", "restarts the replicas", "second cluster"
+SERVE, PLANNER, ROUTERS = "Serve's config", "a ConfigMap", "routers roll"
+REPLICAS, CLUSTER = "restarts the replicas", "second cluster"
+BY_HAND = {"autoscaling": {"enabled": False}}
 UPGRADES: list[tuple[str, str, dict[str, Any]]] = [
-    (SERVE, "replicas", {"decode": {"replicas": 2}}),
     (SERVE, "minReplicas", {"decode": {"minReplicas": 2}}),
     (SERVE, "maxReplicas", {"prefill": {"maxReplicas": 9}}),
-    (SERVE, "autoscaling", {"autoscaling": {"slo": {"ttftSeconds": 2}}}),
-    (SERVE, "autoscaling", {"autoscaling": {"budgetGPUs": 3}}),
+    (PLANNER, "slo", {"slo": {"ttftSeconds": 2}}),
+    (PLANNER, "autoscaling", {"autoscaling": {"budgetGPUs": 3}}),
     (ROUTERS, "router.*", {"router": {"config": {"maxQueueWaitS": 2}}}),
     (ROUTERS, "auth.*", {"auth": {"apiKeys": {"existingSecret": "keys"}, "clientKey": {"existingSecret": "key"}}}),
     (ROUTERS, "tls.https", {"tls": {"https": {"enabled": True, "existingSecret": "cert"}}}),
@@ -32,6 +38,10 @@ UPGRADES: list[tuple[str, str, dict[str, Any]]] = [
     (REPLICAS, "transport", {"transport": "tcp"}),
     (REPLICAS, "strict", {"strict": True}),
     (REPLICAS, "maxStepSeconds", {"maxStepSeconds": 9}),
+    (REPLICAS, "startTimeoutSeconds", {"decode": {"startTimeoutSeconds": 3600}}),
+    (REPLICAS, "healthCheck*Seconds", {"decode": {"healthCheckPeriodSeconds": 5}}),
+    (REPLICAS, "autoscaling.enabled", BY_HAND),
+    (REPLICAS, "autoscaling.clusterBudget", {"autoscaling": {"clusterBudget": {"enabled": True}}}),
     (CLUSTER, "image", {"image": {"tag": "other"}}),
     (CLUSTER, "resources", {"decode": {"memoryGi": 64}}),
     (CLUSTER, "nodeSelector", {"decode": {"nodeSelector": {"gpu": "h200"}}}),
@@ -75,20 +85,28 @@ def test_an_upgrade_does_what_its_row_says(effect: str, name: str, change: dict[
     assert effect_of(change) == effect
 
 
-def effect_of(change: dict[str, Any]) -> str:
+def test_a_size_by_hand_restarts_nothing() -> None:
+    """Where sizes were by hand before."""
+    assert effect_of({"decode": {"replicas": 2}}, merged(MODEL, BY_HAND)) == SERVE
+
+
+def effect_of(change: dict[str, Any], values: dict[str, Any] = MODEL) -> str:
     """By what KubeRay, Serve and the Deployment's controller compare."""
-    before, after = render(MODEL), render(merged(MODEL, change))
+    before, after = render(values), render(merged(values, change))
     clusters = [without_sizes(only(each, "RayService")["spec"]["rayClusterConfig"]) for each in (before, after)]
     if clusters[0] != clusters[1]:
         return CLUSTER
     applications = [serve_config(each)["applications"][0] for each in (before, after)]
-    if applications[0]["args"] != applications[1]["args"]:
+    versions = [get_app_code_version(ServeApplicationSchema.model_validate(each)) for each in applications]
+    if versions[0] != versions[1]:
         return REPLICAS
     routers = [pod_templates(each)["Deployment/baton-router"] for each in (before, after)]
     if routers[0] != routers[1]:
         return ROUTERS
-    assert applications[0] != applications[1]
-    return SERVE
+    if applications[0] != applications[1]:
+        return SERVE
+    assert scaling_settings(before) != scaling_settings(after)
+    return PLANNER
 
 
 def test_the_commands_that_it_gives_are_there() -> None:

@@ -11,7 +11,6 @@ from deployment.kubernetes.api_server import ApiServer as BudgetSource
 from deployment.kubernetes.api_server import ApiServerError
 from tests.helm import charts
 from tests.helm.api_server.api import Api, Writing
-from tests.helm.api_server.builtin_resources import BUILT_IN
 from tests.helm.api_server.client import Client
 from tests.helm.api_server.errors import Json
 from tests.helm.api_server.kuberay_operator import kuberay_operator, without_sizes
@@ -94,6 +93,22 @@ def test_an_install_puts_every_object_there(releases: Releases, seen: Seen, name
     wanted = [group["groupName"] for group in groups for _ in range(group["replicas"])]
     assert {"prefill", "decode"} == set(wanted)
     assert seen.pods() == sorted(["headgroup", *wanted])
+
+
+def test_pods_stand_where_their_pool_is_told_to(releases: Releases, seen: Seen) -> None:
+    """What the operator makes of the groups, and not what the groups say alone."""
+    placement = {
+        name: {
+            "nodeSelector": {"pool": name},
+            "tolerations": [{"key": name, "operator": "Exists", "effect": "NoSchedule"}],
+        }
+        for name in ("head", "prefill", "decode")
+    }
+    releases.install(CHART, "baton", merged(MODEL, placement))
+    pods = seen.of("Pod", labelSelector="ray.io/is-ray-node=yes")
+    found = {each["metadata"]["labels"]["app.kubernetes.io/component"]: each["spec"] for each in pods}
+    wanted = ("nodeSelector", "tolerations")
+    assert {name: {key: spec[key] for key in wanted} for name, spec in found.items()} == placement
 
 
 def test_new_bounds_build_no_second_cluster(releases: Releases, seen: Seen) -> None:
@@ -206,7 +221,7 @@ def test_an_autoscaled_router_keeps_its_size(releases: Releases, seen: Seen) -> 
 
 def test_the_test_pod_is_made_when_it_is_asked_for(releases: Releases, seen: Seen) -> None:
     releases.install(CHART, "baton", MODEL)
-    assert not [name for name in seen.all() if name.endswith("-test")]
+    assert "Pod/baton-test" not in seen.all()
     releases.test("baton", timeout=30)
     pod = seen.all()["Pod/baton-test"]
     assert pod["status"]["phase"] == "Succeeded"
@@ -263,7 +278,7 @@ def test_the_operator_makes_nothing_of_a_head_without_a_port_for_serve() -> None
 
 
 def test_without_the_operator_nothing_is_installed(tmp_path: Path) -> None:
-    with cluster(tmp_path, BUILT_IN) as server, helm(server, NAMESPACE) as releases:
+    with cluster(tmp_path, ()) as server, helm(server, NAMESPACE) as releases:
         with pytest.raises(HelmFailed, match="KubeRay operator is missing"):
             releases.install(CHART, "baton", MODEL)
         written = server.call(lambda api: [key for key in api.store if key.namespace])

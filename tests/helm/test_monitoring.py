@@ -11,7 +11,7 @@ from helm_python import HelmError
 from router.metrics import TOKEN_BUCKETS_S, TTFT_BUCKETS_S
 from tests.helm.alerts import ON, alerts
 from tests.helm.cases import PROMETHEUS
-from tests.helm.charts import APIS, CHART, MODEL, Manifest, merged, only, pod_templates, render
+from tests.helm.charts import APIS, CHART, MODEL, Manifest, merged, only, pod_templates, render, scaling_settings
 from tests.helm.dashboard_file import dashboards, panels, queries
 from tests.helm.promql import selectors
 
@@ -148,7 +148,7 @@ def test_alerts_have_their_page() -> None:
 
 @pytest.mark.parametrize(("seconds", "spelt"), [(1, "1.0"), (2.5, "2.5"), (0.75, "0.75"), (160, "160.0")])
 def test_the_objectives_bound_is_spelt_as_the_routers_page_has_it(seconds: float, spelt: str) -> None:
-    slo = {"monitoring": {"rules": {"slo": {"ttftSeconds": seconds}}}}
+    slo = {"slo": {"ttftSeconds": seconds}}
     [alert] = [alert for alert in alerts(slo) if alert.name == "BatonTTFTBurnsFast"]
     bounds = {
         each.value
@@ -159,14 +159,28 @@ def test_the_objectives_bound_is_spelt_as_the_routers_page_has_it(seconds: float
     assert bounds == {spelt}
 
 
-def test_a_bound_that_is_no_bucket_or_an_objective_that_never_burns_is_refused() -> None:
-    for slo in ({"ttftSeconds": 1.3}, {"tpotSeconds": 0.06}, {"objective": 0.9}, {"objective": 1}):
-        with pytest.raises(HelmError, match=next(iter(slo))):
-            render(merged(MODEL, ON, {"monitoring": {"rules": {"slo": slo}}}))
+@pytest.mark.parametrize("slo", [{"ttftSeconds": 1.3}, {"tpotSeconds": 0.06}, {"quantile": 0.9}])
+def test_a_promise_that_no_alert_can_watch_is_refused_where_there_are_alerts(slo: dict[str, float]) -> None:
+    assert render(merged(MODEL, {"slo": slo}))
+    with pytest.raises(HelmError, match=f"slo.{next(iter(slo))}: "):
+        render(merged(MODEL, ON, {"slo": slo}))
 
 
-def test_the_schema_knows_the_routers_buckets() -> None:
-    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
-    slo = schema["properties"]["monitoring"]["properties"]["rules"]["properties"]["slo"]["properties"]
-    assert tuple(slo["ttftSeconds"]["enum"]) == TTFT_BUCKETS_S
-    assert tuple(slo["tpotSeconds"]["enum"]) == TOKEN_BUCKETS_S
+@pytest.mark.parametrize(("key", "buckets"), [("ttftSeconds", TTFT_BUCKETS_S), ("tpotSeconds", TOKEN_BUCKETS_S)])
+def test_the_bounds_that_may_be_promised_are_the_routers_buckets(key: str, buckets: tuple[float, ...]) -> None:
+    with pytest.raises(HelmError, match="is no bound") as refused:
+        render(merged(MODEL, ON, {"slo": {key: 0.0123}}))
+    told = str(refused.value).partition("give one of ")[2].partition(", or leave")[0]
+    assert tuple(map(float, told.split(", "))) == buckets
+    for bound in buckets:
+        assert render(merged(MODEL, ON, {"slo": {key: bound}}))
+
+
+def test_planner_and_alerts_have_one_promise() -> None:
+    slo = {"ttftSeconds": 2.5, "tpotSeconds": 0.1, "quantile": 0.99}
+    objects = rendered({"slo": slo})
+    assert scaling_settings(objects)["slo"] == {"ttft_s": 2.5, "tpot_s": 0.1, "quantile": 0.99}
+    for alert, bound in (("BatonTTFTBurnsFast", "2.5"), ("BatonTPOTBurnsSlow", "0.1")):
+        [expression] = [each.expression for each in alerts({"slo": slo}) if each.name == alert]
+        assert f'le="{bound}"' in expression
+        assert "(1 - 0.99)" in expression

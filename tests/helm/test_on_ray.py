@@ -22,6 +22,7 @@ from tests.redis_server import HOST, RedisServer
 HEAD, NODES = "127.0.0.2", {"prefill": "127.0.0.3", "decode": "127.0.0.4"}
 BIN = Path(sys.executable).parent
 REGISTRY = "/etc/baton/registry/url"
+SETTINGS = "/etc/baton/scaling/settings.yaml"
 DEADLINE_S = 90.0
 
 
@@ -76,7 +77,10 @@ async def test_the_charts_commands_and_files_make_a_cluster(tmp_path: Path) -> N
     url = f"redis://:{secret['stringData']['password']}@{HOST}:{redis.port}/0"
     registry = tmp_path / "url"
     registry.write_text(url)
-    serve = yaml.safe_load(service["spec"]["serveConfigV2"].replace(REGISTRY, str(registry)))
+    settings = tmp_path / "settings.yaml"
+    settings.write_text(charts.only(objects, "ConfigMap", "baton-scaling")["data"]["settings.yaml"])
+    config = service["spec"]["serveConfigV2"].replace(REGISTRY, str(registry)).replace(SETTINGS, str(settings))
+    serve = yaml.safe_load(config)
     router_file = tmp_path / "router.yaml"
     router_file.write_text(charts.only(objects, "ConfigMap", "baton-router")["data"]["router.yaml"])
     flags = ("--config", str(router_file), "--host", HOST, "--port", "0", "--registry", url)

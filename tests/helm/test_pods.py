@@ -9,6 +9,7 @@ from tests.helm.cases import CASES
 from tests.helm.test_security import selects
 
 POOLS = ("prefill", "decode")
+KEDA = {"enabled": True, "prometheusAddress": "http://prometheus:9090", "scrapedElsewhere": True}
 
 
 def rendered(*layers: dict[str, Any]) -> list[charts.Manifest]:
@@ -38,7 +39,8 @@ def test_a_slow_start_is_not_killed() -> None:
         assert probes[2]["periodSeconds"] * probes[2]["failureThreshold"] >= 60
     [application] = charts.serve_config(objects)["applications"]
     assert application["args"]["decode_ray"]["start_timeout_s"] == 7200
-    assert application["autoscaling_policy"]["policy_kwargs"]["start_timeout_s"] == 1800
+    assert charts.scaling_settings(objects)["start_timeout_s"] == 7200  # or the planner would take it back before
+    assert charts.scaling_settings(rendered({"autoscaling": {"startTimeoutSeconds": 2500}}))["start_timeout_s"] == 2500
 
 
 def test_a_routers_probes_ask_what_routers_answer() -> None:
@@ -88,7 +90,7 @@ def test_each_budget_can_be_left_out() -> None:
     [
         ({}, "HorizontalPodAutoscaler", None),
         ({"router": {"autoscaling": {"enabled": False}, "replicas": 3}}, None, 3),
-        ({"router": {"autoscaling": {"enabled": False}}, "keda": {"enabled": True}}, "ScaledObject", None),
+        ({"router": {"autoscaling": {"enabled": False}}, "keda": KEDA}, "ScaledObject", None),
     ],
 )
 def test_one_thing_sizes_the_routers(values: dict[str, Any], kind: str | None, replicas: int | None) -> None:
@@ -108,13 +110,42 @@ def test_what_leads_to_the_routers_leads_to_their_ports() -> None:
     ports = {each["name"]: each["containerPort"] for each in main_container(router)["ports"]}
     assert ports == {"http": 8000, "grpc": 9000}
     assert {each["targetPort"] for each in service["spec"]["ports"]} == set(ports)
-    assert all("appProtocol" not in each for each in service["spec"]["ports"])  # mutual TLS is no h2c
+    protocols = {each["name"]: each.get("appProtocol") for each in service["spec"]["ports"]}
+    assert protocols == {"http": "https", "grpc": None}  # mutual TLS is no h2c
     [path] = charts.only(objects, "Ingress")["spec"]["rules"][0]["http"]["paths"]
     assert path["backend"]["service"] == {"name": "baton-router", "port": {"name": "http"}}
     [rule] = charts.only(objects, "HTTPRoute")["spec"]["rules"]
     assert rule["backendRefs"] == [{"name": "baton-router", "port": 80}]
+    policy = charts.only(objects, "BackendTLSPolicy")["spec"]
+    assert policy["targetRefs"] == [
+        {"group": "", "kind": "Service", "name": "baton-router", "sectionName": service["spec"]["ports"][0]["name"]}
+    ]
     others = [each for each in charts.pod_templates(objects).values() if each is not router]
     assert not any(selects({"matchLabels": service["spec"]["selector"]}, each["metadata"]["labels"]) for each in others)
+
+
+def test_who_leads_clients_in_knows_that_routers_speak_https() -> None:
+    tls = {"tls": {"https": {"enabled": True, "existingSecret": "cert"}}}
+    route = {"httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}]}}
+    policy = charts.only(rendered(tls, route), "BackendTLSPolicy")["spec"]["validation"]
+    assert policy == {"hostname": "baton-router.serving.svc", "wellKnownCACertificates": "System"}
+    own = {"httpRoute": {"backendTLS": {"caConfigMap": "ca", "hostname": "llm.example.com"}}}
+    policy = charts.only(rendered(tls, route, own), "BackendTLSPolicy")["spec"]["validation"]
+    assert policy["hostname"] == "llm.example.com"
+    assert policy["caCertificateRefs"] == [{"group": "", "kind": "ConfigMap", "name": "ca"}]
+    for values in ((route,), (tls,), (tls, route, {"httpRoute": {"backendTLS": {"enabled": False}}})):
+        assert not [each for each in rendered(*values) if each["kind"] == "BackendTLSPolicy"]
+    ingress = {"ingress": {"enabled": True}}
+    annotation = {"traefik.ingress.kubernetes.io/service.serversscheme": "https"}
+    for told in ({"ingress": {"backendTLSElsewhere": True}}, {"router": {"service": {"annotations": annotation}}}):
+        assert charts.only(rendered(tls, ingress, told), "Ingress")
+    assert charts.only(rendered(ingress), "Ingress")
+
+
+def test_a_certificate_of_ours_has_the_name_that_the_gateway_asks_for() -> None:
+    objects = charts.render(CASES["tls"])
+    asked = charts.only(objects, "BackendTLSPolicy")["spec"]["validation"]["hostname"]
+    assert asked in charts.only(objects, "Certificate", "baton-https")["spec"]["dnsNames"]
 
 
 def test_rdma_gives_the_device_and_what_it_needs() -> None:
@@ -158,6 +189,19 @@ def test_the_model_is_where_the_values_say(values: dict[str, Any], volume: dict[
     claims = [each for each in objects if each["kind"] == "PersistentVolumeClaim"]
     assert len(claims) == (volume == {"persistentVolumeClaim": {"claimName": "baton-models"}})
     assert all(each["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"} for each in claims)
+
+
+def test_where_a_job_fetches_the_others_wait_and_cannot_write() -> None:
+    objects = rendered({"modelCache": {"type": "pvc", "job": {"enabled": True}}})
+    templates = charts.pod_templates(objects)
+    [job] = [template for name, template in templates.items() if name.startswith("Job/")]
+    [fetch] = job["spec"]["containers"]
+    for name in ("Deployment/baton-router", *(f"RayService/baton/{pool}" for pool in POOLS)):
+        [wait] = templates[name]["spec"]["initContainers"]
+        assert wait["command"] == [*fetch["command"], "--wait"]
+        assert wait["resources"] == fetch["resources"]
+        [models] = [each for each in wait["volumeMounts"] if each["name"] == "models"]
+        assert models == {"name": "models", "mountPath": "/models", "readOnly": True}
 
 
 def test_a_model_that_is_there_is_not_fetched() -> None:

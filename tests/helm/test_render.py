@@ -15,6 +15,7 @@ from tests.helm import charts, kuberay_rules, schemas
 from tests.helm.cases import CASES
 
 KUBE_VERSIONS = tuple(f"v1.{minor}.0" for minor in range(30, 37))
+REDIS = {"redis-password": "x"}
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -48,12 +49,23 @@ def test_the_operators_rules_are_kept_by_the_rules_copy() -> None:
         ("none of them serve", lambda it: _head(it)["ports"].pop()),
         ("REDIS_USERNAME", lambda it: _head(it)["env"].append({"name": "REDIS_USERNAME", "value": "x"})),
         ("RAY_REDIS_ADDRESS", lambda it: _head(it)["env"].append({"name": "RAY_REDIS_ADDRESS", "value": "x"})),
+        ("cannot be suspended", lambda it: _group(it).update(suspend=True)),
+        ("no label's value", lambda it: _group(it)["labels"].update(pool="a b")),
+        ("belongs into gcsFault", lambda it: _cluster(it)["headGroupSpec"]["rayStartParams"].update(REDIS)),
+        ("of its own", lambda it: _cluster(it).update(upgradeStrategy={"type": "Recreate"})),
+        ("is none", lambda it: it["spec"]["upgradeStrategy"].update(type="Recreate")),
+        ("RayClusters alone", lambda it: _cluster(it)["authOptions"].update(enableK8sTokenAuth=True)),
         ("given twice", lambda it: _head(it)["env"].append({"name": "RAY_enable_autoscaler_v2", "value": "1"})),
     ]
     for words, spoil in breaks:
         spoilt = deepcopy(service)
         spoil(spoilt)
         assert any(words in fault for fault in kuberay_rules.faults(spoilt)), words
+
+
+def _cluster(service: dict[str, Any]) -> dict[str, Any]:
+    spec: dict[str, Any] = service["spec"]["rayClusterConfig"]
+    return spec
 
 
 def _head(service: dict[str, Any]) -> dict[str, Any]:

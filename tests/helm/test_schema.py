@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from helm_python import HelmError
 
+from rpc.registry import url as registry_url
 from scripts.chart_readme import CHART, readme, resolved
 from tests.helm import charts
 from tests.helm.cases import CASES
@@ -76,7 +77,39 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"transport": "rdma"}, "transport"),
     ({"image": {"digest": "sha256:abc"}}, "digest"),
     ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
-    ({"autoscaling": {"slo": {"quantile": 1}}}, "quantile"),
+    ({"slo": {"quantile": 1}}, "quantile"),
+    ({"autoscaling": {"slo": {"quantile": 0.9}}}, "slo"),
+    ({"monitoring": {"rules": {"slo": {"objective": 0.95}}}}, "slo"),
+    *(
+        ({"model": model}, "/model")
+        for model in ("qwen", "a/b/c", "/models/../etc", "../x", "a/..", "/models/a b", "https://hub/a/b")
+    ),
+    *(
+        ({"modelCache": {"type": "hostPath", "hostPath": path}}, "hostPath")
+        for path in ("models", "/", "/a/../b", "//a")
+    ),
+    *(({"modelCache": {"mountPath": path}}, "mountPath") for path in ("/a/..", "/a/./b", "/a/", "/a b")),
+    *(({"modelCache": {"hubEndpoint": url}}, "hubEndpoint") for url in ("mirror", "ftp://mirror", "https://", "//m")),
+    *(
+        ({"redis": {"enabled": False, "external": {"url": url}}}, "url")
+        for url in ("cache:6379", "http://cache", "redis:cache", "redis+tls://cache")
+    ),
+    *(
+        ({"auth": {"apiKeys": {"existingSecret": name}}}, "existingSecret")
+        for name in ("Keys", "my_keys", "-keys", "keys-", "a..b", "a" * 254)
+    ),
+    ({"auth": {"apiKeys": {"existingSecret": "keys", "key": "a/b"}}}, "key"),
+    ({"image": {"pullSecrets": [""]}}, "pullSecrets"),
+    ({"modelCache": {"pvc": {"existingClaim": "Mine"}}}, "existingClaim"),
+    *(({"keda": {"prometheusAddress": url}}, "prometheusAddress") for url in ("prometheus:9090", "http://")),
+    *(({"httpRoute": {"path": path}}, "path") for path in ("v1", "/v1//x", "/v1/../x", "/v1/..", "/v1#x", "/a b")),
+    ({"httpRoute": {"hostnames": ["https://llm.example.com"]}}, "hostnames"),
+    ({"ingress": {"hosts": [{"host": "LLM.example.com", "path": "/"}]}}, "host"),
+    ({"tls": {"https": {"dnsNames": ["a b"]}}}, "dnsNames"),
+    ({"tls": {"internal": {"serverName": "*"}}}, "serverName"),
+    ({"networkPolicy": {"dnsPorts": []}}, "dnsPorts"),
+    ({"networkPolicy": {"hubPorts": [70000]}}, "hubPorts"),
+    ({"podSecurity": {"fsGroup": "1000"}}, "fsGroup"),
     ({"ray": {"upgradeStrategy": "Recreate"}}, "upgradeStrategy"),
     ({"ray": {"version": "2.60"}}, "version"),
     ({"podSecurity": {"runAsUser": 0}}, "runAsUser"),
@@ -94,6 +127,29 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"modelCache": {"extraEnv": {"HTTPS_PROXY": "x"}}}, "extraEnv"),
     ({"monitoring": {"serviceMonitor": {"interval": "soon"}}}, "interval"),
 ]
+
+
+GOOD: list[dict[str, Any]] = [
+    {"model": "Qwen/Qwen3-0.6B"},
+    {"model": "/models/a..b/v1.0_x"},
+    {"model": "bundled"},
+    {"modelCache": {"type": "hostPath", "hostPath": "/var/lib/a..b"}},
+    {"modelCache": {"hubEndpoint": "https://mirror.example.com:8443/hub"}},
+    *(
+        {"redis": {"enabled": False, "external": {"url": f"{scheme}://:p%40s@cache/0"}}}
+        for scheme in registry_url.SCHEMES
+    ),
+    {"redis": {"enabled": False, "external": {"url": "redis://u:6000@cache"}}},
+    {"redis": {"enabled": False, "external": {"url": "redis+sentinel://a:26379,b:26380/main"}}},
+    {"redis": {"auth": {"existingSecret": "a.b-c.9"}}},
+    {"httpRoute": {"path": "/"}},
+    {"podSecurity": {"runAsUser": None}},
+]
+
+
+@pytest.mark.parametrize("values", GOOD)
+def test_what_looks_odd_and_is_right_passes(values: dict[str, Any]) -> None:
+    charts.render(charts.merged(charts.MODEL, values))
 
 
 @pytest.mark.parametrize(("values", "word"), BAD)

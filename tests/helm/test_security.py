@@ -9,6 +9,7 @@ from tests.helm import charts
 from tests.helm.cases import CASES, PROMETHEUS
 
 READ_ONLY_SECRETS = 0o440
+JOB = {"modelCache": {"type": "pvc", "job": {"enabled": True}}}
 WRITABLE = {"/tmp", "/dev/shm", "/models", "/data", "/dev/hugepages"}
 
 
@@ -23,7 +24,9 @@ def test_every_container_is_restricted(case: str) -> None:
         spec = template["spec"]
         security = spec["securityContext"]
         assert security["runAsNonRoot"] is True, name
-        assert security["runAsUser"] > 0, name
+        ids = {key: security[key] for key in ("runAsUser", "runAsGroup", "fsGroup") if key in security}
+        assert len(ids) == (0 if case == "openshift" else 3), name
+        assert all(each > 0 for each in ids.values()), name
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}, name
         assert not any(spec.get(key) for key in ("hostIPC", "hostPID", "hostNetwork")), name
         for container in charts.containers(template):
@@ -163,7 +166,7 @@ FLOWS = {
 def test_policies_let_through_the_flows_that_there_are(flow: tuple[str, str, int | str, int | str]) -> None:
     source, target, out_port, in_port = flow
     objects = charts.render(
-        charts.merged(charts.MODEL, {"networkPolicy": {"clients": [{"ipBlock": {"cidr": "::/0"}}]}})
+        charts.merged(charts.MODEL, JOB, {"networkPolicy": {"clients": [{"ipBlock": {"cidr": "::/0"}}]}})
     )
     policies = [each["spec"] for each in objects if each["kind"] == "NetworkPolicy"]
     own = {"app.kubernetes.io/part-of": "baton", "app.kubernetes.io/instance": "baton"}
@@ -228,12 +231,49 @@ def test_notes_say_when_prometheus_may_be_shut_out() -> None:
     ],
 )
 def test_a_mirrors_port_is_let_through(endpoint: str, ports: list[int]) -> None:
-    objects = charts.render(charts.merged(charts.MODEL, {"modelCache": {"hubEndpoint": endpoint}}))
-    for name in ("baton-router", "baton-workers", "baton-jobs"):
-        rules = charts.only(objects, "NetworkPolicy", name)["spec"]["egress"]
-        [rule] = [each for each in rules if "ipBlock" in str(each)]
-        assert rule["ports"] == [{"port": port} for port in ports]
-        assert [each["ipBlock"]["cidr"] for each in rule["to"]] == ["0.0.0.0/0", "::/0"]
+    values = charts.merged(charts.MODEL, {"modelCache": {"hubEndpoint": endpoint}})
+    for more, names in (({}, ("baton-router", "baton-workers")), (JOB, ("baton-fetch",))):
+        objects = charts.render(charts.merged(values, more))
+        for name in names:
+            rules = charts.only(objects, "NetworkPolicy", name)["spec"]["egress"]
+            [rule] = [each for each in rules if "ipBlock" in str(each)]
+            assert rule["ports"] == [{"port": port} for port in ports]
+            assert [each["ipBlock"]["cidr"] for each in rule["to"]] == ["0.0.0.0/0", "::/0"]
+
+
+@pytest.mark.parametrize(
+    ("cache", "asking"),
+    [
+        ({}, {"router", "prefill", "decode"}),
+        ({"type": "pvc"}, {"router", "prefill", "decode"}),
+        ({"type": "hostPath", "hostPath": "/m"}, {"router", "prefill", "decode"}),
+        (JOB["modelCache"], {"fetch"}),
+    ],
+)
+def test_only_who_downloads_reaches_the_hub(cache: dict[str, Any], asking: set[str]) -> None:
+    """A policy is of a pod, for as long as it lives: so one job downloads, and the others wait."""
+    objects = charts.render(charts.merged(charts.MODEL, {"modelCache": cache}))
+    policies = [each["spec"] for each in objects if each["kind"] == "NetworkPolicy"]
+    downloading, reaching = set(), set()
+    for template in charts.pod_templates(objects).values():
+        labels = template["metadata"]["labels"]
+        component = labels["app.kubernetes.io/component"]
+        [policy] = [each for each in policies if selects(each["podSelector"], labels)]
+        if any("ipBlock" in str(rule) for rule in policy["egress"]) and component != "head":  # the API server
+            reaching.add(component)
+        commands = [each["command"] for each in charts.containers(template) if "command" in each]
+        if any(each[:2] == ["baton", "fetch"] and "--wait" not in each for each in commands):
+            downloading.add(component)
+    assert reaching == downloading == asking
+
+
+@pytest.mark.parametrize("case", [each for each in CASES if each != "external"])
+def test_names_are_asked_for_at_the_ports_of_dns_where_anybody_is_asked(case: str) -> None:
+    """Those of the servers' pods too: a policy sees where a connection really goes, at OpenShift 5353."""
+    dns = {"ports": [{"port": port, "protocol": name} for port in (53, 5353) for name in ("UDP", "TCP")]}
+    for each in charts.render(CASES[case]):
+        if each["kind"] == "NetworkPolicy" and each["spec"]["egress"]:
+            assert dns in each["spec"]["egress"], each["metadata"]["name"]
 
 
 def test_only_workers_see_gpus() -> None:

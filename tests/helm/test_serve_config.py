@@ -1,5 +1,7 @@
 """What Serve and Ray are told goes together, and is what our own code and Ray's take."""
 
+from pathlib import PurePosixPath
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,9 +10,11 @@ from helm_python import HelmError
 
 from deployment.cluster_config import engine_options
 from deployment.kubernetes.settings import KubernetesSettings
+from deployment.ray_arguments import read_ray_settings
 from deployment.ray_scaling import POOLS
-from deployment.ray_settings import RaySettings, read_ray_settings
+from deployment.ray_settings import RaySettings
 from deployment.scaling_options import read_options
+from deployment.serve_misfits import misfits
 from router.config import RouterConfig
 from router.options import ROUTER_OPTIONS
 from rpc.config_file import load
@@ -22,7 +26,10 @@ pytest.importorskip("ray.serve")  # which warns when it is imported for the firs
 
 import ray
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
-from ray.serve.schema import ServeDeploySchema
+from ray.serve._private.common import DeploymentID
+from ray.serve._private.deploy_utils import get_app_code_version
+from ray.serve.config import AutoscalingConfig
+from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
 
 def ray_cluster(objects: list[charts.Manifest]) -> charts.Manifest:
@@ -54,22 +61,37 @@ def test_serve_and_the_application_take_it(case: str, tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_planner_takes_its_arguments(case: str, tmp_path: Any) -> None:
-    [application] = charts.serve_config(charts.render(CASES[case]))["applications"]
+    objects = charts.render(CASES[case])
+    [application] = charts.serve_config(objects)["applications"]
     policy = application.get("autoscaling_policy")
     if policy is None:
         assert case == "external"
         assert all("num_replicas" in each for each in application["deployments"])
         return
-    file = tmp_path / "url"
-    file.write_text("redis://cache:6379/0")
-    options = read_options({**policy["policy_kwargs"], "registry_file": str(file)})
+    told, settings = policy["policy_kwargs"], tmp_path / "settings.yaml"
+    settings.write_text(yaml.safe_dump(charts.scaling_settings(objects)))
+    (tmp_path / "url").write_text("redis://cache:6379/0")
+    options = read_options({**told, "registry_file": str(tmp_path / "url"), "settings_file": str(settings)})
     assert options.model == application["args"]["served_model_name"]
     least = sum(
         each["autoscaling_config"]["min_replicas"] * limits.gpus_per_replica
         for each, limits in zip(application["deployments"], options.settings.limits.both(), strict=True)
     )
     assert options.settings.budget_gpus >= least
-    assert all(each["autoscaling_config"]["upscale_delay_s"] == 0 for each in application["deployments"])
+    for deployment in application["deployments"]:
+        config = AutoscalingConfig(**deployment["autoscaling_config"])
+        assert list(misfits({DeploymentID(deployment["name"]): SimpleNamespace(config=config)}, POOLS)) == []
+
+
+def test_the_planner_finds_its_settings_where_the_head_has_them() -> None:
+    objects = charts.render(charts.MODEL)
+    [application] = charts.serve_config(objects)["applications"]
+    file = PurePosixPath(application["autoscaling_policy"]["policy_kwargs"]["settings_file"])
+    head = charts.pod_templates(objects)["RayService/baton/head"]["spec"]
+    [mount] = [each for each in head["containers"][0]["volumeMounts"] if each["mountPath"] == str(file.parent)]
+    assert "subPath" not in mount  # such a file never changes
+    [volume] = [each for each in head["volumes"] if each["name"] == mount["name"]]
+    assert file.name in charts.only(objects, "ConfigMap", volume["configMap"]["name"])["data"]
 
 
 def test_the_budgets_section_is_that_of_the_pods() -> None:
@@ -195,22 +217,23 @@ def snake(name: str) -> str:
 
 BOUNDS: list[dict[str, Any]] = [
     {"decode": {"maxReplicas": 16}},
-    {"prefill": {"minReplicas": 2}, "decode": {"replicas": 3}},
-    {"autoscaling": {"enabled": False}, "decode": {"replicas": 5}},
-    {"autoscaling": {"slo": {"ttftSeconds": 0.5}, "budgetGPUs": 4}},
+    {"prefill": {"minReplicas": 2}, "decode": {"minReplicas": 3}},
+    {"autoscaling": {"startSeconds": 90, "upscaleDelaySeconds": 1}},
+    {"slo": {"ttftSeconds": 0.5}, "autoscaling": {"budgetGPUs": 4}},
 ]
 
 
 @pytest.mark.parametrize("change", BOUNDS)
 def test_other_bounds_restart_nothing(change: dict[str, Any]) -> None:
-    """The operator builds a second cluster for any other change of `rayClusterConfig`; Serve restarts replicas for
-    any change of an application's arguments.
+    """The operator builds a second cluster for any other change of `rayClusterConfig`; Serve restarts replicas where
+    it takes the application for another version.
     """
     before, after = charts.render(charts.MODEL), charts.render({**charts.MODEL, **change})
     assert without_replicas(before) == without_replicas(after)
     old, new = (charts.serve_config(each)["applications"][0] for each in (before, after))
-    assert old != new
-    assert (old["args"], old["import_path"]) == (new["args"], new["import_path"])
+    assert (old, charts.scaling_settings(before)) != (new, charts.scaling_settings(after))
+    versions = [get_app_code_version(ServeApplicationSchema.model_validate(each)) for each in (old, new)]
+    assert versions[0] == versions[1]
     templates = [charts.pod_templates(each)["Deployment/baton-router"] for each in (before, after)]
     assert templates[0] == templates[1]
 
@@ -225,12 +248,17 @@ def without_replicas(objects: list[charts.Manifest]) -> charts.Manifest:
     return spec
 
 
+HTTPS = {"enabled": True, "existingSecret": "cert"}
 FAILURES: list[tuple[dict[str, Any], str]] = [
     ({"model": ""}, "model: missing"),
     ({"fullnameOverride": "b" * 48}, "has 48 characters"),
     ({"fullnameOverride": "1b"}, "must begin with a letter"),
     ({"prefill": {"minReplicas": 5}}, r"prefill\.minReplicas: 5 is more than maxReplicas"),
-    ({"decode": {"replicas": 9}}, r"decode\.replicas: 9 is not from minReplicas to maxReplicas"),
+    ({"decode": {"replicas": 2}}, r"decode\.replicas: 2, but with autoscaling the size follows the load"),
+    (
+        {"decode": {"startTimeoutSeconds": 7200}, "autoscaling": {"startTimeoutSeconds": 3600}},
+        r"autoscaling\.startTimeoutSeconds: 3600, but a worker of decode may take 7200",
+    ),
     ({"decode": {"minReplicas": 0, "maxReplicas": 4}}, "one at the least"),
     ({"autoscaling": {"enabled": False}, "decode": {"replicas": 0}}, "one at the least"),
     ({"decode": {"maxReplicas": 40, "replicasPerPod": 2}}, "need 20 pods, but the worker group has 16"),
@@ -285,6 +313,27 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
     ({"modelCache": {"job": {"enabled": True}}}, "it fills a volume that pods share"),
     ({"modelCache": {"fetch": False}}, "must be a path"),
     ({"keda": {"enabled": True}}, "both size the routers"),
+    ({"keda": {"enabled": True}, "router": {"autoscaling": {"enabled": False}}}, r"keda\.prometheusAddress: missing"),
+    (
+        {
+            "keda": {"enabled": True, "prometheusAddress": "http://prometheus:9090"},
+            "router": {"autoscaling": {"enabled": False}},
+        },
+        "nothing here has Prometheus read",
+    ),
+    (
+        {
+            "keda": {"enabled": True, "prometheusAddress": "http://p", "scrapedElsewhere": True, "minReplicas": 9},
+            "router": {"autoscaling": {"enabled": False}},
+        },
+        "keda: minReplicas is more than maxReplicas",
+    ),
+    ({"redis": {"enabled": False, "external": {"url": "redis://u:1@cache:6380/0"}}}, "6379, but the URL has 6380"),
+    ({"ingress": {"enabled": True}, "tls": {"https": HTTPS}}, "would send them plaintext"),
+    (
+        {"ingress": {"enabled": True, "annotations": {"a/b": "HTTPS"}}, "tls": {"https": HTTPS}},
+        r"nginx\.ingress\.kubernetes\.io/backend-protocol: HTTPS",
+    ),
     ({"router": {"autoscaling": {"minReplicas": 9}}}, "minReplicas is more than maxReplicas"),
     ({"auth": {"protectOperations": True}}, "needs auth.apiKeys"),
     ({"auth": {"apiKeys": {"existingSecret": "keys"}}}, "`helm test` needs a key"),
@@ -305,12 +354,20 @@ def test_what_could_not_work_is_told_before_the_install(change: dict[str, Any], 
         charts.render({**charts.MODEL, **change})
 
 
-@pytest.mark.parametrize("missing", ["ray.io/v1/RayService", "keda.sh/v1alpha1/ScaledObject"])
-def test_a_missing_operator_is_named(missing: str) -> None:
+@pytest.mark.parametrize(
+    ("missing", "case"),
+    [
+        ("ray.io/v1/RayService", "everything"),
+        ("keda.sh/v1alpha1/ScaledObject", "everything"),
+        ("gateway.networking.k8s.io/v1/HTTPRoute", "tls"),
+        ("gateway.networking.k8s.io/v1/BackendTLSPolicy", "tls"),
+    ],
+)
+def test_a_missing_operator_is_named(missing: str, case: str) -> None:
     apis = [each for each in charts.APIS if each != missing]
     with pytest.raises(HelmError, match=missing.rpartition("/")[2]):
-        charts.render(CASES["everything"], api_versions=apis)
-    unchecked = charts.merged(CASES["everything"], {"ray": {"checkOperator": False}})
+        charts.render(CASES[case], api_versions=apis)
+    unchecked = charts.merged(CASES[case], {"ray": {"checkOperator": False}})
     assert charts.only(charts.render(unchecked, api_versions=[]), "RayService")
 
 

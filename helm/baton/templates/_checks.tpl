@@ -18,6 +18,7 @@
 {{- include "baton.checkCache" . -}}
 {{- include "baton.checkRouter" . -}}
 {{- include "baton.checkTLS" . -}}
+{{- include "baton.checkBackendTLS" . -}}
 {{- end }}
 
 {{- define "baton.checkNames" -}}
@@ -40,11 +41,15 @@
 {{- if gt (int $values.minReplicas) (int $values.maxReplicas) -}}
 {{- fail (printf "%s.minReplicas: %v is more than maxReplicas, %v" $name $values.minReplicas $values.maxReplicas) -}}
 {{- end -}}
-{{- if and $v.autoscaling.enabled (or (lt (int $pool.size) (int $pool.least)) (gt (int $pool.size) (int $pool.most))) -}}
-{{- fail (printf "%s.replicas: %v is not from minReplicas to maxReplicas" $name $pool.size) -}}
+{{- if and $v.autoscaling.enabled (not (kindIs "invalid" $values.replicas)) -}}
+{{- fail (printf "%s.replicas: %v, but with autoscaling the size follows the load, from minReplicas on; leave it out, or set autoscaling.enabled=false" $name $values.replicas) -}}
 {{- end -}}
 {{- if lt (int $pool.size) 1 -}}
-{{- fail (printf "%s.replicas: the application needs one at the least to begin with" $name) -}}
+{{- fail (printf "%s.%s: the application needs one at the least to begin with" $name (ternary "minReplicas" "replicas" (or $v.autoscaling.enabled (kindIs "invalid" $values.replicas)))) -}}
+{{- end -}}
+{{- $timeout := $v.autoscaling.startTimeoutSeconds -}}
+{{- if and $v.autoscaling.enabled (not (kindIs "invalid" $timeout)) (lt (float64 $timeout) (float64 $values.startTimeoutSeconds)) -}}
+{{- fail (printf "autoscaling.startTimeoutSeconds: %v, but a worker of %s may take %v (%s.startTimeoutSeconds): it would be taken back while it starts, again and again" $timeout $name $values.startTimeoutSeconds $name) -}}
 {{- end -}}
 {{- if gt (int $pool.mostPods) (int $values.maxPods) -}}
 {{- fail (printf "%s.maxReplicas: %v replicas, %v to a pod, need %v pods, but the worker group has %v at most; raise %s.maxPods" $name $pool.most $values.replicasPerPod $pool.mostPods $values.maxPods $name) -}}
@@ -107,6 +112,10 @@
 {{- if and .external.url .external.existingSecret -}}
 {{- fail "redis.external: the URL is given by url or by existingSecret, not both" -}}
 {{- end -}}
+{{- $port := regexFind ":[0-9]+(/|[?]|$)" (regexReplaceAll "^[^@]*@" .external.url "") | regexFind "[0-9]+" -}}
+{{- if and $port (not (regexMatch "^redis(s)?[+]" .external.url)) (ne $port (toString .external.port)) -}}
+{{- fail (printf "redis.external.port: %v, but the URL has %s; the network policies let the former through" .external.port $port) -}}
+{{- end -}}
 {{- if and (not .enabled) .auth.existingSecret -}}
 {{- fail "redis.auth.existingSecret: it is of the chart's own Redis, which redis.enabled leaves out; use redis.external.existingSecret" -}}
 {{- end -}}
@@ -146,6 +155,15 @@
 {{- if and $v.keda.enabled $v.router.autoscaling.enabled -}}
 {{- fail "keda: KEDA and router.autoscaling (an HPA) would both size the routers; switch one off" -}}
 {{- end -}}
+{{- if and $v.keda.enabled (not $v.keda.prometheusAddress) -}}
+{{- fail "keda.prometheusAddress: missing; KEDA asks Prometheus how many choices wait in the routers. Give its URL, such as http://prometheus-operated.monitoring.svc:9090" -}}
+{{- end -}}
+{{- if and $v.keda.enabled (not $v.monitoring.serviceMonitor.enabled) (not $v.keda.scrapedElsewhere) -}}
+{{- fail "keda: nothing here has Prometheus read the routers' metrics, so KEDA would find none; set monitoring.serviceMonitor.enabled, or keda.scrapedElsewhere where Prometheus reads them already, with the labels namespace and service" -}}
+{{- end -}}
+{{- if and $v.keda.enabled (gt (int $v.keda.minReplicas) (int $v.keda.maxReplicas)) -}}
+{{- fail "keda: minReplicas is more than maxReplicas" -}}
+{{- end -}}
 {{- if and $v.router.autoscaling.enabled (gt (int $v.router.autoscaling.minReplicas) (int $v.router.autoscaling.maxReplicas)) -}}
 {{- fail "router.autoscaling: minReplicas is more than maxReplicas" -}}
 {{- end -}}
@@ -158,7 +176,7 @@
 {{- if and $v.httpRoute.enabled (not $v.httpRoute.parentRefs) -}}
 {{- fail "httpRoute.parentRefs: missing; name the Gateway" -}}
 {{- end -}}
-{{- range $api, $on := dict "gateway.networking.k8s.io/v1/HTTPRoute" $v.httpRoute.enabled "keda.sh/v1alpha1/ScaledObject" $v.keda.enabled "cert-manager.io/v1/Certificate" (or $v.tls.internal.certManager.enabled $v.tls.https.certManager.enabled) -}}
+{{- range $api, $on := dict "gateway.networking.k8s.io/v1/HTTPRoute" $v.httpRoute.enabled "gateway.networking.k8s.io/v1/BackendTLSPolicy" (include "baton.backendTLSPolicy" .) "keda.sh/v1alpha1/ScaledObject" $v.keda.enabled "cert-manager.io/v1/Certificate" (or $v.tls.internal.certManager.enabled $v.tls.https.certManager.enabled) -}}
 {{- if and $on $v.ray.checkOperator (not ($.Capabilities.APIVersions.Has $api)) -}}
 {{- fail (printf "this cluster has no %s, which the values ask for" $api) -}}
 {{- end -}}
@@ -179,6 +197,20 @@
 {{- end -}}
 {{- if and $tls.certManager.enabled (not $tls.certManager.issuerRef.name) -}}
 {{- fail (printf "tls.%s.certManager.issuerRef.name: missing" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Who leads clients in has to know that routers speak HTTPS: by default he sends plaintext, and every request fails. */}}
+{{- define "baton.checkBackendTLS" -}}
+{{- $v := .Values -}}
+{{- if and $v.ingress.enabled $v.tls.https.enabled (not $v.ingress.backendTLSElsewhere) -}}
+{{- $told := false -}}
+{{- range $key, $_ := merge (dict) $v.ingress.annotations $v.router.service.annotations -}}
+{{- if regexMatch "(backend-protocol|app-protocols|secure-backends|server-ssl|serversscheme)$" $key -}}{{- $told = true -}}{{- end -}}
+{{- end -}}
+{{- if not $told -}}
+{{- fail "ingress: with tls.https routers speak HTTPS, and the controller would send them plaintext; say so by its own annotation, in ingress.annotations (nginx.ingress.kubernetes.io/backend-protocol: HTTPS) or in router.service.annotations (traefik.ingress.kubernetes.io/service.serversscheme: https), or set ingress.backendTLSElsewhere" -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

@@ -88,6 +88,11 @@ baton-bundled
 {{- if and (include "baton.fetches" .) (ne .Values.model "bundled") -}}true{{- end -}}
 {{- end }}
 
+{{/* Whether a job gets it for all, for which the others wait. */}}
+{{- define "baton.jobFetches" -}}
+{{- if and .Values.modelCache.job.enabled (include "baton.fetches" .) -}}true{{- end -}}
+{{- end }}
+
 {{- define "baton.headServiceAccount" -}}
 {{- if .Values.serviceAccount.create -}}
 {{ .Values.serviceAccount.name | default (printf "%s-head" (include "baton.fullname" .)) }}
@@ -129,6 +134,11 @@ baton-bundled
 {{- .Values.tls.https.existingSecret | default (printf "%s-https" (include "baton.fullname" .)) -}}
 {{- end }}
 
+{{/* Whether the Gateway is told that routers speak HTTPS ("true" or ""). */}}
+{{- define "baton.backendTLSPolicy" -}}
+{{- if and .Values.httpRoute.enabled .Values.httpRoute.backendTLS.enabled .Values.tls.https.enabled -}}true{{- end -}}
+{{- end }}
+
 {{- define "baton.scheme" -}}{{ ternary "https" "http" .Values.tls.https.enabled }}{{- end }}
 
 {{/* Options in Baton's own spelling, those that are given. */}}
@@ -143,10 +153,17 @@ baton-bundled
 {{- end }}
 
 {{- define "baton.podSecurityContext" -}}
+{{ include "baton.podUser" .Values.podSecurity }}
+{{- end }}
+
+{{/* As whom a pod runs; an id that is null is the cluster's to give. */}}
+{{- define "baton.podUser" -}}
 runAsNonRoot: true
-runAsUser: {{ .Values.podSecurity.runAsUser }}
-runAsGroup: {{ .Values.podSecurity.runAsGroup }}
-fsGroup: {{ .Values.podSecurity.fsGroup }}
+{{- range $key := list "runAsUser" "runAsGroup" "fsGroup" }}
+{{- with index $ $key }}
+{{ $key }}: {{ int64 . }}
+{{- end }}
+{{- end }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault

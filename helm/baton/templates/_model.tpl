@@ -44,6 +44,43 @@
       mountPath: {{ $root.Values.modelCache.mountPath }}
 {{- end }}
 
+{{/* Waits until the job has put it there. */}}
+{{- define "baton.awaitContainer" -}}
+- name: await-model
+  image: {{ include "baton.image" . }}
+  imagePullPolicy: {{ .Values.image.pullPolicy }}
+  command:
+    - baton
+    - fetch
+    - {{ .Values.model }}
+    - {{ include "baton.modelPath" . }}
+    - --wait
+  env:
+    {{- include "baton.writableEnv" . | nindent 4 }}
+    {{- include "baton.noGPUEnv" . | nindent 4 }}
+  resources:
+    {{- toYaml .Values.modelCache.resources | nindent 4 }}
+  securityContext:
+    {{- include "baton.containerSecurityContext" . | nindent 4 }}
+  volumeMounts:
+    - name: tmp
+      mountPath: /tmp
+    - name: models
+      mountPath: {{ .Values.modelCache.mountPath }}
+      readOnly: true
+{{- end }}
+
+{{/* What a pod that serves does about its model before it starts; of a router, `withoutWeights`. */}}
+{{- define "baton.modelContainers" -}}
+{{- if include "baton.jobFetches" .root }}
+initContainers:
+  {{- include "baton.awaitContainer" .root | nindent 2 }}
+{{- else if include "baton.fetches" .root }}
+initContainers:
+  {{- include "baton.fetchContainer" . | nindent 2 }}
+{{- end }}
+{{- end }}
+
 {{- define "baton.fetchEnv" -}}
 {{- include "baton.writableEnv" . }}
 {{ include "baton.noGPUEnv" . }}

@@ -1,7 +1,9 @@
 {{- define "baton.dnsEgress" -}}
 - ports:
-    - {port: 53, protocol: UDP}
-    - {port: 53, protocol: TCP}
+    {{- range .Values.networkPolicy.dnsPorts }}
+    - {port: {{ . }}, protocol: UDP}
+    - {port: {{ . }}, protocol: TCP}
+    {{- end }}
 {{- end }}
 
 {{- define "baton.peers" -}}
@@ -39,13 +41,18 @@ podSelector:
 {{- end }}
 
 {{- define "baton.hubEgress" -}}
-{{- if include "baton.asksHub" . -}}
 - to:
     {{- toYaml .Values.networkPolicy.hub | nindent 4 }}
   ports:
     {{- range fromYamlArray (include "baton.hubPorts" .) }}
     - {port: {{ . }}}
     {{- end }}
+{{- end }}
+
+{{/* Of pods that serve: a policy knows no containers, so who downloads may ask the hub for as long as the pod lives. */}}
+{{- define "baton.servingHubEgress" -}}
+{{- if and (include "baton.asksHub" .) (not (include "baton.jobFetches" .)) -}}
+{{- include "baton.hubEgress" . -}}
 {{- end -}}
 {{- end }}
 
@@ -82,7 +89,7 @@ spec:
   egress:
     {{- include "baton.dnsEgress" . | nindent 4 }}
     {{- include "baton.redisEgress" . | nindent 4 }}
-    {{- include "baton.hubEgress" . | nindent 4 }}
+    {{- include "baton.servingHubEgress" . | nindent 4 }}
     - to:
         - {{ include "baton.peers" (dict "root" . "components" $workers) | nindent 10 | trim }}
       ports:
@@ -105,7 +112,7 @@ spec:
   egress:
     {{- include "baton.dnsEgress" . | nindent 4 }}
     {{- include "baton.redisEgress" . | nindent 4 }}
-    {{- include "baton.hubEgress" . | nindent 4 }}
+    {{- include "baton.servingHubEgress" . | nindent 4 }}
     - to:
         - {{ include "baton.peers" (dict "root" . "components" $ray) | nindent 10 | trim }}
 ---
@@ -152,14 +159,27 @@ spec:
         - {port: redis}
   egress: []
 {{- end }}
+{{- if include "baton.jobFetches" . }}
 ---
-{{ include "baton.networkPolicyHead" (dict "root" . "name" "jobs" "components" (list "fetch" "test")) }}
+{{ include "baton.networkPolicyHead" (dict "root" . "name" "fetch" "components" (list "fetch")) }}
   ingress: []
+  {{- if include "baton.asksHub" . }}
   egress:
     {{- include "baton.dnsEgress" . | nindent 4 }}
     {{- include "baton.hubEgress" . | nindent 4 }}
+  {{- else }}
+  egress: []
+  {{- end }}
+{{- end }}
+{{- if .Values.tests.enabled }}
+---
+{{ include "baton.networkPolicyHead" (dict "root" . "name" "test" "components" (list "test")) }}
+  ingress: []
+  egress:
+    {{- include "baton.dnsEgress" . | nindent 4 }}
     - to:
         - {{ include "baton.peers" (dict "root" . "components" (list "router")) | nindent 10 | trim }}
       ports:
         - {port: http}
+{{- end }}
 {{- end }}

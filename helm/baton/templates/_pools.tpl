@@ -4,7 +4,7 @@
 {{- $pool := index $root.Values .name -}}
 {{- $replicasPerPod := int $pool.replicasPerPod -}}
 {{- $gpus := ternary 0 (int $pool.tensorParallelSize) (eq $root.Values.device "cpu") -}}
-{{- $size := int (ternary $pool.minReplicas $pool.replicas (kindIs "invalid" $pool.replicas)) -}}
+{{- $size := int (ternary $pool.minReplicas $pool.replicas (or $root.Values.autoscaling.enabled (kindIs "invalid" $pool.replicas))) -}}
 {{- $most := ternary (int $pool.maxReplicas) $size $root.Values.autoscaling.enabled -}}
 {{- $least := ternary (int $pool.minReplicas) $size $root.Values.autoscaling.enabled -}}
 name: {{ .name }}
@@ -68,7 +68,7 @@ engine:
 {{- end }}
 {{- end }}
 
-{{/* Sizes and the policy stand outside the arguments: a change of an argument restarts every replica. */}}
+{{/* Sizes stand outside the arguments, and the planner's settings outside all of it: a change of an argument, or of what the policy is told, restarts every replica. */}}
 {{- define "baton.serveConfig" -}}
 proxy_location: Disabled
 applications:
@@ -85,9 +85,6 @@ applications:
         autoscaling_config:
           min_replicas: {{ $pool.least }}
           max_replicas: {{ $pool.most }}
-          {{- if ne $pool.size $pool.least }}
-          initial_replicas: {{ $pool.size }}
-          {{- end }}
           upscale_delay_s: 0
           downscale_delay_s: 0
         {{- else }}
@@ -102,28 +99,40 @@ applications:
     {{- end }}
 {{- end }}
 
-{{- define "baton.policyArguments" -}}
+{{/* The planner's settings, which it reads anew when they change. */}}
+{{- define "baton.scalingSettings" -}}
 {{- $prefill := fromYaml (include "baton.pool" (dict "root" . "name" "prefill")) -}}
 {{- $decode := fromYaml (include "baton.pool" (dict "root" . "name" "decode")) -}}
-{{- with .Values.autoscaling -}}
-registry_file: /etc/baton/registry/url
-model: {{ include "baton.servedModelName" $ | quote }}
 budget_gpus: {{ include "baton.budgetGPUs" $ }}
 slo:
-  ttft_s: {{ .slo.ttftSeconds }}
-  tpot_s: {{ .slo.tpotSeconds }}
-  quantile: {{ .slo.quantile }}
+  ttft_s: {{ $.Values.slo.ttftSeconds }}
+  tpot_s: {{ $.Values.slo.tpotSeconds }}
+  quantile: {{ $.Values.slo.quantile }}
 prefill:
   gpus_per_replica: {{ max 1 $prefill.gpus }}
 decode:
   gpus_per_replica: {{ max 1 $decode.gpus }}
-{{- range $name, $option := dict "upscaleDelaySeconds" "upscale_delay_s" "downscaleDelaySeconds" "downscale_delay_s" "startSeconds" "start_s" "startTimeoutSeconds" "start_timeout_s" }}
+{{- range $name, $option := dict "upscaleDelaySeconds" "upscale_delay_s" "downscaleDelaySeconds" "downscale_delay_s" "startSeconds" "start_s" }}
 {{- $value := index $.Values.autoscaling $name }}
 {{- if not (kindIs "invalid" $value) }}
 {{ $option }}: {{ $value }}
 {{- end }}
 {{- end }}
+start_timeout_s: {{ include "baton.startTimeoutSeconds" . }}
 drain_s: {{ $.Values.drainTimeoutSeconds }}
+{{- end }}
+
+{{/* After which a worker that does not come is taken back: not while either pool's may still load. */}}
+{{- define "baton.startTimeoutSeconds" -}}
+{{- $longest := max (int .Values.prefill.startTimeoutSeconds) (int .Values.decode.startTimeoutSeconds) -}}
+{{- ternary $longest .Values.autoscaling.startTimeoutSeconds (kindIs "invalid" .Values.autoscaling.startTimeoutSeconds) -}}
+{{- end }}
+
+{{- define "baton.policyArguments" -}}
+registry_file: /etc/baton/registry/url
+model: {{ include "baton.servedModelName" $ | quote }}
+settings_file: /etc/baton/scaling/settings.yaml
+{{- with .Values.autoscaling }}
 {{- if .clusterBudget.enabled }}
 kubernetes:
   resource: {{ $.Values.gpuResource }}

@@ -21,7 +21,8 @@ PATCHES: Mapping[str, Callable[[Json, Any], Any]] = {
     MERGE_PATCH: merged,
     STRATEGIC: strategically_merged,
 }
-Validate = Callable[[Json], None]  # raises ValueError for an object that is not what its kind says
+# Raises ValueError for an object that is not what its kind says, or may not become so from what it was (None: nothing).
+Validate = Callable[[Json, Json | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class Api:
         if live is not None and is_same(live, new):
             return live
         try:
-            self.validate(new)
+            self.validate(new, live)
         except ValueError as error:
             raise invalid(key.type.kind, key.name, str(error)) from error
         if how.dry_run:

@@ -1,4 +1,4 @@
-"""The kinds that every cluster has, and those that the chart's prerequisites and options bring along."""
+"""The kinds that every cluster has, and those of KubeRay."""
 
 from tests.helm.api_server.resource_types import ResourceType
 
@@ -51,13 +51,4 @@ BUILT_IN = (
 KUBERAY = (
     ResourceType("ray.io", "v1", "RayService", "rayservices", has_status=True, is_custom=True),
     ResourceType("ray.io", "v1", "RayCluster", "rayclusters", has_status=True, is_custom=True),
-)
-
-OPTIONAL = (
-    ResourceType("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors", is_custom=True),
-    ResourceType("monitoring.coreos.com", "v1", "ServiceMonitor", "servicemonitors", is_custom=True),
-    ResourceType("monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules", is_custom=True),
-    ResourceType("keda.sh", "v1alpha1", "ScaledObject", "scaledobjects", has_status=True, is_custom=True),
-    ResourceType("cert-manager.io", "v1", "Certificate", "certificates", has_status=True, is_custom=True),
-    ResourceType("gateway.networking.k8s.io", "v1", "HTTPRoute", "httproutes", has_status=True, is_custom=True),
 )

@@ -74,6 +74,31 @@ def test_who_comes_second_waits(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
+def test_who_only_waits_fetches_nothing_and_writes_nothing(tmp_path: Path) -> None:
+    """Not even a directory: the volume may be one that it may only read."""
+    command = (sys.executable, "-m", "baton", "fetch", "bundled", str(tmp_path / "m"), "--wait")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=unbuffered()) as process:
+        assert process.stdout is not None
+        assert "waiting until somebody else has put bundled into" in process.stdout.readline()
+        assert list(tmp_path.iterdir()) == []
+        assert "was put into" in fetch("bundled", str(tmp_path / "m")).output
+        assert "is in" in process.stdout.read()
+    assert process.returncode == 0
+    again = fetch("bundled", str(tmp_path / "m"), "--wait")
+    assert "waiting" not in again.output
+
+
+def test_a_routers_part_is_not_enough_for_a_worker_that_waits(tmp_path: Path) -> None:
+    fetch("bundled", str(tmp_path / "m"), "--without-weights")
+    assert "is in" in fetch("bundled", str(tmp_path / "m"), "--wait", "--without-weights").output
+    command = (sys.executable, "-m", "baton", "fetch", "bundled", str(tmp_path / "m"), "--wait")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=unbuffered()) as process:
+        assert process.stdout is not None
+        assert "waiting" in process.stdout.readline()
+        fetch("bundled", str(tmp_path / "m"))
+        assert "is in" in process.stdout.read()
+
+
 def test_a_word_that_is_no_model_is_told(tmp_path: Path) -> None:
     result = fetch("qwen", str(tmp_path / "m"))
     assert result.exit_code == 2

@@ -32,3 +32,21 @@ Fails where the cluster has no such kind; a list of the kind and the key that as
 {{- fail (printf "%s: this cluster has no monitoring.coreos.com/v1 %s; install the Prometheus operator, or leave it off and have Prometheus read /metrics of the Service %s" (index . 2) $kind (include "baton.routerName" $root)) -}}
 {{- end -}}
 {{- end }}
+
+{{/*
+Fails for a promise that the routers' histograms cannot tell: between two buckets Prometheus could only guess. The
+bounds are router/metrics.py's.
+*/}}
+{{- define "baton.monitoring.checkSLO" -}}
+{{- $ttft := list 0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1.0 2.5 5.0 7.5 10.0 20.0 40.0 80.0 160.0 -}}
+{{- $tpot := list 0.001 0.0025 0.005 0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1.0 2.5 5.0 10.0 -}}
+{{- range $key, $bounds := dict "ttftSeconds" $ttft "tpotSeconds" $tpot -}}
+{{- $seconds := index $ $key -}}
+{{- if not (has (float64 $seconds) $bounds) -}}
+{{- fail (printf "slo.%s: %v is no bound of the routers' histogram, so monitoring.rules could not watch it; give one of %s, or leave the rules off" $key $seconds (join ", " $bounds)) -}}
+{{- end -}}
+{{- end -}}
+{{- if lt (float64 .quantile) 0.95 -}}
+{{- fail (printf "slo.quantile: %v, and of less than 0.95 no alert could tell a fast loss; give 0.95 to 0.99, or leave monitoring.rules off" .quantile) -}}
+{{- end -}}
+{{- end }}

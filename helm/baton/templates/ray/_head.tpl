@@ -40,8 +40,15 @@ template:
         {{- include "baton.rayProbes" . | nindent 8 }}
         volumeMounts:
           {{- include "baton.rayMounts" . | nindent 10 }}
+          {{- /* Not by subPath: such a file stays as it was when the pod began. */}}
+          - name: scaling
+            mountPath: /etc/baton/scaling
+            readOnly: true
     volumes:
       {{- include "baton.rayVolumes" (dict "root" . "shmGi" .Values.head.shmGi) | nindent 6 }}
+      - name: scaling
+        configMap:
+          name: {{ include "baton.fullname" . }}-scaling
       - name: autoscaler-tmp
         emptyDir:
           sizeLimit: 1Gi

@@ -44,10 +44,7 @@ template:
     topologySpreadConstraints:
       {{- include "baton.topologySpread" (dict "root" $root "component" $name "constraints" .) | nindent 6 }}
     {{- end }}
-    {{- if include "baton.fetches" $root }}
-    initContainers:
-      {{- include "baton.fetchContainer" (dict "root" $root) | nindent 6 }}
-    {{- end }}
+    {{- include "baton.modelContainers" (dict "root" $root) | nindent 4 }}
     containers:
       {{- include "baton.workerContainer" (dict "root" $root "name" $name "values" $values "pool" $pool) | nindent 6 }}
     volumes:
