@@ -13,6 +13,7 @@ COMMANDS = {
     "drain": "Take a worker out of service without losing a request.",
     "worker": "Run one worker in this process.",
     "router": "Run a router: one process, or several that share its ports.",
+    "rendezvous": "Know who is in which group of workers, and tell them.",
     "fetch": "Put a model into a directory.",
     "key": "Make API keys for clients.",
     "simulate": "Run simulated workers, or the twin of a whole deployment under a trace.",

@@ -26,7 +26,6 @@ from deployment.cluster_plan import ClusterPlan, plan_cluster
 from deployment.local import LocalCluster
 from deployment.machine import this_machine
 from deployment.ports import PortInUse, check_port, free_ports
-from deployment.process import ProcessSpec
 from deployment.supervisor import GaveUp, RestartPolicy
 from router.certificate import make_certificate
 from router.options import with_secrets
@@ -67,7 +66,7 @@ def command(config_file: Path | None, log_level: str, on_ray: bool, ray_address:
     log_dir, is_temporary = _log_dir(settings.cluster.log_dir)
     display = open_display(plan, log_dir)
     try:
-        asyncio.run(_serve(plan, plan.specs(log_dir), display))
+        asyncio.run(_serve(plan, log_dir, display))
     except (GaveUp, OSError) as error:
         raise click.ClickException(str(error)) from error
     finally:
@@ -82,7 +81,7 @@ def _plan(settings: ClusterSettings, log_level: str) -> ClusterPlan:
     checkpoint = find_checkpoint(cluster.model, dtype)
     try:
         check_port(cluster.host, cluster.port)
-        ports = free_ports("127.0.0.1", cluster.num_workers)
+        ports = free_ports("127.0.0.1", cluster.num_ports)
     except PortInUse as error:
         raise click.ClickException(f"{error}; choose another with --port") from error
     plan = plan_cluster(settings, checkpoint, this_machine(), ports, log_level)
@@ -111,8 +110,15 @@ def _serve_on_ray(
         shutil.rmtree(log_dir)
 
 
-async def _serve(plan: ClusterPlan, specs: list[ProcessSpec], display: ServeDisplay) -> None:
+async def _serve(plan: ClusterPlan, log_dir: Path, display: ServeDisplay) -> None:
     signals = EndSignals()
     signals.listen()
-    cluster = LocalCluster(specs, plan.url, display.show, plan.router.drain_timeout_s, RestartPolicy())
+    cluster = LocalCluster(
+        plan.specs(log_dir),
+        plan.url,
+        display.show,
+        plan.router.drain_timeout_s,
+        RestartPolicy(),
+        plan.rendezvous_specs(log_dir),
+    )
     await cluster.run(signals.stop, signals.kill)

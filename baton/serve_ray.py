@@ -24,7 +24,8 @@ from baton.serve_display import LineDisplay, announce
 from deployment.cluster_plan import ClusterPlan, plan_cluster
 from deployment.machine import this_machine
 from deployment.ports import PortInUse, check_port
-from deployment.ray_settings import ROUTER, SECTIONS, RaySettings, read_ray_settings
+from deployment.ray_arguments import read_ray_settings
+from deployment.ray_settings import ROUTER, SECTIONS, RaySettings
 from deployment.redis_server import PrivateRedis
 from router.certificate import make_certificate
 from rpc import GRPC_EXPERIMENTS

@@ -1,5 +1,5 @@
-"""`baton worker`: one worker in this process, as `python -m prefill_worker`, `python -m decode_worker` and
-`python -m deployment.both_worker` run it.
+"""`baton worker`: one worker in this process, of the role `both` or as `python -m prefill_worker` and
+`python -m decode_worker` run it.
 """
 
 from collections.abc import Coroutine
@@ -23,9 +23,9 @@ def start(config: WorkerConfig) -> Coroutine[object, object, None]:
         from decode_worker.__main__ import start as start_decode
 
         return start_decode(config)
-    from deployment.both_worker import start as start_both
+    from deployment.both_services import run as run_both
 
-    return start_both(config)
+    return run_both(config)
 
 
 @click.command(name="worker")

@@ -1,21 +1,21 @@
 """A served cluster under measurement: the real command, in processes of its own."""
 
 import asyncio
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
 
+from deployment.ports import free_ports
+
 READY_TIMEOUT_S = 180.0
 
 
 def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody uses now, nor gets for a connection of his own before it is listened on."""
+    [port] = free_ports("127.0.0.1", 1)
+    return port
 
 
 @asynccontextmanager

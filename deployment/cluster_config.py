@@ -26,6 +26,8 @@ class ClusterConfig:
     prefill: int | None = None  # workers; None: 1, or 0 beside colocated ones
     decode: int | None = None
     both: int = 0
+    expert_parallel: int = 1  # decode and colocated workers over which the experts are spread
+    prefill_expert_parallel: int = 1  # the same for prefill workers
     router_processes: int = 1
     prefill_kv_cache_memory_bytes: int | None = None  # of each prefill worker
     decode_kv_cache_memory_bytes: int | None = None  # of each decode worker
@@ -34,17 +36,44 @@ class ClusterConfig:
     @property
     def num_prefill(self) -> int:
         """Prefill workers to start."""
-        return self.prefill if self.prefill is not None else int(not self.both)
+        return self.prefill if self.prefill is not None else (0 if self.both else self.prefill_expert_parallel)
 
     @property
     def num_decode(self) -> int:
         """Decode workers to start."""
-        return self.decode if self.decode is not None else int(not self.both)
+        return self.decode if self.decode is not None else (0 if self.both else self.expert_parallel)
 
     @property
     def num_workers(self) -> int:
         """Workers to start."""
         return self.num_prefill + self.num_decode + self.both
+
+    @property
+    def num_ports(self) -> int:
+        """Ports for them, and one for the rendezvous of their groups if there are any."""
+        return self.num_workers + int(self.has_groups)
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether experts are spread over workers."""
+        return max(self.expert_parallel, self.prefill_expert_parallel) > 1
+
+    def group_size(self, role: Role) -> int:
+        """Workers of this role in a group."""
+        return self.prefill_expert_parallel if role == "prefill" else self.expert_parallel
+
+    def __post_init__(self) -> None:
+        """Raises OptionError for workers that do not divide into groups."""
+        counts: list[tuple[Role, int]] = [
+            ("prefill", self.num_prefill),
+            ("decode", self.num_decode),
+            ("both", self.both),
+        ]
+        for role, count in counts:
+            if count % self.group_size(role):
+                raise OptionError(
+                    f"{role}: {count} workers do not divide into groups of {self.group_size(role)} (expert_parallel)"
+                )
 
 
 CLUSTER_OPTIONS = {
@@ -55,6 +84,12 @@ CLUSTER_OPTIONS = {
     "prefill": OptionInfo("Prefill workers; 1 unless there are colocated workers.", minimum=0, maximum=256),
     "decode": OptionInfo("Decode workers; 1 unless there are colocated workers.", minimum=0, maximum=256),
     "both": OptionInfo("Colocated workers, which prefill and decode.", minimum=0, maximum=256),
+    "expert_parallel": OptionInfo(
+        "Decode (or colocated) workers over which the model's experts are spread; they step together.",
+        minimum=1,
+        maximum=256,
+    ),
+    "prefill_expert_parallel": OptionInfo("The same for prefill workers.", minimum=1, maximum=256),
     "router_processes": OptionInfo("Router processes that share the port.", minimum=1, maximum=256),
     "prefill_kv_cache_memory_bytes": OptionInfo("Memory of each prefill worker's KV cache.", minimum=1 << 16),
     "decode_kv_cache_memory_bytes": OptionInfo("Memory of each decode worker's KV cache.", minimum=1 << 16),
@@ -63,6 +98,7 @@ CLUSTER_OPTIONS = {
 WORKER_PLANNED = frozenset(
     {
         *("role", "worker_id", "host", "port", "kv_port", "served_model_name", "registry", "lease_s"),
+        *("expert_parallel", "rendezvous", "group", "group_port"),
         *("metrics_port", "progress_fd", *TLS_OPTIONS),  # on one machine nobody else hears
     }
 )
@@ -174,6 +210,11 @@ def load_settings(
 def _check_pools(roles: Collection[str]) -> None:
     if not {"decode", "both"}.intersection(roles):
         raise OptionError("decode: no worker decodes; ask for at least one with --decode or --both")
+    if "prefill" in roles and "decode" not in roles:
+        raise OptionError(
+            "prefill: no worker takes what these prefill, for colocated ones prefill for themselves; ask for at least"
+            " one with --decode, or leave --prefill out"
+        )
 
 
 def _check_alike(roles: Collection[str], engines: Mapping[str, Mapping[str, Value]]) -> None:

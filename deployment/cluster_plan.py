@@ -10,13 +10,19 @@ from deployment.machine import Machine
 from deployment.process import ProcessSpec
 from engine.config import EngineConfig, ModelConfig
 from router.config import RouterConfig
+from rpc.group.config import RendezvousConfig
 from rpc.host_port import host_port
 from rpc.option_values import OptionError
 from rpc.options import flags_of
 from rpc.worker_config import Role, WorkerConfig
 
 WORKER_HOST = "127.0.0.1"
-MODULES = {"prefill": "prefill_worker", "decode": "decode_worker", "both": "deployment.both_worker"}
+# The module that Python runs, and what follows it.
+WORKER_COMMANDS: dict[Role, tuple[str, ...]] = {
+    "prefill": ("prefill_worker",),
+    "decode": ("decode_worker",),
+    "both": ("baton", "worker"),
+}
 MMAP_THRESHOLD_BYTES = 32 << 20  # the most that glibc accepts
 
 
@@ -26,6 +32,7 @@ class ClusterPlan:
 
     router: RouterConfig
     workers: tuple[WorkerConfig, ...]
+    rendezvous: RendezvousConfig | None = None  # of the workers' groups, if they are in any
     log_level: str = "info"
 
     @property
@@ -35,29 +42,35 @@ class ClusterPlan:
         return f"{self.router.scheme}://{host_port(host, self.router.port)}"
 
     def specs(self, log_dir: Path) -> list[ProcessSpec]:
-        """The processes to run, the router first."""
-        module, command = ("baton", ["router"]) if self.router.processes > 1 else ("router", [])
-        router = self._spec("router", module, [*command, *self._common, *flags_of(self.router)], log_dir, {})
+        """The router's process and the workers', the router first."""
+        command = ("baton", "router") if self.router.processes > 1 else ("router",)
+        router = self._spec("router", [*command, *self._common, *flags_of(self.router)], log_dir, {})
         return [router, *(self._worker_spec(worker, log_dir) for worker in self.workers)]
 
+    def rendezvous_specs(self, log_dir: Path) -> list[ProcessSpec]:
+        """The process where the workers' groups meet, if they are in groups."""
+        if self.rendezvous is None:
+            return []
+        return [self._spec("rendezvous", ["rpc.group", *self._common, *flags_of(self.rendezvous)], log_dir, {})]
+
     def _worker_spec(self, worker: WorkerConfig, log_dir: Path) -> ProcessSpec:
-        module = MODULES[worker.role]
         num_threads = worker.engine.num_threads
         env = {"OMP_NUM_THREADS": str(num_threads)} if num_threads is not None else {}
         # A step's tensors come and go; kept by the allocator, their pages are not faulted in again each time.
         env |= {"MALLOC_MMAP_THRESHOLD_": str(MMAP_THRESHOLD_BYTES), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
         # Every step reads all weights: in huge pages (where the kernel gives them to who asks) a fifth faster.
         env |= {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-        return self._spec(worker.worker_id, module, [*self._common, *flags_of(worker)], log_dir, env)
+        words = [*WORKER_COMMANDS[worker.role], *self._common, *flags_of(worker)]
+        return self._spec(worker.worker_id, words, log_dir, env)
 
     @property
     def _common(self) -> list[str]:
         """Flags of every process."""
         return [f"--log-level={self.log_level}"]
 
-    def _spec(self, name: str, module: str, words: list[str], log_dir: Path, env: dict[str, str]) -> ProcessSpec:
+    def _spec(self, name: str, words: list[str], log_dir: Path, env: dict[str, str]) -> ProcessSpec:
         # -P: a folder of the same name where the user stands must not be run instead of ours.
-        argv = (sys.executable, "-P", "-m", module, *words)
+        argv = (sys.executable, "-P", "-m", *words)
         return ProcessSpec(name, argv, log_dir / f"{name}.log", {"PYTHONUNBUFFERED": "1", **env})
 
 
@@ -89,6 +102,7 @@ def plan_cluster(
         ("both", cluster.both),
     ]
     kinds = [(role, index) for role, count in roles for index in range(count)]
+    rendezvous = RendezvousConfig(host=WORKER_HOST, port=ports[-1]) if cluster.has_groups else None
     workers = tuple(
         WorkerConfig(
             role=role,
@@ -97,21 +111,24 @@ def plan_cluster(
             port=port,
             served_model_name=name,
             engine=_engine(settings, role, checkpoint, machine),
+            expert_parallel=cluster.group_size(role),
+            group=f"{role}-group-{index // cluster.group_size(role)}",
+            rendezvous=host_port(WORKER_HOST, rendezvous.port) if rendezvous is not None else None,
             **settings.worker,  # type: ignore[arg-type]  # checked against the fields' types when they were read
         )
-        for (role, index), port in zip(kinds, ports, strict=True)
+        for (role, index), port in zip(kinds, ports[: cluster.num_workers], strict=True)
     )
     router = RouterConfig(
         model=str(checkpoint.directory),
         served_model_name=name,
         host=cluster.host,
         port=cluster.port,
-        workers=tuple(f"{WORKER_HOST}:{port}" for port in ports),
+        workers=tuple(f"{WORKER_HOST}:{port}" for port in ports[: cluster.num_workers]),
         processes=cluster.router_processes,
         **{name: settings.worker[name] for name in ("drain_timeout_s",) if name in settings.worker},  # type: ignore[arg-type]
         **settings.router,  # type: ignore[arg-type]  # checked when they were read
     )
-    return ClusterPlan(router=router, workers=workers, log_level=log_level)
+    return ClusterPlan(router=router, workers=workers, rendezvous=rendezvous, log_level=log_level)
 
 
 def _engine(settings: ClusterSettings, role: Role, checkpoint: Checkpoint, machine: Machine) -> EngineConfig:

@@ -3,11 +3,13 @@
 1. Every process starts at once, each under a supervisor that starts it again when it dies.
 2. The cluster is ready when every process was ready once, and the router has every worker and is ready itself.
 3. It runs until it is stopped or a process does not get ready whatever is done.
-4. At the end the router goes first, so that what runs can finish; then the workers. No process is left.
+4. At the end the router goes first, so that what runs can finish; then the workers; last what their groups meet at, if
+   they are in groups. No process is left.
 """
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import httpx
 
@@ -25,19 +27,27 @@ class LocalCluster:
     """Owns the processes: whatever happens, none outlives `run`."""
 
     def __init__(
-        self, specs: list[ProcessSpec], url: str, listener: Listener, drain_timeout_s: float, policy: RestartPolicy
+        self,
+        specs: list[ProcessSpec],
+        url: str,
+        listener: Listener,
+        drain_timeout_s: float,
+        policy: RestartPolicy,
+        rendezvous: Sequence[ProcessSpec] = (),
     ) -> None:
-        """`specs` has the router first; the others go by their workers' ids."""
+        """`specs` has the router first; the others go by their workers' ids, and meet at `rendezvous` if in groups."""
         self._supervisors = [Supervisor(spec, policy, self._hear) for spec in specs]
+        self._rendezvous = [Supervisor(spec, policy, self._hear) for spec in rendezvous]
         self._workers = {spec.name for spec in specs[1:]}
-        self._loading = {spec.name for spec in specs}  # never ready so far
+        self._loading = {spec.name for spec in (*specs, *rendezvous)}  # never ready so far
         self._url = url
         self._listener = listener
         self._end_timeout_s = drain_timeout_s + END_MARGIN_S
 
     async def run(self, stop: asyncio.Event, kill: asyncio.Event) -> None:
         """Serves until `stop`; `kill` cuts the end short. Raises GaveUp if a process does not get ready."""
-        lives = [asyncio.create_task(supervisor.run()) for supervisor in self._supervisors]
+        everyone = [*self._rendezvous, *self._supervisors]
+        lives = [asyncio.create_task(supervisor.run()) for supervisor in everyone]
         stopped = asyncio.create_task(stop.wait())
         ready = asyncio.create_task(self._announce_ready())
         try:
@@ -47,7 +57,7 @@ class LocalCluster:
             ready.cancel()
             self._listener(Ending())
             router, *workers = self._supervisors
-            await end_all(([router], workers), self._end_timeout_s, kill)
+            await end_all(([router], workers, self._rendezvous), self._end_timeout_s, kill)
             outcomes = await asyncio.gather(ready, *lives, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, Exception):

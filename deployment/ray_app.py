@@ -10,8 +10,9 @@ from ray import serve
 from ray.serve import Application, Deployment
 
 from deployment.cluster_config import router_options
+from deployment.ray_arguments import read_ray_settings
 from deployment.ray_replica import RouterReplica, WorkerReplica
-from deployment.ray_settings import ROLES, ROUTER, RaySettings, read_ray_settings
+from deployment.ray_settings import ROLES, ROUTER, RaySettings
 
 # What chooses both pools' sizes: an application's `autoscaling_policy` in Serve's config file.
 AUTOSCALING_POLICY = "deployment.ray_scaling:PoolsPolicy"

@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 CONNECT_TIMEOUT_S = 5.0
 KEEP_ALIVE_S = 5.0  # of an idle connection; the server's own is longer, so that it does not close one in use
+QUERY_CHARS = "".join(map(chr, range(0x21, 0x7F)))  # that stay as they are, the % of what is quoted among them
 # Of one connection, not of the message (RFC 9110, section 7.6.1); the host is the server's own.
 PER_HOP = frozenset(
     {
@@ -60,8 +61,8 @@ class Forward:
 def _target(request: Request) -> bytes:
     """Path and query, without the prefix under which Serve has the application."""
     path = request.scope["path"].removeprefix(request.scope.get("root_path", "")) or "/"
-    query = request.scope.get("query_string", b"")
-    return quote(path, safe="/:@!$&'()*+,;=~").encode() + (b"?" + query if query else b"")
+    query = quote(request.scope.get("query_string", b""), safe=QUERY_CHARS)  # clients may send it as raw bytes
+    return (quote(path, safe="/:@!$&'()*+,;=~") + ("?" + query if query else "")).encode()
 
 
 def _end_to_end(headers: Headers) -> Headers:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from deployment.autoscaling.settings import START_TIMEOUT_S
 from rpc.config_file import as_section, build, check_section
 from rpc.option_values import OptionError, Value, parse_float, parse_text, shown, shown_name
 from rpc.options import OptionInfo, options_of
@@ -17,7 +18,7 @@ class ReplicaOptions:
     num_gpus: float | None = None  # of one replica; None: 1 if the engine's device is one, else 0
     max_replicas_per_node: int | None = None
     max_ongoing_requests: int | None = None  # that Serve sends to a replica at once; None: what a router takes
-    start_timeout_s: float = 1800.0  # from a replica's start to its being ready
+    start_timeout_s: float = START_TIMEOUT_S  # from a replica's start to its being ready
     health_check_period_s: float = 2.0
     health_check_timeout_s: float = 10.0
     graceful_shutdown_timeout_s: float | None = None  # None: what a drain may take
@@ -29,7 +30,7 @@ class AutoscalingOptions:
 
     min_replicas: int = 1
     max_replicas: int = 1
-    initial_replicas: int | None = None  # None: the least
+    initial_replicas: int | None = None  # of routers; None: the least
 
 
 REPLICA_OPTIONS = {
@@ -81,7 +82,7 @@ def read_deployment(content: object, where: str) -> DeploymentOptions:
     elsewhere = dict.fromkeys(AUTOSCALING_OPTIONS, f"{where}.autoscaling")
     replicas = build(ReplicaOptions, options, check_section(options, section, f"{where}.", elsewhere))
     if autoscaling is not None and replicas.num_replicas is not None:
-        raise OptionError(f"{where}.num_replicas: with autoscaling the number is chosen; give initial_replicas there")
+        raise OptionError(f"{where}.num_replicas: with autoscaling the number is chosen; give min_replicas there")
     return DeploymentOptions(
         replicas=replicas,
         autoscaling=autoscaling,

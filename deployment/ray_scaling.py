@@ -16,11 +16,12 @@ from deployment.autoscaling.plan import plan_pools
 from deployment.autoscaling.settings import PoolLimits, ScalingSettings
 from deployment.autoscaling.state import ScalingState
 from deployment.kubernetes.budget_reader import open_budget
-from deployment.kubernetes.settings import KubernetesSettings
+from deployment.live_budget import LiveBudget
 from deployment.pool_progress import ProgressWatch
 from deployment.pools_observer import Budget, PoolsObserver, Sighting
 from deployment.scaling_options import ScalingOptions, read_options
 from deployment.serve_context import Contexts, PolicyState, ServeContext, Targets
+from deployment.serve_misfits import misfits
 
 logger = logging.getLogger("ray.serve.baton")  # below the logger whose file Serve shows
 
@@ -60,14 +61,14 @@ class PoolsPolicy:
             if missing := [name for name in POOLS.both() if name not in keys]:
                 self._tell(f"sizes stay: {' and '.join(missing)} should have an autoscaling_config")
                 return {}, {}
-            if not self._looked(POOLS.map(lambda name: contexts[keys[name]])):
+            if not self._looked(contexts, POOLS.map(lambda name: contexts[keys[name]])):
                 return {}, {}
             return {keys[name]: size for name, size in zip(POOLS.both(), self._targets.both(), strict=True)}, {}
         except Exception:
             logger.exception("sizes stay: the plan has failed")
             return {}, {}
 
-    def _looked(self, pools: ByPool[ServeContext]) -> bool:
+    def _looked(self, contexts: Contexts, pools: ByPool[ServeContext]) -> bool:
         """Whether the targets are of now; they are planned anew after each sighting."""
         sighting = self._observer.latest if self._observer is not None else None
         if sighting is None or time.monotonic() - sighting.seen_s > STALE_S:
@@ -84,7 +85,8 @@ class PoolsPolicy:
         except ValueError as error:
             self._tell(f"sizes stay: {error}")
             return False
-        self._tell_delays(pools)
+        for line in misfits(contexts, POOLS):
+            self._tell(line)
         if any(worker.role == "both" for worker in sighting.pools.workers.decode):
             self._tell("sizes stay: there are colocated workers, which belong to neither pool")
             return False
@@ -103,12 +105,6 @@ class PoolsPolicy:
         snapshot = sighting.pools.snapshot(progress, settings.slo.quantile, sighting.seen_s)
         decision, self._state = plan_pools(snapshot, self._state, settings)
         return decision
-
-    def _tell_delays(self, pools: ByPool[ServeContext]) -> None:
-        """Serve waits once more if its own delays are not 0, and the plan does not know."""
-        for name, pool in zip(POOLS.both(), pools.both(), strict=True):
-            if pool.config.upscale_delay_s or pool.config.downscale_delay_s:
-                self._tell(f"{name}: set upscale_delay_s and downscale_delay_s to 0; the plan has delays of its own")
 
     def _tell(self, line: str) -> None:
         """Warns, but not ten times a second."""
@@ -146,8 +142,8 @@ def make_observer(options: ScalingOptions) -> PoolsObserver:
 
 def _budget(options: ScalingOptions) -> Budget:
     """What the cluster has, if it is asked; else what the operator says."""
-    settings = options.settings
-    if options.kubernetes is None:
-        return lambda: settings
-    reader = open_budget(KubernetesSettings.of(options.kubernetes), settings, os.environ)
-    return (lambda: settings) if reader is None else (lambda: reader.read().settings)
+    read = (lambda: options.settings) if options.file is None else options.file.read
+    kubernetes = options.kubernetes
+    if kubernetes is None:
+        return read
+    return LiveBudget(read, lambda scaling: open_budget(kubernetes, scaling, os.environ))

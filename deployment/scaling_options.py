@@ -8,10 +8,12 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from deployment.autoscaling.settings import SLO, PoolLimits, ScalingSettings
+from deployment.kubernetes.settings import KubernetesSettings
+from deployment.scaling_file import ScalingFile
 from rpc.registry.url import parse_registry_url
 
 SECTIONS: dict[str, type[SLO] | type[PoolLimits]] = {"slo": SLO, "prefill": PoolLimits, "decode": PoolLimits}
-OWN = ("registry", "registry_file", "model", "kubernetes")
+OWN = ("registry", "registry_file", "model", "kubernetes", "settings_file")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,17 +23,18 @@ class ScalingOptions:
     registry: str = field(repr=False)  # URL, perhaps with a password
     model: str | None  # as routers call it; None: the only one there
     settings: ScalingSettings
-    kubernetes: Mapping[str, object] | None  # how the cluster is asked what it has; None: it is not
+    file: ScalingFile | None  # where they may change; None: they do not
+    kubernetes: KubernetesSettings | None  # how the cluster is asked what it has; None: it is not
 
 
 def read_options(values: Mapping[str, object]) -> ScalingOptions:
     """The options, checked. Raises ValueError naming the first that makes no sense, and OSError for a file.
 
-    What is not in `OWN` is a field of `ScalingSettings`. A URL with a password belongs into a file: Serve shows the
-    values to everybody.
+    What is not in `OWN` is a field of `ScalingSettings`, here or in the `settings_file`. A URL with a password belongs
+    into a file: Serve shows the values to everybody.
     """
     rest = dict(values)
-    registry, registry_file, model, kubernetes = (rest.pop(name, None) for name in OWN)
+    registry, registry_file, model, kubernetes, settings_file = (rest.pop(name, None) for name in OWN)
     if (registry is None) == (registry_file is None):
         raise ValueError("registry: give the URL, or registry_file with the name of a file that holds it")
     if registry is None:
@@ -39,11 +42,21 @@ def read_options(values: Mapping[str, object]) -> ScalingOptions:
     parse_registry_url(str(registry))
     if kubernetes is not None and not isinstance(kubernetes, Mapping):
         raise ValueError("kubernetes: must be a mapping")
+    cluster = None if kubernetes is None else KubernetesSettings.of(kubernetes)
+
+    def read(values: Mapping[str, object]) -> ScalingSettings:
+        settings = read_settings(values)
+        if cluster is not None:
+            cluster.check_beside(settings)
+        return settings
+
+    file = None if settings_file is None else ScalingFile(Path(str(settings_file)), rest, read)
     return ScalingOptions(
         registry=str(registry),
         model=None if model is None else str(model),
-        settings=read_settings(rest),
-        kubernetes=kubernetes,
+        settings=read(rest) if file is None else file.read(),
+        file=file,
+        kubernetes=cluster,
     )
 
 

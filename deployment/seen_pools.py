@@ -16,8 +16,13 @@ from deployment.autoscaling.snapshot import (
 )
 from deployment.pool_progress import PoolProgress
 from deployment.seen_traffic import merged_traffic
+from router.cost_model import CostModel
 from rpc.latency_sketch import quantile_of_bins
 from rpc.registry.report import RouterReport, WorkerReport
+
+# From a router by way of the decode worker to a prefill worker, and the first token's back, as routers' prices have it.
+# Blocks come behind the first token, which does not wait for them.
+WAY_S = CostModel().hop_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +72,14 @@ class SeenPools:
         """Nobody knows the prompts of those that wait in routers: they are taken to be as the others were."""
         workers = self.workers.prefill
         queued = sum(each.num_queued_tokens for each in self.ready.prefill)
+        remote_tokens = self.traffic.remote_tokens or self.traffic.uncached_tokens
         return PrefillSnapshot(
             pool=pool,
             tokens_per_s=_typical(workers, lambda each: each.prefill_tokens_per_s),
             step_s=_typical(workers, lambda each: each.decode_step_s),
             max_step_tokens=_typical_count(workers, lambda each: each.max_num_batched_tokens, 2048),
-            queued_tokens=queued + num_waiting * self.traffic.uncached_tokens.mean,
+            handover_s=WAY_S,
+            queued_tokens=queued + num_waiting * self.traffic.remote_share * remote_tokens.mean,
         )
 
     def _decode(self, pool: PoolSnapshot, num_waiting: int) -> DecodeSnapshot:

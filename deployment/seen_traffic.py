@@ -20,6 +20,8 @@ def merged_traffic(reports: Sequence[TrafficReport]) -> Traffic:
     if not num_requests:
         return Traffic(window_s=max((each.window_s for each in reports), default=0.0))
     variation = sum(rate * gaps_cv2(each.gaps_s) for rate, each in zip(rates, reports, strict=True))
+    remote = [each.remote_tokens for each in reports if each.remote_tokens is not None]
+    is_split = len(remote) == len(reports) and (num_prompts := sum(each.uncached_tokens.num for each in reports)) > 0
     return Traffic(
         window_s=num_requests / requests_per_s,
         requests_per_s=requests_per_s,
@@ -27,6 +29,8 @@ def merged_traffic(reports: Sequence[TrafficReport]) -> Traffic:
         prompt_tokens=moments_of(each.prompt_tokens for each in reports),
         uncached_tokens=moments_of(each.uncached_tokens for each in reports),
         output_tokens=moments_of(each.output_tokens for each in reports),
+        remote_share=min(1.0, sum(each.num for each in remote) / num_prompts) if is_split else 1.0,
+        remote_tokens=moments_of(remote) if is_split else None,
     )
 
 

@@ -18,6 +18,16 @@ class ServeConfig(Protocol):
 
     upscale_delay_s: float
     downscale_delay_s: float
+    downscale_to_zero_delay_s: float | None
+    initial_replicas: int | None
+
+    def get_upscaling_factor(self) -> float:
+        """Of a step up, that is taken instead of the whole."""
+        ...
+
+    def get_downscaling_factor(self) -> float:
+        """Of a step down."""
+        ...
 
 
 class ServeContext(Protocol):

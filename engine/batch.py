@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -32,3 +33,42 @@ class Batch:
     def num_seqs(self) -> int:
         """Sequences in the step."""
         return len(self.query_lens_list)
+
+
+NUM_SIZES = 5  # at the front of a packed batch
+
+
+def pack(batch: Batch) -> Tensor:
+    """All of it in one tensor of int64 on the CPU, for another process."""
+    num_logits = batch.logits_indices.shape[0]
+    sizes = [batch.num_tokens, batch.num_seqs, batch.block_tables.shape[1], num_logits, batch.num_decodes]
+    tensors = [
+        batch.token_ids,
+        batch.positions,
+        batch.slot_mapping,
+        batch.query_starts,
+        batch.context_lens,
+        batch.block_tables.flatten(),
+        batch.logits_indices,
+    ]
+    return torch.cat([torch.tensor(sizes), torch.cat(tensors).cpu()])
+
+
+def unpack(numbers: Tensor, device: torch.device) -> Batch:
+    """What was packed, on this device."""
+    num_tokens, num_seqs, max_blocks, num_logits, num_decodes = numbers[:NUM_SIZES].tolist()
+    sizes = [num_tokens] * 3 + [num_seqs + 1, num_seqs, num_seqs * max_blocks, num_logits]
+    query_starts, context_lens = numbers[NUM_SIZES:].split_with_sizes(sizes)[3:5]  # on the CPU
+    tensors = numbers[NUM_SIZES:].to(device, non_blocking=True).split_with_sizes(sizes)
+    return Batch(
+        token_ids=tensors[0],
+        positions=tensors[1],
+        slot_mapping=tensors[2],
+        query_starts=tensors[3],
+        context_lens=tensors[4],
+        block_tables=tensors[5].view(num_seqs, max_blocks),
+        logits_indices=tensors[6],
+        query_lens_list=query_starts.diff().tolist(),
+        context_lens_list=context_lens.tolist(),
+        num_decodes=num_decodes,
+    )

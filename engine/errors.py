@@ -4,6 +4,7 @@ EngineError
 ├── InvalidRequest      the request can never be served as it is
 ├── QueueFull           it could be served, but not now
 ├── EngineEnded         the engine has ended or failed
+├── GroupBroken         another rank of the group is gone; form it anew and go on
 ├── UnsupportedModel    the checkpoint asks for something that is not implemented
 └── InvalidCheckpoint   the checkpoint's files are missing, damaged or contradict each other
 """
@@ -23,6 +24,10 @@ class QueueFull(EngineError):
 
 class EngineEnded(EngineError):
     """The engine has ended or failed; nothing can be asked of it any more."""
+
+
+class GroupBroken(EngineError):
+    """The ranks of a group cannot go on together: one is gone, or another epoch has begun. Form it anew."""
 
 
 class UnsupportedModel(EngineError):

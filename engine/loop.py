@@ -67,9 +67,13 @@ class EngineLoop:
 
     @property
     def turn_s(self) -> float:
-        """Seconds that the present turn (calls and a step) has taken so far; 0 while there is nothing to do."""
+        """Seconds that the present turn (calls and a step) has taken so far; 0 while there is nothing to do.
+
+        Half of them while it waits for other ranks: where one hangs, that one is to be ended, and not all.
+        """
         since_s = self._busy_since_s
-        return 0.0 if since_s is None else time.monotonic() - since_s
+        turn_s = 0.0 if since_s is None else time.monotonic() - since_s
+        return turn_s / 2 if self._engine.is_waiting else turn_s
 
     def call(self, function: Callable[[Engine], T]) -> "Future[T]":
         """Runs `function(engine)` between two steps; the future has its result or exception.
@@ -102,14 +106,15 @@ class EngineLoop:
     def _step_until_stopped(self) -> None:
         may_progress = True
         while not self._is_stopping:
-            self._run_calls(wait=not (may_progress and self._engine.has_work))
-            if not self._is_stopping and self._engine.has_work:
-                schedule = self._engine.schedule()
+            engine = self._engine
+            self._run_calls(wait=not (engine.is_called or (may_progress and engine.has_work)))
+            if not self._is_stopping and (engine.has_work or engine.is_called):
+                schedule = engine.schedule()
                 may_progress = bool(schedule.requests or schedule.receiving)
                 if schedule.receiving:  # whoever fills their blocks need not wait for the step
                     self._on_step(StepOutput(receiving=schedule.receiving, finished_at_s=time.monotonic()))
-                if schedule.requests:
-                    self._on_step(self._engine.run(schedule))
+                if schedule.requests or engine.is_called:
+                    self._on_step(engine.run(schedule))
 
     def _run_calls(self, wait: bool) -> None:
         """Runs the calls that are there; waits for one if nothing but a call can change anything."""
@@ -126,6 +131,7 @@ class EngineLoop:
     def _end(self) -> None:
         """Nobody waits for ever: what was not run fails."""
         self._busy_since_s = None
+        self._engine.close()
         with self._lock:
             self._has_ended = True
         while not self._calls.empty():

@@ -46,6 +46,10 @@ class ModelRunner:
             results.append(StepResult(sampled, self._prompt_logprobs(logits, item, rows.prompt_rows.get(place))))
         return results
 
+    def run_idle(self) -> None:
+        """A step of the group in which there is nothing to compute here but the experts."""
+        self.model.forward_idle()
+
     def _logits_rows(self, scheduled: Sequence[ScheduledRequest]) -> LogitsRows:
         rows = LogitsRows()
         end = 0

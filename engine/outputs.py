@@ -68,3 +68,13 @@ class EngineStats:
     prefill_tokens_per_s: float  # lately, beside a step's fixed time; 0: not known yet
     decode_step_s: float  # of a step with one sequence, lately; 0: not known yet
     decode_sequence_s: float  # that each further sequence adds, lately
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertFigures:
+    """A rank's view of its expert-parallel group; layers are those with experts."""
+
+    epoch: int
+    num_ranks: int
+    tokens: list[list[int]]  # of this rank since its start, by layer and chosen expert
+    imbalances: list[float]  # by layer: the busiest rank's tokens over the mean rank's, at the last rebalance

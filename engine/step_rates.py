@@ -10,8 +10,9 @@ DECAY = 0.97  # of a step's weight with each step of its kind after it: about th
 # units: to the prompt if that is long, to the sequences only if there are very many, else to what is fixed.
 PROMPT_UNIT = 128  # tokens
 SEQUENCE_UNIT = 256
+ATTENDED_UNIT = 16384 * PROMPT_UNIT
 RIDGE = 1e-5  # of the fixed column's weight
-NUM_TERMS = 3  # of a step's time: fixed, each decoding sequence, each prompt token
+NUM_TERMS = 4  # of a step's time: fixed, each decoding sequence, each prompt token, each token that those look at
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,19 +21,24 @@ class StepWork:
 
     num_sequences: int  # that decoded one token
     num_prompt_tokens: int  # of prompts, and of what is computed anew after a preemption
+    num_attended: int = 0  # tokens that each of those looks at, itself among them, all added up
 
     @classmethod
     def of(cls, scheduled: Sequence[ScheduledRequest]) -> "StepWork":
         """What is scheduled; a last prompt token alone costs what a decoded one does."""
-        num_sequences = sum(item.num_new_tokens == 1 for item in scheduled)
-        return cls(num_sequences, sum(item.num_new_tokens for item in scheduled) - num_sequences)
+        prompts = [item for item in scheduled if item.num_new_tokens > 1]
+        return cls(
+            len(scheduled) - len(prompts),
+            sum(item.num_new_tokens for item in prompts),
+            sum(_num_attended(item.request.num_computed_tokens, item.num_new_tokens) for item in prompts),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class StepRates:
     """The terms of a step's time; 0: not known yet."""
 
-    prefill_tokens_per_s: float = 0.0  # beside the step's fixed time
+    prefill_tokens_per_s: float = 0.0  # beside the step's fixed time, as deep in their prompts as tokens were lately
     decode_step_s: float = 0.0  # a step with one sequence
     decode_sequence_s: float = 0.0  # each further sequence
 
@@ -53,7 +59,10 @@ class _Sums:
 
 
 class StepTimes:
-    """Fits the time of recent steps: fixed, plus so much a sequence, plus so much a prompt token.
+    """Fits the time of recent steps: fixed, plus so much a sequence, a prompt token, and a token that this looks at.
+
+    Without the last, late chunks of long prompts, which take longer though they have no more tokens, would tell that
+    tokens cost nothing, or less.
 
     Errors are relative to the step's time, so that a rare step that was held up counts little. Steps with prompt tokens
     and steps without are remembered apart, so that a long spell of one kind does not make the other forgotten.
@@ -63,16 +72,22 @@ class StepTimes:
         self._decodes = _Sums()
         self._prefills = _Sums()
         self._most_prompt_tokens = 0  # of a step so far
+        self._num_prompt_tokens = 0.0  # of late, as decayed as the sums
+        self._num_attended = 0.0
 
     def add(self, work: StepWork, step_s: float) -> None:
         """A step took so many seconds."""
         if step_s <= 0:
             return
         self._most_prompt_tokens = max(self._most_prompt_tokens, work.num_prompt_tokens)
+        if work.num_prompt_tokens:
+            self._num_prompt_tokens = DECAY * self._num_prompt_tokens + work.num_prompt_tokens
+            self._num_attended = DECAY * self._num_attended + work.num_attended
         columns = (
             1 / step_s,
             work.num_sequences / SEQUENCE_UNIT / step_s,
             work.num_prompt_tokens / PROMPT_UNIT / step_s,
+            work.num_attended / ATTENDED_UNIT / step_s,
         )
         (self._prefills if work.num_prompt_tokens else self._decodes).add(columns)
 
@@ -88,14 +103,25 @@ class StepTimes:
         for i in range(NUM_TERMS):
             products[i][i] += ridge
         targets = [a + b for a, b in zip(self._decodes.targets, self._prefills.targets, strict=True)]
-        fixed_s, sequences_s, prompt_s = _fit(products, targets)
+        fixed_s, sequences_s, prompt_s, attended_s = _fit(products, targets)
         sequence_s = sequences_s / SEQUENCE_UNIT
-        knows_prompts = prompt_s > 0 and self._most_prompt_tokens >= PROMPT_UNIT  # a few tokens say nothing of many
         return StepRates(
-            prefill_tokens_per_s=PROMPT_UNIT / prompt_s if knows_prompts else 0.0,
+            prefill_tokens_per_s=self._prompt_rate(prompt_s / PROMPT_UNIT, attended_s / ATTENDED_UNIT),
             decode_step_s=fixed_s + sequence_s,
             decode_sequence_s=sequence_s,
         )
+
+    def _prompt_rate(self, token_s: float, attended_s: float) -> float:
+        """Of tokens that each look at as many as they did lately."""
+        if self._most_prompt_tokens < PROMPT_UNIT:
+            return 0.0  # a few tokens say nothing of many
+        prompts_s = self._num_prompt_tokens * token_s + self._num_attended * attended_s
+        return self._num_prompt_tokens / prompts_s if prompts_s else 0.0
+
+
+def _num_attended(num_computed: int, num_new: int) -> int:
+    """What the tokens of a chunk look at, all added up: all before, and themselves."""
+    return num_new * num_computed + num_new * (num_new + 1) // 2
 
 
 def _fit(products: list[list[float]], targets: list[float]) -> list[float]:

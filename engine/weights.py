@@ -45,15 +45,16 @@ class Weights:
 
     def peek(self, name: str, *shape: int) -> Tensor:
         """A read-only view of a tensor as it is stored; it counts as taken. Valid until `close`."""
-        stored = self._tensors.get(name)
-        if stored is None:
-            raise InvalidCheckpoint(f"tensor {name} is missing from the checkpoint")
-        if stored.shape != shape:
-            raise InvalidCheckpoint(f"tensor {name} has shape {list(stored.shape)}, the config asks for {list(shape)}")
-        if stored.dtype not in STORED:
-            raise UnsupportedModel(f"tensor {name} has dtype {stored.dtype}, which is not supported")
+        stored = self._find(name, shape)
         self._count(stored)
         return self._view(stored)
+
+    def expect(self, name: str, *shape: int) -> None:
+        """Makes sure of a tensor that is read later, or by somebody else: it counts as taken, and not as progress."""
+        stored = self._find(name, shape)
+        if name not in self._taken:
+            self._taken.add(name)
+            self._total_bytes = max(self._total_bytes - stored.num_bytes, 1)
 
     def finish(self, ignored: Callable[[str], bool]) -> None:
         """Every tensor must have been taken, or be one that `ignored` knows; the error names the others."""
@@ -65,6 +66,16 @@ class Weights:
     def close(self) -> None:
         """Unmaps the files as soon as the last view of them is gone."""
         self._maps.clear()
+
+    def _find(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        stored = self._tensors.get(name)
+        if stored is None:
+            raise InvalidCheckpoint(f"tensor {name} is missing from the checkpoint")
+        if stored.shape != shape:
+            raise InvalidCheckpoint(f"tensor {name} has shape {list(stored.shape)}, the config asks for {list(shape)}")
+        if stored.dtype not in STORED:
+            raise UnsupportedModel(f"tensor {name} has dtype {stored.dtype}, which is not supported")
+        return stored
 
     def _count(self, stored: StoredTensor) -> None:
         self._taken.add(stored.name)

@@ -1,1 +1,1 @@
-"""KV transfer: whole blocks, pulled by their new owner. Knows tensors and block ids, not requests or heads."""
+"""KV transfer: blocks or parts of them, pulled by their new owner. Knows tensors and ids, not requests or heads."""

@@ -9,10 +9,10 @@ from torch import Tensor
 from kvtransfer.quarantine import Quarantine
 
 PeerId = NewType("PeerId", str)  # the peer's incarnation
-Landed = Callable[[int], None]  # takes how many more of a read's blocks have come
+Landed = Callable[[int], None]  # takes how many more of a read's units have come
 
 
-def nobody(_num_blocks: int) -> None:
+def nobody(_num_units: int) -> None:
     """Does not want to know what has landed."""
 
 
@@ -44,7 +44,11 @@ class TransportChoice:
 
 
 class KVTransport(Protocol):
-    """Pulls blocks; dim 0 of a pool is the block, and each block is one contiguous region.
+    """Pulls blocks, or parts of them; dim 0 of a pool is the block, and each block is one contiguous region.
+
+    Between pools whose blocks have one size, what is read are blocks. Where the sizes differ, as between ranks that
+    hold other shares of a model's blocks, it is units of as many bytes as the two sizes' greatest common divisor,
+    numbered through: a block of `n` units is units `n * block` to `n * block + n - 1`. See `units`.
 
     All coroutines run on one event loop. `quarantine` names the local blocks into which a write may still land.
     """
@@ -69,9 +73,9 @@ class KVTransport(Protocol):
     async def connect(self, peer: PoolDescription) -> PeerId:
         """Gets ready to read from a peer; idempotent.
 
-        Raises PeerRefused if the peer is not whom `peer` describes or its fingerprint or block size differs from
-        ours, PeerLost if it is gone, TransferDeadline if it does not answer, TransportUnavailable if this transport
-        cannot reach it.
+        Raises PeerRefused if the peer is not whom `peer` describes, its fingerprint differs from ours or its blocks are
+        not made of parts of ours, PeerLost if it is gone, TransferDeadline if it does not answer, TransportUnavailable
+        if this transport cannot reach it.
         """
         ...
 
@@ -83,13 +87,13 @@ class KVTransport(Protocol):
         deadline_s: float,
         landed: Landed = nobody,
     ) -> None:
-        """Copies the peer's blocks `remote` into our blocks `local`, pairwise, within `deadline_s` seconds from now.
+        """Copies the peer's units `remote` into our units `local`, pairwise, within `deadline_s` seconds from now.
 
-        `landed` hears how many more blocks of `local` have come, in their order, while they are in the processor's
+        `landed` hears how many more units of `local` have come, in their order, while they are in the processor's
         cache. It is called on the thread that copies, so it must neither wait nor raise.
 
-        Raises PeerLost, TransferDeadline, PeerRefused for a block that the peer does not have, ValueError for wrong
-        local blocks. After an error or a cancellation the local blocks' contents are undefined, and they stay in
+        Raises PeerLost, TransferDeadline, PeerRefused for a unit that the peer does not have, ValueError for wrong
+        local units. After an error or a cancellation the local units' contents are undefined, and their blocks stay in
         `quarantine` for as long as a write may still land.
         """
         ...

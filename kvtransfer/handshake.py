@@ -14,6 +14,7 @@ from kvtransfer.base import PoolDescription
 from kvtransfer.errors import PeerLost, PeerRefused
 from kvtransfer.local_pool import LocalPool
 from kvtransfer.peer_words import quoted, words
+from kvtransfer.units import unit_bytes_of
 
 PROTOCOL = "baton-kv/1"
 MAX_FRAME_BYTES = 64 << 10
@@ -65,8 +66,11 @@ async def greet(sock: socket.socket, pool: LocalPool, peer: PoolDescription, key
             raise PeerRefused(f"the peer's {what} is {quoted(answer.get(what))}, it was described as {described!r}")
 
 
-async def admit(sock: socket.socket, pool: LocalPool, key: str) -> None:
-    """The callee's half, on a non-blocking socket. Raises PeerRefused (after telling the caller), or PeerLost."""
+async def admit(sock: socket.socket, pool: LocalPool, key: str) -> int:
+    """The callee's half, on a non-blocking socket; returns the bytes of the caller's blocks.
+
+    Raises PeerRefused (after telling the caller), or PeerLost.
+    """
     try:
         hello = await _receive(sock)
         refusal = _refusal(hello, pool, key)
@@ -75,6 +79,7 @@ async def admit(sock: socket.socket, pool: LocalPool, key: str) -> None:
             raise PeerRefused(refusal)
         identity = pool.identity
         await _send(sock, Welcome(identity.incarnation, identity.fingerprint, pool.num_blocks, pool.block_bytes))
+        return int(hello["block_bytes"])
     except (OSError, EOFError) as error:
         raise PeerLost(f"the caller went away: {error}") from error
     except ValueError as error:
@@ -82,12 +87,25 @@ async def admit(sock: socket.socket, pool: LocalPool, key: str) -> None:
 
 
 def _refusal(hello: dict[str, Any], pool: LocalPool, key: str) -> str | None:
-    wanted = asdict(Hello(PROTOCOL, key, pool.identity.incarnation, pool.identity.fingerprint, pool.block_bytes))
+    identity = pool.identity
+    wanted = {
+        "protocol": PROTOCOL,
+        "key": key,
+        "incarnation": identity.incarnation,
+        "fingerprint": identity.fingerprint,
+    }
     for what, ours in wanted.items():
         if hello.get(what) != ours:
             return (
                 f"the {what} does not match" if what == "key" else f"{what} is {ours!r}, not {quoted(hello.get(what))}"
             )
+    block_bytes = hello.get("block_bytes")
+    if type(block_bytes) is not int:
+        return f"block_bytes must be a whole number, not {quoted(block_bytes)}"
+    try:
+        unit_bytes_of(pool.block_bytes, block_bytes)
+    except ValueError as error:
+        return f"block_bytes does not fit: {error}"
     return None
 
 

@@ -10,6 +10,7 @@ from kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, Trans
 from kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline, TransportUnavailable
 from kvtransfer.local_pool import LocalPool
 from kvtransfer.quarantine import Quarantine
+from kvtransfer.units import Units
 
 NAME = "in_memory"
 
@@ -39,7 +40,7 @@ class InMemoryNetwork:
 
 
 class InMemoryTransport:
-    """Reads block by block and lets the event loop run between two blocks."""
+    """Reads unit by unit and lets the event loop run between two units."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class InMemoryTransport:
         self._network = network
         self._connect_deadline_s = connect_deadline_s
         self._pool: LocalPool | None = None
-        self._peers: dict[PeerId, PoolDescription] = {}
+        self._peers: dict[PeerId, Units] = {}
 
     @property
     def choices(self) -> Mapping[PeerId, TransportChoice]:
@@ -68,7 +69,7 @@ class InMemoryTransport:
 
     async def connect(self, peer: PoolDescription) -> PeerId:
         """See KVTransport."""
-        self._require_pool().check_peer(peer)
+        units = self._require_pool().units(peer)
         if NAME not in peer.endpoints:
             raise TransportUnavailable(f"peer {peer.incarnation} does not offer {NAME}")
         try:
@@ -82,7 +83,7 @@ class InMemoryTransport:
             peer.block_bytes,
         ):
             raise PeerRefused(f"peer {peer.incarnation} has another pool than was described")
-        self._peers[PeerId(peer.incarnation)] = peer
+        self._peers[PeerId(peer.incarnation)] = units
         return PeerId(peer.incarnation)
 
     async def read(
@@ -96,22 +97,23 @@ class InMemoryTransport:
         """See KVTransport."""
         if peer not in self._peers:
             raise PeerLost(f"peer {peer} is not connected")
-        pool = self._require_pool()
-        pool.check_blocks(self._peers[peer], remote, local)
-        target = pool.as_bytes()
-        self.quarantine.hold(local)
+        units = self._peers[peer]
+        units.check(peer, remote, local)
+        target = self._require_pool().in_units(units.unit_bytes)
+        blocks = units.local_blocks(local)
+        self.quarantine.hold(blocks)
         try:
             async with asyncio.timeout(deadline_s):
                 for theirs, ours in zip(remote, local, strict=True):
                     source = await self._answer(peer)
                     if peer not in self._peers:
                         raise PeerLost(f"peer {peer} was forgotten")
-                    target[ours] = source.as_bytes()[theirs]
+                    target[ours] = source.in_units(units.unit_bytes)[theirs]
                     landed(1)
         except TimeoutError as error:
             raise TransferDeadline(f"blocks from peer {peer} did not come within {deadline_s} s") from error
         finally:
-            self.quarantine.release(local)
+            self.quarantine.release(blocks)
         await self._answer(peer)
 
     def forget(self, peer: PeerId) -> None:

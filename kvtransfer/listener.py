@@ -18,11 +18,12 @@ HANDSHAKE_DEADLINE_S = 10.0
 class Listener:
     """Owns a listening socket; greets callers on the event loop and hands those it admits to `serve`.
 
-    `serve` owns the caller's connection from then on, for as long as it runs; afterwards the socket is closed.
+    `serve` is told the bytes of the caller's blocks, and owns the caller's connection from then on, for as long as it
+    runs; afterwards the socket is closed.
     """
 
     def __init__(
-        self, sock: socket.socket, pool: LocalPool, key: str, serve: Callable[[socket.socket], Awaitable[None]]
+        self, sock: socket.socket, pool: LocalPool, key: str, serve: Callable[[socket.socket, int], Awaitable[None]]
     ) -> None:
         sock.setblocking(False)
         sock.listen(128)
@@ -63,11 +64,11 @@ class Listener:
             sock.setblocking(False)
             try:
                 async with asyncio.timeout(HANDSHAKE_DEADLINE_S):
-                    await admit(sock, self._pool, self._key)
+                    block_bytes = await admit(sock, self._pool, self._key)
             except (TransferError, TimeoutError) as error:
                 logger.warning("refused a connection to the KV pool: %s", error or "no greeting came")
                 return
             try:
-                await self._serve(sock)
+                await self._serve(sock, block_bytes)
             except OSError as error:
                 logger.info("a reader of the KV pool went away: %s", error)

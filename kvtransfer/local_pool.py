@@ -1,4 +1,4 @@
-"""The pool that a transport was given, and the block lists that may be copied into it."""
+"""The pool that a transport was given, and how lists of its units are copied."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,17 +10,16 @@ from torch import Tensor
 
 from kvtransfer.base import PoolDescription, PoolIdentity
 from kvtransfer.errors import PeerRefused
-
-MAX_PEER_BLOCKS = 1 << 26  # 128 TiB of blocks of 2 MiB; a transport may keep some bytes for each
+from kvtransfer.units import Units
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring blocks that are copied in one go."""
+    """Neighbouring units that are copied in one go."""
 
-    remote: int  # first block
-    local: int  # first block
-    num_blocks: int
+    remote: int  # first unit
+    local: int  # first unit
+    num_units: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +57,10 @@ class LocalPool:
         """The same memory as [num_blocks, block_bytes]."""
         return block_bytes_of(self.tensor)
 
+    def in_units(self, unit_bytes: int) -> NDArray[np.uint8]:
+        """The same memory as [num_units, unit_bytes]."""
+        return self.as_bytes().reshape(-1, unit_bytes)
+
     def memory(self) -> memoryview:
         """The same memory, flat."""
         return self.as_bytes().reshape(-1).data
@@ -72,29 +75,14 @@ class LocalPool:
             {transport: endpoint},
         )
 
-    def check_peer(self, peer: PoolDescription) -> None:
-        """Raises PeerRefused unless the peer's blocks mean the same as ours."""
-        for what, theirs, ours in (
-            ("fingerprint", peer.fingerprint, self.identity.fingerprint),
-            ("block size in bytes", peer.block_bytes, self.block_bytes),
-        ):
-            if theirs != ours:
-                raise PeerRefused(f"the {what} of peer {peer.incarnation} is {theirs!r}, ours is {ours!r}")
-        if not 0 < peer.num_blocks <= MAX_PEER_BLOCKS:
-            raise PeerRefused(f"peer {peer.incarnation} says that it has {peer.num_blocks} blocks")
-
-    def check_blocks(self, peer: PoolDescription, remote: Sequence[int], local: Sequence[int]) -> None:
-        """Raises ValueError for wrong local blocks or lengths, PeerRefused for blocks that the peer does not have."""
-        if len(remote) != len(local):
-            raise ValueError(f"{len(remote)} remote blocks cannot be read into {len(local)} local ones")
-        if len(set(local)) != len(local):
-            raise ValueError("a local block is named twice")
-        for block in local:
-            if not 0 <= block < self.num_blocks:
-                raise ValueError(f"local block {block} is not one of the pool's {self.num_blocks}")
-        for block in remote:
-            if not 0 <= block < peer.num_blocks:
-                raise PeerRefused(f"block {block} is not one of the {peer.num_blocks} of peer {peer.incarnation}")
+    def units(self, peer: PoolDescription) -> Units:
+        """In what units the peer is read. Raises PeerRefused unless its blocks are made of the same parts as ours."""
+        if peer.fingerprint != self.identity.fingerprint:
+            raise PeerRefused(
+                f"the fingerprint of peer {peer.incarnation} is {peer.fingerprint!r}, ours is "
+                f"{self.identity.fingerprint!r}"
+            )
+        return Units.of(self.num_blocks, self.block_bytes, peer)
 
 
 def block_bytes_of(pool: Tensor) -> NDArray[np.uint8]:
@@ -103,13 +91,13 @@ def block_bytes_of(pool: Tensor) -> NDArray[np.uint8]:
     return flat.reshape(pool.shape[0], -1)
 
 
-def runs(remote: Sequence[int], local: Sequence[int], max_blocks: int) -> Iterator[Run]:
-    """Splits pairs of blocks into runs that are neighbours on both sides, at most `max_blocks` long."""
+def runs(remote: Sequence[int], local: Sequence[int], max_units: int) -> Iterator[Run]:
+    """Splits pairs of units into runs that are neighbours on both sides, at most `max_units` long."""
     start = 0
     for end in range(1, len(remote) + 1):
         if (
             end == len(remote)
-            or end - start == max_blocks
+            or end - start == max_units
             or remote[end] != remote[end - 1] + 1
             or local[end] != local[end - 1] + 1
         ):

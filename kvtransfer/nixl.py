@@ -33,6 +33,7 @@ from kvtransfer.rdma import has_rdma_device
 from kvtransfer.tcp_connection import keep_alive, listening_socket, open_connection
 from kvtransfer.threads import run_in_thread
 from kvtransfer.transfers import Transfer, Transfers
+from kvtransfer.units import Units
 
 NAME = "nixl"
 # While two UCX sides still set their connection up, which may go on after first reads, some reads need the peer's help.
@@ -55,11 +56,10 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """Our pool, and a block outside it for trial reads, as NIXL knows them."""
+    """Our pool, and a block outside it for trial reads."""
 
     pool: LocalPool
-    blocks: int
-    trial_block: int
+    trial: Tensor
 
 
 class NixlTransport:
@@ -103,13 +103,11 @@ class NixlTransport:
         """
         local = LocalPool.of(pool, self._identity)
         agent = self._agent
-        region = Region(local.address, local.block_bytes, local.num_blocks)
-        blocks = agent.call(lambda: agent.register(pool, region)).result()
         trial = torch.empty(local.block_bytes, dtype=torch.uint8)
-        trial_region = Region(trial.data_ptr(), local.block_bytes, 1)
-        trial_block = agent.call(lambda: agent.register(trial, trial_region)).result()
+        for memory in (pool, trial):
+            agent.call(partial(agent.register, memory)).result()
         metadata = base64.b64encode(agent.call(agent.metadata).result()).decode()
-        self._registered = Registered(local, blocks, trial_block)
+        self._registered = Registered(local, trial)
         sock = listening_socket(self._host, self._port)
         host, port = sock.getsockname()[:2]
         address = Endpoint(host, port, secrets.token_hex(16), metadata, local.address, int(has_rdma_device()))
@@ -117,10 +115,10 @@ class NixlTransport:
         return local.describe(NAME, endpoint.encode(address))
 
     async def connect(self, peer: PoolDescription) -> PeerId:
-        """Greets the peer and reads a block on trial; see KVTransport."""
-        self._require_registered().pool.check_peer(peer)
+        """Greets the peer and reads a unit on trial; see KVTransport."""
+        units = self._require_registered().pool.units(peer)
         peer_id = PeerId(peer.incarnation)
-        await self._connections.ensure(peer_id, lambda: self._open(peer))
+        await self._connections.ensure(peer_id, lambda: self._open(peer, units))
         return peer_id
 
     async def read(
@@ -133,11 +131,11 @@ class NixlTransport:
     ) -> None:
         """Reads in the agent's thread, some MiB at a time; see KVTransport."""
         connection = self._connections.get(peer)
-        registered = self._require_registered()
-        registered.pool.check_blocks(connection.description, remote, local)
+        units = connection.units
+        units.check(peer, remote, local)
         if local:
-            read = partial(Read, peer, registered.blocks, local, remote, registered.pool.block_bytes, landed=landed)
-            await self._run(connection, read, local, deadline_s)
+            read = partial(Read, peer, connection.region, local, remote, units.unit_bytes, landed=landed)
+            await self._run(connection, read, units.local_blocks(local), deadline_s)
         if not self._connections.is_current(peer, connection):
             raise PeerLost(f"peer {peer} ended during the read")
 
@@ -189,14 +187,14 @@ class NixlTransport:
         await self._transfers.run(peer.peer_id, held, start, deadline_s, ended=finish)
         return reads[0]
 
-    async def _open(self, peer: PoolDescription) -> NixlPeer:
+    async def _open(self, peer: PoolDescription, units: Units) -> NixlPeer:
         dormant = self._dormant.pop(PeerId(peer.incarnation), None)
         if dormant is not None:
             return dormant
         address = endpoint.decode(Endpoint, peer, NAME)
         pool = self._require_registered().pool
         sock = await open_connection(address.host, address.port, address.key, pool, peer)
-        connection = NixlPeer(peer, sock)
+        connection = NixlPeer(peer, units, sock)
         connection.ask()  # UCX sets a connection up with both sides' help
         try:
             connection.reason = await self._try(connection, address)
@@ -209,9 +207,9 @@ class NixlTransport:
         return connection
 
     async def _try(self, connection: NixlPeer, address: Endpoint) -> str:
-        """Reads a block, to see how; returns that in words."""
-        peer = connection.description
-        region = Region(address.base, peer.block_bytes, peer.num_blocks)
+        """Reads a unit, to see how; returns that in words."""
+        peer, unit_bytes = connection.description, connection.units.unit_bytes
+        region = Region(address.base, unit_bytes, connection.units.num_remote)
         if not 0 < address.base < address.base + peer.num_blocks * peer.block_bytes < MAX_ADDRESS:
             raise PeerRefused(f"peer {peer.incarnation} says that its pool is at {address.base:#x}")
         try:
@@ -222,8 +220,12 @@ class NixlTransport:
         if name != peer.incarnation:
             self._agent.call(partial(self._agent.remove_peer, name))
             raise PeerRefused(f"the peer's NIXL agent is {name!r}, it was described as {peer.incarnation!r}")
-        trial_block = self._require_registered().trial_block
-        trial = partial(Read, peer.incarnation, trial_block, [0], [0], peer.block_bytes)
+        registered = self._require_registered()
+        ours = Region(registered.pool.address, unit_bytes, connection.units.num_local)
+        trials = Region(registered.trial.data_ptr(), unit_bytes, 1)
+        connection.region = await self._agent.ask(lambda: self._agent.prepare(ours))
+        trial_region = await self._agent.ask(lambda: self._agent.prepare(trials))
+        trial = partial(Read, peer.incarnation, trial_region, [0], [0], unit_bytes)
         num_at_once = 0
         for _ in range(MAX_TRIALS):
             read = await self._run(connection, trial, [], self._connect_deadline_s)
@@ -253,7 +255,7 @@ class NixlTransport:
         self._agent.call(partial(self._agent.remove_peer, peer))
 
 
-async def _help_reader(agent: NixlAgent, sock: socket.socket) -> None:
+async def _help_reader(agent: NixlAgent, sock: socket.socket, _block_bytes: int) -> None:
     """Polls while an admitted caller wants it, and learns of the caller's end."""
     keep_alive(sock)
     polls = False

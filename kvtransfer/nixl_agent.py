@@ -42,6 +42,7 @@ class NixlAgent:
         self._registered: list[Any] = []
         self._memory: list[Tensor] = []  # NIXL knows addresses only: what is registered must not go away before it
         self._local: list[Any] = []  # prepared descriptors, by the region's number
+        self._numbers: dict[Region, int] = {}
         self._num_polled_for = 0
         self._poll_until_s = 0.0
         self._closing = False
@@ -92,12 +93,17 @@ class NixlAgent:
         self._commands.put(stop)  # idempotent: a thread that has ended takes no commands
         self._thread.join()
 
-    def register(self, memory: Tensor, region: Region) -> int:
-        """Has NIXL know memory, to be read by peers and into; in the agent's thread. Returns the region's number."""
+    def register(self, memory: Tensor) -> None:
+        """Has NIXL know memory, to be read by peers and into; in the agent's thread."""
         self._registered.append(self._agent.register_memory(memory))
         self._memory.append(memory)
-        self._local.append(self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", region.rows(), "DRAM"))
-        return len(self._local) - 1
+
+    def prepare(self, region: Region) -> int:
+        """Gets ready to read into a region of registered memory; in the agent's thread. Returns the region's number."""
+        if region not in self._numbers:
+            self._local.append(self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", region.rows(), "DRAM"))
+            self._numbers[region] = len(self._local) - 1
+        return self._numbers[region]
 
     def metadata(self) -> bytes:
         """What peers need to reach the registered memory; in the agent's thread."""

@@ -4,6 +4,7 @@ import socket
 from contextlib import suppress
 
 from kvtransfer.base import PeerId, PoolDescription
+from kvtransfer.units import Units
 
 POLL = b"+"  # a reader's words to the other side: poll from now on
 REST = b"-"  # that will do
@@ -12,9 +13,11 @@ REST = b"-"  # that will do
 class NixlPeer:
     """Owns the connection that tells of the peer's end, and over which we ask it to poll."""
 
-    def __init__(self, description: PoolDescription, sock: socket.socket) -> None:
+    def __init__(self, description: PoolDescription, units: Units, sock: socket.socket) -> None:
         self.description = description
+        self.units = units
         self.sock = sock
+        self.region = -1  # our pool in these units, as the agent numbers it, once that is prepared
         self.reason = ""  # for the choice of NIXL, once it is known
         self._num_reads_in_need = 0
 

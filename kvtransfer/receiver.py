@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from kvtransfer.base import KVTransport, PeerId
+from kvtransfer.block_slice import WHOLE_BLOCK, BlockSlice
 from kvtransfer.checksum import checksum
 from kvtransfer.errors import ChecksumMismatch, PeerRefused
 from kvtransfer.local_pool import block_bytes_of
@@ -16,9 +17,10 @@ MAX_READ_BYTES = 64 << 20  # read in one go: the deadline is for as much, and a 
 class BlockReceiver:
     """Pulls announced blocks of one peer into a request's own blocks and compares them with their checksums.
 
-    A block's own checksum is made as it lands; the peer's may be announced before or after that. The blocks before
-    `num_blocks_received` are whole and checked, whatever fails later. After an error the receiver is of no more use,
-    and the request's blocks may be used again only when `transport.quarantine.wait_clear` says so.
+    A unit's own checksum is made as it lands; the peer's may be announced before or after that. The blocks before
+    `num_blocks_received` are whole and checked, whatever fails later; of a block that comes from several peers, what
+    comes from this one is. After an error the receiver is of no more use, and the request's blocks may be used again
+    only when `transport.quarantine.wait_clear` says so.
     """
 
     def __init__(
@@ -29,19 +31,22 @@ class BlockReceiver:
         block_table: Sequence[int],
         deadline_s: float,
         num_blocks_received: int = 0,
+        block_slice: BlockSlice = WHOLE_BLOCK,
     ) -> None:
         """`block_table`: ids of the request's blocks in `pool`; the first `num_blocks_received` are here already.
 
-        `deadline_s` is for each 64 MiB.
+        `deadline_s` is for each 64 MiB; `block_slice`: what is read of each block.
         """
         self._transport = transport
         self._peer = peer
-        self._blocks = block_bytes_of(pool)
+        self._slice = block_slice
+        blocks = block_bytes_of(pool)
+        self._units = blocks.reshape(-1, blocks.shape[1] // block_slice.local_per_block)
         self._block_table = list(block_table)
         self._deadline_s = deadline_s
         self._num_known = num_blocks_received
-        self._landed: list[int] = []  # checksums of the blocks that were read
-        self._announced: list[int] = []  # checksums of the same blocks in the peer's pool
+        self._landed: list[int] = []  # checksums of the units that were read, some for each block
+        self._announced: list[int] = []  # checksums of the same units in the peer's pool
         self.num_blocks_received = num_blocks_received
         self.transfer_s = 0.0  # spent in reads, without making checksums
 
@@ -53,12 +58,12 @@ class BlockReceiver:
     @property
     def num_blocks_read(self) -> int:
         """Blocks that are here, checked or not."""
-        return self._num_known + len(self._landed)
+        return self._num_known + len(self._landed) // self._slice.num_units
 
     @property
     def num_blocks_expected(self) -> int:
         """Blocks whose checksums are known."""
-        return self._num_known + len(self._announced)
+        return self._num_known + len(self._announced) // self._slice.num_units
 
     async def read(self, first_index: int, remote: Sequence[int]) -> None:
         """Reads the peer's blocks `remote`, which stand in the block table from `first_index` on.
@@ -68,18 +73,22 @@ class BlockReceiver:
         """
         num_here = self._num_here(first_index, len(remote), self.num_blocks_read)
         remote = remote[num_here:]
-        step = max(1, MAX_READ_BYTES // self._blocks.shape[1])
+        step = max(1, MAX_READ_BYTES // (self._units.shape[1] * self._slice.num_units))
         for start in range(0, len(remote), step):
             await self._read_once(remote[start : start + step])
             self._compare()
 
     def expect(self, first_index: int, checksums: Sequence[int]) -> None:
-        """Takes the announced checksums of the blocks from `first_index` on.
+        """Takes the announced checksums of the blocks from `first_index` on: of every unit of the peer's blocks.
 
         Raises PeerRefused if they leave a gap or do not fit the block table, and ChecksumMismatch.
         """
-        num_here = self._num_here(first_index, len(checksums), self.num_blocks_expected)
-        self._announced += checksums[num_here:]
+        count, rest = divmod(len(checksums), self._slice.remote_per_block)
+        if rest:
+            raise PeerRefused(f"{len(checksums)} checksums came of blocks of {self._slice.remote_per_block} units each")
+        num_here = self._num_here(first_index, count, self.num_blocks_expected)
+        part = self._slice.pairs(range(num_here, count), ())
+        self._announced += [checksums[unit] for unit in part.remote]
         self._compare()
 
     def _num_here(self, first_index: int, count: int, num_blocks: int) -> int:
@@ -93,31 +102,33 @@ class BlockReceiver:
 
     async def _read_once(self, remote: Sequence[int]) -> None:
         local = self._block_table[self.num_blocks_read : self.num_blocks_read + len(remote)]
+        units = self._slice.pairs(remote, local)
         checksums: list[int] = []
         checksums_s = 0.0
 
-        def landed(num_blocks: int) -> None:
+        def landed(num_units: int) -> None:
             nonlocal checksums_s
             started = time.perf_counter()
-            come = local[len(checksums) : len(checksums) + num_blocks]
-            checksums.extend([checksum(self._blocks[block]) for block in come])
+            come = units.local[len(checksums) : len(checksums) + num_units]
+            checksums.extend([checksum(self._units[unit]) for unit in come])
             checksums_s += time.perf_counter() - started
 
         started = time.perf_counter()
         try:
-            await self._transport.read(self._peer, remote, local, self._deadline_s, landed)
+            await self._transport.read(self._peer, units.remote, units.local, self._deadline_s, landed)
         finally:
             self.transfer_s += time.perf_counter() - started - checksums_s
         self._landed += checksums
 
     def _compare(self) -> None:
         """Counts the blocks that are as announced. Raises ChecksumMismatch naming the first that is not."""
-        start = self.num_blocks_received - self._num_known
-        for landed, announced in zip(self._landed[start:], self._announced[start:], strict=False):
-            if landed != announced:
+        count = self._slice.num_units
+        num_both = min(self.num_blocks_read, self.num_blocks_expected)
+        for index in range(self.num_blocks_received, num_both):
+            units = slice((index - self._num_known) * count, (index - self._num_known + 1) * count)
+            if self._landed[units] != self._announced[units]:
                 raise ChecksumMismatch(
-                    f"block {self.num_blocks_received} of the request, in block "
-                    f"{self._block_table[self.num_blocks_received]}, does not have the checksum that peer "
-                    f"{self._peer} announced"
+                    f"block {index} of the request, in block {self._block_table[index]}, does not have the checksum "
+                    f"that peer {self._peer} announced"
                 )
             self.num_blocks_received += 1

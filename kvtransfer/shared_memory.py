@@ -32,6 +32,7 @@ from kvtransfer.quarantine import Quarantine
 from kvtransfer.shared_pool import MADV_POPULATE_READ, SEALS, SharedPool, populate
 from kvtransfer.threads import run_in_thread
 from kvtransfer.transfers import Transfer, Transfers
+from kvtransfer.units import Units
 
 __all__ = ["SharedMemoryTransport", "SharedPool"]
 
@@ -53,9 +54,9 @@ class Endpoint:
 class Peer:
     """A peer's pool, mapped; unmapped when the last read that uses it has ended."""
 
-    description: PoolDescription
+    units: Units
     sock: socket.socket
-    blocks: NDArray[np.uint8]  # [num_blocks, block_bytes], read-only
+    memory: NDArray[np.uint8]  # [num_remote, unit_bytes], read-only
 
 
 class SharedMemoryTransport:
@@ -95,9 +96,9 @@ class SharedMemoryTransport:
 
     async def connect(self, peer: PoolDescription) -> PeerId:
         """Maps the peer's pool; see KVTransport."""
-        self._require_pool().check_peer(peer)
+        units = self._require_pool().units(peer)
         peer_id = PeerId(peer.incarnation)
-        await self._connections.ensure(peer_id, lambda: self._open(peer))
+        await self._connections.ensure(peer_id, lambda: self._open(peer, units))
         return peer_id
 
     async def read(
@@ -110,23 +111,23 @@ class SharedMemoryTransport:
     ) -> None:
         """Copies in a thread, or at once if it is little; see KVTransport."""
         connection = self._connections.get(peer)
-        pool = self._require_pool()
-        pool.check_blocks(connection.description, remote, local)
-        target = pool.as_bytes()
-        step = max(1, MAX_STEP_BYTES // pool.block_bytes)
+        units = connection.units
+        units.check(peer, remote, local)
+        target = self._require_pool().in_units(units.unit_bytes)
+        step = max(1, MAX_STEP_BYTES // units.unit_bytes)
 
         def copy(transfer: Transfer | None) -> None:
             for run in runs(remote, local, step):
                 if transfer is not None:
                     transfer.check()
-                source = connection.blocks[run.remote : run.remote + run.num_blocks]
-                np.copyto(target[run.local : run.local + run.num_blocks], source)
-                landed(run.num_blocks)
+                source = connection.memory[run.remote : run.remote + run.num_units]
+                np.copyto(target[run.local : run.local + run.num_units], source)
+                landed(run.num_units)
 
-        if len(local) * pool.block_bytes <= INLINE_BYTES:
+        if len(local) * units.unit_bytes <= INLINE_BYTES:
             copy(None)
         else:
-            await self._transfers.run(peer, local, self._threads.starter(copy), deadline_s)
+            await self._transfers.run(peer, units.local_blocks(local), self._threads.starter(copy), deadline_s)
         if self._connections.is_current(peer, connection) and not is_open(connection.sock):
             self._lose(peer)
         if not self._connections.is_current(peer, connection):
@@ -151,7 +152,7 @@ class SharedMemoryTransport:
             raise ValueError("no pool was registered")
         return self._pool
 
-    async def _open(self, peer: PoolDescription) -> Peer:
+    async def _open(self, peer: PoolDescription, units: Units) -> Peer:
         address = endpoint.decode(Endpoint, peer, NAME)
         if address.host != host_id():
             raise TransportUnavailable(f"peer {peer.incarnation} is on another host or in another network namespace")
@@ -161,11 +162,11 @@ class SharedMemoryTransport:
             raise TransportUnavailable(f"no socket for peer {peer.incarnation}: {error}") from error
         try:
             sock.setblocking(False)
-            blocks = await self._map(sock, address, peer)
+            memory = await self._map(sock, address, peer)
         except BaseException:
             sock.close()
             raise
-        connection = Peer(peer, sock, blocks)
+        connection = Peer(units, sock, memory.reshape(units.num_remote, units.unit_bytes))
         asyncio.get_running_loop().add_reader(sock.fileno(), self._lose, PeerId(peer.incarnation))
         return connection
 
@@ -183,7 +184,7 @@ class SharedMemoryTransport:
         # The first touch of a page can cost as much as copying it. Nobody waits for this: it takes 10 to 30 ms for
         # 256 MiB, as much as it saves the reads that come at once.
         run_in_thread("baton-kv-populate", partial(populate, mapping, MADV_POPULATE_READ))
-        return np.frombuffer(mapping, np.uint8).reshape(peer.num_blocks, peer.block_bytes)
+        return np.frombuffer(mapping, np.uint8)
 
     def _lose(self, peer: PeerId) -> None:
         self._drop(peer, PeerLost(f"peer {peer} ended"))
@@ -196,7 +197,7 @@ class SharedMemoryTransport:
             connection.sock.close()
 
 
-async def _pass_memory(memory: SharedPool, sock: socket.socket) -> None:
+async def _pass_memory(memory: SharedPool, sock: socket.socket, _block_bytes: int) -> None:
     """Passes the pool's file to an admitted caller, and waits for the caller's end."""
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, uid, _ = struct.unpack("3i", credentials)

@@ -25,6 +25,7 @@ from kvtransfer.quarantine import Quarantine
 from kvtransfer.tcp_connection import listening_socket, open_connection
 from kvtransfer.tcp_server import serve_reader
 from kvtransfer.transfers import Transfer, Transfers
+from kvtransfer.units import Units
 
 NAME = "tcp"
 MAX_IDLE_CONNECTIONS = 4  # a peer
@@ -46,6 +47,7 @@ class Peer:
     """A peer and the connections to it that no read uses just now; their end is how its end is noticed."""
 
     description: PoolDescription
+    units: Units
     address: Endpoint
     idle: list[socket.socket] = field(default_factory=list)
     reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_PEER_READS))
@@ -89,9 +91,9 @@ class TcpTransport:
 
     async def connect(self, peer: PoolDescription) -> PeerId:
         """Opens a first connection; see KVTransport."""
-        self._require_pool().check_peer(peer)
+        units = self._require_pool().units(peer)
         peer_id = PeerId(peer.incarnation)
-        await self._connections.ensure(peer_id, lambda: self._connect(peer))
+        await self._connections.ensure(peer_id, lambda: self._connect(peer, units))
         return peer_id
 
     async def read(
@@ -104,8 +106,7 @@ class TcpTransport:
     ) -> None:
         """Receives in a thread; see KVTransport."""
         connected = self._connections.get(peer)
-        pool = self._require_pool()
-        pool.check_blocks(connected.description, remote, local)
+        connected.units.check(peer, remote, local)
         if not local:
             return
         end_s = asyncio.get_running_loop().time() + deadline_s
@@ -128,15 +129,14 @@ class TcpTransport:
         if not self._connections.is_current(peer, connected):
             sock.close()
             raise PeerLost(f"peer {peer} was forgotten")
-        pool = self._require_pool()
-        memory = pool.memory()
+        units, memory = connected.units, self._require_pool().memory()
 
         def copy(transfer: Transfer) -> None:
             try:
                 tcp_frames.send_request(sock, remote)
-                buffers = tcp_frames.block_buffers(memory, pool.block_bytes, local)
+                buffers = tcp_frames.unit_buffers(memory, units.unit_bytes, local)
                 for buffer in tcp_frames.receive_response(sock, buffers):
-                    landed(len(buffer) // pool.block_bytes)
+                    landed(len(buffer) // units.unit_bytes)
                     transfer.check()
             except (OSError, PeerLost) as error:
                 transfer.check()
@@ -150,7 +150,7 @@ class TcpTransport:
             remaining_s = max(0.0, end_s - clock())
             await self._transfers.run(
                 peer,
-                local,
+                units.local_blocks(local),
                 self._threads.starter(copy),
                 remaining_s,
                 interrupt,
@@ -179,8 +179,8 @@ class TcpTransport:
             raise ValueError("no pool was registered")
         return self._pool
 
-    async def _connect(self, peer: PoolDescription) -> Peer:
-        connected = Peer(peer, endpoint.decode(Endpoint, peer, NAME))
+    async def _connect(self, peer: PoolDescription, units: Units) -> Peer:
+        connected = Peer(peer, units, endpoint.decode(Endpoint, peer, NAME))
         self._keep(connected, await self._open(connected))
         return connected
 

@@ -1,7 +1,7 @@
 """What goes over a TCP connection once the two sides have greeted each other; blocking sockets only.
 
-Request:  number of blocks (u32), then so many block ids (u32).
-Response: status (u32), number of bytes that follow (u64): the blocks in the order asked for, or a refusal's text.
+Request:  number of units (u32), then so many unit ids (u32); units of the two sides' block sizes, see `units`.
+Response: status (u32), number of bytes that follow (u64): the units in the order asked for, or a refusal's text.
 All numbers are little-endian.
 """
 
@@ -17,30 +17,30 @@ from kvtransfer.peer_words import words
 
 REQUEST = struct.Struct("<I")
 RESPONSE = struct.Struct("<IQ")
-STATUS_BLOCKS = 0
+STATUS_UNITS = 0
 STATUS_REFUSED = 1
-MAX_REQUEST_BLOCKS = 1 << 20
+MAX_REQUEST_UNITS = 1 << 20
 MAX_TEXT_BYTES = 4 << 10
 MAX_STEP_BYTES = 1 << 20  # received between two looks at whether the read was aborted; fits a core's own cache
 
 
-def send_request(sock: socket.socket, blocks: Sequence[int]) -> None:
-    """Asks for blocks."""
-    sock.sendall(REQUEST.pack(len(blocks)) + np.asarray(blocks, "<u4").tobytes())
+def send_request(sock: socket.socket, units: Sequence[int]) -> None:
+    """Asks for units."""
+    sock.sendall(REQUEST.pack(len(units)) + np.asarray(units, "<u4").tobytes())
 
 
 def receive_request(sock: socket.socket) -> list[int] | None:
-    """Blocks that are asked for; None when the caller has closed. Raises PeerRefused for what is no request."""
+    """Units that are asked for; None when the caller has closed. Raises PeerRefused for what is no request."""
     header = bytearray(REQUEST.size)
     if not sock.recv_into(header, 1):
         return None
     receive_into(sock, memoryview(header)[1:])
-    (num_blocks,) = REQUEST.unpack(header)
-    if num_blocks > MAX_REQUEST_BLOCKS:
-        raise PeerRefused(f"a request for {num_blocks} blocks")
-    blocks = bytearray(num_blocks * 4)
-    receive_into(sock, memoryview(blocks))
-    ids: list[int] = np.frombuffer(blocks, "<u4").tolist()
+    (num_units,) = REQUEST.unpack(header)
+    if num_units > MAX_REQUEST_UNITS:
+        raise PeerRefused(f"a request for {num_units} units")
+    units = bytearray(num_units * 4)
+    receive_into(sock, memoryview(units))
+    ids: list[int] = np.frombuffer(units, "<u4").tolist()
     return ids
 
 
@@ -48,12 +48,12 @@ def send_response(sock: socket.socket, status: int, buffers: list[memoryview]) -
     """Answers a request, straight from the given memory."""
     num_bytes = sum(len(buffer) for buffer in buffers)
     sock.sendall(RESPONSE.pack(status, num_bytes))
-    for buffer in buffers:  # one by one: gathered into one call, blocks of 1 MiB go a third slower
+    for buffer in buffers:  # one by one: gathered into one call, units of 1 MiB go a third slower
         sock.sendall(buffer)
 
 
 def receive_response(sock: socket.socket, buffers: list[memoryview]) -> Iterator[memoryview]:
-    """Receives the blocks that were asked for, straight into the given memory; yields each buffer when it is full.
+    """Receives the units that were asked for, straight into the given memory; yields each buffer when it is full.
 
     Raises PeerRefused or PeerLost.
     """
@@ -65,7 +65,7 @@ def receive_response(sock: socket.socket, buffers: list[memoryview]) -> Iterator
         receive_into(sock, memoryview(text))
         raise PeerRefused(f"the peer refused: {words(text.decode(errors='replace'))}")
     expected = sum(len(buffer) for buffer in buffers)
-    if status != STATUS_BLOCKS or num_bytes != expected:
+    if status != STATUS_UNITS or num_bytes != expected:
         raise PeerRefused(f"the peer answered with status {status} and {num_bytes} bytes, {expected} were expected")
     for buffer in buffers:
         receive_into(sock, buffer)
@@ -81,9 +81,9 @@ def receive_into(sock: socket.socket, buffer: memoryview) -> None:
         buffer = buffer[num_bytes:]
 
 
-def block_buffers(memory: memoryview, block_bytes: int, blocks: Sequence[int]) -> list[memoryview]:
-    """Where blocks lie in a pool's memory, neighbours joined up to a step."""
+def unit_buffers(memory: memoryview, unit_bytes: int, units: Sequence[int]) -> list[memoryview]:
+    """Where units lie in a pool's memory, neighbours joined up to a step."""
     return [
-        memory[run.local * block_bytes : (run.local + run.num_blocks) * block_bytes]
-        for run in runs(blocks, blocks, max_blocks=max(1, MAX_STEP_BYTES // block_bytes))
+        memory[run.local * unit_bytes : (run.local + run.num_units) * unit_bytes]
+        for run in runs(units, units, max_units=max(1, MAX_STEP_BYTES // unit_bytes))
     ]

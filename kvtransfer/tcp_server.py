@@ -11,15 +11,17 @@ from kvtransfer.errors import TransferError
 from kvtransfer.local_pool import LocalPool
 from kvtransfer.tcp_connection import keep_alive
 from kvtransfer.threads import run_in_thread
+from kvtransfer.units import unit_bytes_of
 
 logger = logging.getLogger(__name__)
 
 
-async def serve_reader(pool: LocalPool, sock: socket.socket) -> None:
-    """Serves an admitted caller until it closes."""
+async def serve_reader(pool: LocalPool, sock: socket.socket, block_bytes: int) -> None:
+    """Serves an admitted caller, whose blocks are of `block_bytes`, until it closes."""
+    unit_bytes = unit_bytes_of(pool.block_bytes, block_bytes)
     keep_alive(sock)
     sock.setblocking(True)
-    serving = run_in_thread("baton-kv-tcp-serve", partial(serve_blocks, sock, pool))
+    serving = run_in_thread("baton-kv-tcp-serve", partial(serve_units, sock, pool, unit_bytes))
     try:
         await asyncio.shield(serving)
     finally:
@@ -28,17 +30,18 @@ async def serve_reader(pool: LocalPool, sock: socket.socket) -> None:
         await serving  # the socket may be closed only when its thread has ended
 
 
-def serve_blocks(sock: socket.socket, pool: LocalPool) -> None:
-    """Answers requests for blocks until the caller closes or sends what is no request."""
+def serve_units(sock: socket.socket, pool: LocalPool, unit_bytes: int) -> None:
+    """Answers requests for units until the caller closes or sends what is no request."""
     memory = pool.memory()
+    per_block = pool.block_bytes // unit_bytes
     try:
-        while (blocks := tcp_frames.receive_request(sock)) is not None:
-            wrong = next((block for block in blocks if block >= pool.num_blocks), None)
+        while (units := tcp_frames.receive_request(sock)) is not None:
+            wrong = next((unit for unit in units if unit >= pool.num_blocks * per_block), None)
             if wrong is None:
-                buffers = tcp_frames.block_buffers(memory, pool.block_bytes, blocks)
-                tcp_frames.send_response(sock, tcp_frames.STATUS_BLOCKS, buffers)
+                buffers = tcp_frames.unit_buffers(memory, unit_bytes, units)
+                tcp_frames.send_response(sock, tcp_frames.STATUS_UNITS, buffers)
             else:
-                text = f"block {wrong} is not one of the pool's {pool.num_blocks}".encode()
+                text = f"block {wrong // per_block} is not one of the pool's {pool.num_blocks}".encode()
                 tcp_frames.send_response(sock, tcp_frames.STATUS_REFUSED, [memoryview(text)])
     except TransferError as error:
         logger.warning("closed a connection to the KV pool: %s", error)

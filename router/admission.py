@@ -49,11 +49,12 @@ class Admission:
         limits: AdmissionLimits,
         capacity: Capacity,
         metrics: AdmissionMetrics,
+        arrivals: Arrivals,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_inflight = 0
         self.draining = False
-        self.arrivals = Arrivals(clock)  # of what is to be generated
+        self.arrivals = arrivals  # of what is to be generated
         self._limits = limits
         self._limit = InflightLimit(limits.max_inflight, capacity)
         self._metrics = metrics

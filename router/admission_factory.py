@@ -5,6 +5,7 @@ from prometheus_client import CollectorRegistry
 from router.admission import Admission
 from router.admission_limits import AdmissionLimits
 from router.admission_metrics import AdmissionMetrics
+from router.arrivals import Arrivals
 from router.config import RouterConfig
 from router.pool_capacity import PoolCapacity
 from router.worker_pool import WorkerPool
@@ -19,4 +20,5 @@ def make_admission(config: RouterConfig, pool: WorkerPool, registry: CollectorRe
         max_wait_s=config.max_queue_wait_s,
         no_worker_timeout_s=config.failover_timeout_s,
     )
-    return Admission(limits, PoolCapacity(pool), AdmissionMetrics(registry, model_name))
+    arrivals = Arrivals(config.traffic_window_s)
+    return Admission(limits, PoolCapacity(pool), AdmissionMetrics(registry, model_name), arrivals)

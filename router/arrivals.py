@@ -1,4 +1,4 @@
-"""How often choices came to the router in the last minute."""
+"""How often choices came to the router lately."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from router.samples import Samples
 from router.sliding_window import SlidingWindow
 from rpc.registry.report import SampleSums
 
-SPAN_S, NUM_SPANS = 1.0, 60
+SPAN_S = 1.0
 LEAST_WINDOW_S = 1.0  # a router that began a moment ago knows no rate
 
 
@@ -33,12 +33,13 @@ class Arrival:
 class Arrivals:
     """Owns when choices came, before anybody waits or is refused."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, window_s: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._longest_s = window_s
         self._clock = clock
         self._began_s = clock()
         self._last_s: float | None = None
         self._last: Arrival | None = None
-        self._window = SlidingWindow(_Came, NUM_SPANS, SPAN_S)
+        self._window = SlidingWindow(_Came, window_s, SPAN_S)
 
     def came(self, num_choices: int) -> Arrival:
         """A request came; its choices come at once, without a gap."""
@@ -47,7 +48,7 @@ class Arrivals:
         span.num += num_choices
         span.gaps_s.num += num_choices - 1
         gap_s = None if self._last_s is None else now_s - self._last_s
-        if gap_s is not None and gap_s >= NUM_SPANS * SPAN_S:  # of no window
+        if gap_s is not None and gap_s >= self._longest_s:  # of no window
             gap_s = None
         if gap_s is not None:
             span.gaps_s.add(gap_s)

@@ -74,6 +74,13 @@ class RoutedRequest:
     hints: RoutingHints = NO_HINTS
     reuse_share: float = 0.5  # of the last prompts' tokens, what some worker had cached
     mean_output_tokens: float = 256.0  # of the last answers
+    typical_output_tokens: tuple[float, ...] = ()  # of them, as likely as each other; none: all are as long as the mean
+
+    @property
+    def expected_output_tokens(self) -> float:
+        """Of its own answer: the mean, or the most that it may have if that is less; at least 1."""
+        num_allowed = self.num_final_tokens - self.num_tokens
+        return max(1.0, min(self.mean_output_tokens, num_allowed)) if num_allowed > 0 else self.mean_output_tokens
 
     def missing_tokens(self, worker: WorkerSnapshot) -> int:
         """Tokens whose KV the worker lacks; the last one always has to be computed for its logits."""

@@ -39,6 +39,7 @@ class RouterConfig:
     watch_interval_ms: int = 50  # least time between two load reports of a worker
     failover_attempts: int = 3  # how often a request is sent again after its worker was lost
     failover_timeout_s: float = 30.0  # how long such a request waits for a worker
+    traffic_window_s: int = 60  # over which traffic is measured for whoever sizes the pools
     drain_timeout_s: float = 30.0  # how long running requests may finish after SIGTERM
     processes: int = 1  # that share the ports
     process: int | None = None  # number of this one of them, from 0 on; None: it shares nothing

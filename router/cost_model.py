@@ -10,7 +10,7 @@ from math import ceil
 
 from router.cluster import RoutedRequest, WorkerSnapshot
 from router.rates import RateBook
-from router.targets import Targets
+from router.targets import SLOPE, Targets
 from router.worker_times import WorkerTimes
 
 
@@ -67,7 +67,7 @@ class CostModel:
     def cost(self, price: Price) -> float:
         """What is least for the best plan."""
         return (
-            price.ttft_s
+            self._ttft_weight * price.ttft_s
             + self._harm_weight * price.harm_s
             + self.eviction_weight * price.evicted_s
             + self.fairness_weight * price.unfair_s
@@ -78,7 +78,8 @@ class CostModel:
         busy_s = self._harm_weight * option.harm_s
         if self.targets is not None:
             busy_s += self.targets.late_s(self.hop_s + option.wait_s + option.compute_s)
-        return option.wait_s + option.compute_s + busy_s + self.eviction_weight * option.evicted_s
+        ttft_s = option.wait_s + option.compute_s
+        return self._ttft_weight * ttft_s + busy_s + self.eviction_weight * option.evicted_s
 
     def is_tight(self, decode: WorkerTimes) -> bool:
         """Whether one more sequence there would have to wait for room, or come near what is promised."""
@@ -92,7 +93,7 @@ class CostModel:
             others_s = (decode.num_running + 1) * work_s  # who decodes now, and on the average one who comes next
             harm_s = others_s + self._joining_s(decode)
         else:
-            harm_s = self.targets.late_s(ttft_s) + self.targets.joining_s(decode)
+            harm_s = self.targets.late_s(ttft_s) + self.targets.joining_s(request, decode)
             harm_s += self.targets.disturbing_s(request, decode, work_s, num_more=1)
         return Price(ttft_s, harm_s, request.reuse_share * work_s, unfair_s)
 
@@ -108,7 +109,7 @@ class CostModel:
         if self.targets is None:
             harm_s = exposed_s + option.harm_s + self._joining_s(decode)
         else:
-            harm_s = self.targets.late_s(ttft_s) + self.targets.joining_s(decode)
+            harm_s = self.targets.late_s(ttft_s) + self.targets.joining_s(request, decode)
             harm_s += self.targets.pause_s(request, exposed_s) + option.harm_s
         return Price(
             ttft_s=ttft_s,
@@ -147,6 +148,11 @@ class CostModel:
         """Prompts follow what is cached, and what is cached follows prompts: without this one worker may get most."""
         worth_s = request.reuse_share * request.num_tokens / decode.rates.prefill_tokens_per_s
         return book.excess(decode.worker) * worth_s
+
+    @property
+    def _ttft_weight(self) -> float:
+        """A first token that is early is worth no more than tokens that are, where times for both are promised."""
+        return 1.0 if self.targets is None else SLOPE
 
     @property
     def _harm_weight(self) -> float:

@@ -221,6 +221,7 @@ class Dispatcher:
             generation.request.context.hints,
             self._reuse.value,
             self._answers.mean,
+            self._answers.typical,
         )
 
     async def _attempt(

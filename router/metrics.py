@@ -19,10 +19,10 @@ LENGTH_BUCKETS = tuple(digit * 10**power for power in range(6) for digit in (1, 
 class RouterMetrics:
     """Owns the router's series, the registry that they and the workers' series are read from, and the last traffic."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, traffic_window_s: int) -> None:
         self.registry = CollectorRegistry()
         self.model_name = model_name
-        self.traffic = Traffic()
+        self.traffic = Traffic(traffic_window_s)
         series = TallySeries(model_name)
         self._prompt_tokens = series.count(f"{PREFIX}prompt_tokens", "Prompt tokens of the requests served.")
         self._generation_tokens = series.count(f"{PREFIX}generation_tokens", "Tokens generated.")

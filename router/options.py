@@ -48,6 +48,11 @@ ROUTER_OPTIONS = {
     "watch_interval_ms": OptionInfo("Least time in ms between two load reports of a worker.", minimum=1),
     "failover_attempts": OptionInfo("How often a request is sent again after its worker was lost.", minimum=0),
     "failover_timeout_s": OptionInfo("Longest wait in seconds of such a request for a worker.", minimum=0),
+    "traffic_window_s": OptionInfo(
+        "Last seconds whose traffic is told to whoever sizes the pools: more are surer, fewer are sooner.",
+        minimum=1,
+        maximum=3600,
+    ),
     "drain_timeout_s": OptionInfo("Longest wait in seconds for running requests at the end.", minimum=0),
     "processes": OptionInfo("Processes that share the ports and the work.", minimum=1, maximum=256),
     "process": OptionInfo("Number of this process among them.", minimum=0, hidden=True),

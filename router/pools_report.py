@@ -53,6 +53,7 @@ class PoolsReporter:
             gaps_s=arrivals.gaps_s,
             prompt_tokens=lengths.prompt,
             uncached_tokens=lengths.uncached,
+            remote_tokens=lengths.remote,
             output_tokens=lengths.output,
             num_waiting=self._admission.num_waiting,
             oldest_wait_s=self._admission.oldest_wait_s,

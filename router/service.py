@@ -78,7 +78,7 @@ def make_service(config: RouterConfig) -> RouterService:
     security = make_security(config.tls_cert, config.tls_key, config.tls_ca, config.tls_server_name)
     pool = WorkerPool(registry, model.name, router_id, config.watch_interval_ms, security)
     policy = make_policy(config.policy, config.local_prefill_below, _targets(config))
-    metrics = RouterMetrics(model.name)
+    metrics = RouterMetrics(model.name, config.traffic_window_s)
     admission = make_admission(config, pool, metrics.registry, model.name)
     metrics.inflight.set_function(lambda: admission.num_inflight)
     metrics.registry.register(WorkerSeries(pool, model.name))

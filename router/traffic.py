@@ -1,4 +1,4 @@
-"""How long prompts and outputs were in the last minute, and how soon each worker answered.
+"""How long prompts and outputs were lately, and how soon each worker answered.
 
 Counting costs a request some ten microseconds in all; whoever reads adds up the seconds.
 """
@@ -14,7 +14,7 @@ from router.sliding_window import SlidingWindow
 from rpc.latency_sketch import bin_of
 from rpc.registry.report import SampleSums
 
-SPAN_S, NUM_SPANS = 1.0, 60
+SPAN_S = 1.0
 
 
 @dataclass(slots=True)
@@ -23,6 +23,7 @@ class _Lengths:
 
     prompt: Samples = field(default_factory=Samples)
     uncached: Samples = field(default_factory=Samples)
+    remote: Samples = field(default_factory=Samples)
     output: Samples = field(default_factory=Samples)
 
 
@@ -32,22 +33,27 @@ class LengthSums:
 
     prompt: SampleSums
     uncached: SampleSums  # what some worker had to compute of the prompts
+    remote: SampleSums  # of these prompts, those that went to a prefill worker
     output: SampleSums
 
 
 class Traffic:
     """Owns what is measured of the choices on their way."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, window_s: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._window_s = window_s
         self._clock = clock
-        self._lengths = SlidingWindow(_Lengths, NUM_SPANS, SPAN_S)
+        self._lengths = SlidingWindow(_Lengths, window_s, SPAN_S)
         self._latencies: dict[str, LatencyWindow] = {}  # by incarnation
 
     def routed(self, plan: Plan, request: RoutedRequest) -> None:
         """A choice is sent to workers for the first time."""
         span = self._lengths.at(self._clock())
         span.prompt.add(request.num_tokens)
-        span.uncached.add(uncached_tokens(plan, request))
+        num_uncached = uncached_tokens(plan, request)
+        span.uncached.add(num_uncached)
+        if plan.prefill is not None:
+            span.remote.add(num_uncached)
 
     def ended(self, num_tokens: int) -> None:
         """A choice ended with so many tokens."""
@@ -59,7 +65,7 @@ class Traffic:
         window = self._latencies.get(incarnation)
         if window is None:
             self._forget_old(now_s)
-            window = self._latencies[incarnation] = LatencyWindow()
+            window = self._latencies[incarnation] = LatencyWindow(self._window_s)
         window.add(bin_of(time_s), now_s)
 
     @property
@@ -69,6 +75,7 @@ class Traffic:
         return LengthSums(
             prompt=sum((span.prompt.sums() for span in spans), SampleSums()),
             uncached=sum((span.uncached.sums() for span in spans), SampleSums()),
+            remote=sum((span.remote.sums() for span in spans), SampleSums()),
             output=sum((span.output.sums() for span in spans), SampleSums()),
         )
 

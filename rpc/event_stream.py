@@ -11,7 +11,9 @@ from kvtransfer.errors import PeerLost, TransferDeadline
 Event = TypeVar("Event", bound=Message)
 
 
-async def next_event(call: grpc.aio.UnaryStreamCall[Any, Event], peer: str, deadline_s: float) -> Event | None:
+async def next_event(
+    call: grpc.aio.UnaryStreamCall[Any, Event] | grpc.aio.StreamStreamCall[Any, Event], peer: str, deadline_s: float
+) -> Event | None:
     """None at the call's end. Raises TransferDeadline, AioRpcError, or PeerLost if the call's channel was closed."""
     task = asyncio.current_task()
     assert task is not None

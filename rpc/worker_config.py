@@ -31,6 +31,13 @@ class WorkerConfig:
     transfer_deadline_s: float = 30.0  # of one read of announced blocks
     drain_timeout_s: float = 30.0  # how long running requests may finish after SIGTERM
     max_step_s: float | None = None  # a longer step of the engine ends the process; None: 20 s, on a CPU 180 s
+    expert_parallel: int = 1  # ranks over which the experts are spread, each a worker of its own; 1: all are here
+    rendezvous: str | None = None  # host:port of the process that knows the group's ranks
+    group: str = "experts"  # its name there
+    group_port: int = 0  # where the other ranks wake this one, 0: any free one
+    enable_eplb: bool = False  # place experts anew by their measured load
+    num_redundant_experts: int = 0  # replicas of a layer's experts over all ranks
+    eplb_step_interval: int = 3000  # steps from one placement to the next
     strict: bool = False  # start only if the doctor finds nothing wrong with the machine
     tls_cert: str | None = None  # PEM files for mutual TLS with other processes; None: plaintext
     tls_key: str | None = None
@@ -46,11 +53,13 @@ class WorkerConfig:
         return LONGEST_CPU_STEP_S if self.engine.device.partition(":")[0] == "cpu" else LONGEST_STEP_S
 
     def __post_init__(self) -> None:
-        """Raises OptionError for ports that are the same, and for a registry that cannot work."""
+        """Raises OptionError for ports that are the same, a registry that cannot work, a group without rendezvous."""
         if self.kv_port and self.kv_port in (self.port, self.metrics_port):
             raise OptionError(f"kv_port: {self.kv_port} is the port of something else; give each its own")
         if self.kv_port and self.transport == "shared_memory":
             raise OptionError("kv_port: shared memory has no port; leave it out, or take another transport")
+        if self.expert_parallel > 1 and self.rendezvous is None:
+            raise OptionError("rendezvous: expert_parallel needs the host:port of a `baton rendezvous`")
         if self.registry is None:
             return
         parse_registry_url(self.registry)

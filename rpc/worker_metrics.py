@@ -8,7 +8,8 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from engine.outputs import EngineStats
+from engine.engine import Engine
+from engine.outputs import EngineStats, ExpertFigures
 from kvtransfer.base import PeerId
 from rpc.engine_host import EngineHost
 from rpc.worker_counters import WorkerCounters
@@ -24,6 +25,7 @@ class WorkerSnapshot:
     stats: EngineStats
     counters: WorkerCounters
     transports: dict[PeerId, str]
+    experts: ExpertFigures | None  # of a rank of a group
 
 
 class WorkerMetrics(Collector):
@@ -38,9 +40,8 @@ class WorkerMetrics(Collector):
     async def _snapshot(self) -> WorkerSnapshot:
         stats = await self._host.stats()
         choices = self._host.transport.choices
-        return WorkerSnapshot(
-            stats, replace(self._counters), {peer: choice.transport for peer, choice in choices.items()}
-        )
+        transports = {peer: choice.transport for peer, choice in choices.items()}
+        return WorkerSnapshot(stats, replace(self._counters), transports, await self._host.call(Engine.expert_figures))
 
     def collect(self) -> Iterator[Family]:
         """All figures; called on a thread of the HTTP server."""
@@ -70,6 +71,31 @@ class WorkerMetrics(Collector):
         for peer, transport in snapshot.transports.items():
             transports.add_metric([*self._labels.values(), peer, transport], 1)
         yield transports
+        if snapshot.experts is not None:
+            yield from self._of_experts(snapshot.experts)
+
+    def _of_experts(self, experts: ExpertFigures) -> Iterator[Family]:
+        """A rank's figures of its group."""
+        yield self._gauge("expert_group_epoch", "Epoch of the group; a change of ranks begins one.", experts.epoch)
+        yield self._gauge("expert_group_ranks", "Ranks of the group.", experts.num_ranks)
+        labels = list(self._labels)
+        tokens = CounterMetricFamily(
+            "baton:expert_tokens",
+            "Tokens of this rank by layer and chosen expert.",
+            labels=[*labels, "layer", "expert"],
+        )
+        for layer, row in enumerate(experts.tokens):
+            for expert, count in enumerate(row):
+                tokens.add_metric([*self._labels.values(), str(layer), str(expert)], count)
+        yield tokens
+        imbalances = GaugeMetricFamily(
+            "baton:expert_imbalance",
+            "Tokens of the busiest rank over the mean rank's, when experts were last placed anew.",
+            labels=[*labels, "layer"],
+        )
+        for layer, value in enumerate(experts.imbalances):
+            imbalances.add_metric([*self._labels.values(), str(layer)], value)
+        yield imbalances
 
     def describe(self) -> Iterator[Family]:
         """Nothing: a registry that asks for the figures' names at its start would wait for this very event loop."""

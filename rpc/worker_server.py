@@ -15,6 +15,7 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from engine.engine import Engine
+from engine.errors import EngineEnded
 from kvtransfer.base import PoolIdentity
 from kvtransfer.registry import create_transport
 from kvtransfer.shared_pool import SharedPool
@@ -24,6 +25,7 @@ from rpc.doctor.machine import examine_machine
 from rpc.doctor.service import DoctorService
 from rpc.drain import Drain
 from rpc.engine_host import EngineHost
+from rpc.expert_group import WorkerGroup, joined
 from rpc.grpc_options import SERVER_OPTIONS
 from rpc.host_port import host_port
 from rpc.kv_source import KVSourceService
@@ -32,7 +34,7 @@ from rpc.peers import Channels
 from rpc.pool_description import pool_to_proto
 from rpc.progress import ProgressReporter
 from rpc.registration import member_of, registered
-from rpc.tls import make_security
+from rpc.tls import Security, make_security
 from rpc.watchdog import Watchdog
 from rpc.worker_config import WorkerConfig
 from rpc.worker_counters import WorkerCounters
@@ -86,20 +88,42 @@ async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], Worke
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     progress = ProgressReporter(config.progress_fd)
     security = make_security(config.tls_cert, config.tls_key, config.tls_ca, config.tls_server_name)
-    memory = SharedPool()
-    engine = await _load(lambda: Engine(config.engine, memory.allocate, progress.loading))
-    identity = PoolIdentity(uuid.uuid4().hex, engine.fingerprint)
-    transport = create_transport(config.transport, identity, memory, config.host, config.kv_port)
-    host = EngineHost(engine, transport, config.longest_step_s)
-    if config.strict:
-        require_fit(await asyncio.to_thread(examine_machine, host.pool.num_blocks * host.block_bytes))
-    core = WorkerCore(config, host, Channels(security), WorkerCounters(), Drain())
-    services = build(core)
+    channels, incarnation = Channels(security), uuid.uuid4().hex
+    async with joined(config, incarnation, security, channels) as group:
+        memory = SharedPool()
+        experts = group.experts if group is not None else None
+        loading = _load(lambda: Engine(config.engine, memory.allocate, progress.loading, experts), stopping, group)
+        if (engine := await loading) is None:
+            return
+        identity = PoolIdentity(incarnation, engine.fingerprint)
+        transport = create_transport(config.transport, identity, memory, config.host, config.kv_port)
+        host = EngineHost(engine, transport, config.longest_step_s)
+        if config.strict:
+            require_fit(await asyncio.to_thread(examine_machine, host.pool.num_blocks * host.block_bytes))
+        core = WorkerCore(config, host, channels, WorkerCounters(), Drain())
+        await _serve(core, build(core), security, progress, stopping, group)
+    await channels.close()
+    await transport.close()
+    memory.close()
+
+
+async def _serve(
+    core: WorkerCore,
+    services: WorkerServices,
+    security: Security,
+    progress: ProgressReporter,
+    stopping: asyncio.Event,
+    group: WorkerGroup | None,
+) -> None:
+    """From the engine's first step to its last."""
+    config, host = core.config, core.host
     server = grpc.aio.server(interceptors=[RefuseMalformed()], options=SERVER_OPTIONS)
     services.register(server)
     description = _describe(core, security.bind(server, host_port(config.host, config.port)))
     worker_health = WorkerHealth(server, _register_common(server, core, description))
     host.start()
+    if group is not None:
+        group.attach(host.call)
     await server.start()
     await worker_health.begin()
     watchdog = Watchdog(host, core.drain, progress, worker_health.tell_ready)
@@ -113,29 +137,42 @@ async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], Worke
     try:
         member = member_of(description, core.config.role)
         async with registered(config.registry, member, config.lease_s, core.drain) as registration:
-            await _wait(stopping, host.failed, registration, watching)
+            failures = [host.failed, registration, watching]
+            await _wait(stopping, *failures, *([group.failed] if group is not None else []))
             core.drain.begin()
             await worker_health.end()
             await _drain(core)
     finally:
         await services.close()
         await server.stop(STOP_GRACE_S)
+        if group is not None:
+            await group.leave()
         await host.stop()
-        await core.channels.close()
-        await host.transport.close()
-        memory.close()
         watching.cancel()  # last: all that ends here may hang on an engine that does
 
 
-async def _load(make_engine: Callable[[], Engine]) -> Engine:
-    """Makes the engine on a thread that ends with it.
+async def _load(make_engine: Callable[[], Engine], stopping: asyncio.Event, group: WorkerGroup | None) -> Engine | None:
+    """Makes the engine on a thread that ends with it; None if it was told to end while it waited for its group.
 
     OpenMP keeps a team of threads for each thread that ever computed. A second team, even an idle one, is more threads
     than cores, and then the waits between the parallel parts of a step are slept through and not spun: on two cores a
     decode step took half as long again.
     """
     with ThreadPoolExecutor(1, "load") as loader:
-        return await asyncio.get_running_loop().run_in_executor(loader, make_engine)
+        loading = asyncio.get_running_loop().run_in_executor(loader, make_engine)
+        if group is None:
+            return await loading
+        stop = asyncio.ensure_future(stopping.wait())
+        await asyncio.wait([loading, stop, group.failed], return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            group.experts.ranks.leave()  # the engine stops waiting for the others
+        stop.cancel()
+        try:
+            return await loading
+        except EngineEnded:
+            if group.failed.done():
+                group.failed.result()
+            return None
 
 
 def _describe(core: WorkerCore, port: int) -> worker_pb2.WorkerDescription:

@@ -33,9 +33,10 @@ to upgrades and the end.
 | `values-rdma.yaml` | KV by RDMA between GPU nodes |
 | `values-moe.yaml` | a mixture of experts, with decode workers in groups of eight |
 
-What changes without a restart of any pod: the bounds of the pools (`replicas`, `minReplicas`, `maxReplicas`), and all
-of `autoscaling` but `upscalingMode`. Nearly everything else about workers makes KubeRay build a second cluster beside
-the first, which for a while takes twice the GPUs, unless `ray.upgradeStrategy` is `None`.
+What changes without a restart of any worker: the bounds of the pools (`replicas`, `minReplicas`, `maxReplicas`), `slo`,
+and all of `autoscaling` but `enabled`, `clusterBudget` and `upscalingMode`. Nearly everything else about workers makes
+KubeRay build a second cluster beside the first, which for a while takes twice the GPUs, unless `ray.upgradeStrategy` is
+`None`.
 
 Kubernetes' probes of a worker's pod ask for its Ray node. An engine that does not step, or does not load in time, is
 noticed by Serve (`healthCheckPeriodSeconds`, `startTimeoutSeconds`), which replaces that worker and not the others of

@@ -10,6 +10,7 @@ from typing import cast
 REQUEST_TIMEOUT_S = 120.0
 LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 TEXT = re.compile(rb'"(?:text|content)":"[^"]')  # not the events without any that some routers send first
+PADDING = "\r\nx-padding: "
 TAIL_BYTES = 32  # longer than what is looked for, which may come in parts
 END = b"\r\n0\r\n\r\n"  # of a chunked body
 
@@ -37,10 +38,12 @@ class Answer:
         return self.last_s - self.sent_s
 
 
-def post(path: str, body: bytes) -> bytes:
-    """A request as it goes over the wire."""
+def post(path: str, body: bytes, num_bytes: int = 0) -> bytes:
+    """A request as it goes over the wire; a header that says nothing makes it so long if it is shorter."""
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-    return head.encode() + b"\r\n\r\n" + body
+    num_missing = num_bytes - len(head) - len(PADDING) - 4 - len(body)
+    padding = PADDING + "x" * num_missing if num_missing > 0 else ""
+    return (head + padding).encode() + b"\r\n\r\n" + body
 
 
 class _Connection(asyncio.Protocol):

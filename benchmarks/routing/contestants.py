@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from benchmarks.routing.system import System, baton, dynamo, sglang
+from benchmarks.routing.nothing import nothing_before_baton, nothing_before_dynamo, nothing_before_http
+from benchmarks.routing.system import NOTHING, NOTHING_DYNAMO, NOTHING_HTTP, System, baton, dynamo, sglang
 
 BATON = baton("cost", "baton")
 # The best settings that were found on these workloads; docs/benchmarks.md says which others were tried.
@@ -16,7 +17,10 @@ DYNAMO = dynamo(
     pd_options=("--router-conditional-disagg", "--router-conditional-disagg-config", LOCAL_BELOW),
 )  # fmt: skip
 ROUTED = (BATON, baton("round_robin", "round robin"), SGLANG, DYNAMO)  # compared by where they send requests
-COSTED = (BATON, SGLANG, DYNAMO)  # compared by what their request path costs
+COSTED = (
+    nothing_before_baton(NOTHING), BATON, nothing_before_http(NOTHING_HTTP), SGLANG,
+    nothing_before_dynamo(NOTHING_DYNAMO), DYNAMO,
+)  # fmt: skip  # compared by what their request path costs
 
 
 def by_name(systems: Sequence[System], names: str) -> list[System]:

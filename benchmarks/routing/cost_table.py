@@ -8,17 +8,22 @@ import click
 import uvloop
 
 from benchmarks.load import percentile
-from benchmarks.report import Report
+from benchmarks.report import Cell, Report
 from benchmarks.routing.request_cost import RATE, RequestCost, Throughput, measure_cost, measure_throughput
 from benchmarks.routing.system import Setting, System
 
-COLUMNS = ("router", "CPU us at 3 KB", "streamed", "CPU us at 50 KB", "added p50 ms", "added p99 ms", "TTFT p50 ms",
-           "TTFT p99 ms", "req/s, 1 process", "req/s, 2 processes")  # fmt: skip
+COLUMNS = ("router", "CPU us at 3 KB", "streamed", "CPU us at 50 KB",
+           "added p50 ms", "added p99 ms", "added over nothing p50 ms", "added over nothing p99 ms",
+           "TTFT p50 ms", "TTFT p99 ms", "TTFT over nothing p50 ms", "TTFT over nothing p99 ms",
+           "req/s, 1 process", "req/s, 2 processes")  # fmt: skip
 NOTES = (
     "CPU: of the router's processes, a chat request of 8 tokens, when it has all it can do; whole answers but where it "
     "says streamed.",
     f"added: from the request to its whole answer, before workers that answer at once, at {RATE:.0f} requests a "
     "second; TTFT: the same to the first token of a stream.",
+    "nothing: a process between the same client and the same workers that only passes on: commands with the prompt's "
+    "tokens, made by the client, for Baton's workers; the bytes for HTTP workers; a call by the runtime's own Python "
+    "client for Dynamo's. Over nothing: less the same percentile of nothing before the same workers.",
     "sglang-router passes prompts on as they come and its HTTP workers tokenise; its mode that tokenises could not be "
     "measured, since it downloads a vocabulary when it starts.",
     "req/s: client, router and workers share the machine's cores, and the workers and the client are one process each.",
@@ -52,21 +57,32 @@ class CostTable:
             COLUMNS,
             notes=[*NOTES, f"runs of each: {self._repeats}, of {self._seconds:.0f} s"],
         )
-        for name, costs in self._costs.items():
+        for system in self._systems:
+            costs, floors = self._costs[system.name], self._costs.get(system.floor, [])
             report.add(
-                name,
+                system.name,
                 _median_us(costs, lambda cost: cost.small),
                 _median_us(costs, lambda cost: cost.small_streamed),
                 _median_us(costs, lambda cost: cost.large),
-                median(percentile(cost.total_s, 50) * 1000 for cost in costs),
-                median(percentile(cost.total_s, 99) * 1000 for cost in costs),
-                median(percentile(cost.ttft_s, 50) * 1000 for cost in costs),
-                median(percentile(cost.ttft_s, 99) * 1000 for cost in costs),
+                *_times_ms(costs, floors, lambda cost: cost.total_s),
+                *_times_ms(costs, floors, lambda cost: cost.ttft_s),
                 median(cost.small.requests_per_s for cost in costs),
-                median(each.requests_per_s for each in self._pairs[name]),
+                median(each.requests_per_s for each in self._pairs[system.name]),
             )
         return report
 
 
 def _median_us(costs: Sequence[RequestCost], pick: Callable[[RequestCost], Throughput]) -> float:
     return median(pick(cost).cpu_s for cost in costs) * 1e6
+
+
+def _times_ms(
+    costs: Sequence[RequestCost], floors: Sequence[RequestCost], pick: Callable[[RequestCost], list[float]]
+) -> list[Cell]:
+    """p50 and p99, then both less those of who does nothing, as far as that was measured."""
+    own, least = ([_median_ms(each, pick, percent) for percent in (50, 99)] for each in (costs, floors or costs))
+    return [*own, *(time_ms - least_ms if floors else "" for time_ms, least_ms in zip(own, least, strict=True))]
+
+
+def _median_ms(costs: Sequence[RequestCost], pick: Callable[[RequestCost], list[float]], percent: int) -> float:
+    return median(percentile(pick(cost), percent) * 1000 for cost in costs)

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from itertools import islice
 
 from benchmarks.routing.chats import chats
-from benchmarks.routing.client import Answer, Client, post
+from benchmarks.routing.client import Answer, Client
 from benchmarks.routing.run import ready_system
-from benchmarks.routing.system import Served, Setting, System, chat_body
+from benchmarks.routing.system import Chat, Served, Setting, System
 from benchmarks.routing.topology import INSTANT
 
-PATH = "/v1/chat/completions"
 NUM_OUTPUT_TOKENS = 8
 SMALL_BYTES, LARGE_BYTES = 3_000, 50_000
 RATE = 50.0  # small requests a second: moderate
@@ -44,14 +43,15 @@ class RequestCost:
 
 async def measure_cost(system: System, setting: Setting, seconds: float, seed: int) -> RequestCost:
     """Starts the system, and measures each figure for so long."""
+    chat = system.chats(setting)
     async with ready_system(system, setting, INSTANT) as served:
-        await _run_busy(served, _payloads(SMALL_BYTES, True, seed), min(1.0, seconds))
-        whole = await _run_at_rate(served, _payloads(SMALL_BYTES, False, seed + 1), seconds, seed)
-        streamed = await _run_at_rate(served, _payloads(SMALL_BYTES, True, seed + 2), seconds, seed)
+        await _run_busy(served, _payloads(chat, SMALL_BYTES, True, seed), min(1.0, seconds))
+        whole = await _run_at_rate(served, _payloads(chat, SMALL_BYTES, False, seed + 1), seconds, seed)
+        streamed = await _run_at_rate(served, _payloads(chat, SMALL_BYTES, True, seed + 2), seconds, seed)
         return RequestCost(
-            small=await _run_busy(served, _payloads(SMALL_BYTES, False, seed + 3), seconds),
-            small_streamed=await _run_busy(served, _payloads(SMALL_BYTES, True, seed + 4), seconds),
-            large=await _run_busy(served, _payloads(LARGE_BYTES, False, seed + 5), seconds),
+            small=await _run_busy(served, _payloads(chat, SMALL_BYTES, False, seed + 3), seconds),
+            small_streamed=await _run_busy(served, _payloads(chat, SMALL_BYTES, True, seed + 4), seconds),
+            large=await _run_busy(served, _payloads(chat, LARGE_BYTES, False, seed + 5), seconds),
             total_s=[answer.total_s for answer in whole],
             ttft_s=[answer.ttft_s for answer in streamed],
         )
@@ -61,9 +61,10 @@ async def measure_throughput(
     system: System, setting: Setting, num_routers: int, seconds: float, seed: int
 ) -> Throughput:
     """Of several router processes, with small requests and whole answers; the clients know them all."""
+    chat = system.chats(setting)
     async with ready_system(system, setting, INSTANT, num_routers) as served:
-        await _run_busy(served, _payloads(SMALL_BYTES, False, seed), min(1.0, seconds))
-        return await _run_busy(served, _payloads(SMALL_BYTES, False, seed + 3), seconds)
+        await _run_busy(served, _payloads(chat, SMALL_BYTES, False, seed), min(1.0, seconds))
+        return await _run_busy(served, _payloads(chat, SMALL_BYTES, False, seed + 3), seconds)
 
 
 async def _run_at_rate(served: Served, payloads: list[bytes], seconds: float, seed: int) -> list[Answer]:
@@ -102,6 +103,5 @@ async def _run_busy(served: Served, payloads: list[bytes], seconds: float) -> Th
     return Throughput(num_answers / (loop.time() - started_s), cpu_s / num_answers)
 
 
-def _payloads(num_bytes: int, stream: bool, seed: int) -> list[bytes]:
-    contents = islice(chats(num_bytes, seed), NUM_PAYLOADS)
-    return [post(PATH, chat_body(content, NUM_OUTPUT_TOKENS, stream)) for content in contents]
+def _payloads(chat: Chat, num_bytes: int, stream: bool, seed: int) -> list[bytes]:
+    return [chat(messages, NUM_OUTPUT_TOKENS, stream) for messages in islice(chats(num_bytes, seed), NUM_PAYLOADS)]

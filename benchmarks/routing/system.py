@@ -11,6 +11,7 @@ from pathlib import Path
 
 import orjson
 
+from benchmarks.routing.client import post
 from benchmarks.routing.router_process import RouterProcess, started_router
 from benchmarks.routing.topology import Topology
 from benchmarks.routing.worker_process import WorkerProcess, started_workers
@@ -18,6 +19,8 @@ from benchmarks.server import free_port
 
 MODEL = "bench"
 CONTEXT_TOKENS = 1 << 17
+# Systems without a router to speak of, by the workers behind them; see `nothing`.
+NOTHING, NOTHING_HTTP, NOTHING_DYNAMO = "nothing (gRPC)", "nothing (HTTP)", "nothing (dynamo)"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
@@ -46,6 +49,22 @@ class Served:
 
 
 Body = Callable[[list[int], int], bytes]
+Messages = Sequence[Mapping[str, str]]
+Chat = Callable[[Messages, int, bool], bytes]  # messages, output tokens and whether to stream: a whole HTTP request
+
+
+def chat_body(messages: Messages, num_output_tokens: int, stream: bool) -> bytes:
+    """Of OpenAI's chats, which every router here takes."""
+    return orjson.dumps(
+        {"model": MODEL, "messages": messages, "max_tokens": num_output_tokens, "temperature": 0, "stream": stream}
+    )
+
+
+def openai_chats(setting: Setting) -> Chat:
+    """OpenAI's chats as they go over the wire."""
+    return lambda messages, num_output_tokens, stream: post(
+        "/v1/chat/completions", chat_body(messages, num_output_tokens, stream)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +79,8 @@ class System:
     router: Callable[[Setting, Topology, list[str], int], Command]
     workers_are_peers: bool = False  # so do its workers
     shares_files: bool = False  # discovery is over files, in a folder that the environment names
+    chats: Callable[[Setting], Chat] = openai_chats
+    floor: str = ""  # name of the system that does nothing before the same workers
 
     @asynccontextmanager
     async def serve(self, setting: Setting, topology: Topology, num_routers: int = 1) -> AsyncIterator[Served]:
@@ -100,13 +121,6 @@ def generate_body(token_ids: list[int], num_output_tokens: int) -> bytes:
     return orjson.dumps({"text": text, "sampling_params": {"max_new_tokens": num_output_tokens}, "stream": True})
 
 
-def chat_body(messages: Sequence[Mapping[str, str]], num_output_tokens: int, stream: bool) -> bytes:
-    """Of OpenAI's chats, which every router here takes."""
-    return orjson.dumps(
-        {"model": MODEL, "messages": messages, "max_tokens": num_output_tokens, "temperature": 0, "stream": stream}
-    )
-
-
 def make_model(bundled: Path, folder: Path) -> Path:
     """The bundled model's tokenizer, with a longer context and no weights."""
     for name in TOKENIZER_FILES:
@@ -127,7 +141,7 @@ def baton(policy: str, name: str, *options: str) -> System:
             {},
         )  # fmt: skip
 
-    return System(name, False, "baton_workers", "/v1/completions", completions_body, router)
+    return System(name, False, "baton_workers", "/v1/completions", completions_body, router, floor=NOTHING)
 
 
 def sglang(name: str, *options: str, pd_options: tuple[str, ...] = ()) -> System:
@@ -146,7 +160,7 @@ def sglang(name: str, *options: str, pd_options: tuple[str, ...] = ()) -> System
             {"no_proxy": "*", "NO_PROXY": "*"},
         )  # fmt: skip
 
-    return System(name, True, "sglang_workers", "/generate", generate_body, router)
+    return System(name, True, "sglang_workers", "/generate", generate_body, router, floor=NOTHING_HTTP)
 
 
 def dynamo(name: str, *options: str, pd_options: tuple[str, ...] = ()) -> System:
@@ -160,4 +174,6 @@ def dynamo(name: str, *options: str, pd_options: tuple[str, ...] = ()) -> System
             {},
         )  # fmt: skip
 
-    return System(name, True, "dynamo_workers", "/v1/completions", completions_body, router, True, True)
+    return System(
+        name, True, "dynamo_workers", "/v1/completions", completions_body, router, True, True, floor=NOTHING_DYNAMO
+    )

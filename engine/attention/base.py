@@ -22,7 +22,7 @@ class AttentionBackend(Protocol):
         """Attention of one layer.
 
         q: [num_tokens, num_heads, head_dim]; k, v: [num_tokens, num_kv_heads, head_dim];
-        layer_cache: [num_blocks, 2, num_kv_heads, block_size, head_dim], a view of the pool, updated in place.
+        layer_cache: [num_blocks, parts, 2, num_kv_heads / parts, block_size, head_dim], a view of the pool, updated.
         Returns [num_tokens, num_heads, head_dim]. Scores are scaled by `scale`, given at construction.
         """
         ...

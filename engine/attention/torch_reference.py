@@ -63,12 +63,15 @@ class TorchAttention:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
         """See AttentionBackend."""
-        layer_cache[:, 0].transpose(1, 2).index_put_(self._slots, k)
-        layer_cache[:, 1].transpose(1, 2).index_put_(self._slots, v)
-        by_head = layer_cache.permute(1, 2, 0, 3, 4)  # [2, num_kv_heads, num_blocks, block_size, head_dim]
+        # [num_blocks, block_size, parts, heads of a part, head_dim]
+        keys_by_slot, values_by_slot = layer_cache.permute(2, 0, 4, 1, 3, 5)
+        written = (k.shape[0], *keys_by_slot.shape[2:])
+        keys_by_slot.index_put_(self._slots, k.view(written))
+        values_by_slot.index_put_(self._slots, v.view(written))
+        by_head = layer_cache.permute(2, 1, 3, 0, 4, 5)  # [2, parts, heads of a part, num_blocks, block_size, head_dim]
         result = torch.empty_like(q)
         for segment in self._segments:
-            gathered = self._gather(by_head, 2, segment.blocks)
+            gathered = self._gather(by_head, 3, segment.blocks)
             # 2 x [num_seqs, num_kv_heads, context_len, head_dim]
             keys, values = gathered.view(2, k.shape[1], segment.num_seqs, -1, k.shape[2]).transpose(1, 2)
             result[segment.tokens] = self._attend(q[segment.tokens], keys, values, segment)

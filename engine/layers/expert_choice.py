@@ -31,7 +31,10 @@ class ExpertChoice:
 
     def _limit_groups(self, choice: Tensor) -> Tensor:
         """Leaves the experts of the best groups only (DeepSeek-V2, section 2.2.2)."""
-        grouped = choice.view(choice.shape[0], self.config.num_groups, -1)  # [num_tokens, num_groups, group_size]
+        num_groups = self.config.num_groups
+        grouped = choice.view(
+            choice.shape[0], num_groups, choice.shape[1] // num_groups
+        )  # [num_tokens, num_groups, group_size]
         group_scores = grouped.topk(self.config.group_score_top, dim=-1).values.sum(dim=-1)
         best = group_scores.topk(self.config.topk_groups, dim=-1).indices
         is_best = torch.zeros_like(group_scores, dtype=torch.bool).scatter_(1, best, True)

@@ -1,6 +1,7 @@
 """Models by the architecture that a checkpoint names; only the family that is asked for is imported."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -11,6 +12,7 @@ from engine.attention.base import AttentionBackend
 from engine.batch import Batch
 from engine.config import ModelConfig
 from engine.errors import UnsupportedModel
+from engine.expert_group import ExpertGroup
 from engine.kv_cache import torch_dtype
 from engine.weights import Weights
 
@@ -22,6 +24,10 @@ class Model(Protocol):
         """One step: writes the new tokens' KV to the pool, returns fp32 logits [num_logits, vocab]."""
         ...
 
+    def forward_idle(self) -> None:
+        """A step of the group in which this rank has no tokens: computes its experts for the others."""
+        ...
+
 
 def load_model(
     directory: Path,
@@ -29,15 +35,16 @@ def load_model(
     device: torch.device,
     attention: AttentionBackend,
     on_progress: Callable[[float], None] | None = None,
+    group: ExpertGroup | None = None,
 ) -> Model:
     """Reads a checkpoint's weights into a model that uses `attention` in every layer.
 
-    `on_progress` is told the part done, up to 1. Raises InvalidCheckpoint naming a tensor that is missing, not
-    explained by the config or of the wrong shape.
+    `on_progress` is told the part done, up to 1. With a group no experts are read: it gives them out when it forms.
+    Raises InvalidCheckpoint naming a tensor that is missing, not explained by the config or of the wrong shape.
     """
     weights = Weights(directory, torch_dtype(config.dtype), device, on_progress)
     with torch.inference_mode():
-        model = _loader(config.architecture)(weights, config, attention)
+        model = _loader(config.architecture, group)(weights, config, attention)
     weights.finish(lambda name: _is_not_of_model(name, config))
     weights.close()
     if on_progress is not None:
@@ -45,20 +52,22 @@ def load_model(
     return model
 
 
-def _loader(architecture: str) -> Callable[[Weights, ModelConfig, AttentionBackend], Model]:
+def _loader(architecture: str, group: ExpertGroup | None) -> Callable[[Weights, ModelConfig, AttentionBackend], Model]:
     match architecture:
         case "LlamaForCausalLM" | "MistralForCausalLM" | "Qwen2ForCausalLM" | "Qwen3ForCausalLM":
             from engine.models import dense
 
+            if group is not None:
+                raise UnsupportedModel(f"expert_parallel: {architecture} has no experts")
             return dense.load
         case "MixtralForCausalLM" | "Qwen3MoeForCausalLM":
             from engine.models import sparse
 
-            return sparse.load
+            return partial(sparse.load, group=group)
         case "DeepseekV2ForCausalLM" | "DeepseekV3ForCausalLM":
             from engine.models import deepseek
 
-            return deepseek.load
+            return partial(deepseek.load, group=group)
     raise UnsupportedModel(f"architecture {architecture} is not supported")
 
 

@@ -13,6 +13,7 @@ from engine.batch import Batch
 from engine.config import ModelConfig
 from engine.kv_cache import KVCacheLayout
 from engine.layers.linear import Linear, load_linear
+from engine.layers.moe import MoE
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RotaryEmbedding, Rotation
 from engine.weights import Weights
@@ -70,13 +71,21 @@ class CausalLM:
 
     @torch.inference_mode()
     def forward(self, batch: Batch, pool: Tensor) -> Tensor:
-        """One step. pool: [num_blocks, num_layers, ...], updated in place. Returns [num_logits, vocab] in fp32."""
+        """One step. pool: as KVCacheLayout shapes it, updated in place. Returns [num_logits, vocab] in fp32."""
         self.backend.plan(batch)
         x = F.embedding(batch.token_ids, self.embedding)  # [num_tokens, hidden]
         rotation = self.rotary.at(batch.positions, x.dtype)
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, KVCacheLayout.layer_cache(pool, index), batch)
         return self.head(self.norm(x[batch.logits_indices])).float()
+
+    @torch.inference_mode()
+    def forward_idle(self) -> None:
+        """A step of the group in which this rank has no tokens: computes its experts for the others."""
+        nothing = self.embedding[:0]
+        for layer in self.layers:
+            if isinstance(layer.feed_forward, MoE):
+                layer.feed_forward(nothing)
 
 
 def load_causal_lm(

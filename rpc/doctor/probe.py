@@ -26,6 +26,7 @@ from kvtransfer.errors import PeerLost, TransferError, TransportUnavailable
 from kvtransfer.rdma import has_rdma_device
 from kvtransfer.registry import TRANSPORTS, create_transport
 from kvtransfer.shared_pool import SharedPool
+from kvtransfer.units import unit_bytes_of
 from rpc.doctor.link import LimitShare, Link, LinkRates
 from rpc.doctor.link_limit import LinkLimit, link_limit
 from rpc.doctor.peer_host import is_same_host
@@ -92,7 +93,8 @@ async def _attempt(reader: Reader, owner: PoolDescription, asked: str) -> Link:
             choice = transport.choices.get(peer)
             if choice is None:
                 raise PeerLost(f"peer {peer} ended as soon as it was connected")
-            rates = await _measure(transport, peer, owner, choice.transport, num_blocks)
+            unit_bytes = unit_bytes_of(reader.block_bytes, owner.block_bytes)
+            rates = await _measure(transport, peer, owner, choice.transport, num_blocks, unit_bytes)
             return link(choice.transport, choice.reason, rates)
     except TimeoutError:
         return link(None, f"it was not done within {ATTEMPT_DEADLINE_S:g} s", None)
@@ -104,10 +106,10 @@ async def _attempt(reader: Reader, owner: PoolDescription, asked: str) -> Link:
 
 
 async def _measure(
-    transport: KVTransport, peer: PeerId, owner: PoolDescription, used: str, num_blocks: int
+    transport: KVTransport, peer: PeerId, owner: PoolDescription, used: str, num_units: int, unit_bytes: int
 ) -> LinkRates:
-    blocks = list(range(num_blocks))
-    num_bytes = num_blocks * owner.block_bytes
+    units = list(range(num_units))  # blocks, if the two sides' have one size
+    num_bytes = num_units * unit_bytes
     samples = Samples()
     received = received_bytes()
     with ExitStack() as stack:
@@ -117,11 +119,11 @@ async def _measure(
         for number in range(NUM_ROUNDS + 1):
             if number == 1:
                 samples = Samples()
-            await _round(transport, peer, blocks, num_bytes, limit, samples)
+            await _round(transport, peer, units, num_bytes, limit, samples)
     received_then = received_bytes()
-    num_read = (NUM_ROUNDS + 1) * (num_bytes + NUM_LATENCIES * owner.block_bytes)
+    num_read = (NUM_ROUNDS + 1) * (num_bytes + NUM_LATENCIES * unit_bytes)
     return LinkRates(
-        block_bytes=owner.block_bytes,
+        block_bytes=unit_bytes,
         latency_s=median(samples.latency_s),
         bytes_per_s=max(samples.bytes_per_s),
         read_bytes=num_read,
@@ -131,14 +133,14 @@ async def _measure(
 
 
 async def _round(
-    transport: KVTransport, peer: PeerId, blocks: list[int], num_bytes: int, limit: LinkLimit | None, samples: Samples
+    transport: KVTransport, peer: PeerId, units: list[int], num_bytes: int, limit: LinkLimit | None, samples: Samples
 ) -> None:
     if limit is not None:
         samples.limit_bytes_per_s.append(limit.bytes_per_s())
-    many_s = await _timed(transport.read(peer, blocks, blocks, READ_DEADLINE_S))
+    many_s = await _timed(transport.read(peer, units, units, READ_DEADLINE_S))
     samples.bytes_per_s.append(num_bytes / many_s)
     for _ in range(NUM_LATENCIES):
-        samples.latency_s.append(await _timed(transport.read(peer, blocks[:1], blocks[:1], READ_DEADLINE_S)))
+        samples.latency_s.append(await _timed(transport.read(peer, units[:1], units[:1], READ_DEADLINE_S)))
 
 
 async def _timed(work: Awaitable[None]) -> float:

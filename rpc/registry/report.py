@@ -31,6 +31,7 @@ class TrafficReport:
     gaps_s: SampleSums = field(default_factory=SampleSums)  # between them
     prompt_tokens: SampleSums = field(default_factory=SampleSums)
     uncached_tokens: SampleSums = field(default_factory=SampleSums)  # of prompts, that some worker had to compute
+    remote_tokens: SampleSums | None = None  # the same of prompts that went to a prefill worker; None: not counted
     output_tokens: SampleSums = field(default_factory=SampleSums)  # of those that ended
     num_waiting: int = 0  # in the router's queue now
     oldest_wait_s: float = 0.0  # of them

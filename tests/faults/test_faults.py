@@ -52,7 +52,7 @@ def _of(place: Place) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("fault", faults, ids=lambda fault: f"{fault.role} {fault.name}")
 
 
-async def _lose_nothing(made: Chaos, fault: Fault) -> None:
+async def _assert_loses_nothing(made: Chaos, fault: Fault) -> None:
     phase = random.Random(zlib.crc32(f"{fault.role} {fault.name}".encode())).choice(fault.phases)
     row = Row(fault.role, fault.name, phase)
     await made.run_try(fault, row)
@@ -63,7 +63,7 @@ async def _lose_nothing(made: Chaos, fault: Fault) -> None:
 @pytest.mark.asyncio(loop_scope="module")
 @_of(one_machine)
 async def test_nothing_is_lost(on_one_machine: Chaos, fault: Fault) -> None:
-    await _lose_nothing(on_one_machine, fault)
+    await _assert_loses_nothing(on_one_machine, fault)
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -85,11 +85,11 @@ async def test_many_cancels_leave_nothing_behind(on_one_machine: Chaos) -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 @_of(bad_links)
-async def test_bad_links_and_a_lost_registry_lose_nothing(with_bad_links: Chaos, fault: Fault) -> None:
-    await _lose_nothing(with_bad_links, fault)
+async def test_bad_links_and_a_lost_registry_assert_loses_nothing(with_bad_links: Chaos, fault: Fault) -> None:
+    await _assert_loses_nothing(with_bad_links, fault)
 
 
 @pytest.mark.asyncio(loop_scope="module")
 @_of(many_machines)
-async def test_cables_that_are_pulled_out_lose_nothing(on_many_machines: Chaos, fault: Fault) -> None:
-    await _lose_nothing(on_many_machines, fault)
+async def test_cables_that_are_pulled_out_assert_loses_nothing(on_many_machines: Chaos, fault: Fault) -> None:
+    await _assert_loses_nothing(on_many_machines, fault)

@@ -18,6 +18,7 @@ from kvtransfer.base import PeerId, PoolDescription
 from kvtransfer.errors import PeerRefused, TransferError
 from kvtransfer.shared_memory import host_id, map_blocks
 from kvtransfer.shared_pool import SEALS
+from kvtransfer.units import unit_bytes_of
 from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.mutations import damaged_bytes, damaged_json, json_values
 from tests.fuzz.transport_rig import BLOCK_BYTES, DEADLINE_S, SHAPE, Rig, Talk, frame, talks
@@ -80,7 +81,10 @@ def says_hello(said: bytes, hello: dict[str, Any]) -> bool:
     body = said[4 : 4 + int.from_bytes(said[:4], "little")]
     with suppress(ValueError):
         greeted = json.loads(body)
-        return isinstance(greeted, dict) and all(greeted.get(name) == value for name, value in hello.items())
+        if not isinstance(greeted, dict) or type(greeted.get("block_bytes")) is not int:
+            return False
+        unit_bytes_of(BLOCK_BYTES, greeted["block_bytes"])  # other sizes are let in that are made of the same parts
+        return all(greeted.get(name) == value for name, value in hello.items() if name != "block_bytes")
     return False
 
 

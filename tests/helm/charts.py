@@ -106,7 +106,7 @@ def serve_config(objects: Sequence[Manifest]) -> Manifest:
 
 def scaling_settings(objects: Sequence[Manifest]) -> Manifest:
     """What the planner reads."""
-    [config] = [each for each in objects if each["kind"] == "ConfigMap" and "settings.yaml" in each["data"]]
+    [config] = [each for each in objects if each["kind"] == "ConfigMap" and "settings.yaml" in each.get("data", {})]
     settings: Manifest = yaml.safe_load(config["data"]["settings.yaml"])
     return settings
 

@@ -8,7 +8,7 @@ from engine.sampling_params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle
-from tests.integration.worker_process import worker_process
+from tests.integration.worker_process import worker_processes
 
 NUM_REQUESTS = 1000
 
@@ -18,8 +18,7 @@ async def test_a_storm_of_aborts(tmp_path: Path) -> None:
     rng = random.Random(1)
     long = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
     async with (
-        worker_process("prefill", model, tmp_path) as prefill,
-        worker_process("decode", model, tmp_path) as decode,
+        worker_processes(model, tmp_path, ("prefill",), ("decode",)) as (prefill, decode),
         decode_client(decode) as client,
     ):
         peer, source = await prefill.peer(), await decode.peer()

@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
+import pytest_asyncio
 
 from engine.sampling_params import SamplingParams
 from protos import worker_pb2
@@ -12,11 +13,38 @@ from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle
 from tests.integration.scripted_prefill import Prefilled, Script, scripted_prefill
-from tests.integration.worker_process import worker_process
+from tests.integration.worker_process import WorkerProcess, worker_processes
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Events = AsyncIterator[worker_pb2.PrefillEvent]
 PROMPT = list(range(10, 100))  # 6 blocks, the last in part
+LONG = [10 + 7 * index % 90 for index in range(300)]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@dataclass(frozen=True)
+class Rig:
+    """The workers of all tests here: each test has a salt of its own, so that no cache knows its prompt."""
+
+    decode: WorkerProcess
+    impatient: WorkerProcess  # one that decodes too
+    prefill: WorkerProcess
+    oracle: Oracle
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
+    directory = tmp_path_factory.mktemp("rig")
+    model = make_checkpoint("qwen3", directory / "model")
+    workers = ("decode",), ("decode", "--transfer-deadline-s=1"), ("prefill",)
+    async with worker_processes(model, directory, *workers) as started:
+        yield Rig(*started, Oracle(model))
+
+
+def new_handovers(before: worker_pb2.WorkerLoad, after: worker_pb2.WorkerLoad) -> tuple[int, int]:
+    """How many handovers there were in the meantime, and how many that failed."""
+    return after.handovers - before.handovers, after.handover_failures - before.handover_failures
 
 
 async def wrong_checksum(prefilled: Prefilled) -> Events:
@@ -121,72 +149,68 @@ async def breaks(prefilled: Prefilled) -> Events:
         (says_nothing, 0),
     ],
 )
-async def test_a_bad_handover_is_made_up_for(script: Script, num_checksum_failures: int, tmp_path: Path) -> None:
-    model = make_checkpoint("qwen3", tmp_path / "model")
-    flags = ("--transfer-deadline-s=1",)
-    async with worker_process("decode", model, tmp_path, *flags) as decode, decode_client(decode) as client:
-        async with scripted_prefill(await decode.describe(), script) as (peer, service):
-            generation = await client.generate(PROMPT, GREEDY, peer)
-            assert generation.token_ids == Oracle(model).greedy(PROMPT, GREEDY.max_tokens)
-            assert generation.served_by.prefill_worker == generation.served_by.decode_worker
-            await service.ended.wait()  # the lease was given back
-        load = await decode.wait_idle()
-        assert load.handover_failures == 1
-        assert load.checksum_failures == num_checksum_failures
+async def test_a_bad_handover_is_made_up_for(rig: Rig, script: Script, num_checksum_failures: int) -> None:
+    decode = rig.impatient
+    before = await decode.wait_idle()
+    async with decode_client(decode) as client, scripted_prefill(await decode.describe(), script) as (peer, service):
+        generation = await client.submit(PROMPT, GREEDY, peer, cache_salt=script.__name__)
+        await generation.ended.wait()
+        assert generation.token_ids == rig.oracle.greedy(PROMPT, GREEDY.max_tokens)
+        assert generation.served_by.prefill_worker == generation.served_by.decode_worker
+        await service.ended.wait()  # the lease was given back
+    load = await decode.wait_idle()
+    assert load.handover_failures == before.handover_failures + 1
+    assert load.checksum_failures == before.checksum_failures + num_checksum_failures
 
 
 @pytest.mark.parametrize("script", [ends_at_once, wrong_checksum, breaks, says_nothing])
-async def test_another_prefill_worker_computes_what_is_missing(script: Script, tmp_path: Path) -> None:
-    model = make_checkpoint("qwen3", tmp_path / "model")
-    prompt = [10 + 7 * index % 90 for index in range(300)]
-    async with (
-        worker_process("decode", model, tmp_path) as decode,
-        worker_process("prefill", model, tmp_path) as prefill,
-        decode_client(decode) as client,
-        scripted_prefill(await decode.describe(), script) as (bad, service),
-    ):
-        generation = await client.submit(prompt, GREEDY, bad, fallbacks=[await prefill.peer()])
+async def test_another_prefill_worker_computes_what_is_missing(rig: Rig, script: Script) -> None:
+    decode, prefill = rig.decode, rig.prefill
+    before = await decode.wait_idle()
+    async with decode_client(decode) as client, scripted_prefill(await decode.describe(), script) as (bad, service):
+        fallbacks = [await prefill.peer()]
+        generation = await client.submit(LONG, GREEDY, bad, cache_salt=script.__name__, fallbacks=fallbacks)
         await generation.ended.wait()
-        assert generation.token_ids == Oracle(model).greedy(prompt, GREEDY.max_tokens)
+        assert generation.token_ids == rig.oracle.greedy(LONG, GREEDY.max_tokens)
         assert generation.served_by.prefill_worker == (await prefill.describe()).worker_id
-        assert generation.served_by.handed_over_tokens == len(prompt)
+        assert generation.served_by.handed_over_tokens == len(LONG)
         await service.ended.wait()
-        load = await decode.wait_idle()
-        assert (load.handovers, load.handover_failures) == (1, 1)
+        assert new_handovers(before, await decode.wait_idle()) == (1, 1)
         await prefill.wait_idle()
 
 
-async def test_of_several_prefill_workers_each_is_asked_once(tmp_path: Path) -> None:
-    model = make_checkpoint("qwen3", tmp_path / "model")
-    prompt = [10 + 7 * index % 90 for index in range(300)]
-    async with worker_process("decode", model, tmp_path) as decode, decode_client(decode) as client:
-        described = await decode.describe()
-        async with (
-            scripted_prefill(described, ends_at_once) as (first, _),
-            scripted_prefill(described, breaks) as (second, _),
-        ):
-            generation = await client.submit(prompt, GREEDY, first, fallbacks=[second])
-            await generation.ended.wait()
-        assert generation.token_ids == Oracle(model).greedy(prompt, GREEDY.max_tokens)
+async def test_of_several_prefill_workers_each_is_asked_once(rig: Rig) -> None:
+    decode = rig.decode
+    before, described = await decode.wait_idle(), await decode.describe()
+    async with (
+        decode_client(decode) as client,
+        scripted_prefill(described, ends_at_once) as (first, _),
+        scripted_prefill(described, breaks) as (second, _),
+    ):
+        generation = await client.submit(LONG, GREEDY, first, cache_salt="several", fallbacks=[second])
+        await generation.ended.wait()
+        assert generation.token_ids == rig.oracle.greedy(LONG, GREEDY.max_tokens)
         assert generation.served_by.prefill_worker == generation.served_by.decode_worker
-        load = await decode.wait_idle()
-        assert (load.handovers, load.handover_failures) == (0, 2)
+        assert new_handovers(before, await decode.wait_idle()) == (0, 2)
 
 
-async def test_another_fingerprint_is_refused(tmp_path: Path) -> None:
-    model = make_checkpoint("qwen3", tmp_path / "model")
-    async with worker_process("decode", model, tmp_path) as decode, decode_client(decode) as client:
-        async with scripted_prefill(await decode.describe(), wrong_checksum, "another model") as (peer, _):
-            generation = await client.generate(PROMPT, GREEDY, peer)
-        assert generation.token_ids == Oracle(model).greedy(PROMPT, GREEDY.max_tokens)
-        load = await decode.wait_idle()
-        assert (load.handover_failures, load.checksum_failures, load.handover_bytes) == (1, 0, 0)
+async def test_another_fingerprint_is_refused(rig: Rig) -> None:
+    decode = rig.decode
+    before = await decode.wait_idle()
+    async with (
+        decode_client(decode) as client,
+        scripted_prefill(await decode.describe(), wrong_checksum, "another model") as (peer, _),
+    ):
+        generation = await client.submit(PROMPT, GREEDY, peer, cache_salt="another fingerprint")
+        await generation.ended.wait()
+    assert generation.token_ids == rig.oracle.greedy(PROMPT, GREEDY.max_tokens)
+    load = await decode.wait_idle()
+    assert new_handovers(before, load) == (0, 1)
+    assert (load.checksum_failures, load.handover_bytes) == (before.checksum_failures, before.handover_bytes)
 
 
-async def test_a_cancel_in_mid_handover_gives_the_lease_back(tmp_path: Path) -> None:
-    model = make_checkpoint("qwen3", tmp_path / "model")
-
-    begun = asyncio.Event()
+async def test_a_cancel_in_mid_handover_gives_the_lease_back(rig: Rig) -> None:
+    decode, begun = rig.decode, asyncio.Event()
 
     async def hangs(prefilled: Prefilled) -> Events:
         yield prefilled.accepted()
@@ -194,14 +218,16 @@ async def test_a_cancel_in_mid_handover_gives_the_lease_back(tmp_path: Path) -> 
         begun.set()
         await asyncio.Event().wait()
 
-    async with worker_process("decode", model, tmp_path) as decode, decode_client(decode) as client:
-        async with scripted_prefill(await decode.describe(), hangs) as (peer, service):
-            generation = await client.submit(PROMPT, GREEDY, peer)
-            await begun.wait()
-            async for update in decode.updates():
-                if update.load.num_waiting == 1 and update.load.num_free_blocks < update.load.num_blocks:
-                    break
-            await client.abort(generation)
-            await service.ended.wait()
-            await decode.wait_idle()
-        assert generation.token_ids == []
+    async with (
+        decode_client(decode) as client,
+        scripted_prefill(await decode.describe(), hangs) as (peer, service),
+    ):
+        generation = await client.submit(PROMPT, GREEDY, peer, cache_salt="hangs")
+        await begun.wait()
+        async for update in decode.updates():
+            if update.load.num_waiting == 1 and update.load.num_free_blocks < update.load.num_blocks:
+                break
+        await client.abort(generation)
+        await service.ended.wait()
+        await decode.wait_idle()
+    assert generation.token_ids == []

@@ -13,7 +13,7 @@ import psutil
 from deployment.ports import free_ports
 from protos import doctor_pb2, doctor_pb2_grpc, worker_pb2
 from tests.checkpoints import make_checkpoint
-from tests.integration.worker_process import WorkerProcess, worker_process
+from tests.integration.worker_process import WorkerProcess, worker_processes
 from tests.integration.workers_view import wait_idle
 
 
@@ -77,10 +77,8 @@ def held(worker: WorkerProcess) -> tuple[int, int]:
 
 async def test_probes_leave_nothing_behind_and_do_not_wait_for_a_stopped_owner(tmp_path: Path) -> None:
     model = make_checkpoint("qwen3", tmp_path / "model")
-    async with (
-        worker_process("prefill", model, tmp_path, "--transport=tcp") as prefill,
-        worker_process("decode", model, tmp_path, "--transport=auto") as decode,
-    ):
+    pair = ("prefill", "--transport=tcp"), ("decode", "--transport=auto")
+    async with worker_processes(model, tmp_path, *pair) as (prefill, decode):
         tcp_pool, auto_pool = (await prefill.describe()).pool, (await decode.describe()).pool
         for choice, *others in await asyncio.gather(*(probe(decode, tcp_pool) for _ in range(3))):
             assert (choice.asked, choice.transport, choice.HasField("rates")) == ("auto", "tcp", True)

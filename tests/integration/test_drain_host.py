@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.registry_router import registry_router, wait_ready_workers, wait_view
-from tests.integration.test_registry_redis import MODEL, complete, start_worker
+from tests.integration.test_registry_redis import MODEL, complete, start_workers
 from tests.redis_server import redis_server
 
 
@@ -28,8 +28,7 @@ async def test_all_workers_of_a_host_are_drained_and_no_others(tmp_path: Path) -
         file.write_text(f"{server.url}\n")
         where = ("--registry-file", str(file), "--timeout-s", "1")
         assert await drain("--host", "127.0.0.1", *where) == (0, "there is no worker at 127.0.0.1\n")
-        for role in ("prefill", "decode"):
-            await start_worker(stack, role, server.url, tmp_path)
+        await start_workers(stack, server.url, tmp_path, "prefill", "decode")
         client = await stack.enter_async_context(registry_router(server.url, MODEL, tmp_path))
         await wait_ready_workers(client, "prefill-0", "decode-1")
         assert await drain("--host", "127.0.0.9", *where) == (0, "there is no worker at 127.0.0.9\n")

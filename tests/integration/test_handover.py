@@ -11,7 +11,7 @@ from protos import common_pb2
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle
-from tests.integration.worker_process import worker_process
+from tests.integration.worker_process import worker_processes
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 CHUNKED = ("--max-num-batched-tokens=48", "--max-num-seqs=16")
@@ -28,8 +28,7 @@ async def test_a_handover_over_every_transport(transport: str, tmp_path: Path) -
     rng = random.Random(1)
     flag = f"--transport={transport}"
     async with (
-        worker_process("prefill", model, tmp_path, flag, *CHUNKED) as prefill,
-        worker_process("decode", model, tmp_path, flag, *CHUNKED) as decode,
+        worker_processes(model, tmp_path, ("prefill", flag, *CHUNKED), ("decode", flag, *CHUNKED)) as (prefill, decode),
         decode_client(decode) as client,
     ):
         peer = await prefill.peer()

@@ -18,7 +18,7 @@ from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle
 from tests.integration.test_bad_prefill import GREEDY, PROMPT
-from tests.integration.worker_process import worker_process
+from tests.integration.worker_process import worker_processes
 
 HOST = "127.0.0.1"
 
@@ -27,8 +27,9 @@ async def test_kv_comes_from_the_given_port(tmp_path: Path) -> None:
     model = make_checkpoint("qwen3", tmp_path / "model")
     port = free_ports(HOST, 1)[0]
     async with (
-        worker_process("prefill", model, tmp_path, "--transport=tcp", f"--kv-port={port}") as prefill,
-        worker_process("decode", model, tmp_path, "--transport=tcp") as decode,
+        worker_processes(
+            model, tmp_path, ("prefill", "--transport=tcp", f"--kv-port={port}"), ("decode", "--transport=tcp")
+        ) as (prefill, decode),
         decode_client(decode) as client,
     ):
         endpoint = json.loads((await prefill.describe()).pool.endpoints["tcp"])

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -14,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from deployment.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 READY_TIMEOUT_S = 120
@@ -67,9 +68,7 @@ def wait_ready(process: subprocess.Popen[bytes], log: Path) -> None:
 def test_the_readme_is_true(clone: Path, tmp_path: Path) -> None:
     serve, chat, status = readme_commands()[:3]
     assert serve.strip() == "make serve"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    [port] = free_ports("127.0.0.1", 1)
     log = tmp_path / "serve.log"
     with running(f"make serve PORT={port} PYTHON={sys.executable}", clone, log) as process:
         wait_ready(process, log)

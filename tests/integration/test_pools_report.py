@@ -19,7 +19,7 @@ from tests.integration.simulated_process import simulated
 from tests.redis_server import redis_server
 
 MODEL = Path(baton.__file__).parent / "bundled_model"
-NUM_REQUESTS, NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS = 120, 240, 6
+NUM_REQUESTS, NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS = 60, 240, 6
 PREFILL_TOKENS_PER_S = 2000
 DEADLINE_S = 120.0
 SETTINGS = ScalingSettings(budget_gpus=8, slo=SLO(ttft_s=0.1), upscale_delay_s=0.0)

@@ -89,7 +89,7 @@ async def pools_of(nodes: FakeNodes, registry: str) -> AsyncIterator[Pools]:
         "port": port,
         "drain_timeout_s": 1,
         "engine": ENGINE,
-        "router": {"local_prefill_below": 64},
+        "router": {"local_prefill_below": 64, "traffic_window_s": 10},
         **{f"{pool}_ray": {**place, "label_selector": {"pool": pool}} for pool in POOLS},
     }
     application = {

@@ -10,8 +10,9 @@ import httpx
 from redis.asyncio import Redis
 
 import baton
+from rpc.worker_config import Role
 from tests.integration.registry_router import registry_router, wait_ready_workers, wait_view
-from tests.integration.worker_process import WorkerProcess, worker_process
+from tests.integration.worker_process import WorkerProcess, worker_process, worker_processes
 from tests.redis_server import HOST, redis_server
 
 MODEL = Path(baton.__file__).parent / "bundled_model"
@@ -32,17 +33,16 @@ async def complete(client: httpx.AsyncClient) -> tuple[list[int], str]:
     return response.json()["choices"][0]["token_ids"], response.headers["x-baton-decode"]
 
 
-async def start_worker(stack: AsyncExitStack, role: str, registry: str, directory: Path) -> WorkerProcess:
-    """A worker that is registered and ends with the stack; its name has its number, from 0 on."""
+async def start_workers(stack: AsyncExitStack, registry: str, directory: Path, *roles: Role) -> list[WorkerProcess]:
+    """Workers that are registered and end with the stack; their names have their numbers, from 0 on."""
     flags = ("--registry", registry, "--lease-s", LEASE_S, "--dtype", "float32")
-    return await stack.enter_async_context(worker_process(role, MODEL, directory, *flags))
+    return await stack.enter_async_context(worker_processes(MODEL, directory, *((role, *flags) for role in roles)))
 
 
 async def test_a_cluster_held_together_by_redis(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(redis_server(tmp_path / "redis"))
-        await start_worker(stack, "prefill", server.url, tmp_path)
-        await start_worker(stack, "decode", server.url, tmp_path)
+        await start_workers(stack, server.url, tmp_path, "prefill", "decode")
         client = await stack.enter_async_context(registry_router(server.url, MODEL, tmp_path))
         await wait_ready_workers(client, "prefill-0", "decode-1")
         expected, decode = await complete(client)
@@ -56,7 +56,7 @@ async def test_a_cluster_held_together_by_redis(tmp_path: Path) -> None:
         await wait_view(client, lambda view: view["router"]["registry"]["members"] == 2)
         assert await complete(client) == (expected, "decode-1")
 
-        newcomer = await start_worker(stack, "decode", server.url, tmp_path)
+        [newcomer] = await start_workers(stack, server.url, tmp_path, "decode")
         await wait_ready_workers(client, "prefill-0", "decode-1", "decode-2")
         os.kill(newcomer.child.pid, signal.SIGKILL)
         await wait_view(client, lambda view: view["router"]["registry"]["members"] == 2)  # its lease lapsed

@@ -10,7 +10,7 @@ from protos.worker_pb2 import DescribeRequest
 from protos.worker_pb2_grpc import WorkerStub
 from tests.integration.drain_command import drain
 from tests.integration.router_process import MODEL, router_process
-from tests.integration.worker_process import worker_process
+from tests.integration.worker_process import worker_processes
 from tests.integration.workers_view import wait_all_ready, workers
 from tests.unit.rpc.test_tls import NAME, write
 
@@ -37,9 +37,9 @@ async def is_unheard(address: str) -> bool:
 async def test_every_hop_is_encrypted_and_closed_to_others(tmp_path: Path) -> None:
     authority = trustme.CA()
     own = flags(tmp_path / "router", authority)
+    secure = [(role, *flags(tmp_path / role, authority)) for role in ("prefill", "decode")]
     async with (
-        worker_process("prefill", MODEL, tmp_path, *flags(tmp_path / "prefill", authority)) as prefill,
-        worker_process("decode", MODEL, tmp_path, *flags(tmp_path / "decode", authority)) as decode,
+        worker_processes(MODEL, tmp_path, *secure) as (prefill, decode),
         router_process(tmp_path, "--port=0", f"--workers={prefill.address},{decode.address}", *own) as router,
         router.client() as client,
     ):

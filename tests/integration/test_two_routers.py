@@ -17,6 +17,7 @@ from tests.integration.completion_load import (
 )
 from tests.integration.router_process import MODEL, RouterProcess, router_process, wait_router, wait_workers
 from tests.integration.simulated_process import simulated
+from tests.integration.together import together
 from tests.redis_server import RedisServer, redis_server
 
 NUM_WORKERS = 4
@@ -54,8 +55,8 @@ async def two_routers(
         for flags in simulations:
             await stack.enter_async_context(simulated(f"--model={MODEL.name}", "--lease-s=2", registry, *flags))
         router_flags = (registry, "--port=0", f"--policy={policy}")
-        first = await stack.enter_async_context(router_process(directory, *router_flags))
-        second = await stack.enter_async_context(router_process(directory, *router_flags))
+        routers = together(*(router_process(directory, *router_flags) for _ in range(2)))
+        first, second = await stack.enter_async_context(routers)
         yield TwoRouters(redis, (first, second), await stack.enter_async_context(AsyncExitStack()))
 
 

@@ -3,17 +3,19 @@
 import re
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import grpc
 
+from deployment.cluster_plan import WORKER_COMMANDS
 from deployment.process import ChildProcess, ProcessSpec
 from protos import worker_pb2, worker_pb2_grpc
 from rpc.grpc_options import CHANNEL_OPTIONS
 from rpc.progress import Failed, Ready
+from rpc.worker_config import Role
+from tests.integration.together import together
 
-MODULES = {"prefill": "prefill_worker", "decode": "decode_worker", "both": "deployment.both_worker"}
 # What gRPC itself prints of a call that was cancelled in the moment of its coming, before any of our code ran.
 CANCELLED_EARLY = re.compile(
     r'Traceback \(most recent call last\):\n  File "src/python/grpcio/[^\n]*_schedule_rpc_coro\n'
@@ -60,11 +62,11 @@ class WorkerProcess:
 
 
 @asynccontextmanager
-async def worker_process(role: str, model: Path, directory: Path, *flags: str) -> AsyncIterator[WorkerProcess]:
+async def worker_process(role: Role, model: Path, directory: Path, *flags: str) -> AsyncIterator[WorkerProcess]:
     """A worker that serves `model`; ended at the end, and its log must be free of tracebacks."""
     name = f"{role}-{len(list(directory.glob('*.log')))}"
     log = directory / f"{name}.log"
-    argv = [sys.executable, "-m", MODULES[role], "--role", role, "--worker-id", name, "--model", str(model)]
+    argv = [sys.executable, "-m", *WORKER_COMMANDS[role], "--role", role, "--worker-id", name, "--model", str(model)]
     argv += ["--num-threads=1", "--kv-cache-memory-bytes=16MiB", *flags]
     child = await ChildProcess.start(ProcessSpec(name, tuple(argv), log, {"OMP_NUM_THREADS": "1"}))
     worker: WorkerProcess | None = None
@@ -84,3 +86,10 @@ async def worker_process(role: str, model: Path, directory: Path, *flags: str) -
         child.close()
     assert "Traceback" not in CANCELLED_EARLY.sub("", log.read_text()), log.read_text()
     assert status in (0, -9), f"{name} ended with {status}: {log.read_text()}"
+
+
+def worker_processes(
+    model: Path, directory: Path, *workers: tuple[Role, *tuple[str, ...]]
+) -> AbstractAsyncContextManager[list[WorkerProcess]]:
+    """Several workers, each by its role and flags; they start at the same time, and end so."""
+    return together(*(worker_process(role, model, directory, *flags) for role, *flags in workers))

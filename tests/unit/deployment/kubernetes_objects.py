@@ -1,13 +1,18 @@
 """Nodes and pods as the API server writes them."""
 
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from deployment.autoscaling.settings import PoolLimits, ScalingSettings
 from deployment.kubernetes.settings import KubernetesSettings, PoolPods, Toleration
 
 Json = dict[str, Any]
 
+PAGE = Path(__file__).parents[3] / "docs" / "kubernetes_budget.md"
 RESOURCE = "nvidia.com/gpu"
 NAMESPACE = "serving"
 PREFILL, DECODE = {"app": "baton", "pool": "prefill"}, {"app": "baton", "pool": "decode"}
@@ -87,3 +92,8 @@ def pod(
         written["nodeName"] = on
     state = {"phase": phase or ("Pending" if on is None else "Running"), **(status or {})}
     return {"metadata": metadata, "spec": written, "status": state}
+
+
+def page_blocks() -> list[list[Any]]:
+    """The page's YAML, each block's documents."""
+    return [list(yaml.safe_load_all(text)) for text in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)]

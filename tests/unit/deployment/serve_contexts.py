@@ -13,10 +13,22 @@ class FakeKey:
 
 @dataclass
 class FakeConfig:
-    """Delays that are off, as they should be."""
+    """Serve's own delays and factors; off, as they should be."""
 
     upscale_delay_s: float = 0.0
     downscale_delay_s: float = 0.0
+    downscale_to_zero_delay_s: float | None = None
+    initial_replicas: int | None = None
+    upscaling_factor: float = 1.0
+    downscaling_factor: float = 1.0
+
+    def get_upscaling_factor(self) -> float:
+        """As Serve has it."""
+        return self.upscaling_factor
+
+    def get_downscaling_factor(self) -> float:
+        """As Serve has it."""
+        return self.downscaling_factor
 
 
 @dataclass
@@ -30,11 +42,10 @@ class FakeContext:
 
 
 def contexts(prefill: int = 1, decode: int = 1) -> dict[FakeKey, FakeContext]:
-    """Both deployments, at these targets, and one that is not ours."""
+    """Both deployments, at these targets."""
     return {
         FakeKey("prefill"): FakeContext(prefill),
         FakeKey("decode"): FakeContext(decode),
-        FakeKey("router"): FakeContext(),
     }
 
 

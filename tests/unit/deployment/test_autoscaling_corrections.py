@@ -7,7 +7,7 @@ import pytest
 
 from deployment.autoscaling.correction import Correction, Measured, warm_quantile
 from deployment.autoscaling.snapshot import PoolSnapshot, ReplicaLatency
-from tests.unit.deployment.autoscaling_snapshots import SETTINGS, pool
+from tests.unit.deployment.autoscaling_snapshots import SETTINGS, Looker, decode, pool, snapshot, traffic
 
 WINDOW_S = 60.0
 
@@ -82,3 +82,17 @@ def test_a_long_pause_is_no_long_time_of_evidence() -> None:
     assert paused.factor < 1.1
     back = replace(paused, looked_s=20_000.0, steady_since_s=0.0)
     assert back.after(measured(0.6), 0.4, 1.0, 15_000.0, WINDOW_S, SETTINGS).factor == paused.factor
+
+
+def test_full_batches_of_what_waited_say_nothing_of_the_model() -> None:
+    """What came before decodes in full batches: its steps are long, however few come now."""
+    slow = pool(latencies=(ReplicaLatency(1000.0, 100, 0.045),))
+    factors = []
+    for num_waiting in (0, 5):
+        looker = Looker()
+        seen = snapshot(load=traffic(1.0), decode=decode(slow, num_running=36, num_waiting=num_waiting))
+        looker.look_for(200, seen)
+        assert looker.state is not None
+        factors.append(looker.state.corrections.decode.factor)
+    assert factors[0] > 1.5
+    assert factors[1] == 1.0

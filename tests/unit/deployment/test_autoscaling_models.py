@@ -12,6 +12,7 @@ from deployment.autoscaling.backlog import Backlog
 from deployment.autoscaling.decode_model import DecodeModel
 from deployment.autoscaling.kv_demand import mean_context
 from deployment.autoscaling.moments import Moments
+from deployment.autoscaling.need import prefill_need
 from deployment.autoscaling.pool_model import UNREACHABLE_SLACK, PoolModel, smallest_size
 from deployment.autoscaling.prefill_model import PrefillModel
 from deployment.autoscaling.queueing import erlang_c, quantile_of, queue_wait
@@ -23,6 +24,7 @@ from tests.unit.deployment.autoscaling_snapshots import (
     exponential,
     pool,
     prefill,
+    snapshot,
     traffic,
 )
 
@@ -313,3 +315,20 @@ def test_a_long_wait_is_a_backlog_whatever_the_queue_is_said_to_hold() -> None:
     silent = Backlog(queued=0.0, arriving_per_s=1.5, done_per_s=1.0)
     assert silent.need(pool(2), 0.0, 30.0, 1.0) == 0
     assert silent.need(pool(2, oldest_wait_s=40.0), 0.0, 30.0, 1.0) == 3
+
+
+def test_prefill_replicas_are_for_the_prompts_that_come_to_them() -> None:
+    """Of 80 requests a second 20 have 2,000 tokens for a prefill worker; decode workers compute the other prompts."""
+    mixed = traffic(80.0, prompt=500, remote_share=0.25, remote_tokens=exponential(2000))
+    alone = traffic(20.0, prompt=2000)
+    needs = [prefill_need(snapshot(load=load), SETTINGS, 1.0, 100) for load in (mixed, alone)]
+    assert needs[0].least == needs[1].least
+    assert needs[0].sure == needs[1].sure
+    assert needs[0].model is not None
+    assert needs[1].model is not None
+    assert needs[0].model.rate(8) == pytest.approx(4 * needs[1].model.rate(8), rel=1e-3)
+    everything = replace(mixed, remote_share=1.0)
+    assert prefill_need(snapshot(load=everything), SETTINGS, 1.0, 100).least > 3 * needs[0].least
+    # Without a replica nobody can tell how many would come.
+    nobody = snapshot(load=replace(mixed, remote_share=0.0, remote_tokens=Moments()), prefills=pool(0))
+    assert prefill_need(nobody, SETTINGS, 1.0, 100).least > 1

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from deployment.autoscaling.snapshot import PoolSnapshot, PoolsSnapshot
+from deployment.ray_options import ReplicaOptions
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS, Looker, pool, sizes, snapshot, traffic
 
 HASTY = replace(SETTINGS, upscale_delay_s=0.0, start_timeout_s=100.0, retry_after_s=60.0, max_retry_after_s=200.0)
@@ -41,6 +42,23 @@ def test_what_does_not_come_is_taken_back_and_tried_again_later_and_later() -> N
     for wait_s in (60.0, 120.0, 200.0, 200.0):  # doubled, and bounded
         assert looks_at(looker, end_s + 1, end_s + wait_s, pool(3)) == {(3, 1)}
         end_s = failed(looker, end_s + wait_s)
+
+
+def test_who_takes_no_longer_than_the_others_took_is_waited_for() -> None:
+    """A checkpoint that takes 90 s to load once took 60 s; with a cold cache it may take twice that."""
+    looker = Looker(HASTY)
+    looker.look(at(0.0, pool(3, start_s=90.0)))
+    starting = pool(3, starting_since_s=(0.0, 0.0), start_s=90.0)
+    assert looks_at(looker, 1.0, 181.0, starting) == {(5, 1)}
+    assert sizes(looker.look(at(181.0, starting))) == (3, 1)
+
+
+def test_a_start_as_long_as_a_replica_may_take_is_waited_for() -> None:
+    """What is taken back while it still loads never comes, however often it is tried again."""
+    looker = Looker(replace(SETTINGS, upscale_delay_s=0.0))
+    looker.look(at(0.0, pool(3)))
+    longest_s = ReplicaOptions().start_timeout_s
+    assert looks_at(looker, 1.0, longest_s, pool(3, starting_since_s=(0.0, 0.0))) == {(5, 1)}
 
 
 def test_a_replica_that_lingers_is_no_second_failure() -> None:

@@ -88,6 +88,19 @@ def test_a_cluster_that_cannot_decode_is_refused(tmp_path: Path, flags: dict[str
         settings(tmp_path, "", **flags)
 
 
+@pytest.mark.parametrize("flags", [{"prefill": 2, "both": 1}, {"prefill": 1, "both": 1, "decode": 0}])
+def test_prefill_workers_that_nobody_asks_are_refused(tmp_path: Path, flags: dict[str, object]) -> None:
+    with pytest.raises(OptionError, match=r"prefill: no worker takes what these prefill.* one with --decode"):
+        settings(tmp_path, "", **flags)
+
+
+def test_with_targets_it_is_prices_that_say_where_a_prompt_is_prefilled(tmp_path: Path) -> None:
+    targets = "router: {target_ttft_ms: 500, target_tpot_ms: 50%s}"
+    assert "local_prefill_below" not in settings(tmp_path, targets % "").router
+    assert settings(tmp_path, targets % ", local_prefill_below: 9").router["local_prefill_below"] == 9
+    assert settings(tmp_path).router["local_prefill_below"] == 64
+
+
 def test_sections_of_the_file_reach_their_processes(tmp_path: Path) -> None:
     text = """
     model: /models/other
@@ -180,12 +193,13 @@ def test_no_more_kv_than_a_full_batch_could_fill(tmp_path: Path) -> None:
 
 def test_the_processes_are_the_packages_of_their_roles(tmp_path: Path) -> None:
     specs = plan(settings(tmp_path, "", both=1, prefill=1, decode=1)).specs(tmp_path)
-    assert [(spec.name, spec.argv[3]) for spec in specs] == [
-        ("router", "router"),
-        ("prefill-0", "prefill_worker"),
-        ("decode-0", "decode_worker"),
-        ("both-0", "deployment.both_worker"),
+    assert [(spec.name, [word for word in spec.argv[3:] if not word.startswith("--")]) for spec in specs] == [
+        ("router", ["router"]),
+        ("prefill-0", ["prefill_worker"]),
+        ("decode-0", ["decode_worker"]),
+        ("both-0", ["baton", "worker"]),
     ]
+    assert "--role=both" in specs[3].argv
     assert specs[1].env["OMP_NUM_THREADS"] == "2"
     assert specs[1].log_path == tmp_path / "prefill-0.log"
     assert "--worker-id=prefill-0" in specs[1].argv

@@ -8,26 +8,25 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from deployment.kubernetes import budget_reader
 from deployment.kubernetes.budget_reader import BudgetReader, open_budget
-from deployment.kubernetes.settings import KubernetesSettings, Toleration
+from deployment.kubernetes.settings import KubernetesSettings
 from tests.unit.deployment.kubernetes_api import CUT, DRIP, HANG, Cluster, Fault, Status, serving
 from tests.unit.deployment.kubernetes_objects import (
     DECODE,
+    PAGE,
     PREFILL,
     Json,
     kubernetes_settings,
     node,
+    page_blocks,
     pod,
     scaling_settings,
 )
 
-PAGE = Path(__file__).parents[3] / "docs" / "kubernetes_budget.md"
 LONGEST_S = 30.0  # of a question that may take 0.4 s, on a busy machine; slow answers would take more than 60
 Open = Callable[..., BudgetReader]
 Told = Callable[[], list[str]]
@@ -265,14 +264,9 @@ def test_outside_kubernetes_there_is_none_and_nothing_is_imported(tmp_path: Path
     assert subprocess.run([sys.executable, "-c", code], cwd=PAGE.parents[1], timeout=60).returncode == 0
 
 
-def blocks() -> list[list[Any]]:
-    """The page's YAML, each block's documents."""
-    return [list(yaml.safe_load_all(text)) for text in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)]
-
-
 def rights(own_namespace_only: bool) -> list[Json]:
     """The objects that the page gives."""
-    return [each for each in blocks() if each[0].get("kind") == "ServiceAccount"][own_namespace_only]
+    return [each for each in page_blocks() if each[0].get("kind") == "ServiceAccount"][own_namespace_only]
 
 
 @pytest.mark.parametrize("own_namespace_only", [False, True])
@@ -297,28 +291,3 @@ def test_every_right_on_the_page_is_needed(
     error = open_(kubernetes_settings(own_namespace_only=own_namespace_only, timeout_s=60.0)).read().error
     assert error is not None
     assert error.startswith(f"403 Forbidden: {resource} is forbidden")
-
-
-def test_the_settings_on_the_page_can_be_read() -> None:
-    settings = KubernetesSettings.of(next(each[0] for each in blocks() if "prefill" in each[0]))
-    assert settings.prefill.gpus_per_pod == 4
-    assert settings.decode.labels == {"ray.io/cluster": "baton", "ray.io/group": "decode"}
-    assert settings.prefill.tolerations == (Toleration(key="nvidia.com/gpu", operator="Exists", effect="NoSchedule"),)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"decode": {"labels": {}}}, "decode has no labels: every pod would be ours"),
-        ({"decode": {"gpus_per_pod": 2}}, "decode.labels: Field required"),
-        ({"decode": {"labels": DECODE, "gpus": 2}}, "decode.gpus: Unexpected keyword argument"),
-        ({"decode": {"labels": DECODE, "gpus_per_pod": 0}}, "decode has 0 gpus_per_pod, but must have 1 or more"),
-        ({"refresh": 1}, "refresh: Unexpected keyword argument"),
-        ({"refresh_s": 0}, "refresh_s is 0.0, but must be above 0"),
-        ({"timeout_s": "inf"}, "timeout_s is inf, but must be above 0"),
-    ],
-)
-def test_settings_that_make_no_sense(change: Json, words: str) -> None:
-    values = {"prefill": {"labels": PREFILL}, "decode": {"labels": DECODE}} | change
-    with pytest.raises(ValueError, match=re.escape(words)):
-        KubernetesSettings.of(values)

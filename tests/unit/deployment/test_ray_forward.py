@@ -33,7 +33,7 @@ async def serving(serve: Serve) -> AsyncIterator[Forward]:
         await server.wait_closed()
 
 
-def request(path: str, body: bytes = b"", root: str = "", **headers: str) -> Request:
+def request(path: str, body: bytes = b"", root: str = "", query: bytes = b"a=1&b=%20", **headers: str) -> Request:
     """What Serve hands over."""
 
     async def receive() -> dict[str, object]:
@@ -41,7 +41,7 @@ def request(path: str, body: bytes = b"", root: str = "", **headers: str) -> Req
 
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": "POST" if body else "GET", "path": path, "root_path": root, "headers": raw}
-    return Request({**scope, "query_string": b"a=1&b=%20"}, receive)
+    return Request({**scope, "query_string": query}, receive)
 
 
 async def test_a_request_and_its_answer_go_through_as_they_are() -> None:
@@ -77,8 +77,8 @@ async def test_a_server_that_is_gone_is_told_as_503() -> None:
     await forward.close()
 
 
-@pytest.mark.parametrize("path", ["/", "/llm"])
-async def test_the_application_itself_is_the_servers_root(path: str) -> None:
+async def lines_of(*sent: Request) -> list[str]:
+    """The request lines with which requests reach the server."""
     lines: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -88,8 +88,26 @@ async def test_the_application_itself_is_the_servers_root(path: str) -> None:
         writer.close()
 
     async with serving(serve) as forward:
-        assert (await forward(request(path, root="" if path == "/" else path))).status_code == 204
-    assert lines == [b"GET /?a=1&b=%20 HTTP/1.1"]
+        for each in sent:
+            assert (await forward(each)).status_code == 204
+    return [line.decode("ascii") for line in lines]
+
+
+@pytest.mark.parametrize("path", ["/", "/llm"])
+async def test_the_application_itself_is_the_servers_root(path: str) -> None:
+    assert await lines_of(request(path, root="" if path == "/" else path)) == ["GET /?a=1&b=%20 HTTP/1.1"]
+
+
+@pytest.mark.parametrize(
+    ("query", "passed_on"),
+    [
+        (b"a=\xff&b=caf\xc3\xa9", "?a=%FF&b=caf%C3%A9"),  # as curl sends it
+        (b"a=%ff&b=%zz&c=1+2;d=~!*", "?a=%ff&b=%zz&c=1+2;d=~!*"),
+        (b"", ""),
+    ],
+)
+async def test_a_query_passes_as_it_is_but_for_bytes_that_no_url_has(query: bytes, passed_on: str) -> None:
+    assert await lines_of(request("/v1/models", query=query)) == [f"GET /v1/models{passed_on} HTTP/1.1"]
 
 
 class HeldStream:
@@ -221,6 +239,7 @@ async def test_a_client_that_left_before_the_answer_began_ends_the_request() -> 
         call = caller.call(app)
         await held.asked.wait()
         caller.says.put_nowait({"type": "http.disconnect"})
+        assert not held.left.is_set()
         held.first.set()
         await held.left.wait()
         await call

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from deployment.ray_scaling import POOLS
+from deployment.serve_misfits import misfits
 from rpc.registry.factory import open_registry
 from rpc.registry.report import encode_report
 from tests.redis_server import redis_server
@@ -34,7 +36,7 @@ def in_controller(**options: object) -> Callable[..., Any]:
     )
 
 
-def context(name: str, **delays: float) -> tuple[DeploymentID, AutoscalingContext]:
+def context(name: str, **delays: Any) -> tuple[DeploymentID, AutoscalingContext]:
     """A deployment with one replica."""
     key = DeploymentID(name=name, app_name="default")
     return key, AutoscalingContext(
@@ -69,6 +71,47 @@ async def test_serve_gets_the_planned_sizes(tmp_path: Path) -> None:
         gc.collect()
         await asyncio.to_thread(thread.join, DEADLINE_S)
         assert not thread.is_alive()  # what is replaced looks no more
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (AT_ONCE, []),
+        ({}, ["set upscale_delay_s and downscale_delay_s to 0"]),
+        ({**AT_ONCE, "downscale_to_zero_delay_s": 9.0}, ["set upscale_delay_s and downscale_delay_s to 0"]),
+        ({**AT_ONCE, "upscaling_factor": 0.5}, ["leave upscaling_factor and downscaling_factor out"]),
+        ({**AT_ONCE, "downscaling_factor": 0.5}, ["leave upscaling_factor and downscaling_factor out"]),
+        ({**AT_ONCE, "initial_replicas": 2}, ["leave initial_replicas out"]),
+    ],
+)
+def test_what_of_serves_own_acts_beside_the_plan_is_seen(given: dict[str, Any], told: list[str]) -> None:
+    [decode, router] = context("decode", **given), context("router")
+    lines = list(misfits(dict([decode]), POOLS))
+    assert [line.partition(": ")[2].startswith(each) for line, each in zip(lines, told, strict=True)] == [True] * len(
+        told
+    )
+    assert [line.startswith("router: its size stays") for line in misfits(dict([router]), POOLS)] == [True]
+
+
+async def test_a_file_is_followed_while_the_policy_lives(tmp_path: Path) -> None:
+    """Serve keeps the policy, and every replica, as long as what it was told is the same: the file's name is."""
+    file = tmp_path / "settings.yaml"
+    file.write_text("budget_gpus: 2\nupscale_delay_s: 0\ndownscale_delay_s: 0\n")
+    async with redis_server(tmp_path) as server:
+        registry = open_registry(server.url)
+        async with told(registry, "router-1", lambda: encode_report(pools(rate=5.0))):
+            policy = in_controller(registry=server.url, settings_file=str(file))
+            thread = policy.__wrapped__._observer._thread  # type: ignore[attr-defined]  # as functools.wraps has it
+            assert await decided(policy, **AT_ONCE) == {"prefill": 1, "decode": 1}
+            file.write_text("budget_gpus: 8\nupscale_delay_s: 0\ndownscale_delay_s: 0\n")
+            async with asyncio.timeout(DEADLINE_S):
+                while (await decided(policy, **AT_ONCE))["prefill"] == 1:
+                    await asyncio.sleep(0.02)
+        await registry.close()
+        del policy
+        gc.collect()
+        await asyncio.to_thread(thread.join, DEADLINE_S)
+        assert not thread.is_alive()
 
 
 def test_options_that_make_no_sense_leave_serve_running() -> None:

@@ -7,10 +7,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deployment.autoscaling.by_pool import ByPool
+from deployment.autoscaling.plan import plan_pools
 from deployment.autoscaling.settings import PoolLimits, ScalingSettings
 from deployment.pools_observer import Sighting, own_reports
 from deployment.ray_scaling import PoolsPolicy, affordable, logger, within
@@ -18,7 +20,7 @@ from deployment.seen_pools import SeenPools
 from rpc.registry.factory import open_registry
 from rpc.registry.report import RouterReport, encode_report
 from tests.redis_server import redis_server
-from tests.unit.deployment.serve_contexts import FakeContext, FakeKey, by_name, contexts
+from tests.unit.deployment.serve_contexts import FakeConfig, FakeContext, FakeKey, by_name, contexts
 from tests.unit.rpc.registry_members import told
 from tests.unit.rpc.router_reports import router_report, sums, traffic_report, worker_report
 
@@ -144,6 +146,56 @@ def test_whatever_is_wrong_sizes_stay(
     assert caplog.messages[-1] == "sizes stay: the plan has failed"
 
 
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (FakeConfig(downscale_delay_s=1.0), "decode: set upscale_delay_s and downscale_delay_s to 0"),
+        (FakeConfig(downscale_to_zero_delay_s=9.0), "decode: set upscale_delay_s and downscale_delay_s to 0"),
+        (FakeConfig(upscaling_factor=2.0), "decode: leave upscaling_factor and downscaling_factor out"),
+        (FakeConfig(downscaling_factor=0.5), "decode: leave upscaling_factor and downscaling_factor out"),
+        (FakeConfig(initial_replicas=2), "decode: leave initial_replicas out"),
+    ],
+)
+def test_what_of_serve_acts_beside_the_plan_is_told(
+    policy: PoolsPolicy, observer: SeenBy, caplog: pytest.LogCaptureFixture, config: FakeConfig, told: str
+) -> None:
+    observer.see(pools())
+    assert by_name(policy({**contexts(), FakeKey("decode"): FakeContext(config=config)})[0]) == {
+        "prefill": 1,
+        "decode": 1,
+    }
+    assert [line.startswith(told) for line in caplog.messages].count(True) == 1
+    assert len(caplog.messages) == 2  # and the plan
+
+
+def test_deployments_that_are_no_pools_are_not_sized(
+    policy: PoolsPolicy, observer: SeenBy, caplog: pytest.LogCaptureFixture
+) -> None:
+    observer.see(pools())
+    assert by_name(policy({**contexts(), FakeKey("router"): FakeContext()})[0]) == {"prefill": 1, "decode": 1}
+    assert caplog.messages[0] == "router: its size stays: prefill and decode alone are sized; give it num_replicas"
+
+
+def test_a_sighting_is_planned_from_once(
+    policy: PoolsPolicy, observer: SeenBy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serve asks ten times a second; a look that is counted ten times would end the planner's delays too soon."""
+    num_plans = 0
+
+    def plan(*arguments: Any) -> Any:
+        nonlocal num_plans
+        num_plans += 1
+        return plan_pools(*arguments)
+
+    replace_name(monkeypatch, "plan_pools", plan)
+    observer.see(pools())
+    assert [by_name(policy(contexts())[0]) for _ in range(10)] == [{"prefill": 1, "decode": 1}] * 10
+    assert num_plans == 1
+    observer.see(pools())
+    policy(contexts())
+    assert num_plans == 2
+
+
 def test_options_that_make_no_sense_are_told_and_raise_nothing(caplog: pytest.LogCaptureFixture) -> None:
     policy = PoolsPolicy(registry="redis://nowhere", budget=8)
     assert policy(contexts()) == ({}, {})
@@ -168,6 +220,13 @@ def test_colocated_workers_belong_to_no_pool(
     observer.see(router_report(worker_report("prefill-0", "prefill"), worker_report("both-0", "both")))
     assert policy(contexts()) == ({}, {})
     assert caplog.messages == ["sizes stay: there are colocated workers, which belong to neither pool"]
+
+
+def test_a_cluster_that_is_asked_and_has_too_little_leaves_the_smallest_pools(observer: SeenBy) -> None:
+    pods = {"labels": {"app": "a"}, "gpus_per_pod": 1}
+    policy = PoolsPolicy(registry="redis://nowhere", budget_gpus=8, kubernetes={"prefill": pods, "decode": pods})
+    observer.see(pools(rate=5.0), replace(SETTINGS, budget_gpus=1))
+    assert by_name(policy(contexts())[0]) == {"prefill": 1, "decode": 1}
 
 
 def test_the_smallest_pools_are_kept_though_the_cluster_has_no_room_for_them() -> None:

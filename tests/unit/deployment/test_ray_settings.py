@@ -8,8 +8,9 @@ import yaml
 
 import baton
 from deployment.machine import Machine
+from deployment.ray_arguments import read_ray_settings
 from deployment.ray_process import Place, router_process, share_of, worker_process
-from deployment.ray_settings import RaySettings, read_ray_settings
+from deployment.ray_settings import RaySettings
 from deployment.redis_server import HOST
 from rpc.option_values import OptionError
 
@@ -61,6 +62,12 @@ def test_devices_that_are_gpus_take_one() -> None:
     read = settings(engine={"device": "cuda"}, prefill_ray={"num_gpus": 2})
     assert [read.num_gpus(name) for name in ("prefill", "decode", "router")] == [2.0, 1.0, 0.0]
     assert settings().num_gpus("decode") == 0.0
+
+
+def test_a_replica_has_time_to_drain_to_hand_on_and_to_end() -> None:
+    read = settings(drain_timeout_s=60, router_ray={"graceful_shutdown_timeout_s": 600})
+    assert read.shutdown_timeout_s("decode") == 60 + 2 + 30 + 5  # as docs/ray.md has it: 37 s beside the drain
+    assert read.shutdown_timeout_s("router") == 600
 
 
 @pytest.mark.parametrize(
@@ -132,6 +139,10 @@ def test_the_registrys_url_may_stand_in_a_file(tmp_path: Path) -> None:
     read = settings(registry=None, registry_file=str(file))
     with pytest.raises(OptionError, match=r"registry_file: .*No such file"):
         router_process(read, "router-abc", NODE)
+    file.write_text("http://:secret@cache")
+    with pytest.raises(OptionError, match="a registry's URL starts with") as raised:
+        router_process(read, "router-abc", NODE)
+    assert "secret" not in str(raised.value)
     file.write_text(f"{REGISTRY}\n")
     assert router_process(read, "router-abc", NODE).env["BATON_REGISTRY"] == REGISTRY
 

@@ -10,10 +10,10 @@ from deployment.autoscaling.by_pool import ByPool
 from deployment.autoscaling.input_check import decode_fault, prefill_fault, snapshot_fault
 from deployment.autoscaling.snapshot import PoolsSnapshot, ReplicaLatency
 from deployment.pool_progress import PoolProgress
-from deployment.seen_pools import SeenPools, merged_workers
+from deployment.seen_pools import WAY_S, SeenPools, merged_workers
 from rpc.latency_sketch import bin_of, quantile_of_bins
 from rpc.registry.report import RouterReport
-from tests.unit.rpc.router_reports import router_report, traffic_report, worker_report
+from tests.unit.rpc.router_reports import router_report, sums, traffic_report, worker_report
 
 NOTHING = ByPool(PoolProgress(), PoolProgress())
 LATENCIES = st.dictionaries(st.integers(-100, 100), st.integers(1, 9), max_size=5)
@@ -65,6 +65,7 @@ def test_both_pools_as_they_are() -> None:
     assert pool.latencies == (ReplicaLatency(100.0, 25, quantile_of_bins(merged, 0.95)),)
     assert (seen.prefill.tokens_per_s, seen.prefill.step_s, seen.prefill.max_step_tokens) == (10_000.0, 0.01, 2048)
     assert seen.prefill.queued_tokens == 300  # what drains does its own
+    assert seen.prefill.handover_s == WAY_S > 0
     assert (seen.decode.pool.num_ready, seen.decode.num_running, seen.decode.num_waiting) == (2, 5, 0)
     assert (seen.decode.step_s, seen.decode.sequence_s, seen.decode.max_num_seqs) == (0.01, 0.001, 32)
     assert (seen.decode.kv_tokens, seen.decode.kv_used_tokens) == (8000, 1600)
@@ -133,3 +134,9 @@ def test_a_queue_waits_for_prefill_if_decode_has_places() -> None:
     # With fewer places some of the queue would have to wait for them too.
     seen = snapshot_of(router_report(workers[0], worker_report(num_waiting=54, max_num_seqs=57), traffic=waiting(10)))
     assert (seen.decode.num_waiting, seen.prefill.queued_tokens) == (7, 30_000 + 3 * 500)
+
+
+def test_of_who_waits_in_a_router_only_some_will_come_to_prefill_workers() -> None:
+    traffic = traffic_report(num_waiting=8, oldest_wait_s=3.0, remote_tokens=sums(900.0, 300))
+    seen = snapshot_of(router_report(prefill_worker(), worker_report(), traffic=traffic))
+    assert seen.prefill.queued_tokens == 8 * 900 / 2

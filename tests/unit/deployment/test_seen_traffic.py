@@ -44,3 +44,14 @@ def test_variations_are_weighted_by_rate() -> None:
 def test_no_traffic() -> None:
     assert merged_traffic([]) == Traffic(window_s=0.0)
     assert merged_traffic([traffic_report(0), traffic_report(0, window_s=5.0)]) == Traffic(window_s=60.0)
+
+
+def test_prompts_that_decode_workers_compute_are_told_apart() -> None:
+    local, remote = traffic_report(600, remote_tokens=sums(0.0, 0)), traffic_report(200, remote_tokens=sums(900.0, 200))
+    merged = merged_traffic([local, remote])
+    assert merged.remote_share == pytest.approx(200 / 800)
+    assert merged.remote_tokens is not None
+    assert merged.remote_tokens.mean == pytest.approx(900.0)
+    # A router of an earlier version does not count them.
+    merged = merged_traffic([traffic_report(600), remote])
+    assert (merged.remote_share, merged.remote_tokens) == (1.0, None)

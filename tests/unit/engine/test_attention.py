@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.attention.torch_reference import TorchAttention
 from engine.batch import Batch
+from engine.kv_cache import KVCacheLayout
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 64
@@ -54,29 +55,29 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     return weights @ values.double()
 
 
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (6, 2), (5, 1)])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "num_parts"), [(4, 4, 1), (4, 4, 2), (6, 2, 2), (5, 1, 1)])
 @pytest.mark.parametrize("max_gathered_tokens", [1, 40, 10_000])
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
 def test_every_token_sees_its_context_and_no_more(
-    num_heads: int, num_kv_heads: int, max_gathered_tokens: int, dtype: torch.dtype, atol: float
+    num_heads: int, num_kv_heads: int, num_parts: int, max_gathered_tokens: int, dtype: torch.dtype, atol: float
 ) -> None:
     torch.manual_seed(0)
     batch, width, scale = make_batch(), 8, 0.7
-    pool = torch.randn(NUM_BLOCKS, 3, 2, num_kv_heads, BLOCK_SIZE, width).to(dtype)
-    cache, before = pool[:, 1], pool.clone()
+    pool = torch.randn(NUM_BLOCKS, num_parts, 3, 2, num_kv_heads // num_parts, BLOCK_SIZE, width).to(dtype)
+    cache, before = KVCacheLayout.layer_cache(pool, 1), pool.clone()
     q = torch.randn(batch.num_tokens, num_heads, width).to(dtype)
     k, v = torch.randn(2, batch.num_tokens, num_kv_heads, width).to(dtype)
     backend = TorchAttention(scale, BLOCK_SIZE, max_gathered_tokens=max_gathered_tokens)
     backend.plan(batch)
     result = backend.forward(q, k, v, cache, batch)
 
-    assert torch.equal(pool[:, [0, 2]], before[:, [0, 2]])
+    assert torch.equal(pool[:, :, [0, 2]], before[:, :, [0, 2]])
     blocks, offsets = batch.slot_mapping // BLOCK_SIZE, batch.slot_mapping % BLOCK_SIZE
-    assert torch.equal(cache[blocks, 0, :, offsets], k)
-    assert torch.equal(cache[blocks, 1, :, offsets], v)
+    assert torch.equal(cache[blocks, :, 0, :, offsets].flatten(1, 2), k)
+    assert torch.equal(cache[blocks, :, 1, :, offsets].flatten(1, 2), v)
     token = 0
     for seq, query_len in enumerate(QUERY_LENS):
-        context = context_of(cache, batch, seq)  # [context_len, 2, num_kv_heads, width]
+        context = context_of(cache, batch, seq).transpose(1, 2).flatten(2, 3)  # [context_len, 2, num_kv_heads, width]
         for seen in range(CONTEXT_LENS[seq] - query_len + 1, CONTEXT_LENS[seq] + 1):
             for head in range(num_heads):
                 keys, values = context[:seen, :, head * num_kv_heads // num_heads].unbind(1)
@@ -90,7 +91,7 @@ def test_latent_attention_reads_values_from_the_keys_first_columns(max_gathered_
     torch.manual_seed(1)
     batch, rank, rope_dim, num_heads, scale = make_batch(), 12, 4, 3, 1 / math.sqrt(7)
     pool = torch.randn(NUM_BLOCKS, 2, BLOCK_SIZE, rank + rope_dim)
-    cache = pool[:, 1]
+    cache = KVCacheLayout.layer_cache(pool, 1)
     q, latent = (
         torch.randn(batch.num_tokens, num_heads, rank + rope_dim),
         torch.randn(batch.num_tokens, rank + rope_dim),

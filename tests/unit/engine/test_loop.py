@@ -4,6 +4,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -20,8 +21,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint("qwen3", tmp_path_factory.mktemp("loop") / "model")
 
 
-def make_engine(model: Path) -> Engine:
-    return Engine(EngineConfig(model=str(model), kv_cache_memory_bytes=1 << 20, num_threads=1))
+def make_engine(model: Path, num_threads: int = 1) -> Engine:
+    return Engine(EngineConfig(model=str(model), kv_cache_memory_bytes=1 << 20, num_threads=num_threads))
 
 
 def make_request(name: str, max_tokens: int) -> Request:
@@ -64,6 +65,24 @@ def test_requests_run_and_calls_return(model: Path) -> None:
     loop.stop()
     engine.check_integrity()
     assert listener.errors == []
+
+
+def test_it_computes_the_same_on_as_many_threads_as_it_is_told(model: Path) -> None:
+    before = torch.get_num_threads()
+    tokens = []
+    try:
+        for num_threads in (1, 2):
+            listener = Listener()
+            loop = EngineLoop(make_engine(model, num_threads), listener.on_step, listener.on_failure)
+            loop.start()
+            loop.call(lambda engine: engine.add(make_request("a", 20))).result(timeout=60)
+            assert listener.ended.wait(60)
+            assert loop.call(lambda _: torch.get_num_threads()).result(timeout=60) == num_threads
+            loop.stop()
+            tokens.append(listener.tokens["a"])
+    finally:
+        torch.set_num_threads(before)  # who computes next in a new thread would take it from the last one that said
+    assert tokens[0] == tokens[1]
 
 
 def test_a_request_that_cannot_go_on_costs_no_steps(model: Path) -> None:

@@ -2,13 +2,17 @@
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from engine.config import EngineConfig
+from engine.engine import Engine
 from engine.request import Request, RequestId
 from engine.sampling_params import SamplingParams
 from engine.schedule import ScheduledRequest
 from engine.step_rates import StepRates, StepTimes, StepWork
+from tests.checkpoints import make_checkpoint
 
 STEP_S, SEQUENCE_S, TOKENS_PER_S = 0.01, 0.0001, 20_000.0
 
@@ -66,6 +70,28 @@ def test_a_long_spell_of_decodes_does_not_make_prompts_forgotten() -> None:
     assert times.rates().prefill_tokens_per_s == pytest.approx(TOKENS_PER_S, rel=0.1)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_prompts_of_many_chunks_tell_their_rate_all_the_time(seed: int) -> None:
+    """Late chunks take much longer, and have fewer tokens: ever more sequences decode beside them."""
+    rng, times, rates = random.Random(seed), StepTimes(), []
+    num_steps, chunk_budget, token_s = 20, 512, 1 / TOKENS_PER_S
+    for number in range(15 * num_steps):
+        chunk = number % num_steps
+        num_sequences = 10 + 2 * chunk
+        num_tokens = chunk_budget - num_sequences
+        request = Request(RequestId("r"), [0] * 20_000, 20_000, SamplingParams(max_tokens=5))
+        request.num_computed_tokens = chunk * chunk_budget
+        decodes = [ScheduledRequest(request, 1)] * num_sequences
+        work = StepWork.of([*decodes, ScheduledRequest(request, num_tokens)])
+        depth = request.num_computed_tokens + num_tokens / 2
+        step_s = STEP_S + SEQUENCE_S * num_sequences + num_tokens * token_s * (1 + depth / 2500)
+        times.add(work, step_s * (1 + 0.05 * rng.uniform(-1, 1)))
+        if number >= num_steps:
+            rates.append(times.rates().prefill_tokens_per_s)
+    mean_rate = TOKENS_PER_S / (1 + num_steps * chunk_budget / 2 / 2500)
+    assert 0.6 * mean_rate < min(rates) < max(rates) < 2 * mean_rate
+
+
 def test_a_change_of_speed_is_learnt() -> None:
     times, rng = StepTimes(), random.Random(2)
     for factor in (1, 3):
@@ -91,7 +117,23 @@ def test_no_term_is_ever_negative() -> None:
         assert min(rates.prefill_tokens_per_s, rates.decode_step_s, rates.decode_sequence_s) >= 0
 
 
+def test_an_engine_learns_from_what_its_steps_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[StepWork] = []
+    monkeypatch.setattr(StepTimes, "add", lambda times, work, step_s: seen.append(work))
+    model = make_checkpoint("qwen3", tmp_path)
+    config = EngineConfig(model=str(model), kv_cache_memory_bytes=1 << 20, max_num_batched_tokens=16, max_num_seqs=4)
+    engine = Engine(config)
+    engine.add(Request(RequestId("r"), list(range(5, 45)), 40, SamplingParams(max_tokens=3, ignore_eos=True)))
+    while engine.has_work:
+        engine.run(engine.schedule())
+    chunks = [range(1, 17), range(17, 33), range(33, 41)]
+    assert seen == [*(StepWork(0, len(each), sum(each)) for each in chunks), StepWork(1, 0), StepWork(1, 0)]
+    assert engine.stats().num_prefilled_tokens == 40
+
+
 def test_a_schedule_is_sequences_and_prompt_tokens() -> None:
     request = Request(RequestId("r"), list(range(50)), 40, SamplingParams(max_tokens=5))
     scheduled = [ScheduledRequest(request, 1), ScheduledRequest(request, 1), ScheduledRequest(request, 30)]
-    assert StepWork.of(scheduled) == StepWork(2, 30)
+    assert StepWork.of(scheduled) == StepWork(2, 30, sum(range(1, 31)))
+    request.num_computed_tokens = 30
+    assert StepWork.of([ScheduledRequest(request, 20)]) == StepWork(0, 20, sum(range(31, 51)))

@@ -5,10 +5,13 @@ import logging
 import multiprocessing
 import os
 import signal
+import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -28,6 +31,7 @@ HOST = "127.0.0.1"
 PROCESS_BACKENDS = ("shared_memory", "tcp", "nixl", "auto", "nixl_emulated")
 BACKENDS = ("in_memory", *PROCESS_BACKENDS)
 CONNECT_DEADLINE_S = 10.0
+STOP_S = 10.0  # until all threads of a process have taken a signal
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "nixl", __name__])
@@ -53,14 +57,25 @@ def create(
 
 
 def fill(pool: Tensor, seed: int) -> None:
-    """Gives every block of an int64 pool a number of its own."""
-    pool.copy_(torch.arange(pool.shape[0]).unsqueeze(1).expand_as(pool))
-    pool.add_(seed * 1_000_000 + 1)
+    """Gives every word of an int64 pool a number of its own."""
+    torch.arange(pool.numel(), out=pool.view(-1))
+    pool.add_(first_word(seed))
+
+
+def first_word(seed: int) -> int:
+    """The first number in a pool that was filled by `seed`; the others follow."""
+    return (seed << 40) + 1
 
 
 def holds(pool: Tensor, block: int, seed: int, remote: int) -> bool:
-    """Whether a block is the peer's block `remote`, every byte of it."""
-    return bool((pool[block] == seed * 1_000_000 + 1 + remote).all())
+    """Whether a block is block `remote`, every byte of it, of a peer whose blocks have the same size."""
+    return holds_unit(pool, block, seed, remote, pool.shape[1])
+
+
+def holds_unit(pool: Tensor, unit: int, seed: int, remote: int, unit_words: int) -> bool:
+    """Whether a unit of so many words is the peer's unit `remote`, every byte of it."""
+    start = first_word(seed) + remote * unit_words
+    return torch.equal(pool.view(-1, unit_words)[unit], torch.arange(start, start + unit_words))
 
 
 class Peer(Protocol):
@@ -126,6 +141,11 @@ class ProcessPeer:
     def stop(self) -> None:
         assert self._process.pid is not None
         os.kill(self._process.pid, signal.SIGSTOP)
+        # On a busy machine one of its threads may still answer before another takes the signal.
+        end_s = time.monotonic() + STOP_S
+        while thread_states(self._process.pid) != {"T"}:
+            assert time.monotonic() < end_s, "the peer does not stop"
+            time.sleep(0.001)
 
     def resume(self) -> None:
         assert self._process.pid is not None
@@ -145,6 +165,15 @@ class ProcessPeer:
     async def _ask(self, command: str) -> str:
         self._pipe.send(command)
         return str(await asyncio.to_thread(self._pipe.recv))
+
+
+def thread_states(pid: int) -> set[str]:
+    """The states of a process's threads, as proc(5) has them."""
+    states = set()
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            states.add(stat.read_text().rpartition(")")[2].split()[0])
+    return states
 
 
 def serve(pipe: Connection, backend: str, identity: PoolIdentity, shape: tuple[int, int], seed: int) -> None:

@@ -74,6 +74,7 @@ async def cluster_of(
 
 
 async def until(condition: Callable[[], bool]) -> None:
+    """Returns once it is so. Raises TimeoutError if it does not become so."""
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.001)

@@ -24,3 +24,9 @@ def test_every_byte_of_a_block_counts_and_no_other_block(dtype: torch.dtype) -> 
         assert [a == b for a, b in zip(after, before, strict=True)] == [True, True, False, True]
         raw[2].view(-1)[position] ^= 1
     assert block_checksums(pool, [3, 3, 0]) == [before[3], before[3], before[0]]
+
+
+def test_units_have_checksums_of_their_own() -> None:
+    pool = torch.arange(3 * 8).view(3, 8)
+    halves = block_checksums(pool.view(6, 4), range(6))
+    assert block_checksums(pool, [2, 0], 2) == [halves[4], halves[5], halves[0], halves[1]]

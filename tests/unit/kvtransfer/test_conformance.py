@@ -96,14 +96,15 @@ async def test_a_peer_that_is_not_whom_we_mean_is_refused(backend: str, monkeypa
         right = source.description
         for wrong, words in (
             (replace(right, fingerprint="another model"), "fingerprint"),
-            (replace(right, block_bytes=right.block_bytes // 2), "block size"),
+            (replace(right, block_bytes=right.block_bytes - 8), "block size"),
         ):
             with pytest.raises(PeerRefused, match=words):
                 await cluster.transport.connect(wrong)
         with pytest.raises((PeerRefused, PeerLost)):
             await cluster.transport.connect(replace(right, incarnation="an earlier life"))
-        with pytest.raises(PeerRefused):
-            await cluster.transport.connect(replace(right, num_blocks=65))
+        for wrong in (replace(right, num_blocks=65), replace(right, block_bytes=right.block_bytes // 2)):
+            with pytest.raises(PeerRefused):
+                await cluster.transport.connect(wrong)
         with pytest.raises(TransportUnavailable, match=r"does not offer|no KV transport"):
             await cluster.transport.connect(replace(right, endpoints={}))
         if backend != "in_memory":
@@ -124,17 +125,20 @@ async def test_a_peer_with_another_model_or_block_size_is_refused(
 ) -> None:
     async with cluster_of(backend, monkeypatch) as cluster:
         stranger = await cluster.start_peer(fingerprint="another model")
-        smaller = await cluster.start_peer(shape=(64, 4096))
-        # Descriptions that lie in our favour: then the peer itself has to notice.
-        lies = [
-            (stranger, replace(stranger.description, fingerprint="model")),
-            (smaller, replace(smaller.description, block_bytes=SHAPE[1] * 8)),
-        ]
-        for peer, lie in lies:
+        odd = await cluster.start_peer(shape=(64, SHAPE[1] - 1))
+        half = await cluster.start_peer(shape=(64, SHAPE[1] // 2))
+        for peer in (stranger, odd):
             with pytest.raises(PeerRefused):
                 await cluster.transport.connect(peer.description)
+        # Descriptions that lie in our favour: then the greeting has to show it.
+        for lie in (
+            replace(stranger.description, fingerprint="model"),
+            replace(odd.description, block_bytes=SHAPE[1] * 8),
+            replace(half.description, block_bytes=SHAPE[1] * 8),
+        ):
             with pytest.raises(PeerRefused):
                 await cluster.transport.connect(lie)
+        assert not cluster.transport.choices
 
 
 @every_backend

@@ -17,10 +17,10 @@ def test_runs_cover_every_pair_once_and_join_neighbours() -> None:
             remote.sort()
         limit = rng.randint(1, 5)
         split = list(runs(remote, local, limit))
-        pairs = [(run.remote + i, run.local + i) for run in split for i in range(run.num_blocks)]
+        pairs = [(run.remote + i, run.local + i) for run in split for i in range(run.num_units)]
         assert pairs == list(zip(remote, local, strict=True))
-        assert all(1 <= run.num_blocks <= limit for run in split)
-    assert [run.num_blocks for run in runs([3, 4, 5, 9, 10], [0, 1, 2, 3, 5], 8)] == [4 - 1, 1, 1]
+        assert all(1 <= run.num_units <= limit for run in split)
+    assert [run.num_units for run in runs([3, 4, 5, 9, 10], [0, 1, 2, 3, 5], 8)] == [4 - 1, 1, 1]
 
 
 def test_bytes_of_a_pool_are_its_own_memory() -> None:
@@ -31,3 +31,8 @@ def test_bytes_of_a_pool_are_its_own_memory() -> None:
     assert bool(tensor[4].isnan().all())
     assert bool((tensor[[0, 1, 2, 3, 5]] == 0).all())
     assert len(pool.memory()) == 120
+    halves = pool.in_units(10)
+    assert halves.shape == (12, 10)
+    halves[3] = 1
+    assert bool((pool.as_bytes()[1, 10:] == 1).all())
+    assert bool((pool.as_bytes()[1, :10] == 0).all())

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from kvtransfer.base import PoolIdentity
+from kvtransfer.block_slice import PartGroup, slices_of
 from kvtransfer.checksum import block_checksums
 from kvtransfer.errors import ChecksumMismatch, PeerLost, PeerRefused
 from kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
@@ -119,3 +120,86 @@ async def test_a_lost_peer_leaves_what_came_and_another_goes_on(monkeypatch: pyt
     again.expect(2, pair.checksums([10, 11, 12]))
     assert again.num_blocks_received == 5
     assert first_elements(pair.ours, [0, 1, 2, 3, 4]) == [5, 6, 10, 11, 12]
+
+
+class Ranks:
+    """Ranks of two groups: each of one group's holds its parts of the same blocks; the other's read them."""
+
+    def __init__(self, sources: PartGroup, readers: PartGroup) -> None:
+        self._sources, self._readers = sources, readers
+        self._network = InMemoryNetwork()
+        parts = torch.arange(6 * sources.num_parts * 8).view(6, sources.num_parts, 8)  # [num_blocks, num_parts, words]
+        self.parts = parts
+        self.theirs = [self._share(parts, sources, rank) for rank in range(sources.num_ranks)]
+        self._descriptions = [
+            InMemoryTransport(PoolIdentity(f"owner-{rank}", "model"), self._network).register_pool(pool)
+            for rank, pool in enumerate(self.theirs)
+        ]
+
+    def _share(self, parts: Tensor, group: PartGroup, rank: int) -> Tensor:
+        first = group.first_part(rank)
+        return parts[:, first : first + group.parts_per_rank].contiguous()
+
+    async def read(
+        self, rank: int, remote: list[int], local: list[int], last: list[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What the rank has after all reads, and what it should have; `last`: checksums announced of the last block."""
+        reader = InMemoryTransport(PoolIdentity(f"reader-{rank}", "model"), self._network)
+        ours = torch.full((6, self._readers.parts_per_rank, 8), -1)
+        reader.register_pool(ours)
+        for block_slice in slices_of(self._sources, self._readers, rank):
+            peer = await reader.connect(self._descriptions[block_slice.source])
+            receiver = BlockReceiver(reader, peer, ours, local, 5.0, block_slice=block_slice)
+            units = block_slice.remote_per_block
+            checksums = block_checksums(self.theirs[block_slice.source], remote, units)
+            checksums[len(checksums) - len(last or ()) :] = last or ()
+            await receiver.read(0, remote[:1])
+            receiver.expect(0, checksums[: 2 * units])
+            assert receiver.num_blocks_received == 1
+            await receiver.read(1, remote[1:])
+            assert receiver.num_blocks_received == 2
+            receiver.expect(1, checksums[units:])
+            assert receiver.num_blocks_received == receiver.num_blocks_read == len(remote)
+        expected = torch.full_like(ours, -1)
+        expected[local] = self._share(self.parts, self._readers, rank)[remote]
+        return ours, expected
+
+
+@pytest.mark.parametrize(("num_parts", "num_sources", "num_readers"), [(8, 2, 4), (8, 4, 1), (6, 2, 3), (2, 4, 8)])
+async def test_a_rank_puts_its_blocks_together_from_several(num_parts: int, num_sources: int, num_readers: int) -> None:
+    ranks = Ranks(PartGroup(num_parts, num_sources), PartGroup(num_parts, num_readers))
+    for rank in range(num_readers):
+        ours, expected = await ranks.read(rank, [4, 0, 3], [1, 5, 2])
+        assert torch.equal(ours, expected)
+
+
+async def test_a_wrong_unit_or_half_a_blocks_checksums_are_noticed() -> None:
+    network = InMemoryNetwork()
+    theirs, ours = torch.arange(4 * 16).view(4, 16), torch.full((4, 4), -1)
+    owner = InMemoryTransport(PoolIdentity("owner", "model"), network)
+    reader = InMemoryTransport(PoolIdentity("reader", "model"), network)
+    description = owner.register_pool(theirs)
+    reader.register_pool(ours)
+    (block_slice,) = slices_of(PartGroup(4, 1), PartGroup(4, 4), 2)
+    receiver = BlockReceiver(reader, await reader.connect(description), ours, [3, 1], 5.0, block_slice=block_slice)
+    with pytest.raises(PeerRefused, match="7 checksums came of blocks of 4 units each"):
+        receiver.expect(0, list(range(7)))
+    receiver.expect(0, block_checksums(theirs, [0, 2], 4))
+    theirs[0, :8] = theirs[2, 12:] = -5  # not ours to read
+    await receiver.read(0, [0])
+    theirs[2, 11] = -5
+    with pytest.raises(ChecksumMismatch, match="block 1 of the request, in block 1"):
+        await receiver.read(1, [2])
+    assert receiver.num_blocks_received == 1
+    assert ours[3].tolist() == [8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("part", [0, 1])
+async def test_every_unit_of_a_slice_is_compared(part: int) -> None:
+    ranks = Ranks(PartGroup(6, 2), PartGroup(6, 3))  # a source has three parts of a block, the reader two of these
+    announced = block_checksums(ranks.theirs[0], [3], 3)
+    ranks.theirs[0][3, part] += 1
+    with pytest.raises(ChecksumMismatch, match="block 1 of the request"):
+        await ranks.read(0, [4, 3], [1, 5], announced)
+    ranks.theirs[0][3, part] -= 1
+    await ranks.read(0, [4, 3], [1, 5], announced)

@@ -82,7 +82,7 @@ async def test_the_serving_side_checks_the_blocks(cluster: Cluster) -> None:
         request = tcp_frames.REQUEST.pack(2) + (3).to_bytes(4, "little") + block.to_bytes(4, "little")
         answer = await asyncio.to_thread(exchange, cluster, greeting(cluster) + request)
         assert answer.endswith(f"block {block} is not one of the pool's 16".encode())
-    too_many = tcp_frames.REQUEST.pack(tcp_frames.MAX_REQUEST_BLOCKS + 1)
+    too_many = tcp_frames.REQUEST.pack(tcp_frames.MAX_REQUEST_UNITS + 1)
     answer = await asyncio.to_thread(exchange, cluster, greeting(cluster) + too_many)
     assert json.loads(answer[4:])["num_blocks"] == 16  # let in, and then nothing more
     cut_off = tcp_frames.REQUEST.pack(5) + b"\1\0\0\0"

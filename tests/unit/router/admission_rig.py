@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from router.admission import Admission
 from router.admission_limits import AdmissionLimits
 from router.admission_metrics import AdmissionMetrics
+from router.arrivals import Arrivals
 from router.errors import Overloaded
 from router.request_context import RequestContext
 from rpc.status import Unavailable
@@ -49,11 +50,16 @@ class Rig:
         self.registry = CollectorRegistry()
         self.workers = workers or Workers()
         self.now_s = 0.0
+
+        def clock() -> float:
+            return self.now_s
+
         self.admission = Admission(
             AdmissionLimits(max_inflight=max_inflight, max_queue=max_queue, **limits),
             self.workers,
             AdmissionMetrics(self.registry, "model"),
-            lambda: self.now_s,
+            Arrivals(60, clock),
+            clock,
         )
         self.order: list[str] = []  # names of the requests, as they were admitted
         self._ends: dict[str, asyncio.Event] = {}

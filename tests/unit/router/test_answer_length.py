@@ -18,6 +18,17 @@ def test_it_is_guessed_first_and_learnt_from_the_last_answers() -> None:
     assert length.mean == pytest.approx(40, rel=0.02)
 
 
+def test_a_few_lengths_tell_how_far_answers_are_from_each_other() -> None:
+    length = AnswerLength()
+    assert set(length.typical) == {FIRST_GUESS}
+    for number in range(200):
+        length.note(8 if number % 2 else 192)
+    assert length.typical == (8.0, 8.0, 192.0, 192.0)
+    for _ in range(200):
+        length.note(0)
+    assert length.typical == (1.0, 1.0, 1.0, 1.0)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_router_learns_it_from_every_answer(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[int] = []

@@ -1,4 +1,4 @@
-"""What came in the last minute, against all that ever came."""
+"""What came lately, against all that ever came."""
 
 from math import floor
 
@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployment.seen_traffic import gaps_cv2
-from router.arrivals import NUM_SPANS, Arrivals
+from router.arrivals import Arrivals
 from router.sliding_window import SlidingWindow
 from rpc.registry.report import SampleSums
 from tests.unit.router.admission_rig import Rig, overloaded, settle
 
+WINDOW_S = 60
 EVENTS = st.lists(st.tuples(st.floats(0, 90), st.integers(1, 4)), max_size=60)  # pause before it, choices
 
 
@@ -25,18 +26,18 @@ class Clock:
         return self.now_s
 
 
-@given(EVENTS, st.floats(0, 90))
-def test_the_window_forgets_exactly_what_is_old(events: list[tuple[float, int]], rest_s: float) -> None:
+@given(EVENTS, st.floats(0, 90), st.sampled_from([1, 7, WINDOW_S]))
+def test_the_window_forgets_exactly_what_is_old(events: list[tuple[float, int]], rest_s: float, longest_s: int) -> None:
     clock = Clock()
-    began_s, arrivals, came = clock(), Arrivals(clock), list[tuple[float, float | None, int]]()
+    began_s, arrivals, came = clock(), Arrivals(longest_s, clock), list[tuple[float, float | None, int]]()
     for pause_s, num_choices in events:
         clock.now_s += pause_s
         came.append((clock(), pause_s if came else None, num_choices))
         arrivals.came(num_choices)
     clock.now_s += rest_s
-    first = floor(clock()) - NUM_SPANS + 1
+    first = floor(clock()) - longest_s + 1
     live = [each for each in came if floor(each[0]) >= first]
-    gaps = [gap for _, gap, num in live for gap in (gap, *[0.0] * (num - 1)) if gap is not None and gap < NUM_SPANS]
+    gaps = [gap for _, gap, num in live for gap in (gap, *[0.0] * (num - 1)) if gap is not None and gap < longest_s]
     assert arrivals.num_choices == sum(num for _, _, num in live)
     assert arrivals.gaps_s.num == len(gaps)
     assert arrivals.gaps_s.total == pytest.approx(sum(gaps), abs=1e-6)
@@ -60,7 +61,7 @@ def test_a_sliding_window_has_the_last_spans(pauses: list[float], num_spans: int
 
 def test_an_hour_of_silence_is_no_gap() -> None:
     clock = Clock()
-    arrivals = Arrivals(clock)
+    arrivals = Arrivals(WINDOW_S, clock)
     for pause_s in (0.0, 3600.0, 1.0):
         clock.now_s += pause_s
         arrivals.came(1)
@@ -72,7 +73,7 @@ def test_an_hour_of_silence_is_no_gap() -> None:
 @given(st.lists(st.tuples(st.floats(0, 30), st.integers(1, 4), st.booleans(), st.floats(0, 90)), max_size=40))
 def test_invalid_requests_might_as_well_not_have_come(events: list[tuple[float, int, bool, float]]) -> None:
     clock = Clock()
-    both, valid = Arrivals(clock), Arrivals(clock)
+    both, valid = Arrivals(WINDOW_S, clock), Arrivals(WINDOW_S, clock)
     for pause_s, num_choices, is_valid, checked_after_s in events:
         clock.now_s += pause_s
         arrival = both.came(num_choices)
@@ -88,7 +89,7 @@ def test_invalid_requests_might_as_well_not_have_come(events: list[tuple[float, 
 
 def test_a_burst_of_invalid_requests_is_no_variation() -> None:
     clock = Clock()
-    arrivals = Arrivals(clock)
+    arrivals = Arrivals(WINDOW_S, clock)
     for _ in range(40):
         clock.now_s += 1.0
         arrivals.came(1)

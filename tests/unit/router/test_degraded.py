@@ -1,15 +1,19 @@
 """What a router says while it does not know everything: a snapshot is missing, or the registry is lost."""
 
 import asyncio
+import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from protos.worker_pb2 import WORKER_ROLE_PREFILL
+from router import worker_connection
 from rpc.registry.factory import open_registry
 from rpc.registry.memory import MemoryRegistry
 from tests.redis_server import RedisServer, redis_server
-from tests.unit.router.pools import member_of, running_pool
+from tests.unit.router.pools import member_of, ready, running_pool
 from tests.unit.router.running_router import RunningRouter, running_router, until, wait_cached, wait_workers
 from tests.unit.router.scripted_worker import BLOCK_SIZE, ScriptedWorker
 from tests.unit.rpc.registry_members import kept
@@ -66,6 +70,19 @@ async def test_an_unreachable_worker_does_not_degrade_for_ever() -> None:
         assert pool.is_degraded  # nobody is listed yet
         await until(lambda: bool(pool.connections) and bool(pool.connections[0].last_error))
         assert not pool.is_degraded
+
+
+async def test_a_worker_that_says_nothing_does_not_degrade_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_connection, "DESCRIBE_TIMEOUT_S", 0.3)
+    worker = ScriptedWorker()
+    await worker.start()
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # as a stopped process has it: who connects waits
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        async with running_pool(MemoryRegistry([address, worker.address])) as pool:
+            await until(lambda: ready(pool) == {worker.address} and not pool.is_degraded)
+            [connection] = [each for each in pool.connections if each.address == address]
+            assert "Deadline" in connection.last_error
+    await worker.stop()
 
 
 async def test_a_restarted_router_has_its_full_index_soon() -> None:

@@ -1,6 +1,9 @@
 """What a router tells of its traffic and its workers."""
 
+import asyncio
 from pathlib import Path
+
+import pytest
 
 from protos.worker_pb2 import WORKER_ROLE_PREFILL
 from rpc.registry.report import RouterReport, decode_report
@@ -43,14 +46,28 @@ async def test_a_report_of_what_was_served() -> None:
         assert sum(seen.latency.values()) == 4
 
 
+async def test_what_is_older_than_the_window_is_forgotten() -> None:
+    worker = ScriptedWorker()
+    async with running_router(worker, traffic_window_s=1) as router, asyncio.timeout(20):
+        assert (await router.http.post("/v1/completions", json=BODY)).status_code == 200
+        while (report := await report_of(router)).workers[0].latency or report.traffic.output_tokens.num:
+            await asyncio.sleep(0.02)
+        assert report.traffic.num_requests == 0
+        assert report.traffic.window_s == pytest.approx(1.0)
+
+
 async def test_a_prefill_worker_answers_for_what_it_computed() -> None:
     decode, prefill = ScriptedWorker(), ScriptedWorker("prefill-0", WORKER_ROLE_PREFILL)
     async with running_router(decode, prefill) as router:
         pinned = {"x-baton-prefill": "prefill-0"}
         assert (await router.http.post("/v1/completions", json=BODY, headers=pinned)).status_code == 200
         assert decode.commands[0].prefill.worker_id == "prefill-0"
-        seen = {each.worker_id: sum(each.latency.values()) for each in (await report_of(router)).workers}
-        assert seen == {"decode-0": 1, "prefill-0": 1}
+        report = await report_of(router)
+        assert {each.worker_id: sum(each.latency.values()) for each in report.workers} == {
+            "decode-0": 1,
+            "prefill-0": 1,
+        }
+        assert report.traffic.remote_tokens == report.traffic.uncached_tokens
 
 
 async def test_a_refused_request_is_load_and_a_gone_worker_is_none() -> None:

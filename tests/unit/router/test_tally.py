@@ -37,7 +37,7 @@ def test_counts_have_their_labels() -> None:
 
 
 def test_tokens_that_come_together_count_one_by_one() -> None:
-    metrics = RouterMetrics("m")
+    metrics = RouterMetrics("m", 60)
     meter = ChoiceMeter(metrics)
     for num_tokens in (1, 3, 0, 4):
         meter.tokens(num_tokens)

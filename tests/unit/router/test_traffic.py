@@ -1,4 +1,4 @@
-"""Lengths and times of the last minute."""
+"""Lengths and times of late."""
 
 from collections import Counter
 
@@ -10,14 +10,14 @@ from protos.common_pb2 import ServedBy
 from protos.worker_pb2 import RequestDelta
 from router.attempt_times import AttemptTimes
 from router.cluster import Plan
-from router.latency_window import NUM_SPANS as NUM_LATENCY_SPANS
-from router.latency_window import SPAN_S as LATENCY_SPAN_S
-from router.traffic import NUM_SPANS, Traffic, uncached_tokens
+from router.latency_window import SPANS
+from router.traffic import Traffic, uncached_tokens
 from rpc.latency_sketch import bin_of
 from rpc.registry.report import SampleSums
 from tests.unit.router.cluster_builder import prefill, request, worker
 from tests.unit.router.test_arrivals import Clock
 
+WINDOW_S = 60
 TIMES = st.lists(st.tuples(st.floats(0, 40), st.sampled_from(["a", "b"]), st.floats(1e-4, 10)), max_size=50)
 
 
@@ -28,40 +28,43 @@ def sums(*values: float) -> SampleSums:
 @given(TIMES)
 def test_times_are_those_of_the_window(events: list[tuple[float, str, float]]) -> None:
     clock = Clock()
-    traffic, seen = Traffic(clock), list[tuple[float, str, float]]()
+    traffic, seen = Traffic(WINDOW_S, clock), list[tuple[float, str, float]]()
     for pause_s, name, time_s in events:
         clock.now_s += pause_s
         seen.append((clock(), name, time_s))
         traffic.took(name, time_s)
         traffic.latency("a")  # whoever reads it changes nothing
-    first = clock() // LATENCY_SPAN_S - NUM_LATENCY_SPANS + 1
+    span_s = WINDOW_S / SPANS
+    first = clock() // span_s - SPANS
     for name in ("a", "b", "never seen"):
-        live = [time_s for at_s, who, time_s in seen if who == name and at_s // LATENCY_SPAN_S >= first]
+        live = [time_s for at_s, who, time_s in seen if who == name and at_s // span_s >= first]
         assert traffic.latency(name) == Counter(map(bin_of, live))
 
 
 def test_lengths_are_forgotten_after_a_minute() -> None:
     clock = Clock()
-    traffic = Traffic(clock)
+    traffic = Traffic(WINDOW_S, clock)
     plan = Plan(worker("d"), prefill("p"), None, "")
     traffic.routed(plan, request(100, p=64, d=16))
+    traffic.routed(Plan(worker("d"), None, None, ""), request(50, d=16))
     traffic.ended(7)
     clock.now_s += 30
     traffic.ended(9)
     lengths = traffic.lengths
-    assert (lengths.prompt, lengths.uncached, lengths.output) == (sums(100), sums(36), sums(7, 9))
-    clock.now_s += NUM_SPANS - 30
+    assert (lengths.prompt, lengths.uncached, lengths.output) == (sums(100, 50), sums(36, 34), sums(7, 9))
+    assert lengths.remote == sums(36)
+    clock.now_s += WINDOW_S - 30
     lengths = traffic.lengths
-    assert (lengths.prompt, lengths.uncached, lengths.output) == (sums(), sums(), sums(9))
+    assert (lengths.prompt, lengths.uncached, lengths.remote, lengths.output) == (sums(), sums(), sums(), sums(9))
 
 
 def test_workers_that_are_gone_take_no_memory() -> None:
     clock = Clock()
-    traffic = Traffic(clock)
+    traffic = Traffic(WINDOW_S, clock)
     for number in range(1000):
         clock.now_s += 1.0
         traffic.took(f"life {number}", 0.1)
-    assert len(traffic._latencies) <= LATENCY_SPAN_S * NUM_LATENCY_SPANS + 1
+    assert len(traffic._latencies) <= WINDOW_S + WINDOW_S / SPANS + 1
 
 
 def test_what_is_cached_or_pulled_is_not_computed() -> None:
@@ -76,7 +79,7 @@ def test_what_is_cached_or_pulled_is_not_computed() -> None:
 def test_each_worker_answers_for_its_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("router.attempt_times.time.perf_counter", clock)
-    traffic, decode = Traffic(), worker("d")
+    traffic, decode = Traffic(WINDOW_S), worker("d")
 
     def attempt(plan: Plan, is_first: bool, prefill_worker: str = "p") -> None:
         times = AttemptTimes(traffic, plan, is_first)

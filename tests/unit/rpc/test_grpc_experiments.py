@@ -28,7 +28,7 @@ for module in sys.argv[1:]:
         ("router.__main__", "router.app"),
         ("prefill_worker.__main__", "prefill_worker.worker"),
         ("decode_worker.__main__", "decode_worker.worker"),
-        ("deployment.both_worker", "deployment.both_services"),
+        ("baton.worker", "deployment.both_services"),
         ("baton.__main__", "simulation.workers"),
     ],
 )

@@ -104,13 +104,21 @@ async def test_a_machine_with_rdma_on_which_auto_ends_on_tcp(tmp_path: Path, mon
     ("reader", "words"),
     [
         (replace(READER, fingerprint="other model"), "fingerprint"),
-        (replace(READER, block_bytes=2 * BLOCK_BYTES), "block size"),
+        (replace(READER, block_bytes=BLOCK_BYTES + 1), "block size"),
     ],
 )
 async def test_blocks_that_mean_something_else_are_not_read(reader: Reader, words: str) -> None:
     for used, reason in await probe_own_pool(reader, "auto", "auto"):
         assert used is None
         assert words in reason
+
+
+@pytest.mark.parametrize("block_bytes", [BLOCK_BYTES // 2, BLOCK_BYTES * 2])
+async def test_parts_of_blocks_are_measured_as_what_they_are(block_bytes: int) -> None:
+    for link in await links_to_own_pool(replace(READER, block_bytes=block_bytes), "auto", "auto"):
+        assert link.rates is not None
+        assert link.rates.block_bytes == min(block_bytes, BLOCK_BYTES)
+        assert link.rates.read_bytes % link.rates.block_bytes == 0
 
 
 async def test_a_pool_that_is_not_as_described_is_not_read() -> None:

@@ -1,0 +1,164 @@
+"""One rank of a group: a real engine in a real group, without the worker around it.
+
+    python -m benchmarks.expert_parallel.rank RANK_JSON
+
+Says when it is ready; then each line on stdin is a Load to run, and each line on stdout a Measured.
+"""
+
+import asyncio
+import random
+import sys
+import threading
+import uuid
+from dataclasses import asdict, dataclass
+from statistics import median
+
+import orjson
+import torch
+import uvloop
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.loop import EngineLoop
+from engine.outputs import StepOutput
+from engine.rank_group import RankGroup
+from engine.request import Request, RequestId
+from engine.sampling_params import SamplingParams
+from rpc.expert_group import joined
+from rpc.peers import Channels
+from rpc.tls import Plaintext
+from rpc.worker_config import WorkerConfig
+
+PROMPT_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RankConfig:
+    """What the process is told."""
+
+    worker_id: str
+    rendezvous: str
+    group: str
+    num_ranks: int
+    model: str
+    enable_eplb: bool = False
+    num_redundant_experts: int = 0
+    eplb_step_interval: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """So many sequences at once, each of so many tokens."""
+
+    batch: int
+    num_tokens: int
+    num_words: int  # token ids are drawn from so many: few make few experts busy
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Of the steps in which all sequences of the rank decoded."""
+
+    step_s: float  # median
+    waited_share: float  # of the time, in which other ranks were waited for
+    bytes_per_step: float  # sent to other ranks
+    rows_per_step: float  # of any rank's tokens, computed by the experts here
+    imbalances: list[float]  # by layer, as the last rebalance found it
+
+
+class Sequences:
+    """Owns what is noted of a load's steps."""
+
+    def __init__(self, ranks: RankGroup) -> None:
+        self._ranks = ranks
+        self._notes: list[tuple[float, float, int, int]] = []
+        self.done = threading.Event()
+        self.batch = 0
+        self._num_ended = 0
+
+    def begin(self, batch: int) -> None:
+        """A load of so many sequences begins."""
+        self._notes.clear()
+        self.done.clear()
+        self.batch, self._num_ended = batch, 0
+
+    def take(self, step: StepOutput) -> None:
+        """On the engine's thread, after each step."""
+        if len(step.outputs) == self.batch and all(output.sampled for output in step.outputs):
+            ranks = self._ranks
+            self._notes.append((step.finished_at_s, ranks.waited_s, ranks.num_sent_bytes, ranks.num_rows))
+        self._num_ended += sum(output.finish_reason is not None for output in step.outputs)
+        if self._num_ended == self.batch:
+            self.done.set()
+
+    def measured(self, imbalances: list[float]) -> Measured:
+        """What came of it."""
+        first, last, num_steps = self._notes[0], self._notes[-1], len(self._notes) - 1
+        times = [note[0] for note in self._notes]
+        return Measured(
+            step_s=median(after - before for before, after in zip(times, times[1:], strict=False)),
+            waited_share=(last[1] - first[1]) / (last[0] - first[0]),
+            bytes_per_step=(last[2] - first[2]) / num_steps,
+            rows_per_step=(last[3] - first[3]) / num_steps,
+            imbalances=imbalances,
+        )
+
+
+def requests(load: Load, seed: int) -> list[Request]:
+    """Prompts of few different tokens, if the load says so."""
+    draw = random.Random(seed)
+    words = [300 + 7 * number for number in range(load.num_words)]
+    sampling = SamplingParams(temperature=0, max_tokens=load.num_tokens, ignore_eos=True)
+    return [
+        Request(RequestId(f"{seed}-{number}"), draw.choices(words, k=PROMPT_TOKENS), PROMPT_TOKENS, sampling)
+        for number in range(load.batch)
+    ]
+
+
+async def main(config: RankConfig) -> None:
+    """Serves until standard input ends."""
+    torch.set_num_threads(1)
+    engine_config = EngineConfig(
+        model=config.model, num_threads=1, kv_cache_memory_bytes=64 << 20, enable_prefix_caching=False
+    )
+    worker = WorkerConfig(
+        role="decode",
+        worker_id=config.worker_id,
+        engine=engine_config,
+        expert_parallel=config.num_ranks,
+        rendezvous=config.rendezvous,
+        group=config.group,
+        enable_eplb=config.enable_eplb,
+        num_redundant_experts=config.num_redundant_experts,
+        eplb_step_interval=config.eplb_step_interval,
+    )
+    channels = Channels(Plaintext())
+    async with joined(worker, uuid.uuid4().hex, Plaintext(), channels) as group:
+        assert group is not None
+        engine = await asyncio.to_thread(lambda: Engine(engine_config, group=group.experts))
+        sequences = Sequences(group.experts.ranks)
+        loop = EngineLoop(engine, sequences.take, lambda error: sequences.done.set())
+        loop.start()
+        group.attach(loop.call)
+        print("ready", flush=True)
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            load = Load(**orjson.loads(line))
+            sequences.begin(load.batch)
+            made = requests(load, load.seed + hash_of(config.worker_id))
+            loop.call(lambda engine, made=made: [engine.add(each) for each in made])  # type: ignore[misc]
+            await asyncio.to_thread(sequences.done.wait)
+            measured = sequences.measured(group.experts.imbalances)
+            print(orjson.dumps(asdict(measured)).decode(), flush=True)
+        await group.leave()
+        await asyncio.to_thread(loop.stop)
+    await channels.close()
+
+
+def hash_of(worker_id: str) -> int:
+    """A seed of the rank's own."""
+    return sum(worker_id.encode())
+
+
+if __name__ == "__main__":
+    uvloop.run(main(RankConfig(**orjson.loads(sys.argv[1]))))

@@ -1,0 +1,79 @@
+"""What a router that does nothing takes before Baton's workers: `python -m benchmarks.routing.grpc_pass PORT WORKERS`.
+
+Commands come made, go to the workers in turn on a stream as the router's, and nothing is looked up in what comes back
+but whose it is.
+"""
+
+import asyncio
+import gc
+import sys
+from itertools import cycle
+
+import uvloop
+from grpc.aio import StreamStreamCall
+
+from benchmarks.routing.pass_server import PassedRequest, serve_passing
+from protos import worker_pb2
+from protos.worker_pb2 import DescribeRequest, Hello, RouterMessage, WorkerMessage
+from protos.worker_pb2_grpc import WorkerStub
+from rpc.tls import Plaintext
+
+ATTACH = f"/{worker_pb2.DESCRIPTOR.services_by_name['Decode'].full_name}/Attach"
+
+
+class PassStream:
+    """Owns the stream to one worker, and who waits for news from there."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._waiting: dict[str, PassedRequest] = {}
+        self._outgoing: list[bytes] = []
+        self._wake = asyncio.Event()
+
+    def forward(self, request_id: bytes, message: bytes, request: PassedRequest) -> None:
+        """Sends a message that is made."""
+        self._waiting[request_id.decode()] = request
+        self._outgoing.append(message)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Serves until the worker is gone."""
+        async with Plaintext().channel(self._address) as channel:
+            described = await WorkerStub(channel).Describe(DescribeRequest())
+            attach = channel.stream_stream(ATTACH, None, WorkerMessage.FromString)
+            call = attach()  # type: ignore[call-arg]  # the stubs lack the default: we write by hand
+            hello = Hello(router_id="pass", incarnation=described.incarnation)
+            await call.write(RouterMessage(hello=hello).SerializeToString())
+            writing = asyncio.create_task(self._write(call))
+            try:
+                async for message in call:
+                    for delta in message.deltas:
+                        is_last = bool(delta.finish_reason)
+                        waiting = self._waiting
+                        request = waiting.pop(delta.request_id) if is_last else waiting[delta.request_id]
+                        request.news(is_last)
+            finally:
+                writing.cancel()
+
+    async def _write(self, call: StreamStreamCall[bytes, WorkerMessage]) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._outgoing:
+                outgoing, self._outgoing = self._outgoing, []
+                await call.write(b"".join(outgoing))  # as protobuf has it, that is one message of all their commands
+
+
+async def main(port: int, addresses: list[str]) -> None:
+    """Serves until it is ended."""
+    streams = [PassStream(address) for address in addresses]
+    turns = cycle(streams)
+    gc.disable()
+    async with asyncio.TaskGroup() as tasks:
+        for stream in streams:
+            tasks.create_task(stream.run())
+        tasks.create_task(serve_passing(port, lambda *passed: next(turns).forward(*passed)))
+
+
+if __name__ == "__main__":
+    uvloop.run(main(int(sys.argv[1]), sys.argv[2].split(",")))

@@ -1,0 +1,104 @@
+"""Systems whose router only passes on what the client sends: what is left is the client, the workers and the hops.
+
+What goes to the workers is made before: the prompt's tokens are in it, and it is as long as the chat would be.
+"""
+
+from collections.abc import Callable
+from itertools import count
+
+import orjson
+
+from benchmarks.routing.client import post
+from benchmarks.routing.pass_server import ID_BYTES, STREAMED, WHOLE
+from benchmarks.routing.system import (
+    Body,
+    Chat,
+    Command,
+    Messages,
+    Setting,
+    System,
+    chat_body,
+    generate_body,
+    openai_chats,
+)
+from benchmarks.routing.topology import Topology
+from engine.sampling_params import SamplingParams
+from protos.worker_pb2 import GenerateCommand, RouterMessage
+from router.chat_template import ChatTemplate
+from router.tokenizer_files import read_tokenizer
+from rpc.sampling import sampling_to_proto
+
+
+class PassedBodies:
+    """Makes what goes to the workers; requests that are under way at once have different ids."""
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+
+    def command(self, token_ids: list[int], num_output_tokens: int) -> bytes:
+        """For a worker of Baton's."""
+        request_id = self._request_id()
+        sampling = SamplingParams(temperature=0.0, max_tokens=num_output_tokens, seed=1)
+        command = GenerateCommand(
+            request_id=request_id,
+            token_ids=token_ids,
+            num_prompt_tokens=len(token_ids),
+            sampling=sampling_to_proto(sampling),
+        )
+        return request_id.encode() + RouterMessage(generate=[command]).SerializeToString()
+
+    def dynamo(self, token_ids: list[int], num_output_tokens: int) -> bytes:
+        """For a worker of Dynamo's, as far as ours read it."""
+        message = {"token_ids": token_ids, "stop_conditions": {"max_tokens": num_output_tokens}}
+        return self._request_id().encode() + orjson.dumps(message)
+
+    def _request_id(self) -> str:
+        return f"{next(self._numbers):0{ID_BYTES}}"
+
+
+def passed_chats(body: Body) -> Callable[[Setting], Chat]:
+    """Chats whose prompts the benchmark has tokenised, in requests as long as those that routers get."""
+
+    def chats(setting: Setting) -> Chat:
+        pretrained = read_tokenizer(str(setting.model))
+        template = ChatTemplate(pretrained)
+
+        def chat(messages: Messages, num_output_tokens: int, stream: bool) -> bytes:
+            text = template.render(messages, True, False, {})
+            token_ids = pretrained.backend_tokenizer.encode(text, add_special_tokens=False).ids
+            num_bytes = len(post("/v1/chat/completions", chat_body(messages, num_output_tokens, stream)))
+            return post(STREAMED if stream else WHOLE, body(token_ids, num_output_tokens), num_bytes)
+
+        return chat
+
+    return chats
+
+
+def nothing_before_baton(name: str) -> System:
+    """Passes commands on to Baton's workers, over the stream that they have with a router."""
+    body = PassedBodies().command
+    return System(
+        name, False, "baton_workers", WHOLE, body, _passing("grpc_pass"), chats=passed_chats(body), floor=name
+    )
+
+
+def nothing_before_http(name: str) -> System:
+    """Passes the bytes of each connection on to a worker, which answers itself."""
+    return System(
+        name, False, "sglang_workers", "/generate", generate_body, _passing("tcp_pass"), chats=openai_chats, floor=name
+    )
+
+
+def nothing_before_dynamo(name: str) -> System:
+    """Calls Dynamo's workers by its runtime's own client."""
+    body = PassedBodies().dynamo
+    return System(
+        name, True, "dynamo_workers", WHOLE, body, _passing("dynamo_pass"), True, True, passed_chats(body), name
+    )
+
+
+def _passing(module: str) -> Callable[[Setting, Topology, list[str], int], Command]:
+    def router(setting: Setting, topology: Topology, addresses: list[str], port: int) -> Command:
+        return Command([f"benchmarks.routing.{module}", str(port), ",".join(addresses)], {})
+
+    return router

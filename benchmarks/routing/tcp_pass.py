@@ -1,0 +1,69 @@
+"""What a router that does nothing costs before HTTP workers: `python -m benchmarks.routing.tcp_pass PORT URLS`.
+
+Every connection has one of its own to a worker, in turn, and bytes are passed on as they come.
+"""
+
+import asyncio
+import sys
+from itertools import cycle
+from typing import cast
+
+import uvloop
+
+
+class _End(asyncio.Protocol):
+    """One end of a connection; what came before there is another end waits for it."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._other: _End | None = None
+        self._early: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._other is not None and self._other._transport is not None:
+            self._other._transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        if self._other is None:
+            self._early.append(data)
+        else:
+            self._other.write(data)
+
+    def write(self, data: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(data)
+
+    def join(self, other: "_End") -> None:
+        """Passes on to the other end from now on."""
+        self._other = other
+        for data in self._early:
+            other.write(data)
+
+
+async def main(port: int, urls: list[str]) -> None:
+    """Serves until it is ended."""
+    loop = asyncio.get_running_loop()
+    ports = cycle([int(url.rpartition(":")[2]) for url in urls])
+    connecting: set[asyncio.Task[None]] = set()
+
+    async def connect(client: _End) -> None:
+        _, worker = await loop.create_connection(_End, "127.0.0.1", next(ports))
+        worker.join(client)
+        client.join(worker)
+
+    def begin() -> _End:
+        client = _End()
+        task = loop.create_task(connect(client))
+        connecting.add(task)
+        task.add_done_callback(connecting.discard)
+        return client
+
+    server = await loop.create_server(begin, "127.0.0.1", port)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(int(sys.argv[1]), sys.argv[2].split(",")))

@@ -1,0 +1,154 @@
+"""The experts of a model, spread over the ranks of a group that may grow and shrink.
+
+1. A rank loads all but the experts, and joins. Each epoch of the group begins with every rank telling which experts it
+   has; at the first, nobody has any.
+2. If nobody has some expert, all ranks share out those that are missing, and read them before they go on: at the start
+   that is all experts; when a rank died, its own, except those of which others have a replica.
+3. If some rank has more to compute than it should, or none, a better placement is worked out and read on another
+   thread, while steps go on, and taken over by all ranks between the same two steps (see `expert_rebalance`).
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.errors import GroupBroken
+from engine.expert_layer import ExpertLayer
+from engine.expert_rebalance import Rebalance, Slots, imbalance
+from engine.expert_shares import share_missing
+from engine.group_view import Membership
+from engine.layers.experts import ExpertReader
+from engine.rank_group import RankGroup
+
+logger = logging.getLogger(__name__)
+
+NOTHING = -1  # in what ranks tell each other: no expert in this slot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalanceSettings:
+    """How the load of experts is balanced."""
+
+    is_enabled: bool = False
+    num_redundant: int = 0  # slots of a layer beyond one for each expert, over all ranks
+    step_interval: int = 3000  # steps of the group from one placement to the next
+
+
+class ExpertGroup:
+    """Owns the group of ranks and the experts of every layer; one thread calls everything."""
+
+    def __init__(
+        self, membership: Membership, host: str, device: torch.device, balance: BalanceSettings | None = None
+    ) -> None:
+        """host: the address of this rank's interface."""
+        self.membership = membership
+        self.ranks = RankGroup(membership, host, device)
+        self.layers: list[ExpertLayer] = []
+        self._device = device
+        self._balance = balance or BalanceSettings()
+        self._slots: list[Slots] = []  # by layer: where all ranks' experts stand
+        self._rebalance: Rebalance | None = None
+        self._num_taken = 0  # layers of it
+        self._counted = torch.zeros(0, 0, dtype=torch.int64)  # tokens that earlier rebalances knew of
+        self.imbalances: list[float] = []  # by layer, when the last rebalance began: the busiest rank over the mean
+        self._num_steps = 0  # since the epoch began, or the last rebalance
+
+    def add_layer(self, reader: ExpertReader, num_experts: int) -> ExpertLayer:
+        """A layer whose experts the group will give out."""
+        self.layers.append(ExpertLayer(self.ranks, reader, num_experts, self._device))
+        return self.layers[-1]
+
+    def form(self) -> None:
+        """Joins the newest epoch, or one after it; every expert stands somewhere then. Raises EngineEnded."""
+        self._cancel_rebalance()
+        while True:
+            try:
+                self.ranks.form()
+                self._place()
+                return
+            except GroupBroken as error:
+                self.give_up(error)
+
+    def give_up(self, error: GroupBroken) -> None:
+        """The present epoch is over: the others notice that we are gone, and form the next one with us."""
+        if self.ranks.is_formed:
+            logger.warning("epoch %d of the group is over: %s", self.ranks.view.epoch, error)
+            self.membership.report_broken(self.ranks.view.epoch, str(error))
+            self.ranks.drop()
+
+    def _place(self) -> None:
+        """Has every expert stand somewhere. Raises GroupBroken."""
+        started_s, num_read, rank = time.monotonic(), 0, self.ranks.view.rank
+        self._slots = [
+            share_missing(held, layer.num_experts) for layer, held in zip(self.layers, self._held(), strict=True)
+        ]
+        for layer, slots in zip(self.layers, self._slots, strict=True):
+            num_read += len(slots[rank]) - len(layer.held)
+            layer.place(slots, rank, layer.read(slots[rank]))
+        if num_read:
+            logger.info("%d experts read in %.1f s", num_read, time.monotonic() - started_s)
+        self._num_steps = 0
+        if not all(map(_is_even, self._slots)):
+            self._begin_rebalance()
+
+    def step(self, num_tokens: int) -> bool:
+        """Agrees with all ranks on a step; False if nobody has a token to compute. Raises GroupBroken."""
+        num_ready = self._rebalance.num_ready if self._rebalance is not None else 0
+        agreed = self.ranks.gather([num_tokens, num_ready])
+        self.ranks.num_tokens = [tokens for tokens, _ in agreed]
+        self._take(min(ready for _, ready in agreed))
+        if not any(self.ranks.num_tokens):
+            return False
+        self._num_steps += 1
+        if self._balance.is_enabled and self._num_steps >= self._balance.step_interval:
+            self._begin_rebalance()
+        return True
+
+    def tokens_by_expert(self) -> Tensor:
+        """This rank's tokens since its start by layer and chosen expert: [num_layers, num_experts] on the CPU."""
+        return torch.stack([layer.exchange.counts for layer in self.layers]).cpu()
+
+    def _begin_rebalance(self) -> None:
+        """All ranks do this between the same two steps."""
+        self._cancel_rebalance()
+        counts = self.tokens_by_expert()
+        here = counts - self._counted if self._counted.shape == counts.shape else counts
+        loads = self.ranks.gather_tensor(here).sum(dim=0).view(counts.shape).numpy()
+        self._counted, self._num_steps = counts, 0
+        self.imbalances = [imbalance(slots, row) for slots, row in zip(self._slots, loads, strict=True)]
+        self._rebalance = Rebalance(self.layers, self._slots, loads, self.ranks.view.rank, self._balance.num_redundant)
+
+    def _take(self, num_ready: int) -> None:
+        """Takes over the layers that every rank has prepared."""
+        while self._rebalance is not None and self._num_taken < num_ready:
+            prepared = self._rebalance.take(self._num_taken)
+            self._slots[self._num_taken] = prepared.slots
+            self.layers[self._num_taken].place(prepared.slots, self.ranks.view.rank, prepared.experts)
+            self._num_taken += 1
+            if self._num_taken == len(self.layers):
+                self._cancel_rebalance()
+
+    def _cancel_rebalance(self) -> None:
+        if self._rebalance is not None:
+            self._rebalance.cancel()
+        self._rebalance, self._num_taken = None, 0
+
+    def _held(self) -> list[Slots]:
+        """What every rank has in its slots, by layer and rank. Raises GroupBroken."""
+        num_held = max((len(layer.held) for layer in self.layers), default=0)
+        most = max(num for (num,) in self.ranks.gather([num_held]))
+        told = torch.full((len(self.layers), most), NOTHING, dtype=torch.int64)
+        for row, layer in zip(told, self.layers, strict=True):
+            row[: len(layer.held)] = torch.tensor(layer.held, dtype=torch.int64)
+        gathered = self.ranks.gather_tensor(told).view(self.ranks.size, len(self.layers), most)
+        by_layer = gathered.transpose(0, 1).tolist()
+        return [[[expert for expert in slots if expert != NOTHING] for slots in ranks] for ranks in by_layer]
+
+
+def _is_even(slots: Slots) -> bool:
+    """Whether no rank has much more than another: who has just come has nothing."""
+    sizes = [len(held) for held in slots]
+    return max(sizes) - min(sizes) <= 1

@@ -1,0 +1,34 @@
+"""One layer's experts on this rank of a group."""
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.expert_parallel import ExpertRoutes, GroupExchange
+from engine.layers.experts import Expert, ExpertReader, Experts
+from engine.rank_group import RankGroup
+
+
+class ExpertLayer:
+    """Owns what stands in this rank's slots, and knows how another expert is read."""
+
+    def __init__(self, group: RankGroup, reader: ExpertReader, num_experts: int, device: torch.device) -> None:
+        self.num_experts = num_experts
+        self.held: tuple[int, ...] = ()  # by slot
+        self.experts = Experts([])
+        self._here: dict[int, Expert] = {}  # the same experts; replaced whole, for other threads read it
+        self.exchange = GroupExchange(group, num_experts, device)
+        self._reader = reader
+        self._device = device
+
+    def read(self, wanted: Sequence[int]) -> list[Expert]:
+        """These experts' weights; those that stand here are not read again. Changes nothing; for any thread."""
+        here = self._here
+        return [here[expert] if expert in here else self._reader.read(expert) for expert in wanted]
+
+    def place(self, slots: Sequence[Sequence[int]], rank: int, experts: Sequence[Expert]) -> None:
+        """Tokens go to these slots, by rank, from now on; ours hold these weights."""
+        self.held, self.experts.slots = tuple(slots[rank]), list(experts)
+        self._here = dict(zip(self.held, self.experts.slots, strict=True))
+        self.exchange.num_slots = len(self.held)
+        self.exchange.routes = ExpertRoutes(self.num_experts, slots, self._device)

@@ -1,0 +1,39 @@
+"""Who is in an expert-parallel group, as an engine needs to know it; plain data and a Protocol, no torch, no gRPC."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """The group in one of its epochs: every change of members begins a new one."""
+
+    epoch: int  # grows
+    members: tuple[str, ...]  # names of the ranks' lives, in the order of their ranks
+    rank: int  # our place among them
+    store: str = ""  # host:port of the epoch's store; empty until the first member has opened it
+
+
+class Membership(Protocol):
+    """What an engine asks of whoever knows the group; its methods are called on the engine's thread."""
+
+    @property
+    def epoch(self) -> int:
+        """The newest epoch that is known; one that is past the engine's means: form anew. 0 before the first."""
+        ...
+
+    def wait(self, seen: GroupView | None, timeout_s: float) -> GroupView | None:
+        """The newest view as soon as it is another one than `seen` (a new epoch, or its store); None if not in time."""
+        ...
+
+    def publish_store(self, epoch: int, address: str) -> None:
+        """Tells all members of the epoch where its store is; only the first member calls it."""
+        ...
+
+    def report_broken(self, epoch: int, reason: str) -> None:
+        """The epoch's members cannot go on together: a new one is wanted, even if all of them live."""
+        ...
+
+    def wake(self, epoch: int, round_number: int) -> None:
+        """Tells all other members, which may be asleep, that a step has begun. Does not wait."""
+        ...

@@ -1,0 +1,102 @@
+"""The experts of one layer that stand on this rank, and how they are read from a checkpoint."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.config import MoEConfig
+from engine.layers.linear import Linear
+from engine.layers.mlp import silu_and_mul
+from engine.weights import Weights, stack
+
+# A product's rows come out the same, bit for bit, for every number of rows that is a multiple of this: who else is in
+# the batch, and which rank computes an expert, cannot be seen in a token's result. (oneDNN and MKL: multiples of 4.)
+ROW_TILE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """What a family calls its experts' tensors, under the prefix of the layer's MLP."""
+
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    """The weights of one expert."""
+
+    gate_up: Linear
+    down: Linear
+
+
+class Experts:
+    """Weights by slot; a slot holds one expert of the layer."""
+
+    def __init__(self, slots: Sequence[Expert]) -> None:
+        self.slots = list(slots)
+
+    def __call__(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
+        """rows: [sum(sizes), hidden], the first slot's `sizes[0]` rows first; sizes are multiples of ROW_TILE.
+
+        Returns the same shape, each row as its slot's expert has it.
+        """
+        if not rows.shape[0]:
+            return rows
+        busy = [(expert, size) for expert, size in zip(self.slots, sizes, strict=True) if size]
+        splits = [size for _, size in busy]
+        inputs = rows.split_with_sizes(splits)
+        gate_up = torch.cat([expert.gate_up(part) for (expert, _), part in zip(busy, inputs, strict=True)])
+        inner = silu_and_mul(gate_up).split_with_sizes(splits)
+        return torch.cat([expert.down(part) for (expert, _), part in zip(busy, inner, strict=True)])
+
+
+class ExpertReader:
+    """Reads the experts of one layer, each when it is asked for, from tensors of its own or from fused ones."""
+
+    def __init__(self, weights: Weights, prefix: str, hidden_size: int, config: MoEConfig, names: ExpertNames) -> None:
+        """Checks that all experts are there and of the right shape (InvalidCheckpoint), and reads none of them."""
+        self._weights = weights
+        self._prefix = prefix
+        self._hidden_size = hidden_size
+        self._size = config.intermediate_size
+        self._num_experts = config.num_experts
+        self._names = names
+        self._is_fused = f"{prefix}.gate_up_proj" in weights  # as transformers 5 writes them
+        for name, shape in self._tensors():
+            weights.expect(name, *shape)
+
+    def read(self, expert: int) -> Expert:
+        """One expert's weights, a copy of our own."""
+        if self._is_fused:
+            gate_up, down = (self._weights.peek(name, *shape)[expert] for name, shape in self._tensors())
+            return Expert(self._own(gate_up), self._own(down))
+        names, hidden, size = self._of(expert), self._hidden_size, self._size
+        gate_up = stack(self._weights, names[:2], [size, size], hidden)
+        return Expert(_expert_linear(gate_up), _expert_linear(stack(self._weights, names[2:], [hidden], size)))
+
+    def _tensors(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Names and shapes of all tensors; of fused ones first gate and up, then down."""
+        hidden, size = self._hidden_size, self._size
+        if self._is_fused:
+            return [
+                (f"{self._prefix}.gate_up_proj", (self._num_experts, 2 * size, hidden)),
+                (f"{self._prefix}.down_proj", (self._num_experts, hidden, size)),
+            ]
+        shapes = ((size, hidden), (size, hidden), (hidden, size))
+        return [pair for expert in range(self._num_experts) for pair in zip(self._of(expert), shapes, strict=True)]
+
+    def _of(self, expert: int) -> list[str]:
+        names = (self._names.gate, self._names.up, self._names.down)
+        return [f"{self._prefix}.{expert}.{name}.weight" for name in names]
+
+    def _own(self, stored: Tensor) -> Linear:
+        return _expert_linear(stored.to(device=self._weights.device, dtype=self._weights.dtype, copy=True))
+
+
+def _expert_linear(weight: Tensor) -> Linear:
+    """In fp32 oneDNN's layout loses to the plain one for experts, which see few rows each; in bf16 it wins."""
+    return Linear(weight, packed=weight.dtype != torch.float32)

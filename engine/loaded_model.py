@@ -1,0 +1,68 @@
+"""A checkpoint as one process serves it: its model, or its part of it, and the memory for KV."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.attention.torch_reference import TorchAttention
+from engine.capacity import context_length, num_blocks_in
+from engine.config import EngineConfig, ModelConfig
+from engine.expert_group import ExpertGroup
+from engine.fingerprint import compatibility_fingerprint
+from engine.kv_cache import KVCacheLayout
+from engine.model_config import read_model_config
+from engine.models import Model, load_model
+from engine.tensor_parallel import ONE_RANK, TensorGroup
+from engine.tensor_shard import TensorShard
+
+FINGERPRINT_DIGITS = 15  # of a fingerprint, that ranks compare: what an int64 holds
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What an engine, or a rank that follows one, has of a checkpoint."""
+
+    config: ModelConfig  # of the whole model
+    model: Model
+    layout: KVCacheLayout
+    pool: Tensor
+    max_model_len: int  # of a request: prompt plus output
+    fingerprint: str
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Plain memory for a KV pool, in a process that shares it with nobody."""
+    return torch.zeros(shape, dtype=dtype)
+
+
+def load(
+    config: EngineConfig,
+    allocate_pool: Callable[[tuple[int, ...], torch.dtype], Tensor],
+    on_progress: Callable[[float], None] | None = None,
+    group: ExpertGroup | None = None,
+    tensor: TensorGroup | None = None,
+) -> LoadedModel:
+    """Reads a checkpoint, of which a rank of `tensor`, formed, takes its part alone; see `Engine`."""
+    directory, device = Path(config.model), torch.device(config.device)
+    whole = read_model_config(directory, config.dtype)
+    shard = tensor.shard if tensor is not None else TensorShard()
+    shard.check(whole)
+    num_parts = shard.fewest_kv_parts(whole)
+    layout = KVCacheLayout.of(whole, config.block_size, num_parts, shard.size)
+    num_blocks = num_blocks_in(config, layout)
+    max_model_len = context_length(config, whole, num_blocks)
+    fingerprint = compatibility_fingerprint(directory, whole, config.block_size, num_parts)
+    if tensor is not None:
+        compared = int(fingerprint[:FINGERPRINT_DIGITS], 16)
+        tensor.agree(
+            ("number of KV blocks", "max_model_len", "model, weights, dtype or block size"),
+            (num_blocks, max_model_len, compared),
+        )
+    attention = TorchAttention.for_model(shard.local(whole), config.block_size)
+    served = replace(whole, max_model_len=max_model_len)
+    model = load_model(directory, served, device, attention, on_progress, group, tensor or ONE_RANK)
+    pool = allocate_pool(layout.pool_shape(num_blocks), layout.dtype).to(device)
+    return LoadedModel(whole, model, layout, pool, max_model_len, fingerprint)

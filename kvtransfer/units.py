@@ -1,0 +1,78 @@
+"""In what pieces a pool is read into another whose blocks have another size.
+
+Ranks of groups of different sizes hold different shares of a model's blocks, which are made of equal parts, each one
+contiguous region. So the largest unit of which the blocks of both are made is a whole number of parts, and what one
+wants of the other's block is some units of it. Between blocks of one size a unit is a block.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+
+from kvtransfer.base import PoolDescription
+from kvtransfer.errors import PeerRefused
+from kvtransfer.peer_words import quoted
+
+MAX_BLOCK_UNITS = 256  # more than a model's blocks have parts; smaller units say that the blocks are not of one model
+MAX_PEER_UNITS = 1 << 26  # 128 TiB of units of 2 MiB; a transport may keep some bytes for each
+
+
+def unit_bytes_of(block_bytes: int, peer_block_bytes: int) -> int:
+    """Bytes of a unit. Raises ValueError for sizes that ranks of one model cannot have."""
+    unit_bytes = gcd(block_bytes, peer_block_bytes)
+    if peer_block_bytes <= 0 or max(block_bytes, peer_block_bytes) > MAX_BLOCK_UNITS * unit_bytes:
+        raise ValueError(
+            f"blocks of {quoted(peer_block_bytes)} bytes and of {block_bytes} are not made of the same parts, "
+            f"at most {MAX_BLOCK_UNITS} a block"
+        )
+    return unit_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """The units of our pool and of a peer's; each side's are numbered through, block after block."""
+
+    unit_bytes: int
+    local_per_block: int
+    remote_per_block: int
+    num_local: int
+    num_remote: int
+
+    @classmethod
+    def of(cls, num_blocks: int, block_bytes: int, peer: PoolDescription) -> "Units":
+        """Raises PeerRefused for a peer whose blocks are not made of parts of ours."""
+        try:
+            unit_bytes = unit_bytes_of(block_bytes, peer.block_bytes)
+        except ValueError as error:
+            raise PeerRefused(f"the block size of peer {peer.incarnation} does not fit ours: {error}") from error
+        local, remote = block_bytes // unit_bytes, peer.block_bytes // unit_bytes
+        if not 0 < peer.num_blocks * remote <= MAX_PEER_UNITS:
+            raise PeerRefused(f"peer {peer.incarnation} says that it has {peer.num_blocks} blocks")
+        return cls(unit_bytes, local, remote, num_blocks * local, peer.num_blocks * remote)
+
+    def check(self, peer: str, remote: Sequence[int], local: Sequence[int]) -> None:
+        """Raises ValueError for wrong local units or lengths, PeerRefused for units that `peer` does not have."""
+        if len(remote) != len(local):
+            raise ValueError(f"{len(remote)} remote units cannot be read into {len(local)} local ones")
+        if len(set(local)) != len(local):
+            raise ValueError("a local unit is named twice")
+        if not local:
+            return
+        for unit in (min(local), max(local)):
+            if not 0 <= unit < self.num_local:
+                raise ValueError(
+                    f"local block {unit // self.local_per_block} is not one of the pool's "
+                    f"{self.num_local // self.local_per_block}"
+                )
+        for unit in (min(remote), max(remote)):
+            if not 0 <= unit < self.num_remote:
+                raise PeerRefused(
+                    f"block {unit // self.remote_per_block} is not one of the "
+                    f"{self.num_remote // self.remote_per_block} of peer {peer}"
+                )
+
+    def local_blocks(self, local: Sequence[int]) -> Sequence[int]:
+        """Our blocks that units are in."""
+        if self.local_per_block == 1:
+            return local
+        return list(dict.fromkeys(unit // self.local_per_block for unit in local))

@@ -1,0 +1,100 @@
+"""A worker's place in its group of expert-parallel ranks."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import torch
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.expert_group import BalanceSettings, ExpertGroup
+from engine.fingerprint import compatibility_fingerprint
+from engine.group_view import GroupView
+from engine.model_config import read_model_config
+from protos import group_pb2_grpc
+from rpc.group.epoch import Life
+from rpc.group.member import GroupMember, Place
+from rpc.group.wakes import GroupPeerService
+from rpc.grpc_options import SERVER_OPTIONS
+from rpc.host_port import host_port
+from rpc.peers import Channels
+from rpc.tls import Security
+from rpc.worker_config import WorkerConfig
+
+STOP_GRACE_S = 0.1  # for wakes under way
+
+
+class WorkerGroup:
+    """Owns the membership, and tells the engine what the other ranks say."""
+
+    def __init__(self, config: WorkerConfig, member: GroupMember) -> None:
+        self.member = member
+        balance = BalanceSettings(
+            is_enabled=config.enable_eplb,
+            num_redundant=config.num_redundant_experts,
+            step_interval=config.eplb_step_interval,
+        )
+        self.experts = ExpertGroup(member, config.host, torch.device(config.engine.device), balance)
+        self._call: Callable[[Callable[[Engine], None]], object] | None = None
+
+    @property
+    def failed(self) -> "asyncio.Future[None]":
+        """Raises why the group does not want us."""
+        return self.member.failed
+
+    def attach(self, call: Callable[[Callable[[Engine], None]], object]) -> None:
+        """The engine, reached by `call` between two steps, hears of wakes and new epochs from now on."""
+        self._call = call
+        self.woken(self.member.epoch, 0)
+
+    def woken(self, epoch: int, round_number: int) -> None:
+        """Another rank has begun a step; round 0: a new epoch has begun."""
+        if self._call is not None:
+            self._call(lambda engine: engine.woken(epoch, round_number))
+
+    def on_view(self, view: GroupView) -> None:
+        """There is a newer view of the group."""
+        self.woken(view.epoch, 0)
+
+    async def leave(self) -> None:
+        """Takes part in no further step, and has the others go on without us."""
+        self.experts.ranks.leave()
+        await self.member.leave()
+
+
+@asynccontextmanager
+async def joined(
+    config: WorkerConfig, incarnation: str, security: Security, channels: Channels
+) -> AsyncIterator[WorkerGroup | None]:
+    """The worker's group, if it is to be in one; left at the end."""
+    if config.expert_parallel == 1:
+        yield None
+        return
+    assert config.rendezvous is not None, "the config was checked"
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    port = security.bind(server, host_port(config.host, config.group_port))
+    life = Life(config.worker_id, incarnation, host_port(config.host, port))
+    fingerprint = await asyncio.to_thread(_fingerprint, config.engine)
+    place = Place(config.group, life, fingerprint, config.expert_parallel)
+    member = GroupMember(config.rendezvous, place, security, channels)
+    group = WorkerGroup(config, member)
+    member.listen(group.on_view)
+    group_pb2_grpc.add_GroupPeerServicer_to_server(GroupPeerService(config.group, incarnation, group.woken), server)
+    await server.start()
+    member.start()
+    try:
+        yield group
+    finally:
+        group.experts.ranks.leave()
+        await member.close()
+        await server.stop(STOP_GRACE_S)
+
+
+def _fingerprint(config: EngineConfig) -> str:
+    """The same for all whose experts can stand in for each other's."""
+    directory = Path(config.model)
+    model = read_model_config(directory, config.dtype)
+    return compatibility_fingerprint(directory, model, config.block_size)

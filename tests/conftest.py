@@ -1,0 +1,7 @@
+"""What holds for all tests."""
+
+import os
+
+# Torch's threads wait for each other by spinning. Two of them take twice the time of one for models as small as those
+# here, and ten times as long beside the processes that tests start. Read when torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")

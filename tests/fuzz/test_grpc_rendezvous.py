@@ -1,0 +1,93 @@
+"""The rendezvous with streams of any kind: other groups go on, and members are taken as before."""
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+import grpc
+import pytest
+from hypothesis import strategies as st
+
+from protos.group_pb2 import DESCRIPTOR, Epoch, Life, MemberMessage
+from rpc.group.settings import RendezvousSettings
+from tests.fuzz.fuzzing import Fuzzing
+from tests.fuzz.grpc_calls import call
+from tests.fuzz.messages import messages, wire
+from tests.unit.rpc.group.rendezvous_rig import join_message, members_of, names_of, rendezvous, wait_all
+
+T = TypeVar("T")
+
+JOIN = f"/{DESCRIPTOR.services_by_name['Rendezvous'].full_name}/Join"
+BYSTANDERS = ["r-0", "r-1"]
+SETTINGS = RendezvousSettings(timeout_s=30, max_groups=20, max_members=3, forget_s=0.1)
+names = st.sampled_from(["a", "b", "c", "d", "g", "ü", "x" * 200, "a-1"])
+lives = messages(Life, {"name": names, "incarnation": names, "address": st.sampled_from(["h:1", "h:2", "", "h:x"])})
+LIKELY = {
+    "group": names,
+    "life": lives,
+    "fingerprint": st.sampled_from(["f", "f", "f", "other", ""]),
+    "size": st.sampled_from([1, 1, 2, 0, 1 << 31]),
+    "last_epoch": messages(Epoch, {"members": st.lists(lives, max_size=4)}),
+    "address": st.sampled_from(["h:1", "h:2", "", "h:x"]),
+}
+
+
+class Rig:
+    """Owns a rendezvous with a group that nobody else should touch."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        self._stack = AsyncExitStack()
+        self.run(self._start())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns."""
+        return self._runner.run(work)
+
+    async def _start(self) -> None:
+        _, address = await self._stack.enter_async_context(rendezvous(SETTINGS))
+        self.channel = await self._stack.enter_async_context(grpc.aio.insecure_channel(address))
+        self._members = await self._stack.enter_async_context(members_of(address))
+        self._bystanders = [self._members.join(name, 2, group="bystanders") for name in BYSTANDERS]
+        await wait_all(self._bystanders, BYSTANDERS)
+
+    def check_serves(self) -> None:
+        """Fails unless nothing has happened to the bystanders, and a new group begins."""
+
+        async def check() -> None:
+            assert [(each.epoch, names_of(each)) for each in self._bystanders] == [(1, BYSTANDERS)] * 2
+            await asyncio.sleep(0.2)
+            newcomer = self._members.join("new", 1, group="new")
+            await wait_all([newcomer], ["new"])
+
+        self.run(check())
+
+    def close(self) -> None:
+        """Ends it."""
+        self.run(self._stack.aclose())
+        self._runner.close()
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    yield rig
+    rig.close()
+
+
+def test_join(fuzzing: Fuzzing, rig: Rig) -> None:
+    hello = join_message().SerializeToString()
+    member_messages = messages(MemberMessage, LIKELY).map(lambda each: each.SerializeToString())
+    encoded = st.one_of(member_messages, member_messages, wire(MemberMessage, LIKELY))
+    streams = st.one_of(
+        st.lists(encoded, min_size=1, max_size=4),
+        st.lists(encoded, max_size=4).map(lambda each: [hello, *each]),
+    )
+
+    def check(given: tuple[list[bytes], float]) -> None:
+        stream, linger_s = given
+        rig.run(call(rig.channel, JOIN, stream, linger_s=linger_s, leave_s=0.5)).check()
+
+    fuzzing.run(st.tuples(streams, st.sampled_from([0.0, 0.03, 0.1])), check, 100)
+    rig.check_serves()

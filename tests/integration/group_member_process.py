@@ -1,0 +1,161 @@
+"""Members of groups as processes of their own: an engine's thread that waits for views, and a server that is woken."""
+
+import asyncio
+import json
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from engine.group_view import GroupView
+from protos import group_pb2_grpc
+from rpc.group.epoch import Life
+from rpc.group.member import GroupMember, Place
+from rpc.group.wakes import GroupPeerService
+from rpc.peers import Channels
+from rpc.tls import make_security
+
+PATIENCE_S = 30.0
+
+
+def say(**fields: object) -> None:
+    """One line, with the time of the whole machine's clock."""
+    sys.stdout.write(json.dumps({"at_s": time.monotonic(), **fields}) + "\n")
+    sys.stdout.flush()
+
+
+def follow(member: GroupMember) -> None:
+    """What an engine's thread does: the first member opens a store, and all wait for whatever is new."""
+    seen: GroupView | None = None
+    while True:
+        view = member.wait(seen, 5)
+        if view is not None:
+            seen = view
+            names = [each.partition("/")[0] for each in view.members]
+            say(epoch=view.epoch, names=names, rank=view.rank, store=view.store)
+            if view.rank == 0 and not view.store:
+                member.publish_store(view.epoch, f"127.0.0.1:{view.epoch + 1}")
+
+
+async def run(rendezvous: str, group: str, name: str, incarnation: str, size: int, *tls: str) -> None:
+    """A member until standard input ends; its lines are commands."""
+    security = make_security(*(tls or (None,) * 4))
+    server = grpc.aio.server()
+    heard = GroupPeerService(group, incarnation, lambda epoch, number: say(woken=[epoch, number]))
+    group_pb2_grpc.add_GroupPeerServicer_to_server(heard, server)
+    port = security.bind(server, "127.0.0.1:0")
+    await server.start()
+    channels = Channels(security)
+    place = Place(group, Life(name, incarnation, f"127.0.0.1:{port}"), "f", size)
+    member = GroupMember(rendezvous, place, security, channels)
+    member.start()
+    threading.Thread(target=follow, args=(member,), daemon=True).start()
+    lines = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    while words := (await lines.readline()).decode().split():
+        if words[0] == "leave":
+            await member.leave()
+            say(left=True)
+        elif words[0] == "broken":
+            member.report_broken(member.epoch, "as told")
+        elif words[0] == "wake":
+            member.wake(member.epoch, int(words[1]))
+    await member.close()
+    await server.stop(None)
+    await channels.close()
+
+
+class MemberProcess:
+    """A started member, and all that it said."""
+
+    def __init__(self, process: asyncio.subprocess.Process, name: str) -> None:
+        self.process = process
+        self.name = name
+        self.said: list[dict[str, Any]] = []
+        self._news = asyncio.Condition()
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(
+        cls, rendezvous: str, name: str, size: int, group: str = "g", life: str = "1", tls: Sequence[str] = ()
+    ) -> "MemberProcess":
+        """A member's process."""
+        argv = (sys.executable, "-m", "tests.integration.group_member_process", rendezvous, group, name, life)
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*argv, str(size), *tls, stdin=pipe, stdout=pipe)
+        return cls(process, name)
+
+    def tell(self, command: str) -> None:
+        """Gives it a command."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{command}\n".encode())
+
+    @property
+    def views(self) -> list[dict[str, Any]]:
+        """The views that it was shown."""
+        return [each for each in self.said if "epoch" in each]
+
+    @property
+    def epoch(self) -> int:
+        """The newest that it was shown; 0 before the first."""
+        return int(self.views[-1]["epoch"]) if self.views else 0
+
+    async def wait_view(self, names: Sequence[str], after: int = 0, store: bool = True) -> dict[str, Any]:
+        """The first view past an epoch that has these members, and its store."""
+
+        def found() -> list[dict[str, Any]]:
+            views = [view for view in self.views if view["epoch"] > after and view["names"] == list(names)]
+            return [view for view in views if bool(view["store"]) or not store]
+
+        await self._wait(lambda: bool(found()))
+        return found()[0]
+
+    async def wait_woken(self) -> dict[str, Any]:
+        """The first wake."""
+        await self._wait(lambda: any("woken" in each for each in self.said))
+        return next(each for each in self.said if "woken" in each)
+
+    async def wait_left(self) -> None:
+        """Returns once it has left."""
+        await self._wait(lambda: any("left" in each for each in self.said))
+
+    async def end(self) -> None:
+        """Ends it, well if it lives."""
+        assert self.process.stdin is not None
+        if self.process.returncode is None:
+            self.process.stdin.close()
+        status = await asyncio.wait_for(self.process.wait(), PATIENCE_S)
+        await self._reading
+        assert status in (0, -9), f"{self.name} ended with {status}"
+
+    async def _wait(self, condition: Any) -> None:
+        async with self._news:
+            await asyncio.wait_for(self._news.wait_for(condition), PATIENCE_S)
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            async with self._news:
+                self.said.append(json.loads(line))
+                self._news.notify_all()
+
+
+@asynccontextmanager
+async def member_processes(
+    rendezvous: str, names: Sequence[str], size: int, group: str = "g", tls: Sequence[str] = ()
+) -> AsyncIterator[list[MemberProcess]]:
+    """Members of a group; who is appended to the list is ended with it."""
+    members = [await MemberProcess.start(rendezvous, name, size, group, tls=tls) for name in names]
+    try:
+        yield members
+    finally:
+        await asyncio.gather(*(member.end() for member in members))
+
+
+if __name__ == "__main__":
+    rendezvous, group, name, incarnation, size, *tls = sys.argv[1:]
+    asyncio.run(run(rendezvous, group, name, incarnation, int(size), *tls))

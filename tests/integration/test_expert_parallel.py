@@ -1,0 +1,76 @@
+"""A model's experts over several decode workers, behind a prefill worker that has them all."""
+
+import asyncio
+import os
+import signal
+
+import httpx
+import psutil
+
+from benchmarks.server import served
+from tests.integration.completion_load import completion_load
+from tests.integration.workers_view import wait_all_ready, workers
+
+NUM_PROMPTS, NUM_TOKENS = 8, 24
+
+
+async def completions(url: str) -> list[str]:
+    """The answers to some prompts, each with its logprobs."""
+    answers = []
+    async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client:
+        for index in range(NUM_PROMPTS):
+            prompt = [300 + (index * 331 + position) % 3000 for position in range(40 * index + 1)]
+            body = {"prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+            response = await client.post("/v1/completions", json=body)
+            assert response.status_code == 200, response.text
+            answers.append(response.json()["choices"][0]["logprobs"]["tokens"])
+    return answers
+
+
+async def test_tokens_equal_one_ranks_through_handover(cluster_url: str) -> None:
+    expected = await completions(cluster_url)
+    flags = ("--prefill", "1", "--expert-parallel", "2", "--local-prefill-below", "0", "--dtype", "float32")
+    async with served("", *flags) as url:
+        await wait_all_ready(url)
+        assert await completions(url) == expected
+        told = {worker["worker_id"]: worker["load"] for worker in await workers(url)}
+    assert sorted(told) == ["decode-0", "decode-1", "prefill-0"]
+    assert sum(int(load["handovers"]) for load in told.values()) > 0
+
+
+async def test_a_rank_killed_under_load_costs_no_request_and_no_token() -> None:
+    flags = ("--prefill", "1", "--decode", "3", "--expert-parallel", "3", "--dtype", "float32")
+    async with (
+        served("", *flags, "--num-threads", "1") as url,
+        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,
+        completion_load(*[client] * 4) as load,
+    ):
+        await load.more(3)
+        for victim in ("decode-1", "decode-0"):
+            incarnation = await incarnation_of(victim, url)
+            os.kill(pid_of(victim, url), signal.SIGKILL)
+            await load.more(5)  # with those that are left
+            async with asyncio.timeout(60):
+                while await incarnation_of(victim, url) in (incarnation, None):
+                    await asyncio.sleep(0.1)
+            await load.more(5)  # with the one that has come back
+
+
+async def incarnation_of(worker_id: str, url: str) -> str | None:
+    """The life of a worker that is ready."""
+    ready = {worker["worker_id"]: worker for worker in await workers(url) if worker["state"] == "ready"}
+    return str(ready[worker_id]["incarnation"]) if worker_id in ready else None
+
+
+def pid_of(worker_id: str, url: str) -> int:
+    """The process of a worker of the cluster whose router serves at `url`."""
+    port = url.rpartition(":")[2]
+    [router] = [process for process in psutil.process_iter(["cmdline"]) if _is_router(process, port)]
+    siblings = psutil.Process(router.ppid()).children()
+    [found] = [process for process in siblings if f"--worker-id={worker_id}" in process.cmdline()]
+    return found.pid
+
+
+def _is_router(process: psutil.Process, port: str) -> bool:
+    words = process.info["cmdline"] or []
+    return f"--port={port}" in words and "router" in words

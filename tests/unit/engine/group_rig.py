@@ -1,0 +1,220 @@
+"""A group of ranks in the threads of one process: real engines and real collectives, a membership in memory."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.expert_group import BalanceSettings, ExpertGroup
+from engine.group_view import GroupView
+from engine.loop import EngineLoop
+from engine.outputs import SampledToken, StepOutput
+from engine.request import Request
+
+TIMEOUT_S = 60.0
+
+
+class Group:
+    """Who is in the group; a change begins a new epoch."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.epoch = 0
+        self.members: tuple[str, ...] = ()
+        self.store = ""
+        self.broken: list[tuple[int, str]] = []
+        self.wakes: list[tuple[str, int, int]] = []  # who woke the others, in which epoch and round
+        self.listeners: dict[str, Callable[[int, int], object]] = {}  # hear of wakes, and of epochs as their round 0
+
+    def set_members(self, *members: str) -> None:
+        with self.changed:
+            self.epoch, self.members, self.store = self.epoch + 1, members, ""
+            self.changed.notify_all()
+            for listener in list(self.listeners.values()):
+                listener(self.epoch, 0)
+
+
+class Member:
+    """One rank's view of it."""
+
+    def __init__(self, group: Group, name: str) -> None:
+        self._group = group
+        self.name = name
+
+    @property
+    def epoch(self) -> int:
+        return self._group.epoch if self.name in self._group.members else 0
+
+    def wait(self, seen: GroupView | None, timeout_s: float) -> GroupView | None:
+        with self._group.changed:
+            self._group.changed.wait_for(lambda: self._view() not in (None, seen), timeout_s)
+            view = self._view()
+            return None if view == seen else view
+
+    def _view(self) -> GroupView | None:
+        group = self._group
+        if self.name not in group.members:
+            return None
+        return GroupView(group.epoch, group.members, group.members.index(self.name), group.store)
+
+    def publish_store(self, epoch: int, address: str) -> None:
+        with self._group.changed:
+            if epoch == self._group.epoch:
+                self._group.store = address
+                self._group.changed.notify_all()
+
+    def report_broken(self, epoch: int, reason: str) -> None:
+        with self._group.changed:
+            self._group.broken.append((epoch, reason))
+            if epoch == self._group.epoch:
+                self._group.set_members(*self._group.members)
+
+    def wake(self, epoch: int, round_number: int) -> None:
+        self._group.wakes.append((self.name, epoch, round_number))
+        for name, listener in list(self._group.listeners.items()):
+            if name != self.name:
+                listener(epoch, round_number)
+
+
+class Rank:
+    """One rank: an engine that is made and stepped on threads of its own."""
+
+    def __init__(self, group: Group, name: str, config: EngineConfig, balance: BalanceSettings | None) -> None:
+        self._balance = balance
+        self._group = group
+        self._name = name
+        self._config = config
+        self.said: dict[str, list[SampledToken]] = {}
+        self.unfinished: set[str] = set()
+        self.num_steps = 0
+        self.failure: BaseException | None = None
+        self.news = threading.Condition()
+        maker = ThreadPoolExecutor(1)
+        self._making = maker.submit(self._make)
+        maker.shutdown(wait=False)
+
+    def _make(self) -> Engine:
+        member = Member(self._group, self._name)
+        return Engine(self._config, group=ExpertGroup(member, "127.0.0.1", torch.device("cpu"), self._balance))
+
+    def start(self) -> None:
+        """Begins to step, once it is made; hears of wakes and new epochs from now on."""
+        self.engine = self._making.result(TIMEOUT_S)
+        self._loop = EngineLoop(self.engine, self._take, self._fail)
+        self._group.listeners[self._name] = lambda epoch, number: self._loop.call(
+            lambda engine: engine.woken(epoch, number)
+        )
+        self._loop.start()
+
+    def add(self, *requests: Request) -> None:
+        """Queues them between the same two steps."""
+        with self.news:
+            self.unfinished |= {request.request_id for request in requests}
+            self.said |= {request.request_id: [] for request in requests}
+
+        def add_all(engine: Engine) -> None:
+            for request in requests:
+                engine.add(request)
+
+        self._loop.call(add_all).result(TIMEOUT_S)
+
+    def wait(self, ready: Callable[["Rank"], bool]) -> None:
+        """Until `ready`; raises what the engine failed with."""
+        with self.news:
+            assert self.news.wait_for(lambda: self.failure is not None or ready(self), TIMEOUT_S)
+        if self.failure is not None:
+            raise self.failure
+
+    def wait_for_all(self) -> None:
+        """Until every request has ended."""
+        self.wait(lambda rank: not rank.unfinished)
+
+    def die(self) -> None:
+        """Ends between two steps without a word, as a killed process would: the others' collectives break."""
+        del self._group.listeners[self._name]
+
+        def fail(engine: Engine) -> None:
+            raise SystemExit
+
+        self._loop.call(fail)
+
+    def leave(self) -> None:
+        """Says that it takes part no more; the membership is told next."""
+        self._group.listeners.pop(self._name, None)
+        assert self.engine.lockstep is not None
+        self.engine.lockstep.leave()
+
+    def stop(self) -> None:
+        self._loop.stop()
+        self.engine.check_integrity()
+
+    def _take(self, step: StepOutput) -> None:
+        with self.news:
+            self.num_steps += 1
+            for each in step.outputs:
+                if each.sampled is not None:
+                    self.said[each.request_id].append(each.sampled)
+                if each.finish_reason is not None:
+                    self.unfinished.discard(each.request_id)
+            self.news.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        with self.news:
+            self.failure = error
+            self.news.notify_all()
+
+
+class Ranks:
+    """The ranks of one group in this process."""
+
+    def __init__(
+        self, model: Path, names: Sequence[str], balance: BalanceSettings | None = None, **config: object
+    ) -> None:
+        self.group = Group()
+        self._balance = balance
+        self._config = EngineConfig(
+            model=str(model),
+            num_threads=1,
+            kv_cache_memory_bytes=1 << 21,
+            **config,  # type: ignore[arg-type]
+        )
+        self.ranks: dict[str, Rank] = {}
+        self.join(*names)
+
+    def __getitem__(self, name: str) -> Rank:
+        return self.ranks[name]
+
+    def join(self, *names: str) -> None:
+        """New ranks come, while others step."""
+        new = {name: Rank(self.group, name, self._config, self._balance) for name in names}
+        self.group.set_members(*self.ranks, *names)
+        for rank in new.values():
+            rank.start()
+        self.ranks |= new
+
+    def lose(self, name: str) -> None:
+        """A rank dies."""
+        self.ranks.pop(name).die()
+        self.group.set_members(*self.ranks)
+
+    def wait_for_all(self) -> dict[str, list[SampledToken]]:
+        """What every request brought, once all have ended."""
+        for rank in self.ranks.values():
+            rank.wait_for_all()
+        return {request_id: tokens for rank in self.ranks.values() for request_id, tokens in rank.said.items()}
+
+    def close(self) -> None:
+        """One after the other leaves, as workers that are drained do."""
+        for name in list(self.ranks):
+            self.leave(name)
+
+    def leave(self, name: str) -> None:
+        """A rank leaves in good order."""
+        rank = self.ranks.pop(name)
+        rank.leave()
+        self.group.set_members(*self.ranks)
+        rank.stop()

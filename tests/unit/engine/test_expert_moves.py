@@ -1,0 +1,124 @@
+"""From one placement to another: what must be loaded, and the order of ranks and slots with the least of it."""
+
+import itertools
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from engine.expert_balance import balance, balanced
+from engine.expert_moves import ExpertMove, best_assignment, kept_in_place, moves, moves_of_rank, with_few_moves
+from engine.expert_placement import ExpertPlacement, contiguous
+
+
+def sorted_ranks(placement: ExpertPlacement, num_nodes: int) -> list[list[tuple[int, ...]]]:
+    """What the ranks of each node hold, regardless of the order of slots, of ranks and of nodes."""
+    ranks = [tuple(sorted(experts)) for experts in placement.slots]
+    size = len(ranks) // num_nodes
+    return sorted(sorted(ranks[node * size : (node + 1) * size]) for node in range(num_nodes))
+
+
+def after(old: ExpertPlacement, loaded: tuple[ExpertMove, ...], slots_per_rank: int) -> list[list[int]]:
+    """The slots when all moves are done, -1 where nothing has ever been."""
+    slots = [[*experts, *[-1] * slots_per_rank][:slots_per_rank] for experts in old.slots]
+    for move in loaded:
+        assert slots[move.rank][move.slot] != move.expert
+        slots[move.rank][move.slot] = move.expert
+    return slots
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize(
+    ("num_experts", "num_ranks", "num_redundant", "num_nodes"),
+    [(16, 4, 0, 1), (16, 4, 8, 2), (64, 8, 16, 1), (64, 8, 16, 4), (64, 7, 16, 2), (4, 3, 11, 1), (8, 1, 0, 1)],
+)
+def test_a_reordered_placement_is_the_same_with_no_more_moves(
+    seed: int, num_experts: int, num_ranks: int, num_redundant: int, num_nodes: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    old_loads = rng.exponential(size=num_experts)
+    new_loads = old_loads * rng.uniform(0.5, 2, num_experts)
+    old, new = (balanced(loads, num_ranks, num_redundant, num_nodes, num_nodes) for loads in (old_loads, new_loads))
+    reordered = with_few_moves(old, new, num_nodes)
+    kept_nodes = num_nodes if num_ranks % num_nodes == 0 else 1
+    assert sorted_ranks(reordered, kept_nodes) == sorted_ranks(new, kept_nodes)
+    assert balance(reordered, new_loads) == pytest.approx(balance(new, new_loads))
+    assert len(moves(old, reordered)) <= len(moves(old, new))
+    assert len(moves(old, with_few_moves(old, new))) <= len(moves(old, reordered))  # with fewer bounds
+    assert after(old, moves(old, reordered), new.slots_per_rank) == [list(experts) for experts in reordered.slots]
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+@pytest.mark.parametrize("num_redundant", [0, 4])  # of the new placement; with none, it has fewer slots than the old
+@pytest.mark.parametrize("seed", range(20))
+def test_no_order_of_ranks_needs_fewer_moves(seed: int, num_redundant: int, num_nodes: int) -> None:
+    rng = np.random.default_rng(seed)
+    old, new = (balanced(rng.exponential(size=8), 4, spare, num_nodes, num_nodes) for spare in (4, num_redundant))
+    orders = [
+        order
+        for order in itertools.permutations(range(4))
+        if num_nodes == 1 or (order[0] // 2 == order[1] // 2 and order[2] // 2 == order[3] // 2)
+    ]
+    fewest = min(
+        sum(
+            len(set(new.slots[source]) - set(old.slots[rank][: new.slots_per_rank]))
+            for rank, source in enumerate(order)
+        )
+        for order in orders
+    )
+    assert len(moves(old, with_few_moves(old, new, num_nodes))) == fewest
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2, 4])
+def test_what_is_only_reordered_needs_no_move(num_nodes: int) -> None:
+    rng = np.random.default_rng(5)
+    old = balanced(rng.random(64), 8, 16, 4, num_nodes)
+    size = 8 // num_nodes
+    order = [node * size + rank for node in rng.permutation(num_nodes) for rank in rng.permutation(size)]
+    new = ExpertPlacement(64, tuple(tuple(rng.permutation(old.slots[rank]).tolist()) for rank in order))
+    assert len(moves(old, new)) > 40
+    assert with_few_moves(old, new, num_nodes) == old
+
+
+def test_nodes_stay_together_though_fewer_moves_were_possible() -> None:
+    old = ExpertPlacement(4, ((0,), (1,), (2,), (3,)))
+    new = ExpertPlacement(4, ((0,), (2,), (1,), (3,)))
+    assert with_few_moves(old, new) == old
+    assert len(moves(old, with_few_moves(old, new, num_nodes=2))) == 2
+
+
+def test_moves_name_the_rank_its_slot_and_the_expert() -> None:
+    old, new = ExpertPlacement(4, ((0, 1), (2, 3))), ExpertPlacement(4, ((0, 2, 1), (2, 3, 0)))
+    assert moves(old, new) == (ExpertMove(0, 1, 2), ExpertMove(0, 2, 1), ExpertMove(1, 2, 0))
+    assert moves(old, with_few_moves(old, new)) == (ExpertMove(0, 2, 2), ExpertMove(1, 2, 0))
+    assert moves(old, old) == ()
+    assert moves_of_rank(3, (), (5, 6)) == (ExpertMove(3, 0, 5), ExpertMove(3, 1, 6))
+
+
+def test_with_fewer_slots_what_stood_in_those_that_go_moves() -> None:
+    old, new = contiguous(8, 4, 4), contiguous(8, 4)
+    assert (old.slots[0], new.slots[0]) == ((0, 1, 2), (0, 1))
+    assert moves(old, with_few_moves(old, new)) == ()
+    assert kept_in_place((4, 5, 6), (6, 5)) == (6, 5)
+    assert kept_in_place((4, 5, 6), (5, 4)) == (4, 5)
+
+
+def test_placements_of_other_sizes_are_refused() -> None:
+    for other in (contiguous(8, 3), contiguous(9, 2)):
+        for refusing in (moves, with_few_moves):
+            with pytest.raises(ValueError, match="must have the same experts and ranks"):
+                refusing(contiguous(8, 2), other)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_assignment_is_the_best_of_all(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    size = seed % 6 + 1
+    gains: NDArray[np.int64] = rng.integers(0, (2, 5, 1000)[seed % 3], (size, size))
+    columns = best_assignment(gains)
+    assert sorted(columns) == list(range(size))
+    total = sum(int(gains[row, column]) for row, column in enumerate(columns))
+    assert total == max(
+        sum(int(gains[row, column]) for row, column in enumerate(order))
+        for order in itertools.permutations(range(size))
+    )
