@@ -1,23 +1,44 @@
 """How long answers are."""
 
+from collections import deque
+
 DECAY = 0.99  # of an answer's weight with each answer after it: about the last hundred count
 FIRST_GUESS = 256.0  # tokens
-FIRST_WEIGHT = 4.0  # answers that the guess counts for
+FIRST_WEIGHT = 4  # answers that the guess counts for
+NUM_REMEMBERED = 128  # of the last answers, each by itself
+NUM_TYPICAL = 4  # lengths that stand for them
 
 
 class AnswerLength:
-    """Owns the mean length of the last answers, in tokens."""
+    """Owns the lengths of the last answers, in tokens: their mean, and how far they are from each other."""
 
     def __init__(self) -> None:
-        self._num_answers = FIRST_WEIGHT
+        self._num_answers = float(FIRST_WEIGHT)
         self._num_tokens = FIRST_WEIGHT * FIRST_GUESS
+        self._last = deque([FIRST_GUESS] * FIRST_WEIGHT, maxlen=NUM_REMEMBERED)
+        self._typical: tuple[float, ...] | None = None  # of these; None: not looked for yet
 
     def note(self, num_tokens: int) -> None:
         """An answer ended after so many tokens."""
         self._num_answers = DECAY * self._num_answers + 1
         self._num_tokens = DECAY * self._num_tokens + num_tokens
+        self._last.append(float(num_tokens))
+        self._typical = None
 
     @property
     def mean(self) -> float:
         """At least 1."""
         return max(1.0, self._num_tokens / self._num_answers)
+
+    @property
+    def typical(self) -> tuple[float, ...]:
+        """A few lengths that are as likely as each other, the shortest first; each at least 1.
+
+        They are the middles of equal parts of the last answers: a mean alone would hide that a prompt in between which
+        most answers hardly feel makes a short one come late.
+        """
+        if self._typical is None:
+            ordered = sorted(self._last)
+            places = [(2 * part + 1) * len(ordered) // (2 * NUM_TYPICAL) for part in range(NUM_TYPICAL)]
+            self._typical = tuple(max(1.0, ordered[place]) for place in places)
+        return self._typical

@@ -151,7 +151,7 @@ class EngineCore:
     def _count_step(self, scheduled: Sequence[ScheduledRequest]) -> float:
         """Counts what a step does; returns its seconds."""
         work = StepWork.of(scheduled)
-        step_s = self.spec.step_time_s(work.num_sequences, work.num_prompt_tokens)
+        step_s = self.spec.step_time_s(work.num_sequences, work.num_prompt_tokens, work.num_attended)
         self.step_times.add(work, step_s)
         self.counters.add_step(step_s, sum(item.num_new_prompt_tokens for item in scheduled))
         return step_s

@@ -14,6 +14,7 @@ SPEC_OPTIONS = {
     "step_s": OptionInfo("Seconds of any step.", minimum=0),
     "sequence_s": OptionInfo("Seconds that each decoding sequence adds to a step.", minimum=0),
     "prefill_tokens_per_s": OptionInfo("Prompt tokens computed a second, within steps.", minimum=1e-3),
+    "attended_s": OptionInfo("Seconds that a prompt token takes for each token that it looks at.", minimum=0),
     "block_bytes": OptionInfo("Bytes of a block, as they go over the link.", minimum=1),
     "link_bytes_per_s": OptionInfo("Bytes a second that come to a worker from its peers.", minimum=1),
     "first_token_id": OptionInfo("First of the token ids that the workers say.", minimum=0, maximum=1 << 30),

@@ -34,7 +34,10 @@ def prefill_fault(snapshot: PoolsSnapshot) -> str | None:
     times = (prefill.step_s, prefill.handover_s, prefill.queued_tokens, prefill.pool.oldest_wait_s)
     if not _are_amounts(times) or not 1 <= prefill.max_step_tokens <= MOST:
         return f"its step, handover, queued tokens and oldest wait are {times}"
-    return _traffic_fault(snapshot.traffic, snapshot.traffic.uncached_tokens)
+    traffic = snapshot.traffic
+    if not 0 <= traffic.remote_share <= 1:
+        return f"its share of the requests is {traffic.remote_share}"
+    return _traffic_fault(traffic, traffic.remote_tokens or traffic.uncached_tokens)
 
 
 def decode_fault(snapshot: PoolsSnapshot) -> str | None:

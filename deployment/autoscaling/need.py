@@ -46,11 +46,11 @@ def prefill_need(snapshot: PoolsSnapshot, settings: ScalingSettings, factor: flo
     model = PrefillModel.of(traffic, prefill, slo, factor)
     backlog = Backlog(
         queued=prefill.queued_tokens * factor * seconds_per_token(prefill),
-        arriving_per_s=traffic.requests_per_s * model.service.mean,
+        arriving_per_s=model.share * traffic.requests_per_s * model.service.mean,
         done_per_s=1.0,  # second of work
     )
     start_s = known(prefill.pool.start_s, settings.start_s)
-    chance = load_chance(traffic, model.service)
+    chance = load_chance(traffic, model.service, model.share)
     queue_need = backlog.need(prefill.pool, snapshot.now_s, start_s, slo.ttft_s)
     sure_queue = backlog.lowered(chance).need(prefill.pool, snapshot.now_s, start_s, slo.ttft_s)
     need = _need(traffic.requests_per_s, chance, model, queue_need, sure_queue, settings.margin, most)
@@ -95,13 +95,13 @@ def _need(
     return Need(max(queue_need, by_rate), max(sure_queue, sure), max(queue_need, keep), sure_queue, why, chance, model)
 
 
-def load_chance(traffic: Traffic, amounts: Moments) -> float:
-    """The share by which a measured load may be wrong by chance; at most 1.
+def load_chance(traffic: Traffic, amounts: Moments, share: float = 1.0) -> float:
+    """What share of a measured load may be chance, at most 1; of a pool that gets so much of the requests.
 
     The work that came in a window is a random sum of random amounts: of N requests on the average its relative variance
     is (ca2 + cs2) / N (Feller, An Introduction to Probability Theory, 1968).
     """
-    num_requests = traffic.requests_per_s * traffic.window_s
+    num_requests = share * traffic.requests_per_s * traffic.window_s
     if num_requests <= 0:
         return 1.0
     return min(1.0, CHANCE_DEVIATIONS * sqrt((traffic.arrival_cv2 + amounts.cv2) / num_requests))

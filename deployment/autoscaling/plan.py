@@ -164,10 +164,12 @@ def _corrected(
     rate, window_s, now_s = snapshot.traffic.requests_per_s, snapshot.traffic.window_s, snapshot.now_s
     ttft_s = tpot_s = None
     prefill, decode = needs.both()
-    # A request that waits for a place at a decode worker has a late first token that no prefill replica could hasten.
-    if prefill.model is not None and snapshot.prefill.pool.num_ready and not snapshot.decode.num_waiting:
+    # A request that waits for a place at a decode worker has a late first token that no prefill replica could hasten;
+    # and while some wait, batches are full of what came before, whatever the present rate would ask for.
+    has_places = not snapshot.decode.num_waiting
+    if prefill.model is not None and snapshot.prefill.pool.num_ready and has_places:
         ttft_s = prefill.model.predicted_s(snapshot.prefill.pool.num_ready, rate)
-    if decode.model is not None and snapshot.decode.pool.num_ready:
+    if decode.model is not None and snapshot.decode.pool.num_ready and has_places:
         tpot_s = decode.model.predicted_s(snapshot.decode.pool.num_ready, rate)
     return ByPool(
         state.corrections.prefill.after(snapshot.prefill.pool, ttft_s, settings.slo.ttft_s, now_s, window_s, settings),

@@ -18,6 +18,7 @@ class PrefillModel:
 
     TTFT = wait + computation + handover. Replicas really compute several prompts in a step; a prompt's tokens still
     wait for all tokens that came before them, and the steps' fixed time is shared by as many tokens as a step takes.
+    Rates are those of all requests, of which a share comes here; decode workers compute the prompts of the others.
     """
 
     service: Moments  # seconds of a prompt's computation
@@ -25,18 +26,23 @@ class PrefillModel:
     handover_s: float
     ttft_s: float  # that has to be kept
     quantile: float
+    share: float = 1.0  # of the requests, that come here
 
     @classmethod
     def of(cls, traffic: Traffic, prefill: PrefillSnapshot, slo: SLO, factor: float) -> "PrefillModel":
         """From measured rates; `factor` makes each computation so much longer, as measured TTFT demands."""
-        service = traffic.uncached_tokens.linear(factor * prefill.step_s, factor * seconds_per_token(prefill))
+        # Where no replica is ready all prompts are computed by decode workers, whoever should.
+        remote = traffic.remote_tokens if prefill.pool.num_ready else None
+        share = traffic.remote_share if remote is not None else 1.0
+        tokens = remote or traffic.uncached_tokens
+        service = tokens.linear(factor * prefill.step_s, factor * seconds_per_token(prefill))
         best_s = quantile_of(service.mean, service.variance, slo.quantile) + prefill.handover_s
         ttft_s = max(slo.ttft_s, UNREACHABLE_SLACK * best_s)
-        return cls(service, traffic.arrival_cv2, prefill.handover_s, ttft_s, slo.quantile)
+        return cls(service, traffic.arrival_cv2, prefill.handover_s, ttft_s, slo.quantile, share)
 
     def predicted_s(self, num_replicas: int, requests_per_s: float) -> float:
         """TTFT's quantile; infinite where the queue grows without end."""
-        wait = queue_wait(num_replicas, requests_per_s, self.service, self.arrival_cv2)
+        wait = queue_wait(num_replicas, self.share * requests_per_s, self.service, self.arrival_cv2)
         if wait is None:
             return inf
         mean, variance = wait.mean + self.service.mean, wait.variance + self.service.variance
@@ -50,9 +56,9 @@ class PrefillModel:
         """The most requests per second, by halving."""
         if num_replicas < 1:
             return 0.0
-        if self.service.mean <= 0:
+        if self.share * self.service.mean <= 0:
             return inf
-        low, high = 0.0, num_replicas / self.service.mean
+        low, high = 0.0, num_replicas / (self.share * self.service.mean)
         for _ in range(NUM_HALVINGS):
             middle = (low + high) / 2
             if self.holds(num_replicas, middle):
@@ -68,7 +74,7 @@ class PrefillModel:
         E[P^2] * E[S^2] (Cauchy and Schwarz), and just that if as large a share of each prompt is cached. A pool that
         cannot keep TTFT is taken to do so: what waits for prefill beyond that is nothing that decode could mend.
         """
-        wait = queue_wait(num_replicas, requests_per_s, self.service, self.arrival_cv2)
+        wait = queue_wait(num_replicas, self.share * requests_per_s, self.service, self.arrival_cv2)
         wait_s = min(wait.mean, self.ttft_s) if wait is not None else self.ttft_s
         return prompt.mean * (wait_s + self.handover_s) + sqrt(prompt.second * self.service.second)
 

@@ -1,6 +1,7 @@
 """The real autoscaler before the twin's pools: a look every second."""
 
 from collections.abc import Callable, Iterable
+from statistics import median
 
 from deployment.autoscaling.decision import Decision
 from deployment.autoscaling.plan import plan_pools
@@ -59,12 +60,17 @@ class Autoscaler:
         """As routers and workers would report it."""
         spec, quantile = self._machine.spec, self._settings.slo.quantile
         prefills, decodes = list(self._prefill), list(self._decode)
+        num_held = sum(each.replica.num_held_tokens() for each in decodes)
+        num_running = sum(min(each.replica.num_running, spec.max_num_seqs) for each in decodes)
+        num_behind = (
+            sum(each.replica.num_running for each in decodes) - num_running
+        )  # their KV came, and no place is free
         return PoolsSnapshot(
             now_s=self._clock.now_s,
             traffic=self._traffic.traffic(self._clock.now_s),
             prefill=PrefillSnapshot(
                 pool=self._prefill.snapshot(self._oldest_wait_s(prefills), WINDOW_S, quantile),
-                tokens_per_s=spec.prefill_tokens_per_s,
+                tokens_per_s=_tokens_per_s(prefills) or spec.prefill_tokens_per_s,
                 step_s=spec.step_s,
                 max_step_tokens=spec.max_num_batched_tokens,
                 handover_s=self._machine.overhead_s + self._machine.handover_s,
@@ -76,9 +82,9 @@ class Autoscaler:
                 sequence_s=spec.sequence_s,
                 max_num_seqs=spec.max_num_seqs,
                 kv_tokens=(spec.num_blocks - 1) * spec.block_size,
-                kv_used_tokens=sum(each.replica.num_held_tokens() for each in decodes),
-                num_running=sum(each.replica.num_running for each in decodes),
-                num_waiting=sum(each.replica.num_unadmitted for each in decodes),
+                kv_used_tokens=round(num_held * num_running / max(1, num_running + num_behind)),
+                num_running=num_running,
+                num_waiting=num_behind + sum(each.replica.num_unadmitted for each in decodes),
             ),
         )
 
@@ -86,3 +92,9 @@ class Autoscaler:
         """Of those who have no place yet."""
         waits = [since_s for each in workers if (since_s := each.replica.waiting_since_s) is not None]
         return self._clock.now_s - min(waits, default=self._clock.now_s)
+
+
+def _tokens_per_s(workers: Iterable[Worker]) -> float:
+    """What a typical one has learnt; 0 if none has."""
+    known = [rate for each in workers if (rate := each.replica.load().prefill_tokens_per_s)]
+    return median(known) if known else 0.0

@@ -1,22 +1,25 @@
 """Step times from measured requests: non-negative least squares for the twin's machine.
 
-Six times are unknown: `step_s`, `sequence_s`, `1 / prefill_tokens_per_s`, `overhead_s`, `handover_s` and `join_s`.
+Eight times are unknown: `step_s`, `sequence_s`, `1 / prefill_tokens_per_s`, `attended_s`, `overhead_s`, `handover_s`,
+`join_s` and `link_s`, a token's on the link.
 Every answer gives an equation, and so does every busy period, weighted so that errors are relative:
 
-    tpot - t = (1 + j) * (step_s + sequence_s * n) + p / prefill_tokens_per_s + join_s * o
+    tpot = (1 + j) * (step_s + sequence_s * n) + p / prefill_tokens_per_s + attended_s * q + join_s * o + link_s * t
     b = overhead_s + handover_s * h + a * (step_s + sequence_s * m)
-        + k * (step_s + sequence_s * d) + u / prefill_tokens_per_s
+        + k * (step_s + sequence_s * d) + u / prefill_tokens_per_s + attended_s * v
 
-    t   the last chunk's blocks on the link, as the spec has it, for each of its own tokens
+    t   tokens of the last chunk that were handed over, for each of its own tokens
     n   mean number of sequences that its decode worker decoded meanwhile, itself included
     j   half a step for joining a batch under way, for each of its own tokens
     o   a handover, for each of its own tokens
     p   prompt tokens that its decode worker computed for others meanwhile, for each of its own tokens
+    q   tokens that those looked at, all added up, for the same
     b   a busy period of a worker that computes prompts: from the first one's sending to the last one's first token
     h   1 if another worker than the one that decodes computed them, else 0
     m   mean number of sequences that the first one's decode worker decoded meanwhile
     a   half a step until that worker admits it, if it had others
     u   tokens of the prompts that had to be computed, and k the steps that they take
+    v   tokens that those looked at, themselves among them, all added up
     d   mean number of sequences that the computing worker decoded meanwhile
 
 Prompts that are there at once share steps, so that nobody can tell what one of them took; but all of them take what a
@@ -41,11 +44,12 @@ from simulation.trace.machine import Machine
 
 Place = tuple[int, str]  # a run, and a worker
 
-NUM_TERMS = 6  # step_s, sequence_s, seconds a prompt token, overhead_s, handover_s, join_s
+NUM_TERMS = 8
 NUM_WEIGHINGS = 8
 MIN_REQUESTS = 8
 TOGETHER_S = 0.002  # first tokens so close to each other are of one step
 HALF_A_STEP = 0.5  # what is left of a step under way, on average
+REQUEST_S = 0.0005  # of a router's work for a request; times depend on it little, if it is not nothing
 LEAST_S = 1e-5  # a shorter time says nothing but how exact clocks are
 
 
@@ -53,7 +57,7 @@ LEAST_S = 1e-5  # a shorter time says nothing but how exact clocks are
 class Equation:
     """What the terms times their coefficients should give."""
 
-    coefficients: tuple[float, float, float, float, float, float]
+    coefficients: tuple[float, float, float, float, float, float, float, float]
     seconds: float
 
 
@@ -70,9 +74,11 @@ class Fit:
         spec, machine = self.machine.spec, self.machine
         return (
             f"{self.num_requests} requests: a step takes {1e3 * spec.step_s:.3g} ms, each sequence "
-            f"{1e3 * spec.sequence_s:.3g} ms more, prompts {spec.prefill_tokens_per_s:,.0f} tokens/s; the way "
+            f"{1e3 * spec.sequence_s:.3g} ms more, prompts {spec.prefill_tokens_per_s:,.0f} tokens/s and "
+            f"{1e9 * spec.attended_s:.3g} ns for each token looked at; the way "
             f"{1e3 * machine.overhead_s:.3g} ms, a handover {1e3 * machine.handover_s:.3g} ms and "
-            f"{1e3 * machine.join_s:.3g} ms before the second token; median error of "
+            f"{1e3 * machine.join_s:.3g} ms before the second token, {1e-6 * spec.link_bytes_per_s:,.0f} MB/s; "
+            f"median error of "
             f"{self.ttft_error:.0%} for a prompt and {self.tpot_error:.0%} for a token"
         )
 
@@ -81,36 +87,54 @@ def fit_machine(requests: Sequence[ProfiledRequest], spec: WorkerSpec) -> Fit:
     """The machine that the requests tell of; what they do not tell of is the spec's. Raises DatasetError."""
     if len(requests) < MIN_REQUESTS:
         raise DatasetError(f"the profile has {len(requests)} requests, but a fit takes {MIN_REQUESTS} or more")
-    tpots = list(_tpot_equations(requests, spec))
+    tpots = list(_tpot_equations(requests, spec.max_num_batched_tokens))
     ttfts = list(_ttft_equations(requests, spec.max_num_batched_tokens))
     if not tpots:
         raise DatasetError("the profile has no request with more than one output token")
     terms = _solve([*tpots, *ttfts])
-    step_s, sequence_s, token_s, overhead_s, handover_s, join_s = terms
+    step_s, sequence_s, token_s, attended_s, overhead_s, handover_s, join_s, link_s = terms
     if token_s <= 0:
         raise DatasetError("the profile's prompts do not tell how long prompt tokens take: they need other lengths")
-    fitted = replace(spec, step_s=step_s, sequence_s=sequence_s, prefill_tokens_per_s=1 / token_s)
-    machine = Machine(spec=fitted, overhead_s=overhead_s, handover_s=handover_s, join_s=join_s)
+    fitted = replace(
+        spec,
+        step_s=step_s,
+        sequence_s=sequence_s,
+        prefill_tokens_per_s=1 / token_s,
+        attended_s=attended_s,
+        link_bytes_per_s=spec.block_bytes / spec.block_size / link_s if link_s > 0 else spec.link_bytes_per_s,
+    )
+    machine = Machine(spec=fitted, overhead_s=overhead_s, request_s=REQUEST_S, handover_s=handover_s, join_s=join_s)
     return Fit(machine, len(requests), _error(ttfts, terms), _error(tpots, terms))
 
 
-def _tpot_equations(requests: Sequence[ProfiledRequest], spec: WorkerSpec) -> Iterator[Equation]:
-    token_link_s = spec.block_bytes / spec.block_size / spec.link_bytes_per_s
+def _tpot_equations(requests: Sequence[ProfiledRequest], max_step_tokens: int) -> Iterator[Equation]:
     for group in _by_worker(requests, "decode_worker").values():
         decoding = Concurrency([_first_s(each) for each in group], [_last_s(each) for each in group])
         local = [each for each in group if each.prefill_worker == each.decode_worker]
         for request in group:
             num_tokens = request.output_tokens - 1
-            chunk_s = min(request.handed_over_tokens, spec.max_num_batched_tokens) * token_link_s
-            seconds = (request.tpot_s or 0.0) - chunk_s / max(1, num_tokens)
-            if request.tpot_s is not None and seconds > LEAST_S:
+            if request.tpot_s is not None and request.tpot_s > LEAST_S:
                 first_s, last_s = _first_s(request), _last_s(request)
-                num_beside = sum(_share(each, first_s, last_s) * each.uncached_tokens for each in local)
+                shares = [(_share(each, first_s, last_s) / num_tokens, each) for each in local]
+                num_beside = sum(share * each.uncached_tokens for share, each in shares)
+                num_looked_at = sum(share * _num_attended(each) for share, each in shares)
                 num_sequences = decoding.mean(first_s, last_s)
                 is_remote = request.prefill_worker != request.decode_worker
                 steps = 1 + is_remote * HALF_A_STEP * min(1.0, num_sequences - 1) / num_tokens
-                join = is_remote / num_tokens
-                yield Equation((steps, steps * num_sequences, num_beside / num_tokens, 0.0, 0.0, join), seconds)
+                chunk = min(request.handed_over_tokens, max_step_tokens) / num_tokens
+                yield Equation(
+                    (
+                        steps,
+                        steps * num_sequences,
+                        num_beside,
+                        num_looked_at,
+                        0.0,
+                        0.0,
+                        is_remote / num_tokens,
+                        chunk,
+                    ),
+                    request.tpot_s,
+                )
 
 
 def _ttft_equations(requests: Sequence[ProfiledRequest], max_step_tokens: int) -> Iterator[Equation]:
@@ -134,8 +158,10 @@ def _ttft_equations(requests: Sequence[ProfiledRequest], max_step_tokens: int) -
                     steps + admission,
                     steps * beside + admission * before,
                     num_tokens,
+                    sum(map(_num_attended, period)),
                     1.0,
                     float(first.prefill_worker != first.decode_worker),
+                    0.0,
                     0.0,
                 ),
                 max(LEAST_S, ends_s - begins_s),
@@ -180,6 +206,12 @@ def _first_s(request: ProfiledRequest) -> float:
 
 def _last_s(request: ProfiledRequest) -> float:
     return _first_s(request) + (request.tpot_s or 0.0) * (request.output_tokens - 1)
+
+
+def _num_attended(request: ProfiledRequest) -> float:
+    """What the tokens of its prompt that were computed looked at: all before them, and themselves."""
+    num_tokens = request.uncached_tokens
+    return num_tokens * request.cached_tokens + num_tokens * (num_tokens + 1) / 2
 
 
 def _share(request: ProfiledRequest, begins_s: float, ends_s: float) -> float:

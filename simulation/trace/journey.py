@@ -59,8 +59,9 @@ class Journey:
         self._route = route
         self.record.is_remote = route.prefill is not None
         num_uncached = uncached_tokens(route.plan, route.routed)
-        stage.traffic.note_arrival(stage.clock.now_s, request.num_prompt_tokens, num_uncached)
-        stage.clock.after(stage.machine.overhead_s / 2, self._reach_decode)
+        stage.traffic.note_arrival(stage.clock.now_s, request.num_prompt_tokens, num_uncached, self.record.is_remote)
+        way_s = stage.router.queue_s(stage.machine.request_s) + stage.machine.overhead_s / 2
+        stage.clock.after(way_s, self._reach_decode)
 
     def has_blocks(self) -> None:
         """The decode worker has room for its KV."""

@@ -11,6 +11,7 @@ class Machine:
 
     spec: WorkerSpec = field(default_factory=WorkerSpec)
     overhead_s: float = 0.0  # of a request's way to its worker and its first token's way back
+    request_s: float = 0.0  # of the way, in which no other request passes: who comes behind waits for it
     handover_s: float = 0.0  # that asking another worker for the prompt adds, beside its queue, its steps and the link
     join_s: float = 0.0  # from the first token to the batch that adds after a handover, beside the link
 

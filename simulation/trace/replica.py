@@ -18,6 +18,7 @@ from simulation.spec import WorkerSpec
 from simulation.trace.batch import Batch
 from simulation.trace.clock import Clock
 from simulation.trace.kv_memory import KVMemory
+from simulation.trace.prompt_rate import PromptRate
 from simulation.trace.sequence import Sequence
 from simulation.trace.step import Chunk, Step
 
@@ -44,6 +45,7 @@ class Replica:
         self._num_waiting_tokens = 0  # to compute here, as far as they are not expected in the cache
         self._num_orders = 0
         self._num_prefilled = self._num_generated = 0
+        self._prompt_rate = PromptRate(spec)
 
     @property
     def is_idle(self) -> bool:
@@ -117,7 +119,7 @@ class Replica:
             num_blocks=self.memory.num_usable,
             num_generated_tokens=self._num_generated,
             num_prefilled_tokens=self._num_prefilled,
-            prefill_tokens_per_s=spec.prefill_tokens_per_s if knows_prompts else 0.0,
+            prefill_tokens_per_s=self._prompt_rate.tokens_per_s,
             decode_step_s=spec.step_s + spec.sequence_s if knows_prompts or knows_decodes else 0.0,
             decode_sequence_s=spec.sequence_s if knows_decodes else 0.0,
             read_bytes_per_s=spec.link_bytes_per_s,
@@ -183,6 +185,8 @@ class Replica:
             self._batch.tick += num_steps
             self._num_generated += num_steps * step.num_decoding
             notes += [self._ended(sequence) for sequence in self._batch.ended()]
+        if step.chunks:
+            self._prompt_rate.note(step.chunks)
         for chunk in step.chunks:
             notes += self._computed(chunk)
         self._note_change()

@@ -45,6 +45,7 @@ class TwinRouter:
         self._snapshots: dict[str, WorkerSnapshot] = {}  # of these
         self._stale: dict[str, None] = {}  # whose snapshot is out of date
         self._num_commands = 0
+        self._free_at_s = 0.0  # from requests that came before
 
     def admit(self, worker: Worker) -> None:
         """It takes requests from now on."""
@@ -73,6 +74,7 @@ class TwinRouter:
             request.num_prompt_tokens + request.num_output_tokens,
             reuse_share=self._reuse.value,
             mean_output_tokens=self._answers.mean,
+            typical_output_tokens=self._answers.typical,
         )
         plan = self._policy(routed, self._cluster())
         self._num_commands += 1
@@ -84,6 +86,12 @@ class TwinRouter:
         share.add(plan, routed)
         self.has_changed(route)
         return route
+
+    def queue_s(self, request_s: float) -> float:
+        """Until a request that comes now is its turn, if each takes so long: none are at a worker at one moment."""
+        begins_s = max(self._clock.now_s, self._free_at_s)
+        self._free_at_s = begins_s + request_s
+        return begins_s - self._clock.now_s
 
     def has_answered(self, num_tokens: int) -> None:
         """A request ended after so many tokens of output."""

@@ -17,6 +17,11 @@ class Chunk:
     sequence: Sequence
     num_tokens: int
 
+    @property
+    def num_attended(self) -> int:
+        """Tokens that each of them looks at, itself among them, all added up; before they are computed."""
+        return self.num_tokens * self.sequence.num_computed + self.num_tokens * (self.num_tokens + 1) // 2
+
 
 @dataclass(slots=True, eq=False)
 class Step:
@@ -36,9 +41,10 @@ class Step:
     @classmethod
     def of(cls, spec: WorkerSpec, chunks: list[Chunk], num_decoding: int, batch: Batch, now_s: float) -> "Step":
         """What is scheduled now: one step if it has a prompt's chunk, else as many as are alike."""
-        num_single = sum(chunk.num_tokens == 1 for chunk in chunks)  # costs what a decoded token does
-        num_prompt_tokens = sum(chunk.num_tokens for chunk in chunks) - num_single
-        step_s = spec.step_time_s(num_decoding + num_single, num_prompt_tokens)
+        prompts = [chunk for chunk in chunks if chunk.num_tokens > 1]  # one token costs what a decoded one does
+        num_prompt_tokens = sum(chunk.num_tokens for chunk in prompts)
+        num_attended = sum(chunk.num_attended for chunk in prompts)
+        step_s = spec.step_time_s(num_decoding + len(chunks) - len(prompts), num_prompt_tokens, num_attended)
         return cls(now_s, step_s, 1 if chunks else batch.ticks_to_next, num_decoding, chunks)
 
     @property

@@ -47,16 +47,21 @@ class TrafficWindow:
         self._gaps = SlidingMoments()
         self._prompts = SlidingMoments()
         self._uncached = SlidingMoments()
+        self._remote = SlidingMoments()
         self._outputs = SlidingMoments()
         self._last_s: float | None = None  # when a request came
 
-    def note_arrival(self, now_s: float, num_prompt_tokens: int, num_uncached_tokens: int) -> None:
-        """A request was routed; `num_uncached_tokens` of its prompt are computed for it, by whomever."""
+    def note_arrival(self, now_s: float, num_prompt_tokens: int, num_uncached_tokens: int, is_remote: bool) -> None:
+        """A request was routed; `num_uncached_tokens` of its prompt are computed for it, by a prefill worker or by the
+        decode worker itself.
+        """
         if self._last_s is not None:
             self._gaps.note(now_s, now_s - self._last_s)
         self._last_s = now_s
         self._prompts.note(now_s, num_prompt_tokens)
         self._uncached.note(now_s, num_uncached_tokens)
+        if is_remote:
+            self._remote.note(now_s, num_uncached_tokens)
 
     def note_end(self, now_s: float, num_output_tokens: int) -> None:
         """A request got its last token."""
@@ -67,6 +72,7 @@ class TrafficWindow:
         since_s = now_s - WINDOW_S
         prompts = self._prompts.since(since_s)
         gaps = self._gaps.since(since_s)
+        remote = self._remote.since(since_s)
         return Traffic(
             window_s=WINDOW_S,
             requests_per_s=len(self._prompts) / min(WINDOW_S, now_s) if now_s > 0 else 0.0,
@@ -74,4 +80,6 @@ class TrafficWindow:
             prompt_tokens=prompts,
             uncached_tokens=self._uncached.since(since_s),
             output_tokens=self._outputs.since(since_s),
+            remote_share=len(self._remote) / len(self._prompts) if len(self._prompts) else 1.0,
+            remote_tokens=remote,
         )

@@ -14,6 +14,12 @@ def test_step_time_is_linear() -> None:
     assert spec.step_time_s(20, 500) == pytest.approx(0.01 + 0.02 + 0.5)
 
 
+def test_prompt_tokens_take_longer_the_more_they_look_at() -> None:
+    spec = WorkerSpec(step_s=0.0, sequence_s=0.0, prefill_tokens_per_s=1000, attended_s=1e-6)
+    assert spec.step_time_s(0, 500, 125_250) == pytest.approx(0.5 + 0.12525)
+    assert spec.scaled(2).step_time_s(0, 500, 125_250) == pytest.approx(1.0 + 0.2505)
+
+
 def test_time_scale_stretches_every_time() -> None:
     spec, slow = WorkerSpec(), WorkerSpec().scaled(3)
     assert slow.step_time_s(7, 1000) == pytest.approx(3 * spec.step_time_s(7, 1000))
@@ -30,6 +36,7 @@ def test_time_scale_stretches_every_time() -> None:
         ("max_num_batched_tokens", 256),
         ("max_queue_len", 0),
         ("step_s", -0.1),
+        ("attended_s", -1e-9),
         ("prefill_tokens_per_s", 0.0),
         ("link_bytes_per_s", 0.0),
         ("num_token_ids", 0),

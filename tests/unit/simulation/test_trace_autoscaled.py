@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from deployment.autoscaling.settings import SLO, ScalingSettings
+from deployment.autoscaling.snapshot import DecodeSnapshot
 from loadtool.lengths import Lengths
 from simulation.trace.deployment_plan import DeploymentPlan
 from simulation.trace.gpu_meter import Sizes
@@ -103,6 +104,23 @@ def test_it_grows_with_the_load() -> None:
     assert grown_pools == {"prefill", "decode"}
 
 
+def test_who_has_its_prompt_and_no_place_in_the_batch_waits() -> None:
+    """As many KV caches come as there are blocks; the planner counts who decodes, and who would with more replicas."""
+    spec = replace(BASE.machine.spec, max_num_seqs=4)
+    twin = Twin(replace(BASE, machine=replace(BASE.machine, spec=spec), prefill=4, decode=1, scaling=SCALING),
+                [TraceRequest(0.0, 100, 2000, b"") for _ in range(12)])  # fmt: skip
+    assert twin._autoscaler is not None
+    twin._autoscaler.look = lambda: None  # type: ignore[method-assign]  # sizes stay
+    seen: list[DecodeSnapshot] = []
+    for at_s in (0.0, 2.0):
+        twin.clock.at(at_s, lambda: seen.append(twin._autoscaler.snapshot().decode))  # type: ignore[union-attr]
+    twin.run()
+    assert (seen[0].num_running, seen[0].num_waiting) == (0, 0)
+    assert (seen[1].num_running, seen[1].num_waiting) == (4, 8)
+    held = twin.decode.ready[0].description.block_size
+    assert 0 < seen[1].kv_used_tokens < 4 * (2100 + held)
+
+
 def test_the_planner_hears_what_is_computed_by_whomever() -> None:
     """Colocated workers compute every prompt that is not cached; as a router reports it, that is not nothing."""
     requests = read_trace(TRACE, seconds=5.0)
@@ -114,3 +132,4 @@ def test_the_planner_hears_what_is_computed_by_whomever() -> None:
     assert traffic.prompt_tokens.mean == pytest.approx(mean_prompt)
     assert 0.5 * mean_prompt < traffic.uncached_tokens.mean <= mean_prompt
     assert outcome.remote_share == 0
+    assert traffic.remote_share == 0

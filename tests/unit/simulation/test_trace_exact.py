@@ -18,6 +18,7 @@ from tests.unit.simulation.trace_load import random_load
 
 ROOMY = WorkerSpec(num_blocks=4000, max_num_seqs=16, max_num_batched_tokens=128, step_s=0.01, sequence_s=0.0005)
 SHORT = WorkerSpec(num_blocks=120, max_num_seqs=16, max_num_batched_tokens=128, step_s=0.01, sequence_s=0.0005)
+DEEP = WorkerSpec(num_blocks=4000, max_num_seqs=16, max_num_batched_tokens=128, step_s=0.01, attended_s=1e-6)
 FEW_PLACES = WorkerSpec(num_blocks=4000, max_num_seqs=3, max_num_batched_tokens=128, step_s=0.01, sequence_s=0.0005)
 SAME_S = 1e-9
 MODEL = CostModel(min_source_blocks=1 << 30)  # the exact engines pull no prefixes from third workers
@@ -35,7 +36,7 @@ def both_twins(
     return run_exact(machine, roles, policy, load), list(outcome.records)
 
 
-@pytest.mark.parametrize("spec", [ROOMY, FEW_PLACES], ids=["roomy", "few places"])
+@pytest.mark.parametrize("spec", [ROOMY, FEW_PLACES, DEEP], ids=["roomy", "few places", "deep"])
 @pytest.mark.parametrize(("prefill", "decode", "both"), [(0, 0, 1), (1, 1, 0)], ids=["colocated", "disaggregated"])
 def test_times_are_the_same(spec: WorkerSpec, prefill: int, decode: int, both: int) -> None:
     """With memory for all, to the rounding: admission, chunks, cached prefixes, handovers, decoding."""

@@ -22,7 +22,7 @@ from tests.unit.simulation.trace_load import random_load
 
 SPEC = WorkerSpec(
     num_blocks=8000, max_num_seqs=64, max_num_batched_tokens=2048, step_s=0.004, sequence_s=0.0006,
-    prefill_tokens_per_s=9000.0, link_bytes_per_s=1e13,
+    prefill_tokens_per_s=9000.0, attended_s=5e-8, link_bytes_per_s=1e10,
 )  # fmt: skip
 MACHINE = Machine(spec=SPEC, overhead_s=0.006, handover_s=0.003, join_s=0.012)
 BLIND = replace(SPEC, step_s=1.0, sequence_s=1.0, prefill_tokens_per_s=1.0)  # what the fit is to find
@@ -57,7 +57,10 @@ def profiled(records: list[Record], is_colocated: bool) -> list[ProfiledRequest]
 
 
 def measured(machine: Machine, *, seed: int, is_colocated: bool, below: int = 0) -> list[ProfiledRequest]:
-    load = [each.request for each in random_load(seed, 250, seconds=60.0, max_prompt=1500, max_output=80)]
+    # What is cached where it is decoded would not be handed over, and a record does not tell it: so hardly anything is.
+    num_prefixes = 4 if is_colocated else 500
+    asked = random_load(seed, 250, seconds=60.0, max_prompt=1500, max_output=80, num_prefixes=num_prefixes)
+    load = [each.request for each in asked]
     sizes = {"both": 1} if is_colocated else {"prefill": 1, "decode": 1}
     twin = Twin(DeploymentPlan(machine=machine, **sizes), load, make_policy("cost", below))
     return profiled(list(twin.run().records), is_colocated)
@@ -68,9 +71,12 @@ def test_a_known_machine_is_found(is_colocated: bool) -> None:
     fit = fit_machine(measured(MACHINE, seed=1, is_colocated=is_colocated, below=200), BLIND)
     spec = fit.machine.spec
     assert spec.prefill_tokens_per_s == pytest.approx(SPEC.prefill_tokens_per_s, rel=0.1)
+    assert spec.attended_s == pytest.approx(SPEC.attended_s, rel=0.25)
+    if not is_colocated:
+        assert spec.link_bytes_per_s == pytest.approx(SPEC.link_bytes_per_s, rel=0.4)
     assert spec.step_s == pytest.approx(SPEC.step_s, rel=0.1)
     assert spec.sequence_s == pytest.approx(SPEC.sequence_s, rel=0.2)
-    assert fit.tpot_error < 0.02
+    assert fit.tpot_error < 0.03
     assert fit.ttft_error < 0.06
     way_s = MACHINE.overhead_s if is_colocated else MACHINE.overhead_s + MACHINE.handover_s
     assert fit.machine.overhead_s + fit.machine.handover_s == pytest.approx(way_s, abs=0.004)

@@ -182,3 +182,15 @@ def test_gpus_are_never_over_budget(seed: int, num_gpus: int, start_s: float, bu
     assert outcome.most_gpus <= num_gpus
     assert all(sizes.gpus.prefill >= 1 and sizes.gpus.decode >= 1 for sizes in outcome.sizes)
     assert 0 < outcome.gpu_hours <= num_gpus * outcome.ended_s / 3600 * (1 + 1e-9)
+
+
+def test_requests_of_one_moment_come_to_a_worker_one_after_the_other() -> None:
+    """The first is computed alone, as a worker does not wait for more to come; the others in the step after that."""
+    load = [TraceRequest(0.0, 40, 1, b"") for _ in range(3)]
+    machine = Machine(spec=replace(SPEC, step_s=0.01), overhead_s=0.004)
+    at_once = simulate(DeploymentPlan(machine=machine, both=1), load)
+    assert len({record.first_s for record in at_once.records}) == 1
+    spread = simulate(DeploymentPlan(machine=replace(machine, request_s=0.001), both=1), load)
+    first, second, third = [record.first_s for record in spread.records]
+    assert first < at_once.records[0].first_s
+    assert second == third == pytest.approx(first + machine.spec.step_time_s(0, 80))
