@@ -62,8 +62,8 @@ class ClusterConfig:
         """Workers of this role in a group."""
         return self.prefill_expert_parallel if role == "prefill" else self.expert_parallel
 
-    def __post_init__(self) -> None:
-        """Raises OptionError for workers that do not divide into groups."""
+    def check_groups(self) -> None:
+        """Raises OptionError for workers that do not divide into groups, as those of one machine have to."""
         counts: list[tuple[Role, int]] = [
             ("prefill", self.num_prefill),
             ("decode", self.num_decode),

@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from deployment.ray_settings import ROLES, ROUTER, RaySettings
+from deployment.ray_settings import RENDEZVOUS, ROLES, ROUTER, RaySettings
 
 NODE_LABEL = "ray.io/node-id"
 
@@ -63,7 +63,7 @@ def _deaf_to_hangup() -> Iterator[None]:
 
 def cpus_of(settings: RaySettings) -> float:
     """Ray's CPUs that all replicas take."""
-    names = (*filter(settings.has, ROLES), ROUTER)
+    names = (*filter(settings.has, ROLES), ROUTER, *([RENDEZVOUS] if settings.has_rendezvous else []))
     return sum(settings.num_replicas(name) * settings.deployments[name].replicas.num_cpus for name in names)
 
 

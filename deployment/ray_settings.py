@@ -14,7 +14,8 @@ from rpc.worker_config import Role
 
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 ROUTER = "router"
-SECTIONS = {name: f"{name}_ray" for name in (*ROLES, ROUTER)}  # of each deployment's options
+RENDEZVOUS = "rendezvous"
+SECTIONS = {name: f"{name}_ray" for name in (*ROLES, ROUTER, RENDEZVOUS)}  # of each deployment's options
 NO_REGISTRY = (
     "registry: missing; give the URL of a Redis that every node reaches (redis://HOST:6379/0): there workers and "
     "routers find each other"
@@ -92,7 +93,8 @@ class RaySettings:
             return options.autoscaling.min_replicas if initial is None else initial
         if options.replicas.num_replicas is not None:
             return options.replicas.num_replicas
-        return {"prefill": cluster.num_prefill, "decode": cluster.num_decode, "both": cluster.both, ROUTER: 1}[name]
+        sizes = {"prefill": cluster.num_prefill, "decode": cluster.num_decode, "both": cluster.both}
+        return {**sizes, ROUTER: 1, RENDEZVOUS: 1}[name]
 
     def num_gpus(self, name: str) -> float:
         """GPUs of one replica of a deployment."""
@@ -100,6 +102,15 @@ class RaySettings:
         if given is not None:
             return given
         return float(any(name == role and self.uses_gpu(role) for role in ROLES))
+
+    def group_size(self, role: Role) -> int:
+        """Workers with which a pool's group of expert-parallel ranks begins; all that come later join it."""
+        return self.cluster.cluster.group_size(role)
+
+    @property
+    def has_rendezvous(self) -> bool:
+        """Whether there is a pool whose workers are a group."""
+        return any(self.has(role) and self.group_size(role) > 1 for role in ROLES)
 
     def has(self, role: Role) -> bool:
         """Whether there is a deployment of this role."""

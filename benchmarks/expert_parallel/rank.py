@@ -11,6 +11,7 @@ import sys
 import threading
 import uuid
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from statistics import median
 
 import orjson
@@ -61,6 +62,7 @@ class Measured:
     """Of the steps in which all sequences of the rank decoded."""
 
     step_s: float  # median
+    longest_step_s: float
     waited_share: float  # of the time, in which other ranks were waited for
     bytes_per_step: float  # sent to other ranks
     rows_per_step: float  # of any rank's tokens, computed by the experts here
@@ -70,7 +72,8 @@ class Measured:
 class Sequences:
     """Owns what is noted of a load's steps."""
 
-    def __init__(self, ranks: RankGroup) -> None:
+    def __init__(self, ranks: RankGroup | None) -> None:
+        """ranks: None if this rank is alone."""
         self._ranks = ranks
         self._notes: list[tuple[float, float, int, int]] = []
         self.done = threading.Event()
@@ -87,7 +90,8 @@ class Sequences:
         """On the engine's thread, after each step."""
         if len(step.outputs) == self.batch and all(output.sampled for output in step.outputs):
             ranks = self._ranks
-            self._notes.append((step.finished_at_s, ranks.waited_s, ranks.num_sent_bytes, ranks.num_rows))
+            counted = (ranks.waited_s, ranks.num_sent_bytes, ranks.num_rows) if ranks is not None else (0.0, 0, 0)
+            self._notes.append((step.finished_at_s, *counted))
         self._num_ended += sum(output.finish_reason is not None for output in step.outputs)
         if self._num_ended == self.batch:
             self.done.set()
@@ -97,7 +101,8 @@ class Sequences:
         first, last, num_steps = self._notes[0], self._notes[-1], len(self._notes) - 1
         times = [note[0] for note in self._notes]
         return Measured(
-            step_s=median(after - before for before, after in zip(times, times[1:], strict=False)),
+            longest_step_s=max(after - before for before, after in pairwise(times)),
+            step_s=median(after - before for before, after in pairwise(times)),
             waited_share=(last[1] - first[1]) / (last[0] - first[0]),
             bytes_per_step=(last[2] - first[2]) / num_steps,
             rows_per_step=(last[3] - first[3]) / num_steps,
@@ -135,12 +140,13 @@ async def main(config: RankConfig) -> None:
     )
     channels = Channels(Plaintext())
     async with joined(worker, uuid.uuid4().hex, Plaintext(), channels) as group:
-        assert group is not None
-        engine = await asyncio.to_thread(lambda: Engine(engine_config, group=group.experts))
-        sequences = Sequences(group.experts.ranks)
+        experts = group.experts if group is not None else None
+        engine = await asyncio.to_thread(lambda: Engine(engine_config, group=experts))
+        sequences = Sequences(experts.ranks if experts is not None else None)
         loop = EngineLoop(engine, sequences.take, lambda error: sequences.done.set())
         loop.start()
-        group.attach(loop.call)
+        if group is not None:
+            group.attach(loop.call)
         print("ready", flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
             load = Load(**orjson.loads(line))
@@ -148,9 +154,10 @@ async def main(config: RankConfig) -> None:
             made = requests(load, load.seed + hash_of(config.worker_id))
             loop.call(lambda engine, made=made: [engine.add(each) for each in made])  # type: ignore[misc]
             await asyncio.to_thread(sequences.done.wait)
-            measured = sequences.measured(group.experts.imbalances)
+            measured = sequences.measured(experts.imbalances if experts is not None else [])
             print(orjson.dumps(asdict(measured)).decode(), flush=True)
-        await group.leave()
+        if group is not None:
+            await group.leave()
         await asyncio.to_thread(loop.stop)
     await channels.close()
 

@@ -5,6 +5,10 @@ from math import isfinite
 
 from deployment.autoscaling.by_pool import ByPool
 
+# The longest start of a replica, for who waits for one as for who plans with it: a large checkpoint takes so long to
+# load, and where the planner takes back sooner what is still loading, it never comes.
+START_TIMEOUT_S = 1800.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SLO:
@@ -42,7 +46,7 @@ class ScalingSettings:
     start_s: float = 60.0  # until a pool's start time was measured
     drain_s: float = 30.0  # until a pool's drain time was measured
     flip_s: float | None = None  # from drained to ready in the other role; None: no worker can serve it
-    start_timeout_s: float = 300.0
+    start_timeout_s: float = START_TIMEOUT_S  # twice what starts were measured to take, if that is longer
     retry_after_s: float = 60.0
     max_retry_after_s: float = 3600.0
     warmup_s: float = 30.0  # of a replica, whose samples do not count

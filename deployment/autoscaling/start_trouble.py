@@ -4,8 +4,11 @@ from dataclasses import dataclass
 
 from deployment.autoscaling.budget import Budget
 from deployment.autoscaling.by_pool import ByPool
+from deployment.autoscaling.input_check import known
 from deployment.autoscaling.settings import ScalingSettings
 from deployment.autoscaling.snapshot import PoolSnapshot, PoolsSnapshot
+
+SLOW_START = 2.0  # times the measured start: a replica that takes so long still comes
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,5 +72,6 @@ def _left(came: int, pool: PoolSnapshot, granted: int, least: int) -> int:
 
 
 def num_overdue(pool: PoolSnapshot, now_s: float, start_timeout_s: float) -> int:
-    """Replicas that have been starting for too long."""
-    return sum(now_s - since_s > start_timeout_s for since_s in pool.starting_since_s)
+    """Replicas that have been starting for too long, and for much longer than others took."""
+    longest_s = max(start_timeout_s, SLOW_START * known(pool.start_s, 0.0))
+    return sum(now_s - since_s > longest_s for since_s in pool.starting_since_s)

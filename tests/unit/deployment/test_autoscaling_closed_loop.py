@@ -76,7 +76,8 @@ def test_an_idle_service_goes_to_zero_and_comes_back() -> None:
 
 
 def test_a_node_that_never_comes_is_given_up_and_later_tried_again() -> None:
-    rig = Rig(Load(lambda _: 16.0), SETTINGS, sizes=(2, 2), real_gpus=lambda now_s: 6 if now_s < 1500 else 16)
+    settings = replace(SETTINGS, start_timeout_s=300.0)
+    rig = Rig(Load(lambda _: 16.0), settings, sizes=(2, 2), real_gpus=lambda now_s: 6 if now_s < 1500 else 16)
     rig.run(1500)
     times = [look.now_s for look in rig.looks if look.gpus > 6]
     assert min(times) < 20
