@@ -2,38 +2,30 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from engine.attention.torch_reference import TorchAttention
 from engine.block_manager import BlockManager
-from engine.capacity import context_length, num_blocks_in
 from engine.config import EngineConfig
-from engine.errors import InvalidRequest
+from engine.errors import EngineError, InvalidRequest, UnsupportedModel
 from engine.expert_group import ExpertGroup
-from engine.fingerprint import compatibility_fingerprint
 from engine.finish_rule import FinishRule
-from engine.kv_cache import KVCacheLayout
+from engine.loaded_model import load, zeros
 from engine.lockstep import Lockstep
-from engine.model_config import read_model_config
 from engine.model_runner import ModelRunner
-from engine.models import load_model
 from engine.outputs import EngineStats, ExpertFigures, StepOutput
 from engine.request import Request, RequestId
 from engine.sampler import Sampler
 from engine.schedule import Received, Schedule, ScheduledRequest, StepResult
 from engine.scheduler import Scheduler
 from engine.step_rates import StepTimes, StepWork
+from engine.tensor_model import LeadingModel
+from engine.tensor_parallel import TensorGroup
 
 STEP_TIME_WEIGHT = 0.1  # of the newest step in the running mean
-
-
-def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Plain memory for a KV pool, in a process that shares it with nobody."""
-    return torch.zeros(shape, dtype=dtype)
+WAITING_PATIENCE = 2.0
+FORMING_PATIENCE = 30.0
 
 
 class Engine:
@@ -45,34 +37,36 @@ class Engine:
         allocate_pool: Callable[[tuple[int, ...], torch.dtype], Tensor] = zeros,
         on_progress: Callable[[float], None] | None = None,
         group: ExpertGroup | None = None,
+        tensor: TensorGroup | None = None,
     ) -> None:
         """Loads the checkpoint. Raises UnsupportedModel if it asks for something that is not implemented.
 
         `allocate_pool` gives the pool's memory, zeroed, since attention multiplies unused slots by zero;
         `on_progress` hears the share of the weights that is loaded. With a `group` this is one of its ranks, and
-        returns once the group has formed and this rank has its experts.
+        returns once the group has formed and this rank has its experts. With `tensor` the other ranks have the rest of
+        the model and follow this one, the first; it returns once all have loaded their parts.
         """
-        directory, device = Path(config.model), torch.device(config.device)
+        if tensor is not None:
+            if group is not None:
+                raise UnsupportedModel("expert_parallel and tensor_parallel cannot be used together: leave one at 1")
+            tensor.form()
+            if tensor.shard.rank:
+                raise EngineError(f"rank {tensor.shard.rank} of a tensor-parallel group follows the first, which leads")
         self.config = config
-        self.model_config = read_model_config(directory, config.dtype)
-        self.layout = KVCacheLayout.of(self.model_config, config.block_size)
-        num_blocks = num_blocks_in(config, self.layout)
-        self.finish_rule = FinishRule(
-            self.model_config.eos_token_ids, context_length(config, self.model_config, num_blocks)
-        )
-        attention = TorchAttention.for_model(self.model_config, config.block_size)
-        served_config = replace(self.model_config, max_model_len=self.finish_rule.max_model_len)
-        model = load_model(directory, served_config, device, attention, on_progress, group)
-        self.pool = allocate_pool(self.layout.pool_shape(num_blocks), self.layout.dtype).to(device)
-        self.fingerprint = compatibility_fingerprint(directory, self.model_config, config.block_size)
+        loaded = load(config, allocate_pool, on_progress, group, tensor)
+        self.model_config, self.layout, self.pool = loaded.config, loaded.layout, loaded.pool
+        self.fingerprint = loaded.fingerprint
+        self.finish_rule = FinishRule(self.model_config.eos_token_ids, loaded.max_model_len)
+        model = LeadingModel(loaded.model, tensor) if tensor is not None else loaded.model
         sampler = Sampler(self.model_config.vocab_size, self.model_config.eos_token_ids)
         self.runner = ModelRunner(model, self.pool, config.block_size, sampler)
-        self.blocks = BlockManager(num_blocks, config.block_size, config.enable_prefix_caching)
+        self.blocks = BlockManager(len(self.pool), config.block_size, config.enable_prefix_caching)
         self.scheduler = Scheduler(config, self.blocks, self.finish_rule)
         if group is not None:
             group.form()
         self.group = group
         self.lockstep = Lockstep(group) if group is not None else None
+        self.tensor = tensor
         self._step_s = 0.0
         self._step_times = StepTimes()
         self._num_generated_tokens = 0
@@ -85,13 +79,24 @@ class Engine:
 
     @property
     def is_called(self) -> bool:
-        """Whether the other ranks of a group wait for a step, though there may be nothing to compute here."""
+        """Whether the other ranks of a group wait for a step, though there may be nothing to compute here.
+
+        Also when a rank is gone that has a part of the model: a step raises it.
+        """
+        if self.tensor is not None and self.tensor.is_broken:
+            return True
         return self.lockstep is not None and self.lockstep.is_called
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether a step waits for other ranks; may be asked on any thread."""
-        return self.lockstep is not None and self.lockstep.is_waiting
+    def patience(self) -> float:
+        """How many times as long as another turn the present one may take; may be asked on any thread.
+
+        Who waits for other ranks must outlast the one that hangs, and who forms a group may have much to read.
+        """
+        if self.lockstep is not None and self.lockstep.is_forming:
+            return FORMING_PATIENCE
+        waits = self.lockstep or self.tensor
+        return WAITING_PATIENCE if waits is not None and waits.is_waiting else 1.0
 
     def woken(self, epoch: int, round_number: int) -> None:
         """Another rank of the group has begun this round of agreement; round 0: there is a new epoch."""
@@ -116,17 +121,25 @@ class Engine:
         # Before the update, which moves the requests on.
         work = StepWork.of(schedule.requests)
         num_prompt_tokens = sum(item.num_new_prompt_tokens for item in schedule.requests)
+        epoch = self._epoch
         outputs = self.scheduler.update(schedule.requests, self._compute(schedule.requests))
         if not outputs:
             return StepOutput(finished_at_s=time.monotonic())
         self._num_prefilled_tokens += num_prompt_tokens
         self._num_generated_tokens += sum(output.sampled is not None for output in outputs)
-        step_s = time.monotonic() - started_at_s
-        self._step_s += STEP_TIME_WEIGHT * (step_s - self._step_s)
-        self._step_times.add(work, step_s)
+        if self._epoch == epoch:  # else the group formed anew meanwhile, which is no step's time
+            step_s = time.monotonic() - started_at_s
+            self._step_s += STEP_TIME_WEIGHT * (step_s - self._step_s)
+            self._step_times.add(work, step_s)
         return StepOutput(outputs, finished_at_s=time.monotonic())
 
+    @property
+    def _epoch(self) -> int:
+        return self.lockstep.epoch if self.lockstep is not None else 0
+
     def _compute(self, scheduled: list[ScheduledRequest]) -> list[StepResult]:
+        if self.tensor is not None:
+            self.tensor.check()
         if self.lockstep is None:
             return self.runner.run(scheduled)
         num_tokens = sum(item.num_new_tokens for item in scheduled)
@@ -170,9 +183,11 @@ class Engine:
         return ExpertFigures(epoch, num_ranks, tokens, self.group.imbalances)
 
     def close(self) -> None:
-        """The other ranks of the group, if there is one, go on without this one."""
+        """The other ranks of the group, if there is one, go on without this one; those that follow it end."""
         if self.lockstep is not None:
             self.lockstep.close()
+        if self.tensor is not None:
+            self.tensor.close()
 
     def check_integrity(self) -> None:
         """Asserts that every block is accounted for."""

@@ -64,13 +64,22 @@ class ExpertGroup:
     def form(self) -> None:
         """Joins the newest epoch, or one after it; every expert stands somewhere then. Raises EngineEnded."""
         self._cancel_rebalance()
-        while True:
-            try:
-                self.ranks.form()
-                self._place()
-                return
-            except GroupBroken as error:
-                self.give_up(error)
+        self.ranks.is_forming = True
+        try:
+            while not self._has_formed():
+                pass
+        finally:
+            self.ranks.is_forming = False
+
+    def _has_formed(self) -> bool:
+        """Tries once."""
+        try:
+            self.ranks.form()
+            self._place()
+        except GroupBroken as error:
+            self.give_up(error)
+            return False
+        return True
 
     def give_up(self, error: GroupBroken) -> None:
         """The present epoch is over: the others notice that we are gone, and form the next one with us."""
@@ -103,7 +112,8 @@ class ExpertGroup:
         if not any(self.ranks.num_tokens):
             return False
         self._num_steps += 1
-        if self._balance.is_enabled and self._num_steps >= self._balance.step_interval:
+        is_due = self._balance.is_enabled and self._num_steps >= self._balance.step_interval
+        if is_due and self._rebalance is None:  # on all ranks: they took over its last layer between the same steps
             self._begin_rebalance()
         return True
 

@@ -22,6 +22,10 @@ class Membership(Protocol):
         """The newest epoch that is known; one that is past the engine's means: form anew. 0 before the first."""
         ...
 
+    def join(self) -> None:
+        """This rank is loaded, and may be one of the members from now on; may be called again."""
+        ...
+
     def wait(self, seen: GroupView | None, timeout_s: float) -> GroupView | None:
         """The newest view as soon as it is another one than `seen` (a new epoch, or its store); None if not in time."""
         ...

@@ -65,4 +65,6 @@ def load(
     served = replace(whole, max_model_len=max_model_len)
     model = load_model(directory, served, device, attention, on_progress, group, tensor or ONE_RANK)
     pool = allocate_pool(layout.pool_shape(num_blocks), layout.dtype).to(device)
+    if tensor is not None:
+        tensor.meet()
     return LoadedModel(whole, model, layout, pool, max_model_len, fingerprint)

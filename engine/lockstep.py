@@ -42,6 +42,16 @@ class Lockstep:
         """Whether other ranks are waited for."""
         return self._group.ranks.is_waiting
 
+    @property
+    def is_forming(self) -> bool:
+        """Whether the group forms anew."""
+        return self._group.ranks.is_forming
+
+    @property
+    def epoch(self) -> int:
+        """The one that steps are made in; 0 while there is none."""
+        return self._group.ranks.view.epoch if self._group.ranks.is_formed else 0
+
     def woken(self, epoch: int, round_number: int) -> None:
         """Somebody has begun a round of agreement, and may wait for us."""
         self._woken_epoch, self._woken_round = max((self._woken_epoch, self._woken_round), (epoch, round_number))
@@ -69,7 +79,7 @@ class Lockstep:
 
     def close(self) -> None:
         """Ends the process group, once no step is under way: the others notice."""
-        self._group.ranks.drop()
+        self._group.ranks.close()
 
     def _form(self) -> None:
         self._group.ranks.drop()

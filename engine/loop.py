@@ -67,13 +67,11 @@ class EngineLoop:
 
     @property
     def turn_s(self) -> float:
-        """Seconds that the present turn (calls and a step) has taken so far; 0 while there is nothing to do.
-
-        Half of them while it waits for other ranks: where one hangs, that one is to be ended, and not all.
+        """Seconds that the present turn (calls and a step) has taken so far, as far as they count: those for which the
+        engine had patience count less. 0 while there is nothing to do.
         """
         since_s = self._busy_since_s
-        turn_s = 0.0 if since_s is None else time.monotonic() - since_s
-        return turn_s / 2 if self._engine.is_waiting else turn_s
+        return 0.0 if since_s is None else (time.monotonic() - since_s) / self._engine.patience
 
     def call(self, function: Callable[[Engine], T]) -> "Future[T]":
         """Runs `function(engine)` between two steps; the future has its result or exception.

@@ -1,9 +1,13 @@
 """The ranks of a group and how bytes get from each to each, over gloo on CPUs and NCCL on GPUs."""
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Sequence
+from concurrent import futures
+from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, cast
 
@@ -20,6 +24,10 @@ FORM_TIMEOUT_S = 10.0  # for the members of an epoch to come to its store
 CONNECT_TIMEOUT_S = 5.0  # for them to connect once all have come
 COLLECTIVE_TIMEOUT_S = 600.0  # longer than any step: whoever hangs is ended before, and that ends the wait
 POLL_S = 0.2  # how soon a wait notices a newer epoch
+IN_A_STEP = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+NEVER = timedelta(days=365)  # the time-out of a wait that other means end: a newer epoch, or a lost connection
+CLOSE_TIMEOUT_S = 2.0
+JOIN_POLL_S = 0.02
 STORE_POLL_S = 0.002
 ANY_PORT = 0
 
@@ -27,13 +35,28 @@ ANY_PORT = 0
 class Collectives(Protocol):
     """What gloo's and NCCL's process groups have in common."""
 
-    def alltoall_base(self, output: Tensor, data: Tensor, received: list[int], sent: list[int], /) -> Work:
+    def alltoall_base(
+        self, output: Tensor, data: Tensor, received: list[int], sent: list[int], timeout: timedelta, /
+    ) -> Work:
         """Rows of `data` to each rank, rows of `output` from each."""
+        ...
+
+    def allreduce(self, tensors: list[Tensor], /) -> Work:
+        """Every tensor becomes the sum of all ranks', in no certain order."""
         ...
 
     def abort(self) -> None:
         """Ends what is under way, as far as it can."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """What an epoch's ranks are connected by."""
+
+    store: Store
+    control: Collectives
+    data: Collectives
 
 
 class Exchange:
@@ -58,12 +81,15 @@ class Exchange:
 
     def _poll(self, work: Work) -> None:
         while True:
+            has_ended = work.is_completed()
             try:
                 work.wait(timedelta(seconds=POLL_S))
                 return
             except RuntimeError as error:
-                if work.is_completed():
+                if has_ended:
                     raise GroupBroken(f"a collective failed: {error}") from error
+                if work.is_completed():
+                    continue  # it ended just as the time was over: the next wait says how
                 self._group.check_epoch()  # it timed out, and whom it waits for may be gone for good
 
 
@@ -80,8 +106,10 @@ class RankGroup:
         self._store: Store | None = None
         self._control: Collectives | None = None
         self._data: Collectives | None = None
+        self._ending: list[threading.Thread] = []  # of process groups that were dropped
         self._has_left = False
         self.is_waiting = False  # for other ranks
+        self.is_forming = False  # an epoch, and reading what it lacks
         self.num_rows = 0  # of all ranks' tokens that were computed by experts here, since the start
         self.num_sent_bytes = 0  # to other ranks, since the start
         self.waited_s = 0.0  # for exchanges, since the start
@@ -125,6 +153,7 @@ class RankGroup:
 
         Raises EngineEnded if this rank has left for good.
         """
+        self._membership.join()
         seen: GroupView | None = None
         while not self._has_left:
             view = self._membership.wait(seen, POLL_S)
@@ -159,7 +188,16 @@ class RankGroup:
             kept.clear()
 
         # Its end waits for collectives under way, and those with a rank that hangs end late.
-        threading.Thread(target=end, name="group-end", daemon=True).start()
+        self._ending = [each for each in self._ending if each.is_alive()]
+        self._ending.append(threading.Thread(target=end, name="group-end", daemon=True))
+        self._ending[-1].start()
+
+    def close(self) -> None:
+        """The same, before the process ends: gives what is dropped a little time, for its threads die badly."""
+        self.drop()
+        deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
+        for each in self._ending:
+            each.join(max(deadline_s - time.monotonic(), 0))
 
     def exchange(self, output: Tensor, data: Tensor, received: Sequence[int], sent: Sequence[int]) -> Exchange:
         """Begins to send rows of `data` to each rank and to receive rows of `output`, both in order of ranks.
@@ -172,6 +210,19 @@ class RankGroup:
         assert self._data is not None
         return self._begin(self._data, output, data, received, sent)
 
+    def add(self, x: Tensor) -> Exchange:
+        """Begins to make of x, in place, the sum of all ranks': with over two of them in no certain order.
+
+        Raises GroupBroken.
+        """
+        if self.size == 1:
+            return Exchange(None, self)
+        assert self._data is not None
+        try:
+            return Exchange(self._data.allreduce([x]), self)
+        except RuntimeError as error:
+            raise GroupBroken(f"a collective failed: {error}") from error
+
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         """Every rank's numbers, equally many on all, by rank. Raises GroupBroken."""
         return self._gather(torch.tensor(numbers, dtype=torch.int64)).tolist()
@@ -180,44 +231,103 @@ class RankGroup:
         """Every rank's numbers [n], equally many on all: [size, n] on the CPU. Raises GroupBroken."""
         return self._gather(numbers.to("cpu").flatten())
 
-    def _gather(self, numbers: Tensor) -> Tensor:
+    def meet(self) -> None:
+        """Waits until every rank has come here, however long that takes. Raises GroupBroken."""
+        self._gather(torch.zeros(1, dtype=torch.int64), NEVER)
+
+    def tell(self, numbers: Tensor) -> None:
+        """The first rank's numbers [n], on the CPU, to all others, which `listen`. Raises GroupBroken."""
+        self._from_first(numbers.new_empty(0), numbers.repeat(self.size - 1), [0] * self.size, len(numbers))
+
+    def listen(self, count: int) -> Tensor:
+        """So many numbers (int64, on the CPU) of the first rank, however late it tells them. Raises GroupBroken."""
+        output = torch.empty(count, dtype=torch.int64)
+        self._from_first(output, output[:0], [count] + [0] * (self.size - 1), 0)
+        return output
+
+    def _from_first(self, output: Tensor, data: Tensor, received: list[int], num_sent: int) -> None:
+        if self.size > 1:
+            assert self._control is not None
+            sent = [0] + [num_sent] * (self.size - 1)
+            self._begin(self._control, output, data, received, sent, NEVER).wait()
+
+    def _gather(self, numbers: Tensor, timeout: timedelta = IN_A_STEP) -> Tensor:
         if self.size == 1:
             return numbers.unsqueeze(0)
         assert self._control is not None
         everywhere = numbers.repeat(self.size)  # gloo's all_to_all is three times as fast as its all_gather
         output = torch.empty_like(everywhere)
         splits = [len(numbers)] * self.size
-        self._begin(self._control, output, everywhere, splits, splits).wait()
+        self._begin(self._control, output, everywhere, splits, splits, timeout).wait()
         return output.view(self.size, -1)
 
     def _begin(
-        self, group: Collectives, output: Tensor, data: Tensor, received: Sequence[int], sent: Sequence[int]
+        self,
+        group: Collectives,
+        output: Tensor,
+        data: Tensor,
+        received: Sequence[int],
+        sent: Sequence[int],
+        timeout: timedelta = IN_A_STEP,
     ) -> Exchange:
         row_bytes = data.numel() * data.itemsize // len(data) if len(data) else 0
         self.num_sent_bytes += (sum(sent) - sent[self.view.rank]) * row_bytes
         try:
-            return Exchange(group.alltoall_base(output, data, list(received), list(sent)), self)
+            return Exchange(group.alltoall_base(output, data, list(received), list(sent), timeout), self)
         except RuntimeError as error:
             raise GroupBroken(f"a collective failed: {error}") from error
 
     def _join(self, view: GroupView) -> None:
         """Raises GroupBroken if this epoch cannot be formed."""
         if len(view.members) > 1:
-            try:
-                self._store = self._open_store(view)
-                self._meet(view, self._store)
-                self._control = self._gloo(view)
-                self._data = self._nccl(view) if self._device.type == "cuda" else self._control
-            except RuntimeError as error:
-                raise GroupBroken(str(error)) from error
+            connections = self._connected(view)
+            self._store, self._control, self._data = connections.store, connections.control, connections.data
         self._view = view
         logger.info("epoch %d of the group: rank %d of %d", view.epoch, view.rank, len(view.members))
+
+    def _connected(self, view: GroupView) -> "Connections":
+        """Connects on a thread that is given up at a newer epoch: a store's calls may wait for a dead host for long."""
+        connecting: Future[Connections] = Future()
+
+        def connect() -> None:
+            try:
+                connecting.set_result(self._connect(view))
+            except Exception as error:  # handed to who waits, if anybody does
+                connecting.set_exception(error)
+
+        thread = threading.Thread(target=connect, name="group-join", daemon=True)
+        thread.start()
+        while not connecting.done():
+            futures.wait([connecting], JOIN_POLL_S)
+            if not connecting.done() and (self._has_left or self._membership.epoch != view.epoch):
+                self._ending.append(thread)
+                raise GroupBroken(f"epoch {view.epoch} of the group was given up")
+        try:
+            return connecting.result()
+        except RuntimeError as error:
+            raise GroupBroken(str(error)) from error
+
+    def _connect(self, view: GroupView) -> "Connections":
+        store = self._open_store(view)
+        self._meet(view, store)
+        control = self._gloo(view, store)
+        return Connections(store, control, self._nccl(view, store) if self._device.type == "cuda" else control)
 
     def _open_store(self, view: GroupView) -> Store:
         timeout = timedelta(seconds=FORM_TIMEOUT_S)
         if view.rank == 0:
-            store = TCPStore(self._host, ANY_PORT, None, is_master=True, timeout=timeout, wait_for_workers=False)
-            self._membership.publish_store(view.epoch, f"{self._host}:{store.port}")
+            listener = socket.create_server((self._host, ANY_PORT))  # the store's own would listen everywhere
+            port = listener.getsockname()[1]
+            store = TCPStore(
+                self._host,
+                port,
+                None,
+                is_master=True,
+                timeout=timeout,
+                wait_for_workers=False,
+                master_listen_fd=listener.detach(),
+            )
+            self._membership.publish_store(view.epoch, f"{self._host}:{port}")
             return store
         deadline_s = time.monotonic() + FORM_TIMEOUT_S
         found = view
@@ -242,21 +352,19 @@ class RankGroup:
                 raise GroupBroken(f"not every member came in {FORM_TIMEOUT_S:.0f} s")
             time.sleep(STORE_POLL_S)
 
-    def _gloo(self, view: GroupView) -> Collectives:
+    def _gloo(self, view: GroupView, store: Store) -> Collectives:
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the stubs call it Options
         options._devices = [ProcessGroupGloo.create_device(hostname=self._host)]
         options._timeout = timedelta(seconds=CONNECT_TIMEOUT_S)
-        assert self._store is not None
-        store = PrefixStore(f"gloo/{view.epoch}", self._store)
-        group = ProcessGroupGloo(store, view.rank, len(view.members), options)
+        prefixed = PrefixStore(f"gloo/{view.epoch}", store)
+        group = ProcessGroupGloo(prefixed, view.rank, len(view.members), options)
         group._set_default_timeout(timedelta(seconds=COLLECTIVE_TIMEOUT_S))
         return cast(Collectives, group)
 
-    def _nccl(self, view: GroupView) -> Collectives:
+    def _nccl(self, view: GroupView, store: Store) -> Collectives:
         from torch._C._distributed_c10d import ProcessGroupNCCL  # not in a torch without CUDA
 
-        assert self._store is not None
         options = ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
-        store = PrefixStore(f"nccl/{view.epoch}", self._store)
-        return cast(Collectives, ProcessGroupNCCL(store, view.rank, len(view.members), options))
+        prefixed = PrefixStore(f"nccl/{view.epoch}", store)
+        return cast(Collectives, ProcessGroupNCCL(prefixed, view.rank, len(view.members), options))

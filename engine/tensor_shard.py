@@ -47,7 +47,9 @@ class TensorShard:
         if config.mla is None and config.num_kv_heads % self.size and self.size % config.num_kv_heads:
             uneven.append(f"num_key_value_heads {config.num_kv_heads}")
         if uneven:
-            raise UnsupportedModel(f"{config.architecture} cannot be divided among {self.size} ranks: {_listed(uneven)}")
+            raise UnsupportedModel(
+                f"{config.architecture} cannot be divided among {self.size} ranks: {_listed(uneven)}"
+            )
 
 
 def _listed(names: list[str]) -> str:

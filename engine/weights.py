@@ -2,7 +2,8 @@
 
 import logging
 import mmap
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -13,6 +14,11 @@ from engine.checkpoint import weights_revision as weights_revision
 from engine.errors import InvalidCheckpoint, UnsupportedModel
 
 log = logging.getLogger(__name__)
+
+# What is wanted of a tensor, as an index of its dimensions; () is all of it. Only that is copied out of the mapped
+# file: of rows that are not wanted nothing is read, of columns what lies on other pages.
+Part = tuple[int | slice, ...]
+WHOLE: Part = ()
 
 STORED = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 
@@ -33,21 +39,29 @@ class Weights:
         self._total_bytes = max(sum(tensor.num_bytes for tensor in self._tensors.values()), 1)
         self._taken: set[str] = set()
         self._taken_bytes = 0
+        self._read_bytes = 0
+        self._started_s = time.monotonic()
         self._maps: dict[Path, mmap.mmap] = {}
         self._on_progress = on_progress
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
-    def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """A tensor of the model's own, in its dtype and on its device unless told otherwise."""
-        return self.peek(name, *shape).to(device=self.device, dtype=dtype or self.dtype, copy=True)
+    def take(self, name: str, *shape: int, dtype: torch.dtype | None = None, part: Part = WHOLE) -> Tensor:
+        """A tensor of the model's own, or a part of it, in its dtype and on its device unless told otherwise."""
+        view = self.peek(name, *shape, part=part)
+        return view.to(device=self.device, dtype=dtype or self.dtype, copy=True, memory_format=torch.contiguous_format)
 
-    def peek(self, name: str, *shape: int) -> Tensor:
-        """A read-only view of a tensor as it is stored; it counts as taken. Valid until `close`."""
+    def peek(self, name: str, *shape: int, part: Part = WHOLE) -> Tensor:
+        """A read-only view of a tensor of this shape, or of a part of it, as it is stored; it counts as taken.
+
+        Valid until `close`.
+        """
         stored = self._find(name, shape)
+        view = self._view(stored)[part]
+        self._read_bytes += view.nbytes
         self._count(stored)
-        return self._view(stored)
+        return view
 
     def expect(self, name: str, *shape: int) -> None:
         """Makes sure of a tensor that is read later, or by somebody else: it counts as taken, and not as progress."""
@@ -63,8 +77,14 @@ class Weights:
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""
             raise InvalidCheckpoint(f"tensors that the config does not explain: {', '.join(left[:5])}{more}")
 
+    def hold(self) -> None:
+        """Maps every file, so that what is read later is what is there now, whatever is put in its place."""
+        for file in {stored.file for stored in self._tensors.values()}:
+            self._map(file)
+
     def close(self) -> None:
         """Unmaps the files as soon as the last view of them is gone."""
+        log.info("%.2f MB of weights read in %.1f s", self._read_bytes / 1e6, time.monotonic() - self._started_s)
         self._maps.clear()
 
     def _find(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
@@ -78,8 +98,9 @@ class Weights:
         return stored
 
     def _count(self, stored: StoredTensor) -> None:
-        self._taken.add(stored.name)
-        self._taken_bytes += stored.num_bytes
+        if stored.name not in self._taken:  # a tensor may be taken part by part
+            self._taken.add(stored.name)
+            self._taken_bytes += stored.num_bytes
         if self._on_progress is not None:
             self._on_progress(min(self._taken_bytes / self._total_bytes, 1.0))
 
@@ -87,23 +108,35 @@ class Weights:
         dtype = STORED[stored.dtype]
         if stored.num_bytes == 0:
             return torch.empty(stored.shape, dtype=dtype)
-        mapped = self._maps.get(stored.file)
-        if mapped is None:
-            with stored.file.open("rb") as file:
-                # Copy-on-write, because torch warns of buffers it cannot write to; nothing ever writes.
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            self._maps[stored.file] = mapped
+        mapped = self._map(stored.file)
         if stored.offset + stored.num_bytes > len(mapped):
             raise InvalidCheckpoint(f"{stored.file} became shorter while it was read")
         count = stored.num_bytes // dtype.itemsize
         return torch.frombuffer(mapped, dtype=dtype, count=count, offset=stored.offset).view(stored.shape)
 
+    def _map(self, path: Path) -> mmap.mmap:
+        mapped = self._maps.get(path)
+        if mapped is None:
+            with path.open("rb") as file:
+                # Copy-on-write, because torch warns of buffers it cannot write to; nothing ever writes.
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._maps[path] = mapped
+        return mapped
 
-def stack(weights: Weights, names: Iterable[str], sizes: Iterable[int], *inner: int) -> Tensor:
-    """Tensors of shape [size, *inner] one after another in one, without a copy of each in between."""
+
+def stack(
+    weights: Weights, names: Sequence[str], sizes: Iterable[int], *inner: int, wanted: Iterable[Part] | None = None
+) -> Tensor:
+    """Tensors of shape [size, *inner], or the wanted part of each, one after another in one of the model's own."""
     # All of them are looked at first: no memory is taken for what a wrong config makes of their sizes.
-    parts = [weights.peek(name, size, *inner) for name, size in zip(names, sizes, strict=True)]
-    target = torch.empty((sum(map(len, parts)), *inner), dtype=weights.dtype, device=weights.device)
+    each = zip(names, sizes, wanted or [WHOLE] * len(names), strict=True)
+    return join(weights, [weights.peek(name, size, *inner, part=part) for name, size, part in each])
+
+
+def join(weights: Weights, parts: Sequence[Tensor]) -> Tensor:
+    """Stored tensors one after another in one of the model's own, without a copy of each in between."""
+    shape = (sum(map(len, parts)), *parts[0].shape[1:])
+    target = torch.empty(shape, dtype=weights.dtype, device=weights.device)
     start = 0
     for part in parts:
         target[start : start + len(part)].copy_(part)

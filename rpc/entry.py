@@ -4,6 +4,7 @@ import functools
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,11 +21,12 @@ from rpc.logs import LOG_LEVELS, set_up_logging
 from rpc.option_values import OptionError
 from rpc.options import Command
 from rpc.progress import ProgressReporter
-from rpc.registry.base import LeaseLapsed
+from rpc.registry.base import LeaseLapsed, PlaceTaken
 
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
+WAITING_THREADS = "group-"  # what the names of threads begin with that wait for ranks which may be gone
 
 PLAIN_ERRORS = (
     EngineError,
@@ -32,6 +34,7 @@ PLAIN_ERRORS = (
     OptionError,
     Unfit,
     LeaseLapsed,
+    PlaceTaken,
     OSError,
 )  # say themselves what is wrong, mostly with what we were told
 
@@ -114,3 +117,14 @@ def run_process(options: ProcessOptions, start: Callable[[], Coroutine[object, o
         progress.failed(message)
         sys.stderr.flush()
         os._exit(1)  # threads of a half-started engine must not keep a dead process alive
+    _end_with_threads()
+
+
+def _end_with_threads() -> None:
+    """Ends the process at once where threads are left that wait in a library for somebody else: they would crash in
+    the interpreter's own end."""
+    if any(thread.name.startswith(WAITING_THREADS) for thread in threading.enumerate()):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)

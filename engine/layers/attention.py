@@ -5,9 +5,10 @@ from torch import Tensor
 from engine.attention.base import AttentionBackend
 from engine.batch import Batch
 from engine.config import ModelConfig
-from engine.layers.linear import Linear, load_fused, load_linear
+from engine.layers.linear import Linear, Projection, load_fused, load_partial, summed
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import Rotation
+from engine.tensor_parallel import TensorRanks
 from engine.weights import Weights
 
 
@@ -18,11 +19,12 @@ class GroupedQueryAttention:
         self,
         config: ModelConfig,
         qkv: Linear,
-        output: Linear,
+        output: Projection,
         q_norm: RMSNorm | None,
         k_norm: RMSNorm | None,
         backend: AttentionBackend,
     ) -> None:
+        """config: with the heads that are here."""
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
@@ -43,17 +45,22 @@ class GroupedQueryAttention:
 
 
 def load_attention(
-    weights: Weights, prefix: str, config: ModelConfig, backend: AttentionBackend
+    weights: Weights, prefix: str, config: ModelConfig, backend: AttentionBackend, tensor: TensorRanks
 ) -> GroupedQueryAttention:
-    """The attention whose tensors are `prefix`.q_proj and so on."""
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    """The attention whose tensors are `prefix`.q_proj and so on; its heads divided among ranks."""
+    shard, hidden, head_dim = tensor.shard, config.hidden_size, config.head_dim
+    q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
+    q_rows, kv_rows = shard.of(config.num_heads, head_dim), shard.of(config.num_kv_heads, head_dim)
     names = [f"{prefix}.{name}" for name in ("q_proj", "k_proj", "v_proj")]
-    qkv = load_fused(weights, names, config.hidden_size, [q_size, kv_size, kv_size], bias=config.qkv_bias)
-    output = load_linear(weights, f"{prefix}.o_proj", q_size, config.hidden_size, bias=config.attention_output_bias)
+    sizes, rows = [q_size, kv_size, kv_size], [q_rows, kv_rows, kv_rows]
+    qkv = load_fused(weights, names, hidden, sizes, bias=config.qkv_bias, rows=rows)
+    bias = config.attention_output_bias
+    output = load_partial(weights, f"{prefix}.o_proj", q_size, hidden, q_rows, shard, bias=bias)
 
     def norm(name: str) -> RMSNorm | None:
         if not config.qk_norm:
             return None
         return RMSNorm(weights.take(f"{prefix}.{name}.weight", config.head_dim), config.rms_norm_eps)
 
-    return GroupedQueryAttention(config, qkv, output, norm("q_norm"), norm("k_norm"), backend)
+    local, q_norm, k_norm = shard.local(config), norm("q_norm"), norm("k_norm")
+    return GroupedQueryAttention(local, qkv, summed(output, tensor), q_norm, k_norm, backend)

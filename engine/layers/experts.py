@@ -9,11 +9,14 @@ from torch import Tensor
 from engine.config import MoEConfig
 from engine.layers.linear import Linear
 from engine.layers.mlp import silu_and_mul
-from engine.weights import Weights, stack
+from engine.tensor_shard import TensorShard
+from engine.weights import Weights, join, stack
 
 # A product's rows come out the same, bit for bit, for every number of rows that is a multiple of this: who else is in
 # the batch, and which rank computes an expert, cannot be seen in a token's result. (oneDNN and MKL: multiples of 4.)
 ROW_TILE = 8
+UNDIVIDED_ELEMENTS = 1 << 15  # torch's grain: fewer are one thread's
+EVEN_THREADS = 2  # shares of whole tiles on so many threads fill vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +53,42 @@ class Experts:
         splits = [size for _, size in busy]
         inputs = rows.split_with_sizes(splits)
         gate_up = torch.cat([expert.gate_up(part) for (expert, _), part in zip(busy, inputs, strict=True)])
-        inner = silu_and_mul(gate_up).split_with_sizes(splits)
+        inner = _activated(gate_up).split_with_sizes(splits)
         return torch.cat([expert.down(part) for (expert, _), part in zip(busy, inner, strict=True)])
+
+
+def _activated(gate_up: Tensor) -> Tensor:
+    """`silu_and_mul`, of whole rows on each thread.
+
+    torch divides many elements among threads without regard to rows, and computes the ends of a thread's share, which
+    do not fill a vector, in another way: a row's bits would depend on the other rows.
+    """
+    rows = max(1, UNDIVIDED_ELEMENTS // gate_up.shape[1])
+    if len(gate_up) <= rows or gate_up.is_cuda or torch.get_num_threads() <= EVEN_THREADS:
+        return silu_and_mul(gate_up)
+    return torch.cat([silu_and_mul(gate_up[first : first + rows]) for first in range(0, len(gate_up), rows)])
 
 
 class ExpertReader:
     """Reads the experts of one layer, each when it is asked for, from tensors of its own or from fused ones."""
 
-    def __init__(self, weights: Weights, prefix: str, hidden_size: int, config: MoEConfig, names: ExpertNames) -> None:
-        """Checks that all experts are there and of the right shape (InvalidCheckpoint), and reads none of them."""
+    def __init__(
+        self,
+        weights: Weights,
+        prefix: str,
+        hidden_size: int,
+        config: MoEConfig,
+        names: ExpertNames,
+        shard: TensorShard,
+    ) -> None:
+        """shard: which of an expert's inner columns are read.
+
+        Checks that all experts are there and of the right shape (InvalidCheckpoint), and reads none of them."""
         self._weights = weights
         self._prefix = prefix
         self._hidden_size = hidden_size
         self._size = config.intermediate_size
+        self._ours = shard.of(config.intermediate_size)
         self._num_experts = config.num_experts
         self._names = names
         self._is_fused = f"{prefix}.gate_up_proj" in weights  # as transformers 5 writes them
@@ -72,11 +98,19 @@ class ExpertReader:
     def read(self, expert: int) -> Expert:
         """One expert's weights, a copy of our own."""
         if self._is_fused:
-            gate_up, down = (self._weights.peek(name, *shape)[expert] for name, shape in self._tensors())
-            return Expert(self._own(gate_up), self._own(down))
-        names, hidden, size = self._of(expert), self._hidden_size, self._size
-        gate_up = stack(self._weights, names[:2], [size, size], hidden)
-        return Expert(_expert_linear(gate_up), _expert_linear(stack(self._weights, names[2:], [hidden], size)))
+            return self._read_fused(expert)
+        names, hidden, size, ours = self._of(expert), self._hidden_size, self._size, self._ours
+        gate_up = stack(self._weights, names[:2], [size, size], hidden, wanted=[(ours,), (ours,)])
+        down = stack(self._weights, names[2:], [hidden], size, wanted=[(slice(None), ours)])
+        return Expert(_expert_linear(gate_up), _expert_linear(down))
+
+    def _read_fused(self, expert: int) -> Expert:
+        (both, both_shape), (down, down_shape) = self._tensors()
+        gates, weights = self._ours, self._weights
+        ups = slice(gates.start + self._size, gates.stop + self._size)
+        gate_up = join(weights, [weights.peek(both, *both_shape, part=(expert, rows)) for rows in (gates, ups)])
+        columns = weights.peek(down, *down_shape, part=(expert, slice(None), gates))
+        return Expert(_expert_linear(gate_up), _expert_linear(join(weights, [columns])))
 
     def _tensors(self) -> list[tuple[str, tuple[int, ...]]]:
         """Names and shapes of all tensors; of fused ones first gate and up, then down."""
@@ -92,9 +126,6 @@ class ExpertReader:
     def _of(self, expert: int) -> list[str]:
         names = (self._names.gate, self._names.up, self._names.down)
         return [f"{self._prefix}.{expert}.{name}.weight" for name in names]
-
-    def _own(self, stored: Tensor) -> Linear:
-        return _expert_linear(stored.to(device=self._weights.device, dtype=self._weights.dtype, copy=True))
 
 
 def _expert_linear(weight: Tensor) -> Linear:

@@ -8,9 +8,11 @@ from torch import Tensor
 from engine.attention.base import AttentionBackend
 from engine.batch import Batch
 from engine.config import MLAConfig, ModelConfig
-from engine.layers.linear import Linear, load_linear
+from engine.layers.linear import Linear, Projection, load_linear, load_partial, summed
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import Rotation
+from engine.tensor_parallel import TensorRanks
+from engine.tensor_shard import TensorShard
 from engine.weights import Weights
 
 NORM_EPS = 1e-6  # of the norms inside; the config's is for those outside
@@ -45,10 +47,10 @@ class LatentAttention:
         compress: Linear,
         latent_norm: RMSNorm,
         expand: Tensor,
-        output: Linear,
+        output: Projection,
         backend: AttentionBackend,
     ) -> None:
-        """expand: [num_heads, qk_nope_head_dim + v_head_dim, kv_lora_rank], the weight of `kv_b_proj`."""
+        """expand: [num_heads, qk_nope_head_dim + v_head_dim, kv_lora_rank], the weight of `kv_b_proj`, heads here."""
         self.mla = mla
         self.query = query
         self.compress = compress
@@ -73,34 +75,39 @@ class LatentAttention:
 
 
 def load_latent_attention(
-    weights: Weights, prefix: str, config: ModelConfig, backend: AttentionBackend
+    weights: Weights, prefix: str, config: ModelConfig, backend: AttentionBackend, tensor: TensorRanks
 ) -> LatentAttention:
-    """The attention whose tensors are `prefix`.kv_a_proj_with_mqa and so on."""
-    mla = config.mla
+    """The attention whose tensors are `prefix`.kv_a_proj_with_mqa and so on.
+
+    Its heads are divided among ranks; the latent, which serves all heads, is computed and kept on every one.
+    """
+    mla, shard, num_heads = config.mla, tensor.shard, config.num_heads
     assert mla is not None, "only a config with MLA comes here"
-    hidden, bias = config.hidden_size, config.attention_output_bias
-    expand = weights.take(
-        f"{prefix}.kv_b_proj.weight",
-        config.num_heads * (mla.qk_nope_head_dim + mla.v_head_dim),
-        mla.kv_lora_rank,
-    )
+    hidden, bias, v_size = config.hidden_size, config.attention_output_bias, num_heads * mla.v_head_dim
+    expanded = mla.qk_nope_head_dim + mla.v_head_dim
+    name, part = f"{prefix}.kv_b_proj.weight", (shard.of(num_heads, expanded),)
+    expand = weights.take(name, num_heads * expanded, mla.kv_lora_rank, part=part)
+    v_columns = shard.of(num_heads, mla.v_head_dim)
+    output = load_partial(weights, f"{prefix}.o_proj", v_size, hidden, v_columns, shard, bias=bias)
     return LatentAttention(
         mla,
-        _load_query(weights, prefix, config, mla),
+        _load_query(weights, prefix, config, mla, shard),
         load_linear(weights, f"{prefix}.kv_a_proj_with_mqa", hidden, mla.latent_dim, bias=bias),
         RMSNorm(weights.take(f"{prefix}.kv_a_layernorm.weight", mla.kv_lora_rank), NORM_EPS),
-        expand.view(config.num_heads, -1, mla.kv_lora_rank),
-        load_linear(weights, f"{prefix}.o_proj", config.num_heads * mla.v_head_dim, hidden, bias=bias),
+        expand.view(-1, expanded, mla.kv_lora_rank),
+        summed(output, tensor),
         backend,
     )
 
 
-def _load_query(weights: Weights, prefix: str, config: ModelConfig, mla: MLAConfig) -> QueryProjection:
-    size = config.num_heads * mla.qk_head_dim
+def _load_query(
+    weights: Weights, prefix: str, config: ModelConfig, mla: MLAConfig, shard: TensorShard
+) -> QueryProjection:
+    size, rows = config.num_heads * mla.qk_head_dim, shard.of(config.num_heads, mla.qk_head_dim)
     if mla.q_lora_rank is None:
-        return QueryProjection(load_linear(weights, f"{prefix}.q_proj", config.hidden_size, size))
+        return QueryProjection(load_linear(weights, f"{prefix}.q_proj", config.hidden_size, size, rows=rows))
     return QueryProjection(
-        load_linear(weights, f"{prefix}.q_b_proj", mla.q_lora_rank, size),
+        load_linear(weights, f"{prefix}.q_b_proj", mla.q_lora_rank, size, rows=rows),
         load_linear(weights, f"{prefix}.q_a_proj", config.hidden_size, mla.q_lora_rank, bias=config.qkv_bias),
         RMSNorm(weights.take(f"{prefix}.q_a_layernorm.weight", mla.q_lora_rank), NORM_EPS),
     )

@@ -1,12 +1,16 @@
 """Matrix products with weights, in the form that is fastest where they run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from engine.tensor_parallel import TensorRanks
+from engine.tensor_shard import TensorShard
 from engine.weights import Weights, stack
+
+Projection = Callable[[Tensor], Tensor]  # [num_tokens, in_features] to [num_tokens, out_features]
 
 
 class Linear:
@@ -26,17 +30,91 @@ class Linear:
         return F.linear(x, self.weight, self.bias)
 
 
-def load_linear(weights: Weights, prefix: str, in_features: int, out_features: int, *, bias: bool = False) -> Linear:
-    """One projection, `prefix`.weight and, if it has one, `prefix`.bias."""
-    return load_fused(weights, [prefix], in_features, [out_features], bias=bias)
+class SummedProjection:
+    """A product whose input's columns are divided among ranks: each computes its part, and all have the sum."""
+
+    def __init__(self, part: Projection, tensor: TensorRanks) -> None:
+        self.part = part
+        self.tensor = tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [num_tokens, our in_features]. Returns [num_tokens, out_features]."""
+        return self.tensor.sum(self.part(x))
+
+
+class GatheredProjection:
+    """A product whose output's columns are divided among ranks; the first rank gets all of them."""
+
+    def __init__(self, part: Projection, tensor: TensorRanks) -> None:
+        self.part = part
+        self.tensor = tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [num_tokens, in_features]. Returns [num_tokens, out_features], at other ranks than the first their own."""
+        return self.tensor.gather(self.part(x))
+
+
+def summed(part: Projection, tensor: TensorRanks) -> Projection:
+    """The whole product, of whose input each rank has some columns."""
+    return part if tensor.shard.size == 1 else SummedProjection(part, tensor)
+
+
+def gathered(part: Projection, tensor: TensorRanks) -> Projection:
+    """The whole product, of whose output each rank has some columns."""
+    return part if tensor.shard.size == 1 else GatheredProjection(part, tensor)
+
+
+def load_linear(
+    weights: Weights,
+    prefix: str,
+    in_features: int,
+    out_features: int,
+    *,
+    bias: bool = False,
+    rows: slice | None = None,
+) -> Linear:
+    """One projection, `prefix`.weight and, if it has one, `prefix`.bias; all rows of them, or these."""
+    wanted = None if rows is None else [rows]
+    return load_fused(weights, [prefix], in_features, [out_features], bias=bias, rows=wanted)
 
 
 def load_fused(
-    weights: Weights, prefixes: Sequence[str], in_features: int, out_features: Sequence[int], *, bias: bool = False
+    weights: Weights,
+    prefixes: Sequence[str],
+    in_features: int,
+    out_features: Sequence[int],
+    *,
+    bias: bool = False,
+    rows: Sequence[slice] | None = None,
 ) -> Linear:
-    """Projections of one input as one product; their outputs lie side by side in the order given."""
-    weight = stack(weights, [f"{prefix}.weight" for prefix in prefixes], out_features, in_features)
-    return Linear(weight, stack(weights, [f"{prefix}.bias" for prefix in prefixes], out_features) if bias else None)
+    """Projections of one input as one product; their outputs lie side by side in the order given.
+
+    A row of a weight is a column of its output: of each projection all rows are read, or those of `rows`.
+    """
+    wanted = [(part,) for part in rows] if rows is not None else None
+    weight = stack(weights, [f"{prefix}.weight" for prefix in prefixes], out_features, in_features, wanted=wanted)
+    if not bias:
+        return Linear(weight)
+    return Linear(weight, stack(weights, [f"{prefix}.bias" for prefix in prefixes], out_features, wanted=wanted))
+
+
+def load_partial(
+    weights: Weights,
+    prefix: str,
+    in_features: int,
+    out_features: int,
+    columns: slice,
+    shard: TensorShard,
+    *,
+    bias: bool = False,
+) -> Linear:
+    """What these columns of the input bring: all ranks' outputs add up to the whole. The first one has the bias."""
+    part = (slice(None), columns)
+    weight = stack(weights, [f"{prefix}.weight"], [out_features], in_features, wanted=[part])
+    if not bias:
+        return Linear(weight)
+    addend = stack(weights, [f"{prefix}.bias"], [out_features])
+    return Linear(weight, addend if shard.rank == 0 else None)
 
 
 def _can_pack(weight: Tensor) -> bool:

@@ -3,14 +3,16 @@
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from engine.layers.linear import Linear, load_fused, load_linear
+from engine.layers.linear import Linear, Projection, load_fused, load_partial, summed
+from engine.tensor_parallel import TensorRanks
+from engine.tensor_shard import TensorShard
 from engine.weights import Weights
 
 
 class MLP:
     """`down(silu(gate(x)) * up(x))`, gate and up as one product."""
 
-    def __init__(self, gate_up: Linear, down: Linear) -> None:
+    def __init__(self, gate_up: Linear, down: Projection) -> None:
         self.gate_up = gate_up
         self.down = down
 
@@ -25,7 +27,19 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
-def load_mlp(weights: Weights, prefix: str, hidden_size: int, size: int, *, bias: bool = False) -> MLP:
-    """The MLP whose tensors are `prefix`.gate_proj, .up_proj and .down_proj."""
-    gate_up = load_fused(weights, [f"{prefix}.gate_proj", f"{prefix}.up_proj"], hidden_size, [size, size], bias=bias)
-    return MLP(gate_up, load_linear(weights, f"{prefix}.down_proj", size, hidden_size, bias=bias))
+def load_mlp(
+    weights: Weights, prefix: str, hidden_size: int, size: int, tensor: TensorRanks, *, bias: bool = False
+) -> MLP:
+    """The MLP whose tensors are `prefix`.gate_proj, .up_proj and .down_proj; its inner columns divided among ranks."""
+    part = load_partial_mlp(weights, prefix, hidden_size, size, tensor.shard, bias=bias)
+    return MLP(part.gate_up, summed(part.down, tensor))
+
+
+def load_partial_mlp(
+    weights: Weights, prefix: str, hidden_size: int, size: int, shard: TensorShard, *, bias: bool = False
+) -> MLP:
+    """What this rank's inner columns bring: all ranks' results add up to the whole."""
+    ours = shard.of(size)
+    names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
+    gate_up = load_fused(weights, names, hidden_size, [size, size], bias=bias, rows=[ours, ours])
+    return MLP(gate_up, load_partial(weights, f"{prefix}.down_proj", size, hidden_size, ours, shard, bias=bias))

@@ -8,18 +8,27 @@ from engine.expert_group import ExpertGroup
 from engine.expert_parallel import ExpertExchange, LocalExchange
 from engine.layers.expert_choice import ExpertChoice
 from engine.layers.experts import ExpertNames, ExpertReader, Experts
-from engine.layers.mlp import MLP, load_mlp
+from engine.layers.mlp import MLP, load_partial_mlp
+from engine.tensor_parallel import TensorRanks
 from engine.weights import Weights
 
 
 class MoE:
     """Routed experts, and shared ones that every token passes."""
 
-    def __init__(self, choice: ExpertChoice, experts: Experts, exchange: ExpertExchange, shared: MLP | None):
+    def __init__(
+        self,
+        choice: ExpertChoice,
+        experts: Experts,
+        exchange: ExpertExchange,
+        shared: MLP | None,
+        tensor: TensorRanks,
+    ) -> None:
         self.choice = choice
         self.experts = experts
         self.exchange = exchange
         self.shared = shared
+        self.tensor = tensor  # who has the rest of every expert's inner columns
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, hidden], perhaps of no tokens. Returns the same shape."""
@@ -29,7 +38,7 @@ class MoE:
         arrived = dispatch.arrive()
         results = dispatch.combine(self.experts(arrived.rows, arrived.sizes))  # [num_tokens, num_chosen, hidden]
         routed = results.mul_(weights.unsqueeze(2)).sum(dim=1)  # in the order chosen
-        return routed if shared is None else routed + shared
+        return self.tensor.sum(routed if shared is None else routed + shared)
 
 
 def load_moe(
@@ -38,6 +47,7 @@ def load_moe(
     hidden_size: int,
     config: MoEConfig,
     names: ExpertNames,
+    tensor: TensorRanks,
     group: ExpertGroup | None,
     *,
     bias: bool = False,
@@ -52,11 +62,11 @@ def load_moe(
     shared = None
     if config.num_shared_experts:
         size = config.intermediate_size * config.num_shared_experts
-        shared = load_mlp(weights, f"{prefix}.shared_experts", hidden_size, size, bias=bias)
+        shared = load_partial_mlp(weights, f"{prefix}.shared_experts", hidden_size, size, tensor.shard, bias=bias)
     choice = ExpertChoice(config, gate, correction_bias)
-    reader = ExpertReader(weights, f"{prefix}.experts", hidden_size, config, names)
+    reader = ExpertReader(weights, f"{prefix}.experts", hidden_size, config, names, tensor.shard)
     if group is not None:
         layer = group.add_layer(reader, config.num_experts)
-        return MoE(choice, layer.experts, layer.exchange, shared)
+        return MoE(choice, layer.experts, layer.exchange, shared, tensor)
     experts = Experts([reader.read(expert) for expert in range(config.num_experts)])
-    return MoE(choice, experts, LocalExchange(config.num_experts), shared)
+    return MoE(choice, experts, LocalExchange(config.num_experts), shared, tensor)

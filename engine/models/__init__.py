@@ -14,6 +14,7 @@ from engine.config import ModelConfig
 from engine.errors import UnsupportedModel
 from engine.expert_group import ExpertGroup
 from engine.kv_cache import torch_dtype
+from engine.tensor_parallel import ONE_RANK, TensorRanks
 from engine.weights import Weights
 
 
@@ -36,23 +37,31 @@ def load_model(
     attention: AttentionBackend,
     on_progress: Callable[[float], None] | None = None,
     group: ExpertGroup | None = None,
+    tensor: TensorRanks = ONE_RANK,
 ) -> Model:
     """Reads a checkpoint's weights into a model that uses `attention` in every layer.
 
     `on_progress` is told the part done, up to 1. With a group no experts are read: it gives them out when it forms.
-    Raises InvalidCheckpoint naming a tensor that is missing, not explained by the config or of the wrong shape.
+    Of a model that is divided among ranks only our part is read. Raises InvalidCheckpoint naming a tensor that is
+    missing, not explained by the config or of the wrong shape, UnsupportedModel for sizes that cannot be divided.
     """
+    tensor.shard.check(config)
     weights = Weights(directory, torch_dtype(config.dtype), device, on_progress)
     with torch.inference_mode():
-        model = _loader(config.architecture, group)(weights, config, attention)
+        model = _loader(config.architecture, group)(weights, config, attention, tensor)
     weights.finish(lambda name: _is_not_of_model(name, config))
-    weights.close()
+    if group is None:
+        weights.close()
+    else:
+        weights.hold()  # experts are read for as long as the group lives
     if on_progress is not None:
         on_progress(1.0)
     return model
 
 
-def _loader(architecture: str, group: ExpertGroup | None) -> Callable[[Weights, ModelConfig, AttentionBackend], Model]:
+def _loader(
+    architecture: str, group: ExpertGroup | None
+) -> Callable[[Weights, ModelConfig, AttentionBackend, TensorRanks], Model]:
     match architecture:
         case "LlamaForCausalLM" | "MistralForCausalLM" | "Qwen2ForCausalLM" | "Qwen3ForCausalLM":
             from engine.models import dense

@@ -5,17 +5,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from engine.attention.base import AttentionBackend
 from engine.batch import Batch
 from engine.config import ModelConfig
 from engine.kv_cache import KVCacheLayout
-from engine.layers.linear import Linear, load_linear
+from engine.layers.embedding import Embedding
+from engine.layers.linear import Linear, Projection, gathered, load_linear
 from engine.layers.moe import MoE
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RotaryEmbedding, Rotation
+from engine.tensor_parallel import TensorRanks
 from engine.weights import Weights
 
 
@@ -55,14 +56,14 @@ class CausalLM:
 
     def __init__(
         self,
-        embedding: Tensor,
+        embedding: Embedding,
         layers: Sequence[DecoderLayer],
         norm: RMSNorm,
-        head: Linear,
+        head: Projection,
         rotary: RotaryEmbedding,
         backend: AttentionBackend,
     ) -> None:
-        self.embedding = embedding  # [vocab, hidden]
+        self.embedding = embedding
         self.layers = layers
         self.norm = norm
         self.head = head
@@ -71,9 +72,12 @@ class CausalLM:
 
     @torch.inference_mode()
     def forward(self, batch: Batch, pool: Tensor) -> Tensor:
-        """One step. pool: as KVCacheLayout shapes it, updated in place. Returns [num_logits, vocab] in fp32."""
+        """One step. pool: as KVCacheLayout shapes it, updated in place. Returns [num_logits, vocab] in fp32.
+
+        Ranks that have the model together compute the same steps; the first one gets the logits.
+        """
         self.backend.plan(batch)
-        x = F.embedding(batch.token_ids, self.embedding)  # [num_tokens, hidden]
+        x = self.embedding(batch.token_ids)  # [num_tokens, hidden]
         rotation = self.rotary.at(batch.positions, x.dtype)
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, KVCacheLayout.layer_cache(pool, index), batch)
@@ -82,7 +86,7 @@ class CausalLM:
     @torch.inference_mode()
     def forward_idle(self) -> None:
         """A step of the group in which this rank has no tokens: computes its experts for the others."""
-        nothing = self.embedding[:0]
+        nothing = self.embedding.weight[:0]
         for layer in self.layers:
             if isinstance(layer.feed_forward, MoE):
                 layer.feed_forward(nothing)
@@ -92,6 +96,7 @@ def load_causal_lm(
     weights: Weights,
     config: ModelConfig,
     backend: AttentionBackend,
+    tensor: TensorRanks,
     load_attention: Callable[[str], Attention],
     load_feed_forward: Callable[[int, str], FeedForward],
 ) -> CausalLM:
@@ -109,11 +114,18 @@ def load_causal_lm(
             load_feed_forward(index, prefix),
         )
 
-    embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    rows = tensor.shard.of(config.vocab_size)
+    embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size, part=(rows,))
     layers = [layer(index) for index in range(config.num_layers)]
     if config.tie_word_embeddings:
         head = Linear(embedding)
     else:
-        head = load_linear(weights, "lm_head", config.hidden_size, config.vocab_size)
-    rotary = RotaryEmbedding(config.rope, config.max_model_len, weights.device)
-    return CausalLM(embedding, layers, norm("model.norm"), head, rotary, backend)
+        head = load_linear(weights, "lm_head", config.hidden_size, config.vocab_size, rows=rows)
+    return CausalLM(
+        Embedding(embedding, tensor, config.vocab_size),
+        layers,
+        norm("model.norm"),
+        gathered(head, tensor),
+        RotaryEmbedding(config.rope, config.max_model_len, weights.device),
+        backend,
+    )

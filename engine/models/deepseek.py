@@ -8,20 +8,30 @@ from engine.layers.latent_attention import load_latent_attention
 from engine.layers.mlp import load_mlp
 from engine.layers.moe import load_moe
 from engine.models.causal_lm import CausalLM, FeedForward, load_causal_lm
+from engine.tensor_parallel import TensorRanks
 from engine.weights import Weights
 
 
 def load(
-    weights: Weights, config: ModelConfig, backend: AttentionBackend, group: ExpertGroup | None = None
+    weights: Weights,
+    config: ModelConfig,
+    backend: AttentionBackend,
+    tensor: TensorRanks,
+    group: ExpertGroup | None = None,
 ) -> CausalLM:
     """Reads a DeepSeek model."""
 
     def feed_forward(layer: int, prefix: str) -> FeedForward:
         name, hidden, bias = f"{prefix}.mlp", config.hidden_size, config.mlp_bias
         if config.moe is None or not config.is_sparse(layer):
-            return load_mlp(weights, name, hidden, config.intermediate_size, bias=bias)
-        return load_moe(weights, name, hidden, config.moe, ExpertNames(), group, bias=bias)
+            return load_mlp(weights, name, hidden, config.intermediate_size, tensor, bias=bias)
+        return load_moe(weights, name, hidden, config.moe, ExpertNames(), tensor, group, bias=bias)
 
     return load_causal_lm(
-        weights, config, backend, lambda prefix: load_latent_attention(weights, prefix, config, backend), feed_forward
+        weights,
+        config,
+        backend,
+        tensor,
+        lambda prefix: load_latent_attention(weights, prefix, config, backend, tensor),
+        feed_forward,
     )

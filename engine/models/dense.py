@@ -5,17 +5,19 @@ from engine.config import ModelConfig
 from engine.layers.attention import load_attention
 from engine.layers.mlp import load_mlp
 from engine.models.causal_lm import CausalLM, load_causal_lm
+from engine.tensor_parallel import TensorRanks
 from engine.weights import Weights
 
 
-def load(weights: Weights, config: ModelConfig, backend: AttentionBackend) -> CausalLM:
+def load(weights: Weights, config: ModelConfig, backend: AttentionBackend, tensor: TensorRanks) -> CausalLM:
     """Reads a dense model."""
     return load_causal_lm(
         weights,
         config,
         backend,
-        lambda prefix: load_attention(weights, prefix, config, backend),
+        tensor,
+        lambda prefix: load_attention(weights, prefix, config, backend, tensor),
         lambda _, prefix: load_mlp(
-            weights, f"{prefix}.mlp", config.hidden_size, config.intermediate_size, bias=config.mlp_bias
+            weights, f"{prefix}.mlp", config.hidden_size, config.intermediate_size, tensor, bias=config.mlp_bias
         ),
     )

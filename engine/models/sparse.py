@@ -8,23 +8,35 @@ from engine.layers.experts import ExpertNames
 from engine.layers.mlp import load_mlp
 from engine.layers.moe import load_moe
 from engine.models.causal_lm import CausalLM, FeedForward, load_causal_lm
+from engine.tensor_parallel import TensorRanks
 from engine.weights import Weights
 
 MIXTRAL_NAMES = ExpertNames(gate="w1", up="w3", down="w2")
 
 
 def load(
-    weights: Weights, config: ModelConfig, backend: AttentionBackend, group: ExpertGroup | None = None
+    weights: Weights,
+    config: ModelConfig,
+    backend: AttentionBackend,
+    tensor: TensorRanks,
+    group: ExpertGroup | None = None,
 ) -> CausalLM:
     """Reads a model with experts in all layers or in some."""
 
     def feed_forward(layer: int, prefix: str) -> FeedForward:
+        name, hidden = f"{prefix}.mlp", config.hidden_size
         if config.moe is None or not config.is_sparse(layer):
-            return load_mlp(weights, f"{prefix}.mlp", config.hidden_size, config.intermediate_size)
+            return load_mlp(weights, name, hidden, config.intermediate_size, tensor)
+        names = ExpertNames()
         if f"{prefix}.block_sparse_moe.gate.weight" in weights:
-            return load_moe(weights, f"{prefix}.block_sparse_moe", config.hidden_size, config.moe, MIXTRAL_NAMES, group)
-        return load_moe(weights, f"{prefix}.mlp", config.hidden_size, config.moe, ExpertNames(), group)
+            name, names = f"{prefix}.block_sparse_moe", MIXTRAL_NAMES
+        return load_moe(weights, name, hidden, config.moe, names, tensor, group)
 
     return load_causal_lm(
-        weights, config, backend, lambda prefix: load_attention(weights, prefix, config, backend), feed_forward
+        weights,
+        config,
+        backend,
+        tensor,
+        lambda prefix: load_attention(weights, prefix, config, backend, tensor),
+        feed_forward,
     )

@@ -1,0 +1,90 @@
+"""The ranks of one model in the threads of one process: a real engine, real followers and real collectives."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.tensor_model import Follower
+from engine.tensor_parallel import TensorGroup
+from tests.unit.engine.group_rig import Group, Member
+
+TIMEOUT_S = 60.0
+CPU = torch.device("cpu")
+
+T = TypeVar("T")
+
+
+class TensorRig:
+    """An engine, and the ranks that follow it; each on a thread of its own, with one thread of torch."""
+
+    def __init__(
+        self, model: Path, size: int, *, members: int | None = None, others: Path | None = None, **options: object
+    ) -> None:
+        """members: how many come, if not as many as there are to be; others: the followers' model, if not the same.
+
+        options: of the engines' config.
+        """
+        given: dict[str, object] = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 21, "num_threads": 1}
+        self.config = EngineConfig(model=str(model), **(given | options))  # type: ignore[arg-type]
+        self._followers_config = replace(self.config, model=str(others or model))
+        self.group = Group()
+        self.names = [f"rank-{rank}" for rank in range(members or size)]
+        self.tensors = [TensorGroup(Member(self.group, name), "127.0.0.1", CPU, size) for name in self.names]
+        self.group.set_members(*self.names)
+        self._threads = ThreadPoolExecutor(len(self.names))
+        self._followers: list[Future[Follower]] = [Future() for _ in self.names]
+        self.ended = [self._threads.submit(self._follow, rank) for rank in range(1, len(self.names))]
+        self._leader = ThreadPoolExecutor(1, initializer=partial(torch.set_num_threads, 1))
+        self.made: Future[Engine] = self._leader.submit(lambda: Engine(self.config, tensor=self.tensors[0]))
+
+    @property
+    def engine(self) -> Engine:
+        return self.made.result(TIMEOUT_S)
+
+    def follower(self, rank: int) -> Follower:
+        return self._followers[rank].result(TIMEOUT_S)
+
+    def call(self, function: Callable[[Engine], T]) -> T:
+        """On the leader's thread."""
+        return self._leader.submit(function, self.engine).result(TIMEOUT_S)
+
+    def close(self) -> None:
+        """The leader ends, and with it all others."""
+        self._leader.submit(self.tensors[0].close).result(TIMEOUT_S)
+        self.group.set_members()  # whoever still waits for others waits in vain
+        for tensor in self.tensors:
+            tensor.leave()
+        self._leader.shutdown()
+        self._threads.shutdown()
+
+    def _follow(self, rank: int) -> None:
+        follower = Follower(self._followers_config, self.tensors[rank])
+        self._followers[rank].set_result(follower)
+        follower.follow()
+
+
+def on_all_ranks(size: int, function: Callable[[TensorGroup], T]) -> list[T]:
+    """What every rank of a group gets from it."""
+    group = Group()
+    names = [f"rank-{rank}" for rank in range(size)]
+    group.set_members(*names)
+
+    def run(name: str) -> T:
+        tensor = TensorGroup(Member(group, name), "127.0.0.1", CPU, size)
+        tensor.form()
+        try:
+            result = function(tensor)
+            tensor.meet()
+            return result
+        finally:
+            tensor.close()
+
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(run, names))
