@@ -77,6 +77,7 @@ def command(config_file: Path | None, log_level: str, on_ray: bool, ray_address:
 
 def _plan(settings: ClusterSettings, log_level: str) -> ClusterPlan:
     cluster = settings.cluster
+    cluster.check_groups()
     dtype = str(settings.engine["decode"].get("dtype") or "auto")
     checkpoint = find_checkpoint(cluster.model, dtype)
     try:

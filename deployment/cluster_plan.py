@@ -44,14 +44,12 @@ class ClusterPlan:
     def specs(self, log_dir: Path) -> list[ProcessSpec]:
         """The router's process and the workers', the router first."""
         command = ("baton", "router") if self.router.processes > 1 else ("router",)
-        router = self._spec("router", [*command, *self._common, *flags_of(self.router)], log_dir, {})
+        router = _spec("router", [*command, *_common(self.log_level), *flags_of(self.router)], log_dir, {})
         return [router, *(self._worker_spec(worker, log_dir) for worker in self.workers)]
 
     def rendezvous_specs(self, log_dir: Path) -> list[ProcessSpec]:
         """The process where the workers' groups meet, if they are in groups."""
-        if self.rendezvous is None:
-            return []
-        return [self._spec("rendezvous", ["rpc.group", *self._common, *flags_of(self.rendezvous)], log_dir, {})]
+        return [] if self.rendezvous is None else [rendezvous_spec(self.rendezvous, log_dir, self.log_level)]
 
     def _worker_spec(self, worker: WorkerConfig, log_dir: Path) -> ProcessSpec:
         num_threads = worker.engine.num_threads
@@ -60,18 +58,24 @@ class ClusterPlan:
         env |= {"MALLOC_MMAP_THRESHOLD_": str(MMAP_THRESHOLD_BYTES), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
         # Every step reads all weights: in huge pages (where the kernel gives them to who asks) a fifth faster.
         env |= {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-        words = [*WORKER_COMMANDS[worker.role], *self._common, *flags_of(worker)]
-        return self._spec(worker.worker_id, words, log_dir, env)
+        words = [*WORKER_COMMANDS[worker.role], *_common(self.log_level), *flags_of(worker)]
+        return _spec(worker.worker_id, words, log_dir, env)
 
-    @property
-    def _common(self) -> list[str]:
-        """Flags of every process."""
-        return [f"--log-level={self.log_level}"]
 
-    def _spec(self, name: str, words: list[str], log_dir: Path, env: dict[str, str]) -> ProcessSpec:
-        # -P: a folder of the same name where the user stands must not be run instead of ours.
-        argv = (sys.executable, "-P", "-m", *words)
-        return ProcessSpec(name, argv, log_dir / f"{name}.log", {"PYTHONUNBUFFERED": "1", **env})
+def rendezvous_spec(config: RendezvousConfig, log_dir: Path, log_level: str) -> ProcessSpec:
+    """The process of a rendezvous."""
+    return _spec("rendezvous", ["rpc.group", *_common(log_level), *flags_of(config)], log_dir, {})
+
+
+def _common(log_level: str) -> list[str]:
+    """Flags of every process."""
+    return [f"--log-level={log_level}"]
+
+
+def _spec(name: str, words: list[str], log_dir: Path, env: dict[str, str]) -> ProcessSpec:
+    # -P: a folder of the same name where the user stands must not be run instead of ours.
+    argv = (sys.executable, "-P", "-m", *words)
+    return ProcessSpec(name, argv, log_dir / f"{name}.log", {"PYTHONUNBUFFERED": "1", **env})
 
 
 @dataclass(frozen=True, slots=True)

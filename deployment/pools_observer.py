@@ -26,7 +26,6 @@ class Sighting:
     """What was seen at one look."""
 
     seen_s: float  # monotonic clock
-    num_routers: int
     pools: SeenPools
     settings: ScalingSettings  # to plan with
 
@@ -88,7 +87,7 @@ class PoolsObserver:
             self._tell("no router reports")
             return
         self._tell("")
-        self.latest = Sighting(time.monotonic(), len(reports), pools, self._settings)
+        self.latest = Sighting(time.monotonic(), pools, self._settings)
 
     def _tell(self, error: str) -> None:
         """Says a new error once."""

@@ -11,8 +11,9 @@ from ray.serve import Application, Deployment
 
 from deployment.cluster_config import router_options
 from deployment.ray_arguments import read_ray_settings
+from deployment.ray_rendezvous import RendezvousReplica
 from deployment.ray_replica import RouterReplica, WorkerReplica
-from deployment.ray_settings import ROLES, ROUTER, RaySettings
+from deployment.ray_settings import RENDEZVOUS, ROLES, ROUTER, RaySettings
 
 # What chooses both pools' sizes: an application's `autoscaling_policy` in Serve's config file.
 AUTOSCALING_POLICY = "deployment.ray_scaling:PoolsPolicy"
@@ -21,7 +22,8 @@ WORKER_ONGOING = 16  # requests of Serve's, which only ask who it is
 
 
 def build(args: dict[str, object]) -> Application:
-    """The application: deployments `prefill`, `decode`, `both` (those with workers) and `router`, its ingress.
+    """The application: deployments `prefill`, `decode`, `both` (those with workers) and `router`, its ingress; beside
+    them `rendezvous`, if a pool's workers are a group.
 
     `args` are what `read_ray_settings` takes; all values may be texts, as a command line has them. Raises OptionError
     naming the offending key.
@@ -36,6 +38,8 @@ def workers_application(settings: RaySettings) -> Application:
     """The workers alone, for routers from elsewhere. Raises OptionError."""
     settings.check()
     pools: list[Application] = []  # each holds the one before it, for an application has one root
+    if settings.has_rendezvous:
+        pools = [_deployment(settings, RENDEZVOUS, RendezvousReplica, WORKER_ONGOING).bind(settings)]
     for role in ROLES:
         if settings.has(role):
             pool = _deployment(settings, role, WorkerReplica, WORKER_ONGOING)

@@ -10,7 +10,7 @@ import yaml
 from deployment.cluster_config import ClusterSettings, load_settings
 from deployment.ray_checks import check_deployments
 from deployment.ray_options import read_deployment
-from deployment.ray_settings import ROLES, ROUTER, SECTIONS, RaySettings, SharedOptions
+from deployment.ray_settings import RENDEZVOUS, ROLES, ROUTER, SECTIONS, RaySettings, SharedOptions
 from router.api_key import hidden
 from rpc.config_file import as_section, build, check_section, pick
 from rpc.option_values import OptionError, Value, shown
@@ -21,6 +21,7 @@ from rpc.worker_options import WORKER_OPTIONS
 
 SHARED_OPTIONS = {**WORKER_OPTIONS, "registry_file": OptionInfo("File that holds the registry's URL.")}
 BELOW = "local_prefill_below"
+DEFAULTS: dict[str, dict[str, Value]] = {RENDEZVOUS: {"num_cpus": 0.0}}  # it computes nothing: it fits on any node
 OF_ROUTER = ("host", "port", "router_processes", SECTIONS[ROUTER])  # beside its own section
 
 
@@ -40,7 +41,10 @@ def read_ray_settings(
         if useless := [name for name in OF_ROUTER if name in rest]:
             raise OptionError(f"{useless[0]}: `router: false` is no router; who starts one tells it to that")
     shared = _take_shared(rest, flags)
-    deployments = {name: read_deployment(rest.pop(section, None), section) for name, section in SECTIONS.items()}
+    deployments = {
+        name: read_deployment(rest.pop(section, None), section, DEFAULTS.get(name, {}))
+        for name, section in SECTIONS.items()
+    }
     given = {name for name in ("host", "port") if name in rest or flags.get(name) is not None}
     has_below = BELOW in as_section(rest.get(ROUTER), ROUTER) or flags.get(BELOW) is not None
     counted = [role for role in ROLES if deployments[role].has_size]

@@ -3,7 +3,7 @@
 import math
 
 from deployment.local import END_MARGIN_S
-from deployment.ray_settings import ROLES, ROUTER, SECTIONS, RaySettings
+from deployment.ray_settings import RENDEZVOUS, ROLES, ROUTER, SECTIONS, RaySettings
 from rpc.option_values import OptionError
 from rpc.worker_config import Role
 
@@ -15,8 +15,11 @@ def check_deployments(settings: RaySettings) -> None:
         if settings.has(role):
             _check_device(settings, role)
             _check_end(settings, role, settings.longest_drain_s)
+            _check_group(settings, role)
     if settings.has_router:
         _check_end(settings, ROUTER, settings.drain_timeout_s + END_MARGIN_S)  # it hands nothing on
+    if settings.deployments[RENDEZVOUS].has_size:
+        raise OptionError(f"{SECTIONS[RENDEZVOUS]}: there is one, if a pool has expert_parallel; leave its number out")
 
 
 def _check_size(settings: RaySettings, role: Role) -> None:
@@ -30,6 +33,20 @@ def _check_size(settings: RaySettings, role: Role) -> None:
             f"{where}.initial_replicas: Serve would go back to it at each change of the application, whatever the load;"
             " leave it out, a pool begins with min_replicas"
         )
+
+
+def _check_group(settings: RaySettings, role: Role) -> None:
+    """A pool is one group, which whoever comes joins; but it begins only when all are there that it is said to need."""
+    size, num_replicas = settings.group_size(role), settings.num_replicas(role)
+    if size == 1 or num_replicas >= size:
+        return
+    options, where = settings.deployments[role], SECTIONS[role]
+    key = f"{where}.autoscaling.min_replicas" if options.autoscaling is not None else f"{where}.num_replicas"
+    option = "prefill_expert_parallel" if role == "prefill" else "expert_parallel"
+    raise OptionError(
+        f"{key if options.has_size else role}: {num_replicas}, but the group of the {role} workers begins with {size}"
+        f" ({option}); give {size} or more"
+    )
 
 
 def _check_device(settings: RaySettings, role: Role) -> None:

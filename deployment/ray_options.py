@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from deployment.autoscaling.settings import START_TIMEOUT_S
 from rpc.config_file import as_section, build, check_section
@@ -67,8 +68,13 @@ class DeploymentOptions:
         return self.autoscaling is not None or self.replicas.num_replicas is not None
 
 
-def read_deployment(content: object, where: str) -> DeploymentOptions:
-    """The options in a section of this name. Raises OptionError naming the offending key."""
+def read_deployment(
+    content: object, where: str, defaults: Mapping[str, Value] = MappingProxyType({})
+) -> DeploymentOptions:
+    """The options in a section of this name; `defaults` stand for the replicas' own ones.
+
+    Raises OptionError naming the offending key.
+    """
     section = as_section(content, where)
     resources = {
         name: _number(value, f"{where}.resources.{name}") for name, value in _take(section, "resources", where)
@@ -80,7 +86,7 @@ def read_deployment(content: object, where: str) -> DeploymentOptions:
     autoscaling = _read_autoscaling(section.pop("autoscaling", None), f"{where}.autoscaling")
     options = options_of(ReplicaOptions, REPLICA_OPTIONS)
     elsewhere = dict.fromkeys(AUTOSCALING_OPTIONS, f"{where}.autoscaling")
-    replicas = build(ReplicaOptions, options, check_section(options, section, f"{where}.", elsewhere))
+    replicas = build(ReplicaOptions, options, defaults, check_section(options, section, f"{where}.", elsewhere))
     if autoscaling is not None and replicas.num_replicas is not None:
         raise OptionError(f"{where}.num_replicas: with autoscaling the number is chosen; give min_replicas there")
     return DeploymentOptions(

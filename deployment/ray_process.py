@@ -13,12 +13,14 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from deployment.cluster_plan import Checkpoint, ClusterPlan, plan_cluster
+from deployment.cluster_plan import Checkpoint, ClusterPlan, plan_cluster, rendezvous_spec
 from deployment.machine import Machine
 from deployment.process import ProcessSpec
 from deployment.ray_settings import ROLES, RaySettings
 from engine.model_config import read_model_config
 from router.options import SECRETS
+from rpc.group.config import RendezvousConfig
+from rpc.group.rendezvous_name import DEFAULT_NAME, REGISTRY
 from rpc.option_values import OptionError
 from rpc.worker_config import Role
 
@@ -29,6 +31,7 @@ class Place:
 
     address: str  # of the node
     machine: Machine  # what of the node is the replica's
+    application: str = DEFAULT_NAME  # of the replica: its name, which no other has at the same registry
 
 
 def share_of(machine: Machine, num_cpus: float) -> Machine:
@@ -51,15 +54,44 @@ def worker_process(settings: RaySettings, role: Role, worker_id: str, place: Pla
         worker_id=worker_id,
         host=place.address,
         lease_s=shared.lease_s,
+        expert_parallel=settings.group_size(role),
+        group=role,  # the whole pool
+        rendezvous=f"{REGISTRY}/{place.application}" if settings.group_size(role) > 1 else None,
         tls_cert=shared.tls_cert,
         tls_key=shared.tls_key,
         tls_ca=shared.tls_ca,
         tls_server_name=shared.tls_server_name,
     )
     [_, spec] = replace(plan, workers=(worker,)).specs(_log_dir(settings))
-    # The registry's URL may have a password, and anybody can see a command line.
+    with _told_registry(spec, settings) as told:
+        yield told
+
+
+@contextmanager
+def rendezvous_process(settings: RaySettings, rendezvous_id: str, place: Place) -> Iterator[ProcessSpec]:
+    """The process that knows the pools' groups, to be started and ready within the block. Raises OptionError."""
+    shared = settings.shared
+    config = RendezvousConfig(
+        host=place.address,
+        name=place.application,
+        lease_s=shared.lease_s,
+        drain_timeout_s=settings.longest_drain_s,  # the workers' drain, if all end together
+        tls_cert=shared.tls_cert,
+        tls_key=shared.tls_key,
+        tls_ca=shared.tls_ca,
+        tls_server_name=shared.tls_server_name,
+    )
+    spec = rendezvous_spec(config, _log_dir(settings), settings.log_level)
+    log_path = _log_dir(settings) / f"{rendezvous_id}.log"
+    with _told_registry(replace(spec, name=rendezvous_id, log_path=log_path), settings) as told:
+        yield told
+
+
+@contextmanager
+def _told_registry(spec: ProcessSpec, settings: RaySettings) -> Iterator[ProcessSpec]:
+    """The process with the registry's URL, which may have a password: anybody can see a command line."""
     with TemporaryDirectory(prefix="baton-replica-", ignore_cleanup_errors=True) as directory:
-        file = Path(directory) / "worker.yaml"
+        file = Path(directory) / "registry.yaml"
         file.write_text(yaml.safe_dump({"registry": settings.registry_url()}), encoding="utf-8")
         yield _logged(replace(spec, argv=(*spec.argv, f"--config={file}")), settings)
 
@@ -84,9 +116,16 @@ def router_process(settings: RaySettings, router_id: str, place: Place) -> Proce
 
 
 def _plan(settings: RaySettings, role: Role | None, machine: Machine) -> ClusterPlan:
-    """A cluster with one worker of the role, or none."""
+    """A cluster with one worker of the role, or none; of a group it knows nothing."""
     counts = {each: int(each == role) for each in ROLES}
-    cluster = replace(settings.cluster.cluster, prefill=counts["prefill"], decode=counts["decode"], both=counts["both"])
+    cluster = replace(
+        settings.cluster.cluster,
+        prefill=counts["prefill"],
+        decode=counts["decode"],
+        both=counts["both"],
+        expert_parallel=1,
+        prefill_expert_parallel=1,
+    )
     ports = [0] if role is not None else []
     checkpoint = _checkpoint(settings, role or "decode")
     return plan_cluster(replace(settings.cluster, cluster=cluster), checkpoint, machine, ports, settings.log_level)

@@ -12,8 +12,10 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 
 import httpx
+import ray
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from ray import serve
@@ -33,6 +35,7 @@ from rpc.worker_health import LIVENESS
 logger = logging.getLogger("ray.serve")  # Serve writes it to the replica's log
 
 SICK_DRAIN_S = 5.0  # of a process whose last look found it sick: it could not hand on much
+NAME_CHARS = 16
 KILL_MARGIN_S = 2.0  # before Serve itself ends a replica by force on which it has no requests of its own
 
 
@@ -96,10 +99,7 @@ class WorkerReplica:
         """Raises Unhealthy, or the call's error, if the worker does not answer that its engine steps."""
         assert self._keeper is not None
         with self._keeper.look():
-            async with self._security.channel(self._address) as channel:
-                question = HealthCheckRequest(service=LIVENESS)
-                answer = await HealthStub(channel).Check(question, timeout=self._look_s)
-            if answer.status != HealthCheckResponse.SERVING:
+            if not await is_serving(self._security, self._address, LIVENESS, self._look_s):
                 raise Unhealthy(f"{self._name} says that its engine does not step")
 
     async def __del__(self) -> None:
@@ -149,7 +149,20 @@ class RouterReplica:
 def here(num_cpus: float) -> Place:
     """Where this replica runs."""
     address = get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray has no types for it
-    return Place(address, share_of(this_machine(), num_cpus))
+    return Place(address, share_of(this_machine(), num_cpus), _application())
+
+
+def _application() -> str:
+    """What no other application on the same registry is called: one on another Ray may have the same name."""
+    names = (ray.get_runtime_context().get_session_name(), serve.get_replica_context().app_name)
+    return f"ray-{sha256('/'.join(names).encode()).hexdigest()[:NAME_CHARS]}"
+
+
+async def is_serving(security: Security, address: str, service: str, timeout_s: float) -> bool:
+    """What a process of ours says of its health. Raises AioRpcError if it says nothing."""
+    async with security.channel(address) as channel:
+        answer = await HealthStub(channel).Check(HealthCheckRequest(service=service), timeout=timeout_s)
+    return bool(answer.status == HealthCheckResponse.SERVING)
 
 
 def security_of(shared: SharedOptions) -> Security:

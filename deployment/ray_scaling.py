@@ -64,8 +64,8 @@ class PoolsPolicy:
             if not self._looked(contexts, POOLS.map(lambda name: contexts[keys[name]])):
                 return {}, {}
             return {keys[name]: size for name, size in zip(POOLS.both(), self._targets.both(), strict=True)}, {}
-        except Exception:
-            logger.exception("sizes stay: the plan has failed")
+        except Exception as error:
+            self._tell(f"sizes stay: the plan has failed with {type(error).__name__}", error)
             return {}, {}
 
     def _looked(self, contexts: Contexts, pools: ByPool[ServeContext]) -> bool:
@@ -106,13 +106,13 @@ class PoolsPolicy:
         decision, self._state = plan_pools(snapshot, self._state, settings)
         return decision
 
-    def _tell(self, line: str) -> None:
-        """Warns, but not ten times a second."""
+    def _tell(self, line: str, error: Exception | None = None) -> None:
+        """Warns, but not ten times a second; with the stack of an error."""
         now_s = time.monotonic()
         self._told_s = {each: told_s for each, told_s in self._told_s.items() if now_s - told_s < TELL_S}
         if line not in self._told_s:
             self._told_s[line] = now_s
-            logger.warning("%s", line)
+            logger.log(logging.WARNING if error is None else logging.ERROR, "%s", line, exc_info=error)
 
 
 def within(settings: ScalingSettings, pools: ByPool[ServeContext]) -> ScalingSettings:

@@ -1,7 +1,9 @@
 """The traffic of all routers as one."""
 
 from collections.abc import Iterable, Sequence
+from math import inf
 
+from deployment.autoscaling.answer_length import answer_moments
 from deployment.autoscaling.moments import Moments
 from deployment.autoscaling.snapshot import Traffic
 from rpc.registry.report import SampleSums, TrafficReport
@@ -28,9 +30,21 @@ def merged_traffic(reports: Sequence[TrafficReport]) -> Traffic:
         arrival_cv2=variation / requests_per_s,
         prompt_tokens=moments_of(each.prompt_tokens for each in reports),
         uncached_tokens=moments_of(each.uncached_tokens for each in reports),
-        output_tokens=moments_of(each.output_tokens for each in reports),
+        output_tokens=merged_answers(reports),
+        num_ended=sum(each.output_tokens.num for each in reports),
         remote_share=min(1.0, sum(each.num for each in remote) / num_prompts) if is_split else 1.0,
         remote_tokens=moments_of(remote) if is_split else None,
+    )
+
+
+def merged_answers(reports: Sequence[TrafficReport]) -> Moments:
+    """The lengths of all answers, those that still run too where all routers count their tokens."""
+    generated = [each.num_generated_tokens for each in reports if each.num_generated_tokens is not None]
+    return answer_moments(
+        moments_of(each.output_tokens for each in reports),
+        sum(each.output_tokens.num for each in reports),
+        sum(generated) if len(generated) == len(reports) else None,
+        moments_of(each.asked_tokens for each in reports).mean or inf,
     )
 
 

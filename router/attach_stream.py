@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from grpc.aio import Channel, StreamStreamCall
 
@@ -26,14 +27,16 @@ class AttachStream:
         self._wake = asyncio.Event()
         self._lost: Unavailable | None = None
 
-    def submit(self, command: GenerateCommand, patient: bool = False) -> Mailbox:
+    def submit(
+        self, command: GenerateCommand, patient: bool = False, note_tokens: Callable[[int], None] = lambda _: None
+    ) -> Mailbox:
         """Sends a request; its news come to the mailbox. Raises what the stream was closed with, if it was.
 
-        `patient`: nobody needs the news between the first and the last as they come.
+        `patient`: nobody needs the news between the first and the last as they come; `note_tokens` does all the same.
         """
         if self._lost is not None:
             raise self._lost
-        mailbox = self._mailboxes[command.request_id] = Mailbox(patient)
+        mailbox = self._mailboxes[command.request_id] = Mailbox(patient, note_tokens)
         self._last_message().generate.append(command)
         self._num_last_tokens += len(command.token_ids)
         return mailbox

@@ -238,7 +238,7 @@ class Dispatcher:
         times = AttemptTimes(self._metrics.traffic, plan, is_first=not progress.attempt)
         num_skipped = progress.num_prompt_logprobs
         try:
-            mailbox = attach.submit(command, generation.request.patient)
+            mailbox = attach.submit(command, generation.request.patient, self._metrics.traffic.generated)
             while True:
                 delta = await mailbox.get()
                 if delta.token_ids:

@@ -1,6 +1,7 @@
 """News of one request between the stream that brings it and the one who waits for it."""
 
 import asyncio
+from collections.abc import Callable
 
 from protos.worker_pb2 import RequestDelta
 
@@ -11,8 +12,10 @@ class Mailbox:
     One reader at a time. A patient reader is given the news up to the first token, and then all others together.
     """
 
-    def __init__(self, patient: bool = False) -> None:
+    def __init__(self, patient: bool = False, note_tokens: Callable[[int], None] = lambda _: None) -> None:
+        """`note_tokens` hears of all tokens as they come."""
         self._patient = patient
+        self._note_tokens = note_tokens
         self._opened = False  # the first token was given
         self._pending: RequestDelta | None = None
         self._error: Exception | None = None
@@ -20,6 +23,7 @@ class Mailbox:
 
     def put(self, delta: RequestDelta) -> None:
         """Adds news: repeated fields append, the others win over older ones."""
+        self._note_tokens(len(delta.token_ids))
         if self._pending is None:
             self._pending = delta
         else:

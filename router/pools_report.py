@@ -55,6 +55,8 @@ class PoolsReporter:
             uncached_tokens=lengths.uncached,
             remote_tokens=lengths.remote,
             output_tokens=lengths.output,
+            asked_tokens=lengths.asked,
+            num_generated_tokens=lengths.num_generated,
             num_waiting=self._admission.num_waiting,
             oldest_wait_s=self._admission.oldest_wait_s,
         )

@@ -90,7 +90,8 @@ def _num_decoding(worker: WorkerTimes) -> int:
     """Sequences that decode there, or will."""
     if worker.worker.role is WorkerRole.PREFILL:
         return 0
-    return max(0, worker.num_running - worker.worker.num_prefills)
+    num_decoding = max(0, worker.worker.num_requests - worker.worker.num_prefills)
+    return min(worker.num_running, num_decoding)  # a batch is no larger, however many wait
 
 
 def _num_coming(worker: WorkerTimes) -> int:

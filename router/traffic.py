@@ -25,6 +25,8 @@ class _Lengths:
     uncached: Samples = field(default_factory=Samples)
     remote: Samples = field(default_factory=Samples)
     output: Samples = field(default_factory=Samples)
+    asked: Samples = field(default_factory=Samples)
+    num_generated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,9 @@ class LengthSums:
     prompt: SampleSums
     uncached: SampleSums  # what some worker had to compute of the prompts
     remote: SampleSums  # of these prompts, those that went to a prefill worker
-    output: SampleSums
+    output: SampleSums  # of choices that ended
+    asked: SampleSums  # the most output that these choices may have
+    num_generated: int  # tokens of output, of whatever choice
 
 
 class Traffic:
@@ -44,20 +48,27 @@ class Traffic:
         self._window_s = window_s
         self._clock = clock
         self._lengths = SlidingWindow(_Lengths, window_s, SPAN_S)
+        self._num_generated = 0  # tokens that are in no span yet
         self._latencies: dict[str, LatencyWindow] = {}  # by incarnation
 
     def routed(self, plan: Plan, request: RoutedRequest) -> None:
         """A choice is sent to workers for the first time."""
-        span = self._lengths.at(self._clock())
+        span = self._span()
         span.prompt.add(request.num_tokens)
+        if request.num_final_tokens > request.num_tokens:
+            span.asked.add(request.num_final_tokens - request.num_tokens)
         num_uncached = uncached_tokens(plan, request)
         span.uncached.add(num_uncached)
         if plan.prefill is not None:
             span.remote.add(num_uncached)
 
+    def generated(self, num_tokens: int) -> None:
+        """Tokens of a choice came from its worker. That is often: whatever comes next says when it was."""
+        self._num_generated += num_tokens
+
     def ended(self, num_tokens: int) -> None:
         """A choice ended with so many tokens."""
-        self._lengths.at(self._clock()).output.add(num_tokens)
+        self._span().output.add(num_tokens)
 
     def took(self, incarnation: str, time_s: float) -> None:
         """A worker took so long for a first token, or for each further one."""
@@ -71,18 +82,28 @@ class Traffic:
     @property
     def lengths(self) -> LengthSums:
         """Those of the window."""
+        self._span()
         spans = list(self._lengths.live(self._clock()))
         return LengthSums(
             prompt=sum((span.prompt.sums() for span in spans), SampleSums()),
             uncached=sum((span.uncached.sums() for span in spans), SampleSums()),
             remote=sum((span.remote.sums() for span in spans), SampleSums()),
             output=sum((span.output.sums() for span in spans), SampleSums()),
+            asked=sum((span.asked.sums() for span in spans), SampleSums()),
+            num_generated=sum(span.num_generated for span in spans),
         )
 
     def latency(self, incarnation: str) -> dict[int, int]:
         """How often a worker took how long, by bin."""
         window = self._latencies.get(incarnation)
         return {} if window is None else window.counts(self._clock())
+
+    def _span(self) -> _Lengths:
+        """The present one, with the tokens that came lately."""
+        span = self._lengths.at(self._clock())
+        span.num_generated += self._num_generated
+        self._num_generated = 0
+        return span
 
     def _forget_old(self, now_s: float) -> None:
         """Workers come and go: of those that have done nothing for a while there is nothing to remember."""

@@ -8,7 +8,6 @@ from pathlib import Path
 import grpc
 import torch
 
-from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.expert_group import BalanceSettings, ExpertGroup
 from engine.fingerprint import compatibility_fingerprint
@@ -18,12 +17,14 @@ from protos import group_pb2_grpc
 from rpc.group.epoch import Life
 from rpc.group.member import GroupMember, Place
 from rpc.group.wakes import GroupPeerService
+from rpc.group.whereabouts import whereabouts
 from rpc.grpc_options import SERVER_OPTIONS
 from rpc.host_port import host_port
 from rpc.peers import Channels
 from rpc.tls import Security
 from rpc.worker_config import WorkerConfig
 
+PROTOCOL_VERSION = 1  # raised whenever ranks of different versions would not understand each other
 STOP_GRACE_S = 0.1  # for wakes under way
 
 
@@ -73,18 +74,16 @@ async def joined(
     if config.expert_parallel == 1:
         yield None
         return
-    assert config.rendezvous is not None, "the config was checked"
     server = grpc.aio.server(options=SERVER_OPTIONS)
     port = security.bind(server, host_port(config.host, config.group_port))
     life = Life(config.worker_id, incarnation, host_port(config.host, port))
-    fingerprint = await asyncio.to_thread(_fingerprint, config.engine)
+    fingerprint = await asyncio.to_thread(_fingerprint, config)
     place = Place(config.group, life, fingerprint, config.expert_parallel)
-    member = GroupMember(config.rendezvous, place, security, channels)
+    member = GroupMember(whereabouts(config.rendezvous, config.registry), place, security, channels)
     group = WorkerGroup(config, member)
     member.listen(group.on_view)
     group_pb2_grpc.add_GroupPeerServicer_to_server(GroupPeerService(config.group, incarnation, group.woken), server)
     await server.start()
-    member.start()
     try:
         yield group
     finally:
@@ -93,8 +92,9 @@ async def joined(
         await server.stop(STOP_GRACE_S)
 
 
-def _fingerprint(config: EngineConfig) -> str:
-    """The same for all whose experts can stand in for each other's."""
-    directory = Path(config.model)
-    model = read_model_config(directory, config.dtype)
-    return compatibility_fingerprint(directory, model, config.block_size)
+def _fingerprint(config: WorkerConfig) -> str:
+    """The same for all whose experts can stand in for each other's, and who place them by the same rules."""
+    directory, engine = Path(config.engine.model), config.engine
+    model = read_model_config(directory, engine.dtype)
+    rules = f"{config.enable_eplb}/{config.num_redundant_experts}/{config.eplb_step_interval}"
+    return f"{compatibility_fingerprint(directory, model, engine.block_size)}/{PROTOCOL_VERSION}/{rules}"

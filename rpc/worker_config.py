@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.config import EngineConfig
+from rpc.group.rendezvous_name import registered_name
 from rpc.option_values import OptionError
 from rpc.registry.url import parse_registry_url
 
@@ -32,7 +33,7 @@ class WorkerConfig:
     drain_timeout_s: float = 30.0  # how long running requests may finish after SIGTERM
     max_step_s: float | None = None  # a longer step of the engine ends the process; None: 20 s, on a CPU 180 s
     expert_parallel: int = 1  # ranks over which the experts are spread, each a worker of its own; 1: all are here
-    rendezvous: str | None = None  # host:port of the process that knows the group's ranks
+    rendezvous: str | None = None  # host:port of what knows the group's ranks; None, registry/NAME: where that says
     group: str = "experts"  # its name there
     group_port: int = 0  # where the other ranks wake this one, 0: any free one
     enable_eplb: bool = False  # place experts anew by their measured load
@@ -58,8 +59,11 @@ class WorkerConfig:
             raise OptionError(f"kv_port: {self.kv_port} is the port of something else; give each its own")
         if self.kv_port and self.transport == "shared_memory":
             raise OptionError("kv_port: shared memory has no port; leave it out, or take another transport")
-        if self.expert_parallel > 1 and self.rendezvous is None:
-            raise OptionError("rendezvous: expert_parallel needs the host:port of a `baton rendezvous`")
+        registered_name(self.rendezvous)
+        if self.expert_parallel > 1 and self.rendezvous is None and self.registry is None:
+            raise OptionError(
+                "rendezvous: expert_parallel needs the host:port of a `baton rendezvous`, or the registry that has one"
+            )
         if self.registry is None:
             return
         parse_registry_url(self.registry)

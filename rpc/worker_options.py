@@ -52,7 +52,10 @@ WORKER_OPTIONS = {
         minimum=1,
         maximum=1024,
     ),
-    "rendezvous": OptionInfo("host:port of the `baton rendezvous` that knows the group's ranks."),
+    "rendezvous": OptionInfo(
+        "host:port of the `baton rendezvous` that knows the group's ranks; registry/NAME: the one that stands in the "
+        "registry under that name; unset: under `default`."
+    ),
     "group": OptionInfo("Name of the group of ranks at the rendezvous."),
     "group_port": OptionInfo("Port where other ranks wake this one; 0 for any free one.", minimum=0, maximum=65535),
     "enable_eplb": OptionInfo("Place experts anew by their measured load (EPLB)."),

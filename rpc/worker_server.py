@@ -163,7 +163,8 @@ async def _load(make_engine: Callable[[], Engine], stopping: asyncio.Event, grou
         if group is None:
             return await loading
         stop = asyncio.ensure_future(stopping.wait())
-        await asyncio.wait([loading, stop, group.failed], return_when=asyncio.FIRST_COMPLETED)
+        waits: list[asyncio.Future[Any]] = [loading, stop, group.failed]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             group.experts.ranks.leave()  # the engine stops waiting for the others
         stop.cancel()

@@ -31,7 +31,7 @@ to upgrades and the end.
 |---|---|
 | `values-cpu.yaml` | the model that comes with Baton, on CPU nodes (kind, minikube) |
 | `values-rdma.yaml` | KV by RDMA between GPU nodes |
-| `values-moe.yaml` | a mixture of experts, with decode workers in groups of eight |
+| `values-moe.yaml` | a mixture of experts, spread over the decode workers |
 
 What changes without a restart of any worker: the bounds of the pools (`replicas`, `minReplicas`, `maxReplicas`), `slo`,
 and all of `autoscaling` but `enabled`, `clusterBudget` and `upscalingMode`. Nearly everything else about workers makes

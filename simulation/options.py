@@ -13,6 +13,7 @@ SPEC_OPTIONS = {
     "max_queue_len": OptionInfo("Most waiting requests; more are refused.", minimum=1),
     "step_s": OptionInfo("Seconds of any step.", minimum=0),
     "sequence_s": OptionInfo("Seconds that each decoding sequence adds to a step.", minimum=0),
+    "prompts_step_s": OptionInfo("Seconds that a step with prompts takes more.", minimum=0),
     "prefill_tokens_per_s": OptionInfo("Prompt tokens computed a second, within steps.", minimum=1e-3),
     "attended_s": OptionInfo("Seconds that a prompt token takes for each token that it looks at.", minimum=0),
     "block_bytes": OptionInfo("Bytes of a block, as they go over the link.", minimum=1),

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 class WorkerSpec:
     """A step takes `step_s`, plus `sequence_s` for each sequence that decodes, plus its prompt tokens' time.
 
-    A prompt token takes longer the more tokens it looks at, if `attended_s` says so. Left out is that long contexts
-    decode slower.
+    A step with prompts takes `prompts_step_s` more, however few tokens they have. A prompt token takes longer the more
+    tokens it looks at, if `attended_s` says so. Left out is that long contexts decode slower.
     """
 
     block_size: int = 16  # tokens
@@ -19,6 +19,7 @@ class WorkerSpec:
     max_queue_len: int = 4096  # waiting requests; more are refused
     step_s: float = 0.010
     sequence_s: float = 0.0001
+    prompts_step_s: float = 0.0  # more, of a step that computes prompts
     prefill_tokens_per_s: float = 20_000.0  # beside what they attend to
     attended_s: float = 0.0  # of a prompt token for each token that it looks at, itself among them
     block_bytes: int = 2 << 20
@@ -35,6 +36,7 @@ class WorkerSpec:
             self,
             step_s=self.step_s * time_scale,
             sequence_s=self.sequence_s * time_scale,
+            prompts_step_s=self.prompts_step_s * time_scale,
             prefill_tokens_per_s=self.prefill_tokens_per_s / time_scale,
             attended_s=self.attended_s * time_scale,
             link_bytes_per_s=self.link_bytes_per_s / time_scale,
@@ -45,7 +47,7 @@ class WorkerSpec:
         for name in ("block_size", "max_num_seqs", "max_model_len", "max_queue_len", "block_bytes", "num_token_ids"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be 1 or more")
-        for name in ("step_s", "sequence_s", "attended_s", "first_token_id"):
+        for name in ("step_s", "sequence_s", "prompts_step_s", "attended_s", "first_token_id"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be 0 or more")
         for name in ("prefill_tokens_per_s", "link_bytes_per_s"):
@@ -63,7 +65,9 @@ class WorkerSpec:
         """Seconds of a step that decodes so many sequences and computes so many prompt tokens, which look at so many
         tokens, all added up.
         """
-        return self.step_s + self.sequence_s * num_sequences + self.prompts_s(num_prompt_tokens, num_attended)
+        prompts_step_s = self.prompts_step_s if num_prompt_tokens else 0.0
+        prompts_s = prompts_step_s + self.prompts_s(num_prompt_tokens, num_attended)
+        return self.step_s + self.sequence_s * num_sequences + prompts_s
 
     def prompts_s(self, num_tokens: int, num_attended: int) -> float:
         """Seconds of prompt tokens that look at so many tokens, all added up."""

@@ -29,8 +29,9 @@ class Backlog:
         served_s = pool.num_ready * start_s + helped_s
         return max(0.0, queued + self.arriving_per_s * start_s - self.done_per_s * served_s)
 
-    def need(self, pool: PoolSnapshot, now_s: float, start_s: float, ttft_s: float) -> int:
-        """Replicas that clear what will be left, beside what comes: within TTFT, or as long as a start took.
+    def need(self, pool: PoolSnapshot, now_s: float, start_s: float, ttft_s: float, most: int) -> int:
+        """Replicas, at most so many, that clear what will be left beside what comes: within TTFT, or as long as a start
+        took.
 
         A replica that takes a minute to start cannot save a request that has a second; pools of the size that could
         would be idle a moment later.
@@ -40,4 +41,5 @@ class Backlog:
         left = self.left(pool, now_s, start_s)
         if not left:
             return 0
-        return ceil(min((self.arriving_per_s + left / max(ttft_s, start_s)) / self.done_per_s, 1e9))
+        to_do_per_s = self.arriving_per_s + left / max(ttft_s, start_s)
+        return ceil(to_do_per_s / self.done_per_s) if to_do_per_s < most * self.done_per_s else most

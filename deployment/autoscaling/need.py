@@ -1,7 +1,7 @@
 """The sizes that a pool's load asks for."""
 
 from dataclasses import dataclass, replace
-from math import ceil, sqrt
+from math import ceil, inf, sqrt
 
 from deployment.autoscaling.backlog import Backlog
 from deployment.autoscaling.decode_model import DecodeModel
@@ -10,7 +10,7 @@ from deployment.autoscaling.moments import Moments
 from deployment.autoscaling.pool_model import PoolModel, smallest_size
 from deployment.autoscaling.prefill_model import PrefillModel, seconds_per_token
 from deployment.autoscaling.settings import ScalingSettings
-from deployment.autoscaling.snapshot import PoolsSnapshot, Traffic
+from deployment.autoscaling.snapshot import DecodeSnapshot, PoolsSnapshot, Traffic
 
 CHANCE_DEVIATIONS = 2  # of a measured load, that are put down to chance
 
@@ -51,8 +51,8 @@ def prefill_need(snapshot: PoolsSnapshot, settings: ScalingSettings, factor: flo
     )
     start_s = known(prefill.pool.start_s, settings.start_s)
     chance = load_chance(traffic, model.service, model.share)
-    queue_need = backlog.need(prefill.pool, snapshot.now_s, start_s, slo.ttft_s)
-    sure_queue = backlog.lowered(chance).need(prefill.pool, snapshot.now_s, start_s, slo.ttft_s)
+    queue_need = backlog.need(prefill.pool, snapshot.now_s, start_s, slo.ttft_s, most)
+    sure_queue = backlog.lowered(chance).need(prefill.pool, snapshot.now_s, start_s, slo.ttft_s, most)
     need = _need(traffic.requests_per_s, chance, model, queue_need, sure_queue, settings.margin, most)
     ttft_s = model.predicted_s(need.least, traffic.requests_per_s)
     why = need.why or f"with {need.least} the quantile of TTFT is {ttft_s:.3g} s"
@@ -66,16 +66,30 @@ def decode_need(
     """Replicas for TPOT and KV: by the rate, by the sequences that wait, and, to become fewer, by those that run."""
     traffic, decode, slo = snapshot.traffic, snapshot.decode, settings.slo
     model = DecodeModel.of(traffic, decode, settings, factor, prompt_token_s)
-    backlog = Backlog(decode.num_waiting, traffic.requests_per_s, model.full_rate(1))
+    done_per_s = min(model.full_rate(1), full_pool_rate(traffic, decode, settings))
+    backlog = Backlog(decode.num_waiting, traffic.requests_per_s, done_per_s)
     start_s = known(decode.pool.start_s, settings.start_s)
     chance = load_chance(traffic, traffic.output_tokens)
-    queue_need = backlog.need(decode.pool, snapshot.now_s, start_s, slo.ttft_s)
-    sure_queue = backlog.lowered(chance).need(decode.pool, snapshot.now_s, start_s, slo.ttft_s)
+    queue_need = backlog.need(decode.pool, snapshot.now_s, start_s, slo.ttft_s, most)
+    sure_queue = backlog.lowered(chance).need(decode.pool, snapshot.now_s, start_s, slo.ttft_s, most)
     need = _need(traffic.requests_per_s, chance, model, queue_need, sure_queue, settings.margin, most)
     keep = max(need.keep, ceil((decode.num_running + decode.num_waiting) / model.places))
     tpot_s = model.predicted_s(need.least, traffic.requests_per_s)
     why = need.why or f"with {need.least} the quantile of TPOT is {tpot_s:.3g} s, {model.places} sequences fit on each"
     return replace(need, keep=keep, why=why, factor=factor)
+
+
+def full_pool_rate(traffic: Traffic, decode: DecodeSnapshot, settings: ScalingSettings) -> float:
+    """Answers per second that end on each replica of a pool that is full; infinite of one that is not.
+
+    A pool in which sequences wait for longer than TTFT does what it can, whatever the model expects of it: prompts that
+    it computes itself take their part. What ended while replicas warmed up counts, and that time does not.
+    """
+    warm_s = [max(0.0, min(traffic.window_s, each.ready_for_s - settings.warmup_s)) for each in decode.pool.latencies]
+    if not traffic.num_ended or not sum(warm_s):
+        return inf
+    rate = traffic.num_ended / sum(warm_s)
+    return rate if decode.num_waiting > settings.slo.ttft_s * rate * decode.pool.num_ready else inf
 
 
 def _need(

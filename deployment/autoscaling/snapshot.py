@@ -19,6 +19,7 @@ class Traffic:
     prompt_tokens: Moments = field(default_factory=Moments)
     uncached_tokens: Moments = field(default_factory=Moments)  # of prompts, that somebody has to compute
     output_tokens: Moments = field(default_factory=Moments)
+    num_ended: int = 0  # answers; 0: none, or nobody counts
     remote_share: float = 1.0  # of the requests, whose prompts prefill workers compute
     remote_tokens: Moments | None = None  # uncached, of these prompts; None: as of all
 

@@ -53,7 +53,7 @@ class ScalingState:
                 trouble = replace(trouble, until_s=now_s + trouble.retry_after_s)
             sizes = self.sizes.map(lambda size: replace(size.without_streaks(), turned_s=None))
             corrections = self.corrections.map(lambda each: replace(each, steady_since_s=now_s, looked_s=now_s))
-            active_s = self.active_s if self.is_asleep else now_s
+            active_s = -inf if self.is_asleep else now_s
             return replace(
                 self, looked_s=now_s, active_s=active_s, sizes=sizes, corrections=corrections, trouble=trouble
             )

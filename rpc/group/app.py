@@ -1,8 +1,11 @@
-"""The process of a rendezvous: gRPC server, health, orderly end."""
+"""The process of a rendezvous: gRPC server, health, its place in the registry, orderly end."""
 
 import asyncio
 import logging
 import signal
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -13,15 +16,18 @@ from protos import group_pb2, group_pb2_grpc
 from rpc.group.config import RendezvousConfig
 from rpc.group.service import RendezvousService
 from rpc.group.settings import RendezvousSettings
+from rpc.group.standing import standing
 from rpc.grpc_options import SERVER_OPTIONS
 from rpc.host_port import host_port
 from rpc.malformed import RefuseMalformed
 from rpc.progress import ProgressReporter
+from rpc.registry.base import PlaceTaken
 from rpc.tls import make_security
 
 logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 0.5
+LOOK_S = 0.05  # for members that are still there
 MAX_REQUEST_BYTES = 1 << 20  # a join that names a thousand members is a tenth of it
 
 
@@ -52,7 +58,11 @@ async def serve(config: RendezvousConfig, stopping: asyncio.Event, settings: Ren
         address = host_port(config.host, port)
         ProgressReporter(config.progress_fd).ready(address=address)
         logger.info("the rendezvous serves at %s", address)
-        await _first(looking, asyncio.create_task(stopping.wait()))
+        async with standing(config, address) as keeping:  # left before our streams end: who comes again looks there
+            await _first(stopping.wait(), looking, keeping)
+            with suppress(TimeoutError, PlaceTaken):  # members that end with us need us for their orderly end
+                async with asyncio.timeout(config.drain_timeout_s):
+                    await _first(_left_alone(service), looking, keeping)
     finally:
         service.close()  # before the streams end one by one: no epoch is to begin because of that
         await health_servicer.enter_graceful_shutdown()
@@ -61,11 +71,19 @@ async def serve(config: RendezvousConfig, stopping: asyncio.Event, settings: Ren
         await asyncio.gather(looking, return_exceptions=True)
 
 
-async def _first(looking: asyncio.Task[None], stop: asyncio.Task[bool]) -> None:
-    """Returns once the process is to stop; raises what the looks fail with."""
+async def _left_alone(service: RendezvousService) -> None:
+    """Returns once no member is there."""
+    while service.num_members:  # noqa: ASYNC110  # a few looks at the end of a life
+        await asyncio.sleep(LOOK_S)
+
+
+async def _first(awaited: Coroutine[object, object, object], *failures: asyncio.Future[None]) -> None:
+    """Returns once that is done; raises what one of the others fails with."""
+    waits: list[asyncio.Future[Any]] = [asyncio.create_task(awaited), *failures]
     try:
-        await asyncio.wait((looking, stop), return_when=asyncio.FIRST_COMPLETED)
-        if looking.done():
-            looking.result()
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for failure in failures:
+            if failure.done():
+                failure.result()
     finally:
-        stop.cancel()
+        waits[0].cancel()

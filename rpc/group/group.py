@@ -98,6 +98,11 @@ class Group:
                 self.remove(seat, Refused(grpc.StatusCode.ABORTED, f"the member was silent for {timeout_s:g} s"))
 
     @property
+    def num_members(self) -> int:
+        """Members that are there."""
+        return len(self._seats)
+
+    @property
     def is_forgotten(self) -> bool:
         """Whether nobody was there for so long that it need not be kept."""
         return not self._seats and self._loop.time() - self._empty_since_s > self._settings.forget_s

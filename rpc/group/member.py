@@ -23,6 +23,7 @@ from rpc.group.epoch import Epoch, Life, epoch_from_proto, epoch_to_proto, life_
 from rpc.group.member_news import MemberNews
 from rpc.group.newest_view import NewestView
 from rpc.group.wakes import Wakes
+from rpc.group.whereabouts import RendezvousUnknown, Whereabouts
 from rpc.peers import Channels
 from rpc.tls import Security
 
@@ -63,8 +64,8 @@ class GroupMember:
     Made, started and closed on the event loop; what the engine calls may come from any thread.
     """
 
-    def __init__(self, rendezvous: str, place: Place, security: Security, channels: Channels) -> None:
-        """rendezvous: its host:port; channels: to the other members."""
+    def __init__(self, rendezvous: Whereabouts, place: Place, security: Security, channels: Channels) -> None:
+        """rendezvous: asked anew before each try to join; channels: to the other members."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises why we are refused
         self._loop = asyncio.get_running_loop()
         self._rendezvous = rendezvous
@@ -83,8 +84,14 @@ class GroupMember:
         """`listener` hears each newer view, on the event loop."""
         self._listener = listener
 
+    def join(self) -> None:
+        """Begins to join, if that was not begun; for any thread."""
+        self._post(self.start)
+
     def start(self) -> None:
-        """Begins to join."""
+        """The same, on the event loop."""
+        if self._run is not None or self._is_leaving:
+            return
         self._run = asyncio.create_task(self._keep(), name="group member")
 
     async def leave(self) -> None:
@@ -99,6 +106,7 @@ class GroupMember:
         """Leaves, and wakes nobody any more."""
         await self.leave()
         await self._wakes.close()
+        await self._rendezvous.close()
         if not self.failed.cancel():
             self.failed.exception()  # who did not ask for it does not need it
 
@@ -137,9 +145,10 @@ class GroupMember:
         backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
         while not self._is_leaving:
             try:
-                async with self._security.channel(self._rendezvous) as channel:
-                    await self._attend(channel)
-            except StreamLost as error:
+                address = await self._rendezvous.find()
+                async with self._security.channel(address) as channel:
+                    await self._attend(channel, address)
+            except (StreamLost, RendezvousUnknown) as error:
                 self._note_loss(str(error))
             except Exception as error:  # whatever it is: a worker cannot go on without its group
                 self.failed.set_exception(error)
@@ -147,7 +156,7 @@ class GroupMember:
             if not self._is_leaving:
                 await backoff.wait()
 
-    async def _attend(self, channel: grpc.aio.Channel) -> None:
+    async def _attend(self, channel: grpc.aio.Channel, address: str) -> None:
         """One stream, to its end. Raises StreamLost, or GroupRefused."""
         call: Call = group_pb2_grpc.RendezvousStub(channel).Join()  # type: ignore[call-arg]  # written by hand
         speaking: asyncio.Task[None] | None = None
@@ -165,10 +174,10 @@ class GroupMember:
                     self._take(epoch_from_proto(message.epoch))
         except grpc.aio.AioRpcError as error:
             if error.code() in FOR_GOOD:
-                raise GroupRefused(f"the rendezvous at {self._rendezvous} refuses us: {error.details()}") from error
-            raise StreamLost(error.details() or error.code().name) from error
+                raise GroupRefused(f"the rendezvous at {address} refuses us: {error.details()}") from error
+            raise StreamLost(f"{address}: {error.details() or error.code().name}") from error
         except (PeerLost, TransferDeadline, asyncio.InvalidStateError) as error:
-            raise StreamLost(str(error)) from error
+            raise StreamLost(f"{address}: {error}") from error
         finally:
             if speaking is not None:
                 await self._end(speaking)
@@ -216,7 +225,7 @@ class GroupMember:
     def _note_loss(self, reason: str) -> None:
         """Says it once, however often we try to join again."""
         if reason != self._loss and not self._is_leaving:
-            logger.warning("no stream to the rendezvous at %s: %s", self._rendezvous, reason)
+            logger.warning("no stream to the rendezvous: %s", reason)
         self._loss = reason
 
     async def _end(self, task: asyncio.Task[None]) -> None:

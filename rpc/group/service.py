@@ -31,6 +31,11 @@ class RendezvousService(group_pb2_grpc.RendezvousServicer):
         """Groups that are known."""
         return len(self._groups)
 
+    @property
+    def num_members(self) -> int:
+        """Members that are there, of all groups."""
+        return sum(group.num_members for group in self._groups.values())
+
     async def run(self) -> None:
         """Ends the membership of who is silent, and forgets groups that nobody is in; until cancelled."""
         now_s = asyncio.get_running_loop().time

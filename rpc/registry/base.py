@@ -40,6 +40,10 @@ class RegistryLost(Exception):
     """The registry cannot be asked now; the text says why."""
 
 
+class PlaceTaken(Exception):
+    """Another process has come under our name; the text says which. Nobody will find us any more."""
+
+
 Listener = Callable[[RegistryView], None]
 
 
@@ -71,6 +75,31 @@ class Reports(Protocol):
 
     async def read(self) -> tuple[str, ...]:
         """Those of all routers, none older than a few seconds. Raises RegistryLost."""
+        ...
+
+
+class NamedAddress(Protocol):
+    """Where a process is that a cluster has one of, or one of each name."""
+
+    @property
+    def name(self) -> str:
+        """For people; without passwords."""
+        ...
+
+    async def find(self) -> str | None:
+        """Its host:port; None if none stands there. Raises RegistryLost."""
+        ...
+
+    async def keep(self, address: str, lease_s: float) -> None:
+        """We are it, at this address, whatever becomes of the registry, until cancelled. Raises PlaceTaken."""
+        ...
+
+    async def withdraw(self) -> None:
+        """Takes us out, once `keep` has ended; without a registry the lease lapses by itself."""
+        ...
+
+    async def close(self) -> None:
+        """Ends its connections."""
         ...
 
 

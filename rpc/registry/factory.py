@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rpc.registry.base import Registry
+from rpc.registry.base import NamedAddress, Registry
 from rpc.registry.memory import MemoryRegistry
 from rpc.registry.url import parse_registry_url
 
@@ -17,3 +17,13 @@ def open_registry(url: str | None, addresses: Sequence[str] = ()) -> Registry:
     from rpc.registry.redis_registry import RedisRegistry  # its client is heavy, and few processes need it
 
     return RedisRegistry(parse_registry_url(url))
+
+
+def open_address(url: str, kind: str, name: str) -> NamedAddress:
+    """Where the process of this name is that the registry at a URL has of a kind; connects to nothing yet.
+
+    Raises OptionError for a URL that cannot be read.
+    """
+    from rpc.registry.redis_address import RedisAddress  # its client is heavy, and few processes need it
+
+    return RedisAddress(parse_registry_url(url), kind, name)

@@ -33,6 +33,8 @@ class TrafficReport:
     uncached_tokens: SampleSums = field(default_factory=SampleSums)  # of prompts, that some worker had to compute
     remote_tokens: SampleSums | None = None  # the same of prompts that went to a prefill worker; None: not counted
     output_tokens: SampleSums = field(default_factory=SampleSums)  # of those that ended
+    asked_tokens: SampleSums = field(default_factory=SampleSums)  # the most output that those that came may have
+    num_generated_tokens: int | None = None  # of output, of those that run too; None: not counted
     num_waiting: int = 0  # in the router's queue now
     oldest_wait_s: float = 0.0  # of them
 

@@ -60,6 +60,7 @@ class Autoscaler:
         """As routers and workers would report it."""
         spec, quantile = self._machine.spec, self._settings.slo.quantile
         prefills, decodes = list(self._prefill), list(self._decode)
+        self._traffic.note_generated(self._clock.now_s, self._prefill.num_generated + self._decode.num_generated)
         num_held = sum(each.replica.num_held_tokens() for each in decodes)
         num_running = sum(min(each.replica.num_running, spec.max_num_seqs) for each in decodes)
         num_behind = (
@@ -69,7 +70,7 @@ class Autoscaler:
             now_s=self._clock.now_s,
             traffic=self._traffic.traffic(self._clock.now_s),
             prefill=PrefillSnapshot(
-                pool=self._prefill.snapshot(self._oldest_wait_s(prefills), WINDOW_S, quantile),
+                pool=self._prefill.snapshot(WINDOW_S, quantile),
                 tokens_per_s=_tokens_per_s(prefills) or spec.prefill_tokens_per_s,
                 step_s=spec.step_s,
                 max_step_tokens=spec.max_num_batched_tokens,
@@ -77,7 +78,7 @@ class Autoscaler:
                 queued_tokens=sum(each.replica.num_queued_tokens for each in prefills),
             ),
             decode=DecodeSnapshot(
-                pool=self._decode.snapshot(self._oldest_wait_s(decodes), WINDOW_S, quantile),
+                pool=self._decode.snapshot(WINDOW_S, quantile),
                 step_s=spec.step_s + spec.sequence_s,
                 sequence_s=spec.sequence_s,
                 max_num_seqs=spec.max_num_seqs,
@@ -87,11 +88,6 @@ class Autoscaler:
                 num_waiting=num_behind + sum(each.replica.num_unadmitted for each in decodes),
             ),
         )
-
-    def _oldest_wait_s(self, workers: Iterable[Worker]) -> float:
-        """Of those who have no place yet."""
-        waits = [since_s for each in workers if (since_s := each.replica.waiting_since_s) is not None]
-        return self._clock.now_s - min(waits, default=self._clock.now_s)
 
 
 def _tokens_per_s(workers: Iterable[Worker]) -> float:

@@ -34,7 +34,7 @@ class Pool:
         self._workers: list[Worker] = []  # in the order in which they were asked for
         self._num_made = 0
         self._drains_s: list[float] = []  # how long they took
-        self._num_gone_preemptions = 0  # of replicas that are gone
+        self._num_gone_preemptions = self._num_gone_tokens = 0  # of replicas that are gone
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers)
@@ -57,6 +57,11 @@ class Pool:
     def num_preemptions(self) -> int:
         """Of all replicas that there were."""
         return self._num_gone_preemptions + sum(each.replica.num_preemptions for each in self._workers)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of output, of all replicas that there were."""
+        return self._num_gone_tokens + sum(each.replica.num_generated for each in self._workers)
 
     def begin(self, count: int) -> None:
         """So many are there from the start."""
@@ -82,12 +87,15 @@ class Pool:
             if worker.ready_s is not None:
                 self._drains_s.append(self._clock.now_s - worker.draining_s)
             self._num_gone_preemptions += worker.replica.num_preemptions
+            self._num_gone_tokens += worker.replica.num_generated
             self._workers.remove(worker)
         if gone:
             self._note_change()
 
-    def snapshot(self, oldest_wait_s: float, window_s: float, quantile: float) -> PoolSnapshot:
-        """As the autoscaler is told of it."""
+    def snapshot(self, window_s: float, quantile: float) -> PoolSnapshot:
+        """As the autoscaler is told of it: without how long anybody has waited, which routers know of their own queues
+        alone; here everybody waits at workers.
+        """
         now_s, ready = self._clock.now_s, self.ready
         starting = [each.wanted_s for each in self._workers if each.ready_s is None and each.draining_s is None]
         return PoolSnapshot(
@@ -96,7 +104,6 @@ class Pool:
             num_draining=len(self._workers) - len(ready) - len(starting),
             start_s=self._start_s,
             drain_s=sum(self._drains_s) / len(self._drains_s) if self._drains_s else 0.0,
-            oldest_wait_s=oldest_wait_s,
             latencies=tuple(
                 each.latencies.latency(now_s - (each.ready_s or 0.0), now_s - window_s, quantile) for each in ready
             ),
@@ -125,5 +132,5 @@ class Pool:
 
 
 def _is_done(worker: Worker) -> bool:
-    """Whether nothing of any request is there, nor on its way there."""
-    return worker.replica.is_idle and worker.estimate.num_own_requests == 0
+    """Whether nothing of any request is there, nor on its way there; a prefill worker that drains takes no more."""
+    return worker.replica.is_idle and (worker.role is WorkerRole.PREFILL or worker.estimate.num_own_requests == 0)

@@ -42,6 +42,9 @@ class PrefillLeg:
     def begin(self, num_prompt_tokens: int, hashes: Ordered[BlockHash]) -> None:
         """The decode worker's call comes."""
         worker, replica = self._worker, self._worker.replica
+        if worker.draining_s is not None:
+            self._receiver.prefill_refused()
+            return
         worker.taken.append(self._number)
         self._sequence = Sequence(
             order=replica.next_order(),

@@ -68,6 +68,15 @@ class Replica:
         begun = sum(sequence.num_missing for sequence in self._prefilling)
         return self._num_waiting_tokens + begun + self._batch.num_sequences
 
+    @property
+    def num_generated(self) -> int:
+        """Tokens of output so far, those of the steps under way that are over included."""
+        step = self._step
+        if step is None or step.step_s <= 0:
+            return self._num_generated
+        num_over = min(step.num_steps, int((self._clock.now_s - step.begins_s) / step.step_s))
+        return self._num_generated + num_over * step.num_decoding
+
     def next_order(self) -> int:
         """For a sequence that comes now."""
         self._num_orders += 1
@@ -81,7 +90,6 @@ class Replica:
             num_cached = self.memory.num_cached_tokens(sequence.hashes, sequence.num_tokens)
             sequence.num_queued = sequence.num_tokens - num_cached
             self._num_waiting_tokens += sequence.num_queued
-        sequence.came_s = self._clock.now_s
         self._waiting.append(sequence)
         self._wake()
         return True
@@ -138,11 +146,6 @@ class Replica:
     def num_unadmitted(self) -> int:
         """Sequences that have no blocks."""
         return len(self._waiting)
-
-    @property
-    def waiting_since_s(self) -> float | None:
-        """When the first of those came that have no blocks; None if all have theirs."""
-        return self._waiting[0].came_s if self._waiting else None
 
     def check_integrity(self) -> None:
         """Asserts that the blocks are held by exactly those that should hold them."""

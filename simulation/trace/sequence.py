@@ -41,7 +41,6 @@ class Sequence:
     blocks: list[BlockId] = field(default_factory=list)
     joined_tick: int = 0  # the replica's tick at which `num_tokens` was right
     life: int = 0  # counts how often it left the batch, so that what was planned before is not taken for news
-    came_s: float = 0.0  # to the replica
     num_stored: int = 0  # blocks offered to the cache
 
     def __post_init__(self) -> None:

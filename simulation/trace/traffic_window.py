@@ -2,6 +2,7 @@
 
 from collections import deque
 
+from deployment.autoscaling.answer_length import answer_moments
 from deployment.autoscaling.moments import Moments
 from deployment.autoscaling.snapshot import Traffic
 
@@ -17,6 +18,11 @@ class SlidingMoments:
 
     def __len__(self) -> int:
         return len(self._values)
+
+    @property
+    def total(self) -> float:
+        """The sum of those that were not forgotten."""
+        return max(0.0, self._sum)
 
     def note(self, now_s: float, value: float) -> None:
         """One more."""
@@ -49,6 +55,8 @@ class TrafficWindow:
         self._uncached = SlidingMoments()
         self._remote = SlidingMoments()
         self._outputs = SlidingMoments()
+        self._generated = SlidingMoments()
+        self._num_generated: int | None = None  # ever; None: nobody counts
         self._last_s: float | None = None  # when a request came
 
     def note_arrival(self, now_s: float, num_prompt_tokens: int, num_uncached_tokens: int, is_remote: bool) -> None:
@@ -67,19 +75,28 @@ class TrafficWindow:
         """A request got its last token."""
         self._outputs.note(now_s, num_output_tokens)
 
+    def note_generated(self, now_s: float, num_tokens: int) -> None:
+        """So many tokens of output there have been so far."""
+        self._generated.note(now_s, num_tokens - (self._num_generated or 0))
+        self._num_generated = num_tokens
+
     def traffic(self, now_s: float) -> Traffic:
         """As of now; at the beginning the window is what there was so far."""
         since_s = now_s - WINDOW_S
         prompts = self._prompts.since(since_s)
         gaps = self._gaps.since(since_s)
         remote = self._remote.since(since_s)
+        outputs = self._outputs.since(since_s)
+        self._generated.since(since_s)
+        num_generated = self._generated.total if self._num_generated is not None else None
         return Traffic(
             window_s=WINDOW_S,
             requests_per_s=len(self._prompts) / min(WINDOW_S, now_s) if now_s > 0 else 0.0,
             arrival_cv2=gaps.cv2 if len(self._gaps) > 1 else 1.0,
             prompt_tokens=prompts,
             uncached_tokens=self._uncached.since(since_s),
-            output_tokens=self._outputs.since(since_s),
+            output_tokens=answer_moments(outputs, len(self._outputs), num_generated),
+            num_ended=len(self._outputs),
             remote_share=len(self._remote) / len(self._prompts) if len(self._prompts) else 1.0,
             remote_tokens=remote,
         )

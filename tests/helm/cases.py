@@ -57,6 +57,12 @@ EXTERNAL = {
     "tests": {"enabled": False},
     "modelCache": {"type": "hostPath", "hostPath": "/data/models"},
 }
+# Both pools are groups, over pods of several workers and of one.
+EXPERTS = {
+    "prefill": {"expertParallelSize": 2, "minReplicas": 2},
+    "decode": {"expertParallelSize": 3, "minReplicas": 4, "maxReplicas": 9, "replicasPerPod": 2},
+    "eplb": {"enabled": True, "numRedundantExperts": 2, "stepInterval": 500},
+}
 CASES: dict[str, dict[str, Any]] = {
     "default": charts.MODEL,
     **{name: charts.example(name) for name in charts.EXAMPLES},
@@ -66,4 +72,5 @@ CASES: dict[str, dict[str, Any]] = {
     "everything": charts.merged(charts.MODEL, EVERYTHING),
     "openshift": charts.merged(charts.MODEL, OPENSHIFT),
     "external": EXTERNAL,
+    "experts": charts.merged(charts.MODEL, EXPERTS),
 }

@@ -9,6 +9,7 @@ import sys
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -63,9 +64,16 @@ async def join(ray: RayCluster, service: charts.Manifest) -> None:
         await ray.join(NODES[group["groupName"]], f"--labels={labels}")
 
 
+POOLS: dict[str, dict[str, Any]] = {
+    "single workers": {},
+    "a group": {"decode": {"expertParallelSize": 2, "minReplicas": 2, "maxReplicas": 2, "replicasPerPod": 2}},
+}
+
+
 @pytest.mark.timeout(300)
-async def test_the_charts_commands_and_files_make_a_cluster(tmp_path: Path) -> None:
-    values = {"modelCache": {"mountPath": str(tmp_path / "models")}, "engine": {"dtype": "float32"}}
+@pytest.mark.parametrize("pools", POOLS)
+async def test_the_charts_commands_and_files_make_a_cluster(tmp_path: Path, pools: str) -> None:
+    values = {"modelCache": {"mountPath": str(tmp_path / "models")}, "engine": {"dtype": "float32"}, **POOLS[pools]}
     objects = charts.render(charts.merged(charts.example("cpu"), values))
     service, secret = charts.only(objects, "RayService"), charts.only(objects, "Secret")
     worker = charts.pod_templates(objects)["RayService/baton/decode"]

@@ -12,7 +12,7 @@ from deployment.cluster_config import engine_options
 from deployment.kubernetes.settings import KubernetesSettings
 from deployment.ray_arguments import read_ray_settings
 from deployment.ray_scaling import POOLS
-from deployment.ray_settings import RaySettings
+from deployment.ray_settings import RENDEZVOUS, ROLES, RaySettings
 from deployment.scaling_options import read_options
 from deployment.serve_misfits import misfits
 from router.config import RouterConfig
@@ -189,6 +189,13 @@ def test_the_router_takes_its_file(case: str, tmp_path: Any) -> None:
         assert path is None or path.rpartition("/")[0] in mounts
 
 
+def test_what_is_promised_reaches_the_router() -> None:
+    promised = {"targetTtftMs": 500, "targetTpotMs": 50.5, "trafficWindowS": 30}
+    objects = charts.render(charts.merged(charts.MODEL, {"router": {"config": promised}}))
+    told = yaml.safe_load(charts.only(objects, "ConfigMap", "baton-router")["data"]["router.yaml"])
+    assert {snake(name): value for name, value in promised.items()}.items() <= told.items()
+
+
 def test_options_have_our_own_names() -> None:
     """What the values can say of engines and routers, our code knows by the same name."""
     engine = {name: None for name in engine_options() if name != "device"}
@@ -213,6 +220,64 @@ def test_options_have_our_own_names() -> None:
 def snake(name: str) -> str:
     """camelCase as Python has it."""
     return "".join(f"_{each.lower()}" if each.isupper() else each for each in name)
+
+
+def test_a_pools_group_is_the_one_that_the_values_say() -> None:
+    objects = charts.render(CASES["experts"])
+    settings = settings_of(objects)
+    settings.check()
+    assert settings.has_rendezvous
+    assert [settings.group_size(role) for role in ROLES] == [2, 3, 3]
+    told = {"enable_eplb": True, "num_redundant_experts": 2, "eplb_step_interval": 500}
+    assert told.items() <= settings.cluster.worker.items()
+    [application] = charts.serve_config(objects)["applications"]
+    for deployment, least in zip(application["deployments"], (2, 4), strict=True):
+        assert deployment["autoscaling_config"]["min_replicas"] == least >= settings.group_size(deployment["name"])
+    alone = settings_of(charts.render(charts.MODEL))
+    assert not alone.has_rendezvous
+    assert "enable_eplb" not in alone.cluster.worker
+
+
+def test_the_rendezvous_fits_where_decode_workers_are_and_takes_nothing_from_them() -> None:
+    objects = charts.render(CASES["experts"])
+    settings = settings_of(objects)
+    options = settings.deployments[RENDEZVOUS]
+    assert (options.replicas.num_cpus, settings.num_gpus(RENDEZVOUS)) == (0, 0)
+    types = _derive_autoscaling_config_from_ray_cr(ray_cluster(objects))["available_node_types"]
+    fitting = [name for name, node in types.items() if options.label_selector.items() <= node["labels"].items()]
+    assert fitting == ["decode"]
+
+
+def test_pods_of_a_group_reach_each_other_at_any_port() -> None:
+    """Where ranks wake each other, gloo's and NCCL's connections, and the rendezvous: all listen at any free port."""
+    policy = charts.only(charts.render(CASES["experts"]), "NetworkPolicy", "baton-workers")["spec"]
+    pools = {"prefill", "decode"}
+    for rules, key in ((policy["ingress"], "from"), (policy["egress"], "to")):
+        open_to = [
+            set(peer["podSelector"]["matchExpressions"][0]["values"])
+            for rule in rules
+            if "ports" not in rule
+            for peer in rule[key]
+        ]
+        assert any(pools <= peers for peers in open_to)
+
+
+GROUP_CHANGES: list[dict[str, Any]] = [
+    {"decode": {"expertParallelSize": 2}},
+    {"engine": {"dtype": "float32"}},
+    {"decode": {"engine": {"blockSize": 32}}},
+    {"eplb": {"stepInterval": 100}},
+    {"eplb": {"enabled": False}},
+]
+
+
+@pytest.mark.parametrize("change", GROUP_CHANGES)
+def test_another_group_is_another_cluster(change: dict[str, Any]) -> None:
+    """Serve would change it worker by worker, and the group takes none that differs."""
+    before, after = (charts.render(charts.merged(CASES["experts"], each)) for each in ({}, change))
+    assert without_replicas(before) != without_replicas(after)
+    bounds = {"decode": {"minReplicas": 5, "maxReplicas": 12}}
+    assert without_replicas(before) == without_replicas(charts.render(charts.merged(CASES["experts"], bounds)))
 
 
 BOUNDS: list[dict[str, Any]] = [
@@ -262,12 +327,18 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
     ({"decode": {"minReplicas": 0, "maxReplicas": 4}}, "one at the least"),
     ({"autoscaling": {"enabled": False}, "decode": {"replicas": 0}}, "one at the least"),
     ({"decode": {"maxReplicas": 40, "replicasPerPod": 2}}, "need 20 pods, but the worker group has 16"),
-    ({"prefill": {"tensorParallelSize": 2}}, "has no tensor-parallel ranks"),
-    ({"decode": {"expertParallelSize": 8}}, r"replicasPerPod \(1\) must be a multiple"),
+    ({"prefill": {"tensorParallelSize": 2}}, r"prefill\.tensorParallelSize: 2, but this chart .* ranks yet"),
     (
-        {"decode": {"expertParallelSize": 4, "replicasPerPod": 4, "minReplicas": 4, "maxReplicas": 6}},
-        "maxReplicas: 6 is not a multiple of expertParallelSize",
+        {"decode": {"expertParallelSize": 3, "minReplicas": 2}},
+        r"decode\.minReplicas: 2, but the pool's group begins with 3 workers",
     ),
+    (
+        {"autoscaling": {"enabled": False}, "prefill": {"expertParallelSize": 4, "replicas": 3}},
+        r"prefill\.replicas: 3, but the pool's group begins with 4 workers",
+    ),
+    ({"eplb": {"enabled": True}}, "eplb: each worker has all experts"),
+    ({"eplb": {"numRedundantExperts": 8}}, "eplb: each worker has all experts"),
+    ({"router": {"config": {"targetTpotMs": 50}}}, "targetTtftMs needs targetTpotMs"),
     ({"decode": {"shmGi": 100}}, "count as the pod's memory"),
     ({"decode": {"extraResources": {"nvidia.com/gpu": 2}}}, "nvidia.com/gpu is set twice"),
     ({"rdma": {"enabled": True}, "prefill": {"extraResources": {"rdma/hca": 2}}}, "rdma/hca is set twice"),

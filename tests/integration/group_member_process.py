@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 import threading
 import time
@@ -16,10 +17,12 @@ from protos import group_pb2_grpc
 from rpc.group.epoch import Life
 from rpc.group.member import GroupMember, Place
 from rpc.group.wakes import GroupPeerService
+from rpc.group.whereabouts import whereabouts
 from rpc.peers import Channels
 from rpc.tls import make_security
 
 PATIENCE_S = 30.0
+REGISTRY = "MEMBERS_REGISTRY"  # in the environment: URL of the registry where a rendezvous may stand
 
 
 def say(**fields: object) -> None:
@@ -51,7 +54,7 @@ async def run(rendezvous: str, group: str, name: str, incarnation: str, size: in
     await server.start()
     channels = Channels(security)
     place = Place(group, Life(name, incarnation, f"127.0.0.1:{port}"), "f", size)
-    member = GroupMember(rendezvous, place, security, channels)
+    member = GroupMember(whereabouts(rendezvous, os.environ.get(REGISTRY)), place, security, channels)
     member.start()
     threading.Thread(target=follow, args=(member,), daemon=True).start()
     lines = asyncio.StreamReader()

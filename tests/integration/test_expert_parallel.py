@@ -3,12 +3,18 @@
 import asyncio
 import os
 import signal
+import sys
+from importlib.resources import files
+from pathlib import Path
 
 import httpx
 import psutil
 
 from benchmarks.server import served
+from deployment.ports import free_ports
+from protos import worker_pb2
 from tests.integration.completion_load import completion_load
+from tests.integration.worker_process import worker_processes
 from tests.integration.workers_view import wait_all_ready, workers
 
 NUM_PROMPTS, NUM_TOKENS = 8, 24
@@ -54,6 +60,25 @@ async def test_a_rank_killed_under_load_costs_no_request_and_no_token() -> None:
                 while await incarnation_of(victim, url) in (incarnation, None):
                     await asyncio.sleep(0.1)
             await load.more(5)  # with the one that has come back
+
+
+async def test_ranks_end_well_in_any_order(tmp_path: Path) -> None:
+    """Their statuses are looked at when they have ended."""
+    [port] = free_ports("127.0.0.1", 1)
+    rendezvous = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "rpc.group", f"--port={port}", "--log-level=warning"
+    )
+    flags = ("--expert-parallel=3", f"--rendezvous=127.0.0.1:{port}")
+    model = files("baton") / "bundled_model"
+    try:
+        async with worker_processes(Path(str(model)), tmp_path, *[("decode", *flags)] * 3) as ranks:
+            ranks[0].child.terminate()  # the first, where the epoch's store is
+            assert await ranks[0].child.wait() == 0
+            for rank in ranks[1:]:
+                assert (await rank.describe()).role == worker_pb2.WORKER_ROLE_DECODE
+    finally:
+        rendezvous.terminate()
+        await rendezvous.wait()
 
 
 async def incarnation_of(worker_id: str, url: str) -> str | None:

@@ -52,6 +52,11 @@ def num_requests(seen: Sighting) -> int:
     return round(seen.pools.traffic.requests_per_s * seen.pools.traffic.window_s)
 
 
+def num_workers(seen: Sighting) -> int:
+    """Those that some router reaches."""
+    return sum(map(len, seen.pools.workers.both()))
+
+
 def num_timed(seen: Sighting) -> int:
     """Those that decode workers have answered."""
     return sum(sum(each.latency.values()) for each in seen.pools.workers.decode)
@@ -75,7 +80,7 @@ async def test_what_is_served_becomes_a_decision(tmp_path: Path) -> None:
         for router in routers:
             await wait_ready_workers(router, "prefill-0", "decode-0", "decode-1")
         observer = await stack.enter_async_context(observer_of(server.url))
-        idle = await sighting(observer, lambda seen: seen.num_routers == 2)
+        idle = await sighting(observer, lambda seen: num_workers(seen) == 3)
         assert not idle.pools.snapshot(NOTHING, 0.95, 0.0).has_requests
 
         await asyncio.gather(*(ask(routers[number % 2], number) for number in range(NUM_REQUESTS)))
@@ -102,4 +107,4 @@ async def test_what_is_served_becomes_a_decision(tmp_path: Path) -> None:
             assert decode_report((await router.get("/pools")).text).model == "bundled_model"
         assert observer.latest is last
         await server.start()
-        await sighting(observer, lambda seen: seen is not last and seen.num_routers == 2)
+        await sighting(observer, lambda seen: seen is not last and num_workers(seen) == 3)

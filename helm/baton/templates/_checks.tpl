@@ -9,6 +9,9 @@
 {{- range $name := list "prefill" "decode" -}}
 {{- include "baton.checkPool" (dict "root" $ "name" $name) -}}
 {{- end -}}
+{{- if and (not (include "baton.hasGroups" .)) (or $v.eplb.enabled (int $v.eplb.numRedundantExperts)) -}}
+{{- fail "eplb: each worker has all experts, so there is nothing to place; give a pool an expertParallelSize over 1" -}}
+{{- end -}}
 {{- if lt (int (include "baton.leastDecode" .)) 1 -}}
 {{- fail "decode: no worker decodes; decode.minReplicas (decode.replicas without autoscaling) must be at least 1" -}}
 {{- end -}}
@@ -55,16 +58,10 @@
 {{- fail (printf "%s.maxReplicas: %v replicas, %v to a pod, need %v pods, but the worker group has %v at most; raise %s.maxPods" $name $pool.most $values.replicasPerPod $pool.mostPods $values.maxPods $name) -}}
 {{- end -}}
 {{- if gt (int $values.tensorParallelSize) 1 -}}
-{{- fail (printf "%s.tensorParallelSize: %v, but the engine of Baton %s has no tensor-parallel ranks: all but one GPU of a replica would idle. Give 1" $name $values.tensorParallelSize .root.Chart.AppVersion) -}}
+{{- fail (printf "%s.tensorParallelSize: %v, but this chart does not start tensor-parallel ranks yet: all but one GPU of a replica would idle. Give 1" $name $values.tensorParallelSize) -}}
 {{- end -}}
-{{- if mod (int $values.replicasPerPod) (int $values.expertParallelSize) -}}
-{{- fail (printf "%s.expertParallelSize: a group of %v replicas shares one pod, so replicasPerPod (%v) must be a multiple of it" $name $values.expertParallelSize $values.replicasPerPod) -}}
-{{- end -}}
-{{- range $key := list "minReplicas" "maxReplicas" "replicas" -}}
-{{- $size := index $values $key -}}
-{{- if and (not (kindIs "invalid" $size)) (mod (int $size) (int $values.expertParallelSize)) -}}
-{{- fail (printf "%s.%s: %v is not a multiple of expertParallelSize, %v" $name $key $size $values.expertParallelSize) -}}
-{{- end -}}
+{{- if lt (int $pool.least) (int $values.expertParallelSize) -}}
+{{- fail (printf "%s.%s: %v, but the pool's group begins with %v workers (expertParallelSize), and none of them serves before; give %v or more" $name (ternary "minReplicas" "replicas" (or $v.autoscaling.enabled (kindIs "invalid" $values.replicas))) $pool.least $values.expertParallelSize $values.expertParallelSize) -}}
 {{- end -}}
 {{- if gt (mulf $values.shmGi 1024) (float64 $pool.podMemoryMi) -}}
 {{- fail (printf "%s.shmGi: %v GiB of shared memory count as the pod's memory, which has %v MiB" $name $values.shmGi $pool.podMemoryMi) -}}
@@ -152,6 +149,9 @@
 
 {{- define "baton.checkRouter" -}}
 {{- $v := .Values -}}
+{{- if ne (hasKey $v.router.config "targetTtftMs") (hasKey $v.router.config "targetTpotMs") -}}
+{{- fail "router.config: targetTtftMs needs targetTpotMs, and targetTpotMs needs it" -}}
+{{- end -}}
 {{- if and $v.keda.enabled $v.router.autoscaling.enabled -}}
 {{- fail "keda: KEDA and router.autoscaling (an HPA) would both size the routers; switch one off" -}}
 {{- end -}}

@@ -25,6 +25,20 @@ podMemoryMi: {{ int64 (mulf (addf (mulf $pool.memoryGi $replicasPerPod) $pool.ov
 {{- define "baton.shutdownSeconds" -}}{{ add (int .Values.drainTimeoutSeconds) 37 }}{{- end }}
 {{- define "baton.podGraceSeconds" -}}{{ add (int (include "baton.shutdownSeconds" .)) 30 }}{{- end }}
 
+{{/* Whether a pool's workers share a model's experts. */}}
+{{- define "baton.hasGroups" -}}
+{{- if or (gt (int .Values.prefill.expertParallelSize) 1) (gt (int .Values.decode.expertParallelSize) 1) -}}true{{- end -}}
+{{- end }}
+
+{{/* What all workers of a group have in common: Serve cannot change it one worker after the other, so the operator has
+     to take it for another cluster. */}}
+{{- define "baton.groupIdentity" -}}
+{{- $values := index .root.Values .name -}}
+{{- $engine := merge (dict) (fromYaml (include "baton.options" $values.engine)) (fromYaml (include "baton.options" .root.Values.engine)) -}}
+{{- $eplb := ternary (printf "eplb %v/%v" .root.Values.eplb.numRedundantExperts .root.Values.eplb.stepInterval) (printf "redundant %v" .root.Values.eplb.numRedundantExperts) .root.Values.eplb.enabled -}}
+{{- printf "%v ranks of %s, dtype %v, block_size %v, %s" $values.expertParallelSize (include "baton.modelPath" .root) ($engine.dtype | default "auto") ($engine.block_size | default "as usual") $eplb -}}
+{{- end }}
+
 {{/* The arguments of the application: the keys of `baton serve`'s file and docs/ray.md's. */}}
 {{- define "baton.rayArguments" -}}
 model: {{ include "baton.modelPath" . | quote }}
@@ -48,10 +62,25 @@ tls_server_name: {{ .Values.tls.internal.serverName }}
 engine:
   {{- $engine := fromYaml (include "baton.options" .Values.engine) }}
   {{- toYaml (merge (dict "device" .Values.device) $engine) | nindent 2 }}
+{{- if include "baton.hasGroups" . }}
+{{- if .Values.eplb.enabled }}
+enable_eplb: true
+eplb_step_interval: {{ .Values.eplb.stepInterval }}
+{{- end }}
+{{- with .Values.eplb.numRedundantExperts }}
+num_redundant_experts: {{ . }}
+{{- end }}
+rendezvous_ray: # it takes no CPU of Ray's; where decode workers are is always a node
+  label_selector:
+    pool: decode
+{{- end }}
 {{- range $name := list "prefill" "decode" }}
 {{- $values := index $.Values $name }}
 {{- $pool := fromYaml (include "baton.pool" (dict "root" $ "name" $name)) }}
-{{ $name }}: 1 # that there is such a deployment: its size stands below
+{{ $name }}: {{ $values.expertParallelSize }} # that there is such a deployment: its size stands below
+{{- if gt (int $values.expertParallelSize) 1 }}
+{{ ternary "prefill_expert_parallel" "expert_parallel" (eq $name "prefill") }}: {{ $values.expertParallelSize }}
+{{- end }}
 {{- with fromYaml (include "baton.options" $values.engine) }}
 {{ $name }}_engine:
   {{- toYaml . | nindent 2 }}

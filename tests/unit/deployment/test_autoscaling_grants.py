@@ -50,6 +50,12 @@ def test_starting_replicas_and_those_that_nobody_has_begun_to_start_count() -> N
     assert granted((4, 6), (4, 3), pool(3), pool(3)).sizes == ByPool(4, 4)
 
 
+def test_replicas_that_are_late_have_their_gpus() -> None:
+    seen = snapshot(prefills=pool(3, starting_since_s=(0.0, 0.0)), decodes=pool(2))
+    found = grant(ByPool(3, 5), Grants(ByPool(3, 2)), ByPool(3, 2), seen, Budget(8, SETTINGS.limits), SETTINGS)
+    assert found.sizes == ByPool(3, 3)
+
+
 def test_nothing_is_given_over_a_budget_that_became_smaller() -> None:
     assert granted((4, 4), (3, 4), pool(3), pool(4), gpus=6).sizes == ByPool(3, 4)
 

@@ -12,12 +12,12 @@ from deployment.autoscaling.backlog import Backlog
 from deployment.autoscaling.decode_model import DecodeModel
 from deployment.autoscaling.kv_demand import mean_context
 from deployment.autoscaling.moments import Moments
-from deployment.autoscaling.need import prefill_need
+from deployment.autoscaling.need import decode_need, full_pool_rate, prefill_need
 from deployment.autoscaling.pool_model import UNREACHABLE_SLACK, PoolModel, smallest_size
 from deployment.autoscaling.prefill_model import PrefillModel
 from deployment.autoscaling.queueing import erlang_c, quantile_of, queue_wait
 from deployment.autoscaling.settings import SLO
-from deployment.autoscaling.snapshot import DecodeSnapshot, Traffic
+from deployment.autoscaling.snapshot import DecodeSnapshot, ReplicaLatency, Traffic
 from tests.unit.deployment.autoscaling_snapshots import (
     SETTINGS,
     decode,
@@ -289,20 +289,23 @@ def test_prompts_are_held_until_their_first_token() -> None:
     assert wait is not None
     expected = 2000 * (wait.mean + 0.1) + prompt.second / 10_000  # E[P * P / 10,000]
     assert model.prompt_token_s(prompt, 2, 8.0) == pytest.approx(expected)
-    assert model.prompt_token_s(prompt, 1, 8.0) == pytest.approx(2000 * (1.0 + 0.1) + prompt.second / 10_000)
+    for overrun in (8.0, 4.999):  # without end, or for minutes: no decode replica mends that
+        held = model.prompt_token_s(prompt, 1, overrun)
+        assert held == pytest.approx(2000 * (1.0 + 0.1) + prompt.second / 10_000)
 
 
 def test_a_backlog_that_will_be_gone_needs_nothing() -> None:
     backlog = Backlog(queued=20.0, arriving_per_s=1.0, done_per_s=1.0)
     assert backlog.left(pool(2), 0.0, 30.0) == 0.0
-    assert backlog.need(pool(2), 0.0, 30.0, 1.0) == 0
+    assert backlog.need(pool(2), 0.0, 30.0, 1.0, 100) == 0
 
 
 def test_a_backlog_that_stays_is_cleared_in_the_time_of_a_start() -> None:
     backlog = Backlog(queued=20.0, arriving_per_s=3.0, done_per_s=1.0)
     assert backlog.left(pool(2), 0.0, 30.0) == 20 + 30
-    assert backlog.need(pool(2), 0.0, 30.0, 1.0) == 5  # 3 for what comes, 50 / 30 for what is left
-    assert backlog.need(pool(2), 0.0, 0.5, 1.0) == 24  # a start that is quick enough saves who waits: within TTFT
+    assert backlog.need(pool(2), 0.0, 30.0, 1.0, 100) == 5  # 3 for what comes, 50 / 30 for what is left
+    assert backlog.need(pool(2), 0.0, 30.0, 1.0, 4) == 4  # there are no more
+    assert backlog.need(pool(2), 0.0, 0.5, 1.0, 100) == 24  # a start that is quick enough saves who waits: within TTFT
 
 
 def test_replicas_that_are_starting_help_with_the_backlog() -> None:
@@ -313,8 +316,43 @@ def test_replicas_that_are_starting_help_with_the_backlog() -> None:
 
 def test_a_long_wait_is_a_backlog_whatever_the_queue_is_said_to_hold() -> None:
     silent = Backlog(queued=0.0, arriving_per_s=1.5, done_per_s=1.0)
-    assert silent.need(pool(2), 0.0, 30.0, 1.0) == 0
-    assert silent.need(pool(2, oldest_wait_s=40.0), 0.0, 30.0, 1.0) == 3
+    assert silent.need(pool(2), 0.0, 30.0, 1.0, 100) == 0
+    assert silent.need(pool(2, oldest_wait_s=40.0), 0.0, 30.0, 1.0, 100) == 3
+
+
+def test_replicas_that_get_nothing_done_are_needed_as_many_as_there_may_be() -> None:
+    idle = Backlog(queued=0.0, arriving_per_s=0.0, done_per_s=0.0)
+    assert idle.need(pool(2), 0.0, 30.0, 1.0, 7) == 0
+    for hardly in (0.0, 1e-300):
+        assert replace(idle, done_per_s=hardly, queued=1.0).need(pool(2), 0.0, 30.0, 1.0, 7) == 7
+    full = decode(pool(1), kv_tokens=2000)  # a prompt that is held for so long before its first token fits nowhere
+    assert DecodeModel.of(traffic(1.0), full, SETTINGS, 1.0, 1e15).full_rate(1) == 0.0
+    assert decode_need(snapshot(decode=full), SETTINGS, 1.0, 7, 1e15).least == 7
+
+
+def test_no_need_is_more_than_there_may_be() -> None:
+    """However slow: whoever predicts goes through that number."""
+    slow = snapshot(prefill=prefill(pool(), tokens_per_s=0.01, queued_tokens=1e6))
+    found = prefill_need(slow, SETTINGS, 1.0, 15)
+    assert (found.least, found.sure, found.keep, found.queue) == (15, 15, 15, 15)
+    stuck = snapshot(decode=decode(pool(), step_s=1e3, num_waiting=1000))
+    found = decode_need(stuck, SETTINGS, 1.0, 15, 0.0)
+    assert (found.least, found.sure, found.queue) == (15, 15, 15)
+
+
+def test_a_full_pool_does_what_it_does_whatever_the_model_expects() -> None:
+    """Three replicas for a minute, one for three quarters of it, half of which it warmed up; and one that came now."""
+    ready_for_s = (1000.0, 90.0, 600.0, 45.0, 10.0)
+    times = tuple(ReplicaLatency(each, 100, 0.03) for each in ready_for_s)
+    full = decode(pool(5, latencies=times), num_running=200, num_waiting=40)
+    load = traffic(10.0, num_ended=390)
+    assert full_pool_rate(load, full, SETTINGS) == pytest.approx(390 / (3 * 60 + 15))
+    assert full_pool_rate(load, replace(full, num_waiting=9), SETTINGS) == math.inf  # for less than a second
+    assert full_pool_rate(replace(load, num_ended=0), full, SETTINGS) == math.inf
+    assert full_pool_rate(load, decode(pool(5, latencies=times[4:]), num_waiting=40), SETTINGS) == math.inf
+    expected = decode_need(snapshot(load=replace(load, num_ended=0), decode=full), SETTINGS, 1.0, 50, 0.0)
+    assert expected.least < 5
+    assert decode_need(snapshot(load=load, decode=full), SETTINGS, 1.0, 50, 0.0).least > 5
 
 
 def test_prefill_replicas_are_for_the_prompts_that_come_to_them() -> None:

@@ -153,6 +153,15 @@ def test_without_requests_both_pools_go_to_zero_together() -> None:
     assert sizes(looker.look_for(1000, empty)) == (0, 0)
 
 
+def test_a_clock_that_goes_back_neither_wakes_pools_nor_keeps_them_awake() -> None:
+    looker = Looker(SLEEPY)
+    awake = snapshot(10_000.0, traffic(1.0), pool(1), pool(1))
+    looker.look(awake)
+    assert sizes(looker.look_for(99, replace(awake, now_s=500.0, traffic=QUIET))) == (1, 1)
+    assert sizes(looker.look(replace(awake, now_s=600.0, traffic=QUIET))) == (0, 0)
+    assert sizes(looker.look_for(99, snapshot(0.0, QUIET, pool(0), pool(0)))) == (0, 0)
+
+
 def awake_fields() -> list[dict[str, Any]]:
     return [
         {"traffic": traffic(0.02)},

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from deployment.cluster_config import (
+    ClusterConfig,
     ClusterSettings,
     cluster_options,
     engine_options,
@@ -92,6 +93,14 @@ def test_a_cluster_that_cannot_decode_is_refused(tmp_path: Path, flags: dict[str
 def test_prefill_workers_that_nobody_asks_are_refused(tmp_path: Path, flags: dict[str, object]) -> None:
     with pytest.raises(OptionError, match=r"prefill: no worker takes what these prefill.* one with --decode"):
         settings(tmp_path, "", **flags)
+
+
+def test_workers_of_one_machine_divide_into_groups() -> None:
+    ClusterConfig(decode=4, expert_parallel=2, prefill_expert_parallel=3).check_groups()
+    with pytest.raises(OptionError, match="decode: 3 workers do not divide into groups of 2"):
+        ClusterConfig(decode=3, expert_parallel=2).check_groups()
+    with pytest.raises(OptionError, match="prefill: 1 workers do not divide into groups of 2"):
+        ClusterConfig(prefill=1, prefill_expert_parallel=2).check_groups()
 
 
 def test_with_targets_it_is_prices_that_say_where_a_prompt_is_prefilled(tmp_path: Path) -> None:

@@ -37,6 +37,23 @@ SCALED = {"min_replicas": 1, "max_replicas": 4}
             {"drain_timeout_s": 60, "router_ray": {"graceful_shutdown_timeout_s": 64}},
             "router_ray.graceful_shutdown_timeout_s: 64 s end a replica before it has drained; give 65 or more",
         ),
+        (
+            {"decode": 1, "expert_parallel": 2},
+            "decode: 1, but the group of the decode workers begins with 2 (expert_pa",
+        ),
+        ({"decode_ray": {"num_replicas": 3}, "expert_parallel": 4}, "decode_ray.num_replicas: 3, but the group of"),
+        (
+            {"decode_ray": {"autoscaling": SCALED}, "expert_parallel": 2},
+            "decode_ray.autoscaling.min_replicas: 1, but the group of the decode workers begins with 2 (expert_parallel"
+            "); give 2 or more",
+        ),
+        (
+            {"prefill": 2, "prefill_expert_parallel": 3},
+            "prefill: 2, but the group of the prefill workers begins with 3 (prefill_expert_parallel); give 3 or more",
+        ),
+        ({"prefill": 0, "both": 1, "expert_parallel": 2}, "both: 1, but the group of the both workers begins with 2"),
+        ({"rendezvous_ray": {"num_replicas": 2}}, "rendezvous_ray: there is one"),
+        ({"rendezvous_ray": {"autoscaling": SCALED}}, "rendezvous_ray: there is one"),
         (GPUS, "device: cuda:1 for prefill, but a replica sees none but the 1 that Ray gives it"),
         ({"prefill": 0, "decode_engine": {"device": "cuda:1"}}, "device: cuda:1 for decode"),
         ({**GPUS, "prefill_ray": {"num_gpus": 2}}, "device: cuda:1 for decode"),
@@ -49,6 +66,9 @@ def test_what_ray_would_quietly_do_otherwise_is_refused(arguments: dict[str, Any
 
 
 def test_what_ray_does_as_it_is_told_is_not_refused() -> None:
+    assert settings(expert_parallel=2).num_replicas("decode") == 2
+    scaled_group = {"decode_ray": {"autoscaling": {"min_replicas": 2, "max_replicas": 5}}, "expert_parallel": 2}
+    assert settings(**scaled_group).num_replicas("decode") == 2
     ends = {"prefill_ray": 97, "decode_ray": 97, "router_ray": 65, "both_ray": 1}  # nobody is colocated here
     sections = {name: {"graceful_shutdown_timeout_s": end_s} for name, end_s in ends.items()}
     read = settings(drain_timeout_s=60, **sections)

@@ -1,5 +1,6 @@
 """What an application on Ray is told, and the processes of its replicas."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import yaml
 import baton
 from deployment.machine import Machine
 from deployment.ray_arguments import read_ray_settings
-from deployment.ray_process import Place, router_process, share_of, worker_process
+from deployment.ray_process import Place, rendezvous_process, router_process, share_of, worker_process
 from deployment.ray_settings import RaySettings
 from deployment.redis_server import HOST
 from rpc.option_values import OptionError
@@ -121,6 +122,35 @@ def test_a_worker_runs_as_it_would_without_ray_and_shows_no_password() -> None:
     assert spec.env["OMP_NUM_THREADS"] == "2"
     assert "secret" not in " ".join(spec.argv)
     assert spec.log_path is None  # it writes where the replica does
+
+
+def test_a_pool_that_spreads_its_experts_is_one_group_that_meets_in_the_registry() -> None:
+    read = settings(decode=3, expert_parallel=2, enable_eplb=True)
+    assert read.has_rendezvous
+    assert read.num_replicas("decode") == 3  # a group as Ray has it is the whole pool, which need not divide
+    place = replace(NODE, application="ray-0123")
+    with worker_process(read, "decode", "decode-abc", place) as spec:
+        told = {"--expert-parallel=2", "--group=decode", "--rendezvous=registry/ray-0123", "--enable-eplb"}
+        assert told <= {*spec.argv}
+    with worker_process(read, "prefill", "prefill-abc", place) as spec:
+        assert not any(word.startswith(("--expert-parallel", "--rendezvous")) for word in spec.argv)
+    with rendezvous_process(read, "rendezvous-abc", place) as spec:
+        [file] = [word.removeprefix("--config=") for word in spec.argv if word.startswith("--config=")]
+        assert yaml.safe_load(Path(file).read_text()) == {"registry": REGISTRY}
+        assert spec.argv[1:4] == ("-P", "-m", "rpc.group")
+        assert {"--host=10.0.0.5", "--name=ray-0123", "--drain-timeout-s=67.0"} <= {*spec.argv}
+        assert "secret" not in " ".join(spec.argv)
+    assert not Path(file).exists()
+    assert read.deployments["rendezvous"].replicas.num_cpus == 0
+
+
+def test_no_pool_of_single_workers_has_a_rendezvous() -> None:
+    assert not settings().has_rendezvous
+    assert settings(prefill=2, prefill_expert_parallel=2).has_rendezvous
+    assert not settings(prefill=0, both=1, prefill_expert_parallel=2).has_rendezvous  # nobody is in that pool
+    assert settings(prefill=0, both=2, expert_parallel=2).has_rendezvous
+    given = settings(expert_parallel=2, rendezvous_ray={"num_cpus": 0.5, "label_selector": {"pool": "decode"}})
+    assert given.deployments["rendezvous"].replicas.num_cpus == 0.5
 
 
 def test_a_router_listens_at_its_node_unless_told_otherwise(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The traffic of several routers as one."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,3 +57,16 @@ def test_prompts_that_decode_workers_compute_are_told_apart() -> None:
     # A router of an earlier version does not count them.
     merged = merged_traffic([traffic_report(600), remote])
     assert (merged.remote_share, merged.remote_tokens) == (1.0, None)
+
+
+def test_answers_that_still_run_make_all_longer() -> None:
+    begun = traffic_report(600, output_tokens=sums(50.0, 20), num_generated_tokens=3000)
+    settled = traffic_report(600, output_tokens=sums(100.0, 80, cv2=1.0), num_generated_tokens=9000)
+    merged = merged_traffic([begun, settled])
+    assert merged.output_tokens.mean == pytest.approx(12_000 / 100)
+    limited = replace(begun, asked_tokens=sums(90.0, 100)), replace(settled, asked_tokens=sums(130.0, 300))
+    assert merged_traffic(limited).output_tokens.mean == pytest.approx(120.0)
+    assert merged_traffic(limited[:1]).output_tokens.mean == pytest.approx(90.0)  # as much as may be
+    # A router of an earlier version does not count tokens.
+    merged = merged_traffic([begun, traffic_report(600, output_tokens=sums(100.0, 80))])
+    assert merged.output_tokens.mean == pytest.approx(90.0)

@@ -44,6 +44,7 @@ class Member:
     def __init__(self, group: Group, name: str) -> None:
         self._group = group
         self.name = name
+        self.on_join: Callable[[], None] = lambda: None  # the tests say who is a member
 
     @property
     def epoch(self) -> int:
@@ -62,7 +63,7 @@ class Member:
         return GroupView(group.epoch, group.members, group.members.index(self.name), group.store)
 
     def join(self) -> None:
-        pass  # the tests say who is a member
+        self.on_join()
 
     def publish_store(self, epoch: int, address: str) -> None:
         with self._group.changed:

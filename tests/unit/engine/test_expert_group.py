@@ -11,14 +11,14 @@ import torch
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import UnsupportedModel
-from engine.expert_group import BalanceSettings
+from engine.expert_group import BalanceSettings, ExpertGroup
 from engine.layers.experts import ROW_TILE
 from engine.layers.linear import Linear
 from engine.outputs import SampledToken
 from engine.request import Request, RequestId
 from engine.sampling_params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
-from tests.unit.engine.group_rig import Ranks
+from tests.unit.engine.group_rig import Group, Member, Ranks
 
 Outputs = dict[str, list[SampledToken]]
 Groups = Callable[..., Ranks]
@@ -98,6 +98,18 @@ def test_logits_equal_one_ranks_bit_for_bit(model: Path, num_ranks: int, dtype: 
 def test_each_rank_reads_its_own_experts_only(mixtral: Path, groups: Groups) -> None:
     group = groups(mixtral, ["rank-0", "rank-1", "rank-2"])
     assert held(group) == [(0, 1, 2), (3, 4, 5), (6, 7)]
+
+
+def test_a_rank_joins_once_all_but_its_experts_is_loaded(mixtral: Path) -> None:
+    rig = Group()
+    rig.set_members("rank-0")
+    member = Member(rig, "rank-0")
+    group = ExpertGroup(member, "127.0.0.1", torch.device("cpu"))
+    num_layers: list[int] = []
+    member.on_join = lambda: num_layers.append(len(group.layers))
+    engine = Engine(EngineConfig(model=str(mixtral), kv_cache_memory_bytes=1 << 21, num_threads=1), group=group)
+    engine.close()
+    assert num_layers == [3]
 
 
 def test_many_tokens_go_only_where_they_are_wanted(mixtral: Path, groups: Groups) -> None:

@@ -65,7 +65,7 @@ def test_workers_of_both_roles_decode_what_decode_workers_have_no_room_for() -> 
     promised = make_policy("cost", None, Targets(ttft_s=1.0, tpot_s=0.02))
     roomy = worker("d", requests=60, max_num_seqs=99)  # 16 ms of the 20
     assert names(promised(request(2000), cluster(roomy, both("b")))) == ("d", "b", None)
-    full = worker("d", requests=71, max_num_seqs=99)  # 17.1 ms of the 20
+    full = worker("d", requests=86, max_num_seqs=99)  # 18.6 ms of the 20
     assert names(promised(request(2000), cluster(full, both("b")))) == ("b", None, None)
     assert names(promised(request(2000), cluster(full, worker("e", requests=3), both("b"))))[0] == "e"
     assert names(COST(request(2000), cluster(full, both("b"))))[0] == "d"  # nothing is promised
@@ -74,7 +74,7 @@ def test_workers_of_both_roles_decode_what_decode_workers_have_no_room_for() -> 
 
 def test_a_decode_worker_with_room_is_found_among_many() -> None:
     promised = make_policy("cost", None, Targets(ttft_s=1.0, tpot_s=0.02))
-    near = [worker(f"d{number}", requests=71, max_num_seqs=99) for number in range(MAX_DECODERS)]
+    near = [worker(f"d{number}", requests=86, max_num_seqs=99) for number in range(MAX_DECODERS)]
     far = [worker(f"e{number}", requests=2, queued=500) for number in range(3)]
     cached = {f"d{number}": 900 for number in range(MAX_DECODERS)}
     assert names(promised(request(1000, **cached), cluster(*near, *far, both("b"))))[0].startswith("e")

@@ -36,6 +36,7 @@ async def test_a_report_of_what_was_served() -> None:
         assert traffic.gaps_s.num == 3  # none before what was invalid
         assert (traffic.prompt_tokens.num, traffic.prompt_tokens.total) == (4, 40)
         assert (traffic.output_tokens.num, traffic.output_tokens.total) == (4, 20)
+        assert (traffic.num_generated_tokens, traffic.asked_tokens.total) == (20, 20)
         assert 4 <= traffic.uncached_tokens.total <= 40 - 2 * BLOCK_SIZE
         assert 1.0 <= traffic.window_s <= 60.0
         (seen,) = report.workers

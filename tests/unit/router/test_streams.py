@@ -121,7 +121,8 @@ async def test_pauses_double_and_are_short_again_after_a_good_time(monkeypatch: 
 
 
 async def test_a_patient_reader_gets_the_first_token_and_then_the_rest_at_once() -> None:
-    mailbox = Mailbox(patient=True)
+    heard: list[int] = []
+    mailbox = Mailbox(patient=True, note_tokens=heard.append)
     mailbox.put(RequestDelta(prompt_logprobs=[PositionLogprobs()]))
     assert len((await mailbox.get()).prompt_logprobs) == 1
     mailbox.put(RequestDelta(token_ids=[1]))
@@ -131,6 +132,7 @@ async def test_a_patient_reader_gets_the_first_token_and_then_the_rest_at_once()
         mailbox.put(RequestDelta(token_ids=[token_id]))
         await asyncio.sleep(0)
         assert not reader.done()
+    assert sum(heard) == 5  # they came, whoever reads them when
     mailbox.put(RequestDelta(token_ids=[6], finish_reason=FINISH_REASON_STOP))
     assert list((await reader).token_ids) == [2, 3, 4, 5, 6]
 

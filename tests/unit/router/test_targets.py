@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from router.cluster import WorkerSnapshot
-from router.cost_model import CostModel
+from router.cost_model import CostModel, Price
 from router.policy import choose
 from router.rates import RateBook
 from router.targets import LOST_SHARE, LOST_SLOPE, MOST_PROMPT_SHARE, POWER, SLOPE, STEEP_SHARE, Targets
@@ -92,10 +92,10 @@ def test_short_answers_are_lost_to_a_prompt_that_long_ones_do_not_feel() -> None
 
 
 def test_a_long_prompt_waits_where_it_would_be_computed_among_short_answers() -> None:
-    """Behind another prompt at the worker of both roles it is late by little; at the decode worker short answers that
-    come meanwhile would be lost.
+    """Behind two prompts at the worker of both roles it is late by little; at the decode worker short answers that come
+    meanwhile would be lost.
     """
-    workers = cluster(replace(both("b", requests=1, queued=1500), num_prefills=1), worker("d", requests=3))
+    workers = cluster(replace(both("b", requests=2, queued=2800), num_prefills=2), worker("d", requests=3))
     model = CostModel(targets=Targets(ttft_s=0.7, tpot_s=0.02))
     long_prompt = replace(request(1500), mean_output_tokens=100.0)
     all_alike = choose(replace(long_prompt, typical_output_tokens=(100.0,)), workers, model)
@@ -113,6 +113,15 @@ def test_prompts_for_others_do_not_decode_where_they_are_computed() -> None:
     assert TARGETS.token_share(times(computing), 1) == TARGETS.token_share(times(decoding), 1)
     assert TARGETS.joining_s(ASKED, times(computing)) == TARGETS.joining_s(ASKED, times(decoding))
     assert TARGETS.disturbing_s(ASKED, times(computing), 0.2, 0) == TARGETS.disturbing_s(ASKED, times(decoding), 0.2, 0)
+
+
+def test_prompts_that_wait_for_a_place_do_not_hide_who_decodes() -> None:
+    """Of 90 requests 70 are prompts for others: 20 decode, though no more than 64 of the 90 have a place."""
+    crowded, decoding = replace(both("b", requests=90), num_prefills=70), both("b", requests=20)
+    assert TARGETS.token_share(times(crowded), 0) == TARGETS.token_share(times(decoding), 0)
+    assert TARGETS.joining_s(ASKED, times(crowded)) == TARGETS.joining_s(ASKED, times(decoding))
+    full = replace(both("b", requests=90), num_prefills=10)  # 80 would decode, but have no place
+    assert TARGETS.token_share(times(full), 0) == TARGETS.token_share(times(both("b", requests=64)), 0)
 
 
 def test_the_busiest_worker_never_becomes_the_cheapest() -> None:
@@ -140,3 +149,15 @@ def test_a_worker_is_tight_when_decoding_alone_takes_what_is_promised() -> None:
     assert not TARGETS.is_tight(times(worker("d", requests=83, max_num_seqs=200)))
     assert TARGETS.is_tight(times(worker("d", requests=86, max_num_seqs=200)))
     assert not TARGETS.is_tight(times(replace(worker("d", requests=11), prompt_share=0.8)))  # these can go elsewhere
+
+
+def test_a_first_token_that_is_early_is_worth_no_more_than_tokens_that_are() -> None:
+    """A short prompt does not hurry past a queue, within what is promised, at the cost of short answers beside it."""
+    price = Price(ttft_s=1.0, harm_s=0.0, evicted_s=0.0, unfair_s=0.0)
+    assert CostModel().cost(price) == 1.0
+    assert CostModel(targets=TARGETS).cost(price) == SLOPE
+    workers = cluster(replace(both("b", requests=1, queued=1500), num_prefills=1), worker("d", requests=8))
+    promised = Targets(ttft_s=0.7, tpot_s=0.013)
+    short_prompt = replace(request(300), mean_output_tokens=100.0, typical_output_tokens=(8.0, 8.0, 192.0, 192.0))
+    assert choose(short_prompt, workers, CostModel()).prefill is None
+    assert choose(short_prompt, workers, CostModel(targets=promised)).prefill is not None

@@ -1,6 +1,7 @@
 """Lengths and times of late."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -56,6 +57,26 @@ def test_lengths_are_forgotten_after_a_minute() -> None:
     clock.now_s += WINDOW_S - 30
     lengths = traffic.lengths
     assert (lengths.prompt, lengths.uncached, lengths.remote, lengths.output) == (sums(), sums(), sums(), sums(9))
+
+
+def test_tokens_are_of_the_span_in_which_they_came() -> None:
+    clock = Clock()
+    traffic = Traffic(WINDOW_S, clock)
+    assert (traffic.lengths.num_generated, traffic.lengths.asked) == (0, sums())
+    traffic.generated(3)
+    traffic.generated(4)
+    assert traffic.lengths.num_generated == 7  # whoever runs counts too
+    clock.now_s += 30
+    plan = Plan(worker("d"), None, None, "")
+    traffic.routed(plan, replace(request(100, d=16), num_final_tokens=150))
+    traffic.routed(plan, request(100, d=16))  # nobody knows how much
+    traffic.generated(5)
+    traffic.ended(12)
+    assert (traffic.lengths.num_generated, traffic.lengths.asked) == (12, sums(50))
+    clock.now_s += WINDOW_S - 30
+    assert (traffic.lengths.num_generated, traffic.lengths.asked) == (5, sums(50))
+    clock.now_s += 30
+    assert (traffic.lengths.num_generated, traffic.lengths.asked) == (0, sums())
 
 
 def test_workers_that_are_gone_take_no_memory() -> None:

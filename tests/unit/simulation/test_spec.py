@@ -20,6 +20,13 @@ def test_prompt_tokens_take_longer_the_more_they_look_at() -> None:
     assert spec.scaled(2).step_time_s(0, 500, 125_250) == pytest.approx(1.0 + 0.2505)
 
 
+def test_a_step_with_prompts_takes_longer_however_short_they_are() -> None:
+    spec = WorkerSpec(step_s=0.01, sequence_s=0.001, prompts_step_s=0.004, prefill_tokens_per_s=1000)
+    assert spec.step_time_s(20, 0) == pytest.approx(0.03)
+    assert spec.step_time_s(20, 2) == pytest.approx(0.03 + 0.004 + 0.002)
+    assert spec.scaled(2).step_time_s(20, 2) == pytest.approx(2 * spec.step_time_s(20, 2))
+
+
 def test_time_scale_stretches_every_time() -> None:
     spec, slow = WorkerSpec(), WorkerSpec().scaled(3)
     assert slow.step_time_s(7, 1000) == pytest.approx(3 * spec.step_time_s(7, 1000))
@@ -36,6 +43,7 @@ def test_time_scale_stretches_every_time() -> None:
         ("max_num_batched_tokens", 256),
         ("max_queue_len", 0),
         ("step_s", -0.1),
+        ("prompts_step_s", -1e-9),
         ("attended_s", -1e-9),
         ("prefill_tokens_per_s", 0.0),
         ("link_bytes_per_s", 0.0),

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -102,6 +103,24 @@ def test_it_grows_with_the_load() -> None:
                 assert getattr(there, pool) >= int(after), told
                 grown_pools.add(pool)
     assert grown_pools == {"prefill", "decode"}
+
+
+def test_a_cold_start_near_capacity_is_over_in_minutes() -> None:
+    """Of the twelve GPUs that the load takes there are four at first, and the first answers to end are short."""
+    random = Random(7)
+    due_s, requests = 0.0, list[TraceRequest]()
+    while (due_s := due_s + random.expovariate(14.0)) < 300.0:
+        prompt, output = 1 + int(random.expovariate(1 / 6000)), 1 + int(random.expovariate(1 / 400))
+        requests.append(TraceRequest(due_s, prompt, output, b""))
+    plan = replace(BASE, prefill=2, decode=2, scaling=replace(SCALING, budget_gpus=12))
+    outcome = simulate(plan, requests)
+    assert outcome.most_gpus == 12
+    assert outcome.num_good(SLO_) > 0.45 * len(requests)  # nearly all of the second half
+    late = [record for record in outcome.records if record.due_s > 250.0]
+    assert sum(record.is_good(SLO_) for record in late) > 0.95 * len(late)
+    asked = [each for each in outcome.sizes if each.since_s < 30.0][-1]
+    assert sum(asked.gpus.both()) >= 10  # most of them in half a minute
+    assert min(asked.gpus.both()) >= 3  # of which neither pool takes all
 
 
 def test_who_has_its_prompt_and_no_place_in_the_batch_waits() -> None:

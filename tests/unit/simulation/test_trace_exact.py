@@ -18,7 +18,9 @@ from tests.unit.simulation.trace_load import random_load
 
 ROOMY = WorkerSpec(num_blocks=4000, max_num_seqs=16, max_num_batched_tokens=128, step_s=0.01, sequence_s=0.0005)
 SHORT = WorkerSpec(num_blocks=120, max_num_seqs=16, max_num_batched_tokens=128, step_s=0.01, sequence_s=0.0005)
-DEEP = WorkerSpec(num_blocks=4000, max_num_seqs=16, max_num_batched_tokens=128, step_s=0.01, attended_s=1e-6)
+DEEP = WorkerSpec(
+    num_blocks=4000, max_num_seqs=16, max_num_batched_tokens=128, step_s=0.01, prompts_step_s=0.003, attended_s=1e-6
+)
 FEW_PLACES = WorkerSpec(num_blocks=4000, max_num_seqs=3, max_num_batched_tokens=128, step_s=0.01, sequence_s=0.0005)
 SAME_S = 1e-9
 MODEL = CostModel(min_source_blocks=1 << 30)  # the exact engines pull no prefixes from third workers

@@ -17,15 +17,17 @@ from simulation.trace.fit import fit_machine
 from simulation.trace.machine import Machine
 from simulation.trace.profile_reader import read_profile
 from simulation.trace.record import Record
+from simulation.trace.trace_request import TraceRequest
 from simulation.trace.twin import Twin
 from tests.unit.simulation.trace_load import random_load
 
 SPEC = WorkerSpec(
     num_blocks=8000, max_num_seqs=64, max_num_batched_tokens=2048, step_s=0.004, sequence_s=0.0006,
-    prefill_tokens_per_s=9000.0, attended_s=5e-8, link_bytes_per_s=1e10,
+    prompts_step_s=0.003, prefill_tokens_per_s=9000.0, attended_s=5e-8, link_bytes_per_s=1e10,
 )  # fmt: skip
 MACHINE = Machine(spec=SPEC, overhead_s=0.006, handover_s=0.003, join_s=0.012)
-BLIND = replace(SPEC, step_s=1.0, sequence_s=1.0, prefill_tokens_per_s=1.0)  # what the fit is to find
+# What the fit is to find.
+BLIND = replace(SPEC, step_s=1.0, sequence_s=1.0, prompts_step_s=1.0, prefill_tokens_per_s=1.0)
 
 
 def profiled(records: list[Record], is_colocated: bool) -> list[ProfiledRequest]:
@@ -76,6 +78,7 @@ def test_a_known_machine_is_found(is_colocated: bool) -> None:
         assert spec.link_bytes_per_s == pytest.approx(SPEC.link_bytes_per_s, rel=0.4)
     assert spec.step_s == pytest.approx(SPEC.step_s, rel=0.1)
     assert spec.sequence_s == pytest.approx(SPEC.sequence_s, rel=0.2)
+    assert spec.prompts_step_s == pytest.approx(SPEC.prompts_step_s, abs=0.002)
     assert fit.tpot_error < 0.03
     assert fit.ttft_error < 0.06
     way_s = MACHINE.overhead_s if is_colocated else MACHINE.overhead_s + MACHINE.handover_s
@@ -98,6 +101,40 @@ def test_the_fitted_machine_tells_another_load() -> None:
     assert told.tpot_ms is not None
     for of_real, of_told in ((real.ttft_ms, told.ttft_ms), (real.tpot_ms, told.tpot_ms)):
         assert (of_told.p50, of_told.p90) == pytest.approx((of_real.p50, of_real.p90), rel=0.05)
+
+
+def in_bursts(num_bursts: int) -> list[TraceRequest]:
+    """One prompt, then some that come while it is computed; of few tokens, so that all of these share a step."""
+    rng, requests = random.Random(0), []
+    for burst in range(num_bursts):
+        sizes = [rng.randint(50, 500) for _ in range(rng.randint(1, 5))]
+        requests += [TraceRequest(3.0 * burst + 0.001 * (place > 0), size, 5, b"") for place, size in enumerate(sizes)]
+    return requests
+
+
+def test_prompts_that_come_alone_are_told_apart_from_those_behind_them() -> None:
+    """The first of a burst shows the way and one step, the others no more than their step: both are told right."""
+    plan = DeploymentPlan(machine=replace(MACHINE, request_s=0.0005), prefill=1, decode=1)
+    policy, load = make_policy("always_remote", None), in_bursts(20)
+    records = list(Twin(plan, load, policy).run().records)
+    fit = fit_machine(profiled(records, is_colocated=False), BLIND)
+    again = Twin(replace(plan, machine=fit.machine), load, policy).run().records
+    assert [each.ttft_s for each in again] == pytest.approx([each.ttft_s for each in records], rel=0.05)
+    assert fit.machine.spec.prefill_tokens_per_s == pytest.approx(SPEC.prefill_tokens_per_s, rel=0.05)
+
+
+def test_requests_that_were_held_up_do_not_make_the_others_slow() -> None:
+    """One in ten took three times as long, as when something else has the machine."""
+    requests = measured(MACHINE, seed=1, is_colocated=False)
+    held_up = [
+        replace(each, ttft_s=each.ttft_s * 3, tpot_s=each.tpot_s * 3 if each.tpot_s is not None else None)
+        if place % 10 == 0
+        else each
+        for place, each in enumerate(requests)
+    ]
+    fit, disturbed = fit_machine(requests, BLIND), fit_machine(held_up, BLIND)
+    for name in ("step_s", "prefill_tokens_per_s", "attended_s"):
+        assert getattr(disturbed.machine.spec, name) == pytest.approx(getattr(fit.machine.spec, name), rel=0.25)
 
 
 def test_noise_does_not_make_times_negative() -> None:

@@ -130,6 +130,42 @@ def test_preemptions_of_replicas_that_are_gone_are_counted() -> None:
     assert (len(twin.decode), twin.decode.num_preemptions) == (1, 6)
 
 
+def test_a_prefill_worker_that_drains_is_gone_once_it_is_idle() -> None:
+    """Who still waits for a place at the decode worker asks it in vain, and has its prompt computed there."""
+    spec = replace(SPEC, num_blocks=60)
+    requests = [TraceRequest(0.0, 400, 200, b"") for _ in range(20)]
+    plan = DeploymentPlan(machine=replace(MACHINE, spec=spec), prefill=2, decode=1)
+    twin = Twin(plan, requests, make_policy("always_remote", None))
+    left: list[tuple[int, int]] = []  # prefill workers, and requests that go on
+    twin.clock.at(0.05, twin.prefill.scale, 1)
+    for at_s in (0.05, 1.0):
+        twin.clock.at(at_s, lambda: twin.prefill.collect())
+        twin.clock.at(at_s, lambda: left.append((len(twin.prefill), 20 - twin._num_ended)))
+    outcome = twin.run()
+    check(outcome, twin, 20)
+    assert left[0] == (2, 20)  # it computes
+    assert left[1][0] == 1
+    assert left[1][1] > 10
+    assert 0 < sum(record.is_remote for record in outcome.records) < 20
+
+
+def test_tokens_are_counted_as_they_come() -> None:
+    twin = Twin(DeploymentPlan(machine=MACHINE, prefill=1, decode=1), [TraceRequest(0.0, 300, 500, b"")])
+    counts: list[int] = []
+    times_s = [0.5 * tick for tick in range(9)]
+    for at_s in times_s:
+        twin.clock.at(at_s, lambda: counts.append(twin.prefill.num_generated + twin.decode.num_generated))
+    outcome = twin.run()
+    (record,) = outcome.records
+    assert twin.prefill.num_generated + twin.decode.num_generated == 500
+    assert counts[0] == 0
+    for at_s, count in zip(times_s[1:], counts[1:], strict=True):  # a block is sixteen steps, which are one event
+        assert count == pytest.approx(1 + (at_s - record.first_s) / record.tpot_s, abs=3)
+    twin.decode.begin(1)
+    twin.decode.scale(1)
+    assert (len(twin.decode), twin.prefill.num_generated + twin.decode.num_generated) == (1, 500)
+
+
 def test_a_prompt_that_is_being_computed_holds_memory() -> None:
     twin = Twin(DeploymentPlan(machine=MACHINE, both=1), [TraceRequest(0.0, 400, 5, b"")])  # four steps
     held: list[int] = []

@@ -81,7 +81,11 @@ labels:
   {{- with .values.podLabels }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
-{{- with .values.podAnnotations }}
+{{- $annotations := merge (dict) .values.podAnnotations }}
+{{- if gt (int .values.expertParallelSize) 1 }}
+{{- $_ := set $annotations "baton/expert-group" (include "baton.groupIdentity" (dict "root" .root "name" .component)) }}
+{{- end }}
+{{- with $annotations }}
 annotations:
   {{- toYaml . | nindent 2 }}
 {{- end }}

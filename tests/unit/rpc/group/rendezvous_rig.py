@@ -13,6 +13,7 @@ from rpc.group.epoch import Life
 from rpc.group.member import GroupMember, Place
 from rpc.group.service import RendezvousService
 from rpc.group.settings import RendezvousSettings
+from rpc.group.whereabouts import FixedAddress
 from rpc.grpc_options import SERVER_OPTIONS
 from rpc.malformed import RefuseMalformed
 from rpc.peers import Channels
@@ -61,7 +62,7 @@ class Members:
     def join(self, name: str, size: int, group: str = "g", life: str = "1", fingerprint: str = "f") -> GroupMember:
         """A started member."""
         place = Place(group, Life(name, life, "127.0.0.1:1"), fingerprint, size)
-        member = GroupMember(self.address, place, Plaintext(), self.channels)
+        member = GroupMember(FixedAddress(self.address), place, Plaintext(), self.channels)
         self._all.append(member)
         member.start()
         return member

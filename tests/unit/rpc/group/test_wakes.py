@@ -13,6 +13,7 @@ from protos import group_pb2, group_pb2_grpc
 from rpc.group.epoch import Life
 from rpc.group.member import GroupMember, Place
 from rpc.group.wakes import GroupPeerService, Wakes
+from rpc.group.whereabouts import FixedAddress
 from rpc.peers import Channels
 from rpc.tls import MutualTls, Plaintext, Security
 from tests.unit.rpc.group.rendezvous_rig import rendezvous, until, wait_all
@@ -46,7 +47,8 @@ async def sleeper(name: str, security: Security = Plaintext(), host: str = "127.
 async def test_a_wake_comes_to_all_others_of_the_newest_epoch() -> None:
     channels = Channels(Plaintext())
     async with rendezvous() as (_, address), sleeper("a") as a, sleeper("b") as b, sleeper("c") as c:
-        members = [GroupMember(address, Place("g", each.life, "f", 3), Plaintext(), channels) for each in (a, b, c)]
+        place = FixedAddress(address)
+        members = [GroupMember(place, Place("g", each.life, "f", 3), Plaintext(), channels) for each in (a, b, c)]
         for member in members:
             member.start()
         epoch = await wait_all(members, ["a", "b", "c"])

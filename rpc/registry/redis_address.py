@@ -1,0 +1,103 @@
+"""Where a process is that a cluster has one of, in Redis: who came last under a name has the place.
+
+baton:{NAMESPACE}:KIND:NAME   host:port of it and its incarnation, as JSON; the time to live is the lease
+"""
+
+import asyncio
+import logging
+import uuid
+from typing import Any, cast
+
+import orjson
+
+from rpc.backoff import Backoff
+from rpc.registry.base import PlaceTaken, RegistryLost
+from rpc.registry.redis_client import REDIS_ERRORS, RedisConnections, done
+from rpc.registry.redis_lease import FIRST_BACKOFF_S, LAST_BACKOFF_S, LONGEST_PAUSE_S, RENEWALS
+from rpc.registry.url import RegistryUrl
+
+logger = logging.getLogger(__name__)
+
+
+class RedisAddress:
+    """Owns connections to Redis, and in the process that is looked for its place there."""
+
+    def __init__(self, url: RegistryUrl, kind: str, name: str) -> None:
+        """Connects to nothing yet."""
+        self._name = f"{kind} {name} at {url}"
+        self._connections = RedisConnections(url)
+        self._client = cast(Any, self._connections.client)  # its types promise results or awaitables of them
+        self._key = f"baton:{{{url.namespace}}}:{kind}:{name}"
+        self._incarnation = uuid.uuid4().hex
+        self._text: str | None = None  # what we have put there
+
+    @property
+    def name(self) -> str:
+        """For people; without passwords."""
+        return self._name
+
+    async def find(self) -> str | None:
+        """Its host:port; None if none stands there. Raises RegistryLost."""
+        try:
+            text = await done(self._client.get(self._key))
+        except REDIS_ERRORS as error:
+            raise RegistryLost(f"{type(error).__name__}: {error}") from error
+        return None if text is None else _address(text)
+
+    async def keep(self, address: str, lease_s: float) -> None:
+        """We are there, whatever becomes of Redis, until cancelled. Raises PlaceTaken."""
+        backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
+        text = orjson.dumps({"address": address, "incarnation": self._incarnation}).decode()
+        is_lost = False
+        while True:
+            try:
+                if self._text is None:
+                    await self._put(text, lease_s)
+                    logger.info("%s is %s", self.name, address)
+                    self._text = text
+                else:
+                    await self._renew(text, lease_s)
+            except REDIS_ERRORS as error:
+                if not is_lost:
+                    logger.warning("%s cannot be kept, Redis is lost: %s", self.name, error)
+                is_lost = True
+                await backoff.wait()
+                continue
+            is_lost = False
+            await asyncio.sleep(min(lease_s / RENEWALS, LONGEST_PAUSE_S))
+
+    async def withdraw(self) -> None:
+        """Takes us out, once `keep` has ended, unless another has the place; without Redis the lease lapses."""
+        if self._text is None:
+            return
+        try:
+            if await done(self._client.get(self._key)) == self._text:
+                await done(self._client.delete(self._key))
+        except REDIS_ERRORS as error:
+            logger.warning("%s lapses by itself, Redis is lost: %s", self.name, error)
+
+    async def close(self) -> None:
+        """Ends every connection."""
+        await self._connections.close()
+
+    async def _put(self, text: str, lease_s: float) -> None:
+        await done(self._client.set(self._key, text, px=round(lease_s * 1000)))
+
+    async def _renew(self, text: str, lease_s: float) -> None:
+        """Between the look and the renewal another may come: then its lease is renewed, and the next look finds it."""
+        there = await done(self._client.get(self._key))
+        if there is None:
+            await self._put(text, lease_s)
+        elif there != text:
+            raise PlaceTaken(f"{self.name} is {_address(there)} now; each needs a name of its own")
+        else:
+            await done(self._client.pexpire(self._key, round(lease_s * 1000)))
+
+
+def _address(text: str) -> str | None:
+    """The host:port of what stands there; None for what nobody of ours has written."""
+    try:
+        address = orjson.loads(text)["address"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return address if isinstance(address, str) else None
