@@ -48,7 +48,7 @@ from simulation.trace.machine import Machine
 Place = tuple[int, str]  # a run, and a worker
 
 MIN_REQUESTS = 8
-TOGETHER_S = 0.002  # first tokens that come so soon after one another are of one step
+TOGETHER_S = 0.005  # first tokens that come so soon after one another are of one step: they are handed on one by one
 HALF_A_STEP = 0.5  # what is left of a step under way, on average
 REQUEST_S = 0.0005  # of a router's work for a request; times depend on it little, if it is not nothing
 

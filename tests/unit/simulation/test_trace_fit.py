@@ -87,7 +87,7 @@ def test_a_known_machine_is_found(is_colocated: bool) -> None:
 
 
 def test_the_fitted_machine_tells_another_load() -> None:
-    """Fitted to one load, its times for another are within 5%."""
+    """Of a load twice as dense the first tokens come within 5% of their times, the others within 8%."""
     fit = fit_machine(measured(MACHINE, seed=1, is_colocated=False), BLIND)
     load = [each.request for each in random_load(2, 250, seconds=30.0, max_prompt=1500, max_output=80)]
     plan = DeploymentPlan(machine=MACHINE, prefill=1, decode=1)
@@ -99,8 +99,8 @@ def test_the_fitted_machine_tells_another_load() -> None:
     assert told.ttft_ms is not None
     assert real.tpot_ms is not None
     assert told.tpot_ms is not None
-    for of_real, of_told in ((real.ttft_ms, told.ttft_ms), (real.tpot_ms, told.tpot_ms)):
-        assert (of_told.p50, of_told.p90) == pytest.approx((of_real.p50, of_real.p90), rel=0.05)
+    for of_real, of_told, rel in ((real.ttft_ms, told.ttft_ms, 0.05), (real.tpot_ms, told.tpot_ms, 0.08)):
+        assert (of_told.p50, of_told.p90) == pytest.approx((of_real.p50, of_real.p90), rel=rel)
 
 
 def in_bursts(num_bursts: int) -> list[TraceRequest]:
