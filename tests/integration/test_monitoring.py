@@ -47,7 +47,8 @@ async def test_alerts_ask_for_what_there_is(page: Page) -> None:
 
 
 async def test_keda_asks_for_what_there_is(page: Page) -> None:
-    keda = {"keda": {"enabled": True}, "router": {"autoscaling": {"enabled": False}}}
+    scaler = {"enabled": True, "prometheusAddress": "http://prometheus:9090", "scrapedElsewhere": True}
+    keda = {"keda": scaler, "router": {"autoscaling": {"enabled": False}}}
     [trigger] = only(render(merged(MODEL, keda)), "ScaledObject")["spec"]["triggers"]
     assert check(trigger["metadata"]["query"], page) == set()
 
