@@ -97,25 +97,20 @@ async def answer(
             if fields.stream:
                 await _answer_events(exchange, news, usage, fields, shape)
             else:
-                num_choices = len(generations) * fields.num_choices
-                await _answer_whole(exchange, news, num_choices, usage, fields, shape)
+                await _answer_whole(exchange, news, usage, fields, shape)
     finally:
         exchange.client.charge(usage.uncharged())
 
 
 async def _answer_whole(
-    exchange: Exchange, news: News, num_open: int, usage: Usage, fields: GenerationFields, shape: AnswerShape
+    exchange: Exchange, news: News, usage: Usage, fields: GenerationFields, shape: AnswerShape
 ) -> None:
-    """Answers once `num_open` choices have ended."""
     choices: dict[int, WholeChoice] = {}
     served_by: ServedBy | None = None
     async for delta in news:
         usage.add(delta, fields.num_choices)
         choices.setdefault(delta.index, WholeChoice(delta.index)).add(delta)
         served_by = served_by or delta.served_by
-        num_open -= delta.finish_reason is not None
-        if not num_open:
-            break  # what is left to do for the choices is done once the client has its answer
     exchange.client.charge(usage.uncharged())  # the answer's head says what is left
 
     def body() -> bytes:
