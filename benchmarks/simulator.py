@@ -1,13 +1,14 @@
 """Whether the twin of `baton simulate --trace` tells what a real deployment does, and how fast it is.
 
-    python -m benchmarks.simulator [--json FILE] [--seconds S]
-    python -m benchmarks.simulator --simulated-workers [--json FILE] [--seconds S]
+    python -m benchmarks.simulator [--json FILE] [--seconds S] [--repeats N]
+    python -m benchmarks.simulator --simulated-workers [--json FILE] [--seconds S] [--repeats N]
     python -m benchmarks.simulator --speed [--workers N] [--requests N]
 
 1. The bundled model is served by one prefill and one decode worker, each a process of its own, behind a real router.
-2. `baton bench --profile` sends it the beginning of the conversation trace, scaled down, twice with other prompts.
-3. The workers' times are fitted to the first run; the twin gets the requests of the second.
-4. The table has the second run's times as a client measured them, as the twin says them, and the ratio of both.
+2. `baton bench --profile` sends it the beginning of the conversation trace, scaled down, several times, with other
+   prompts each time.
+3. The workers' times are fitted to every other run; the twin gets the requests of those between.
+4. The table has the times of those between as a client measured them, as the twin says them, and the ratio of both.
 
 With --simulated-workers there are three of each, which compute nothing and keep stated times, so that a machine that
 is busy with other things disturbs less: router, protocols, reports and handovers are the real ones.
@@ -25,8 +26,9 @@ import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -125,7 +127,7 @@ BUNDLED = RealDeployment(
     title="1 prefill + 1 decode worker, bundled model",
     spec=BUNDLED_SPEC,
     num_each=1,
-    lengths=Lengths(1 / 32, max_input=3500, max_output=200),
+    lengths=Lengths(1 / 8, max_input=3500, max_output=200),
     local_prefill_below=64,  # as `baton serve` has it
     serve=bundled,
 )
@@ -156,26 +158,28 @@ async def bench(url: str, profile: Path, lengths: Lengths, seconds: float, seed:
     return read_profile(profile)
 
 
-async def measure(real: RealDeployment, seconds: float) -> list[list[ProfiledRequest]]:
-    """Two runs before the same real deployment."""
+async def measure(real: RealDeployment, seconds: float, num_runs: int) -> list[list[ProfiledRequest]]:
+    """The runs, one after the other, before the same real deployment."""
     with tempfile.TemporaryDirectory() as directory:
         async with real.serve() as url:
-            profiles = [Path(directory) / f"{seed}.json" for seed in range(2)]
-            return [await bench(url, path, real.lengths, seconds, seed) for seed, path in enumerate(profiles)]
+            profiles = [Path(directory) / f"{seed}.json" for seed in range(num_runs)]
+            runs = [await bench(url, path, real.lengths, seconds, seed) for seed, path in enumerate(profiles)]
+    return [[replace(request, run=place) for request in run] for place, run in enumerate(runs)]
 
 
-def calibrate(real: RealDeployment, seconds: float) -> Report:
+def calibrate(real: RealDeployment, seconds: float, num_repeats: int) -> Report:
     """The real times beside the simulated ones."""
-    first, second = asyncio.run(measure(real, seconds))
-    fit = fit_machine(first, real.spec)
+    runs = asyncio.run(measure(real, seconds, 2 * num_repeats))
+    fit = fit_machine(list(chain.from_iterable(runs[::2])), real.spec)
+    others = list(chain.from_iterable(runs[1::2]))
     requests = read_trace(TRACE, lengths=real.lengths, block_size=real.spec.block_size, seconds=seconds)
     plan = DeploymentPlan(machine=fit.machine, prefill=real.num_each, decode=real.num_each)
     outcome = Twin(plan, requests, CostPolicy(local_prefill_below=real.local_prefill_below)).run()
     report = Report(f"The twin beside a real deployment: {real.title}", CALIBRATION_COLUMNS)
-    compare(report, "TTFT", [each.ttft_s for each in second], [each.ttft_s for each in outcome.answered])
-    tpots = [each.tpot_s for each in second if each.tpot_s is not None]
+    compare(report, "TTFT", [each.ttft_s for each in others], [each.ttft_s for each in outcome.answered])
+    tpots = [each.tpot_s for each in others if each.tpot_s is not None]
     compare(report, "TPOT", tpots, [each.tpot_s for each in outcome.answered if each.num_output_tokens > 1])
-    report.notes += notes(fit, second, requests, outcome)
+    report.notes += notes(fit, others, len(requests) * num_repeats, outcome)
     return report
 
 
@@ -186,15 +190,15 @@ def compare(report: Report, name: str, real_s: Sequence[float], simulated_s: Seq
         report.add(f"{name} p{percent}", 1e3 * real, 1e3 * simulated, simulated / real)
 
 
-def notes(fit: Fit, real: Sequence[ProfiledRequest], requests: Sequence[TraceRequest], outcome: Outcome) -> list[str]:
+def notes(fit: Fit, real: Sequence[ProfiledRequest], num_sent: int, outcome: Outcome) -> list[str]:
     """What stands below the table."""
     num_tokens = sum(each.prompt_tokens for each in real)
     cached = sum(each.cached_tokens for each in real) / num_tokens
     remote = sum(each.prefill_worker != each.decode_worker for each in real) / len(real)
     mean_output = sum(each.output_tokens for each in real) / len(real)
     return [
-        f"fitted to the run before: {fit}",
-        f"{len(real)} of {len(requests)} requests answered, {num_tokens / len(real):.0f} tokens of prompt and "
+        f"fitted to the runs before each: {fit}",
+        f"{len(real)} of {num_sent} requests answered, {num_tokens / len(real):.0f} tokens of prompt and "
         f"{mean_output:.0f} of output on average",
         f"cached: {cached:.1%} of the prompts, simulated {outcome.cached_share:.1%}; "
         f"handed over: {remote:.1%} of the requests, simulated {outcome.remote_share:.1%}",
@@ -252,17 +256,24 @@ async def make_every_step(requests: Sequence[TraceRequest]) -> float:
 
 @click.command()
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the results here.")
-@click.option("--seconds", default=60.0, show_default=True, help="Of the trace, in each of the two runs.")
+@click.option("--seconds", default=60.0, show_default=True, help="Of the trace, in each run.")
+@click.option("--repeats", default=2, show_default=True, help="Pairs of runs, of which one is fitted.")
 @click.option("--simulated-workers", "is_simulated", is_flag=True, help="Before workers that compute nothing.")
 @click.option("--speed", "is_speed", is_flag=True, help="Measure the simulation's speed instead.")
 @click.option("--workers", default=1000, show_default=True, help="With --speed: half of them prefill.")
 @click.option("--requests", default=100_000, show_default=True, help="With --speed.")
 def main(
-    json_file: Path | None, seconds: float, is_simulated: bool, is_speed: bool, workers: int, requests: int
+    json_file: Path | None,
+    seconds: float,
+    repeats: int,
+    is_simulated: bool,
+    is_speed: bool,
+    workers: int,
+    requests: int,
 ) -> None:
     """Holds the twin against a real deployment, or measures its speed."""
     real = SIMULATED if is_simulated else BUNDLED
-    report = speed(workers, requests) if is_speed else calibrate(real, seconds)
+    report = speed(workers, requests) if is_speed else calibrate(real, seconds, repeats)
     report.show()
     if json_file is not None:
         report.write(json_file)
