@@ -50,9 +50,9 @@ class DecodeRequest:
         )
 
     def prefill_request(
-        self, peer: worker_pb2.PeerWorker, fingerprint: str, num_cached_tokens: int
+        self, peer: worker_pb2.PeerWorker, fingerprint: str, num_ranks: int, num_cached_tokens: int
     ) -> worker_pb2.PrefillRequest:
-        """What a prefill worker is asked; this worker has the KV of the first `num_cached_tokens`."""
+        """What a prefill worker is asked; this worker, of so many ranks, has the KV of the first tokens."""
         command = self.command
         has_source = command.HasField("prefix_source") and command.prefix_source.incarnation != peer.incarnation
         return worker_pb2.PrefillRequest(
@@ -68,6 +68,7 @@ class DecodeRequest:
             prefix_source=command.prefix_source if has_source else None,
             router_id=self.session.router_id,
             number=command.number,
+            num_ranks=num_ranks,
         )
 
     def say_output(self, output: RequestOutput) -> None:

@@ -19,13 +19,12 @@ from decode_worker.read_times import ReadTimes
 from engine.outputs import SampledToken
 from engine.request import Request
 from engine.schedule import Received
-from kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline
-from kvtransfer.receiver import BlockReceiver
+from kvtransfer.errors import PeerRefused, TransferDeadline
 from protos import common_pb2, worker_pb2, worker_pb2_grpc
-from rpc.block_fills import connect_receiver
 from rpc.engine_host import EngineHost
 from rpc.event_stream import next_event
 from rpc.peers import Channels
+from rpc.ranks.group_intake import GroupIntake
 from rpc.sampling import logprobs_from_proto
 
 SILENCE_S = 5.0  # without any event: the prefill worker is lost, it would say that it lives
@@ -60,7 +59,7 @@ class Handover:
         self._num_tokens = request.num_tokens
         self._blocks: list[int] = list(request.block_table)
         self._num_known_blocks = known.num_tokens // host.config.block_size
-        self._receiver: BlockReceiver | None = None
+        self._receiver: GroupIntake | None = None
         self._announced: asyncio.Queue[worker_pb2.BlocksReady] = asyncio.Queue(len(self._blocks) + 1)
         self._all_expected = asyncio.Event()  # every block's checksum is known
         if self._num_known_blocks == len(self._blocks):
@@ -129,13 +128,10 @@ class Handover:
     async def _accept(self, accepted: worker_pb2.PrefillAccepted) -> None:
         if self._receiver is not None:
             raise PeerRefused("the prefill worker accepted twice")
-        self._receiver = await connect_receiver(
-            self._host, accepted.pool, self._blocks, self._num_known_blocks, self._deadline_s
+        self._receiver = await self._host.ranks.receive(
+            accepted.pools, self._blocks, self._num_known_blocks, self._deadline_s
         )
-        choice = self._host.transport.choices.get(self._receiver.peer)
-        if choice is None:
-            raise PeerLost(f"peer {self._receiver.peer} ended as soon as it was connected")
-        self.peer_transport = choice.transport
+        self.peer_transport = self._receiver.transport
 
     def _queue(self, blocks: worker_pb2.BlocksReady) -> None:
         self.times.note_computed(blocks.computed_at_s, time.monotonic())
@@ -167,10 +163,12 @@ class Handover:
         try:
             async with asyncio.timeout(self._deadline_s):
                 await self._all_expected.wait()
+                if self._receiver is not None:
+                    await self._receiver.settled()
         except TimeoutError as error:
             raise TransferDeadline(f"no checksums came within {self._deadline_s:.3f} s of the last block") from error
 
-    def _connected(self) -> BlockReceiver:
+    def _connected(self) -> GroupIntake:
         if self._receiver is None:
             raise PeerRefused("the prefill worker announced blocks before it accepted")
         return self._receiver

@@ -44,11 +44,13 @@ class PromptFill:
                     raise
             peer = following
             # What the last worker's transfer may still write must not land on the next one's blocks.
-            await self._host.transport.quarantine.wait_clear(self._blocks)
+            await self._host.ranks.clear(self._blocks)
 
     async def _hand_over(self, peer: worker_pb2.PeerWorker) -> None:
         entry = self._incoming.entry
         handover = self._handover = Handover(self._host, entry.request, self._incoming, self._deadline_s, self.received)
-        message = entry.prefill_request(peer, self._host.fingerprint, handover.received.num_tokens)
+        message = entry.prefill_request(
+            peer, self._host.fingerprint, self._host.ranks.size, handover.received.num_tokens
+        )
         with self._incoming.from_peer(peer, handover):
             await handover.run(self._channels, peer.address, message)

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from math import lcm
 from pathlib import Path
 
 from engine.config import EngineConfig
@@ -26,6 +27,8 @@ class ClusterConfig:
     prefill: int | None = None  # workers; None: 1, or 0 beside colocated ones
     decode: int | None = None
     both: int = 0
+    tensor_parallel: int = 1  # ranks of each decode or colocated worker
+    prefill_tensor_parallel: int = 1  # the same of prefill workers
     expert_parallel: int = 1  # decode and colocated workers over which the experts are spread
     prefill_expert_parallel: int = 1  # the same for prefill workers
     router_processes: int = 1
@@ -49,6 +52,16 @@ class ClusterConfig:
         return self.num_prefill + self.num_decode + self.both
 
     @property
+    def num_ranks(self) -> int:
+        """Processes that compute."""
+        return self.num_prefill * self.prefill_tensor_parallel + (self.num_decode + self.both) * self.tensor_parallel
+
+    @property
+    def kv_parts(self) -> int:
+        """Parts that KV blocks must have for workers of both sizes."""
+        return lcm(self.prefill_tensor_parallel, self.tensor_parallel)
+
+    @property
     def num_ports(self) -> int:
         """Ports for them, and one for the rendezvous of their groups if there are any."""
         return self.num_workers + int(self.has_groups)
@@ -61,6 +74,10 @@ class ClusterConfig:
     def group_size(self, role: Role) -> int:
         """Workers of this role in a group."""
         return self.prefill_expert_parallel if role == "prefill" else self.expert_parallel
+
+    def num_tensor_ranks(self, role: Role) -> int:
+        """Ranks of each worker of this role."""
+        return self.prefill_tensor_parallel if role == "prefill" else self.tensor_parallel
 
     def check_groups(self) -> None:
         """Raises OptionError for workers that do not divide into groups, as those of one machine have to."""
@@ -84,6 +101,10 @@ CLUSTER_OPTIONS = {
     "prefill": OptionInfo("Prefill workers; 1 unless there are colocated workers.", minimum=0, maximum=256),
     "decode": OptionInfo("Decode workers; 1 unless there are colocated workers.", minimum=0, maximum=256),
     "both": OptionInfo("Colocated workers, which prefill and decode.", minimum=0, maximum=256),
+    "tensor_parallel": OptionInfo(
+        "Ranks of each decode (or colocated) worker, which have the model together.", minimum=1, maximum=64
+    ),
+    "prefill_tensor_parallel": OptionInfo("The same for prefill workers.", minimum=1, maximum=64),
     "expert_parallel": OptionInfo(
         "Decode (or colocated) workers over which the model's experts are spread; they step together.",
         minimum=1,
@@ -98,7 +119,7 @@ CLUSTER_OPTIONS = {
 WORKER_PLANNED = frozenset(
     {
         *("role", "worker_id", "host", "port", "kv_port", "served_model_name", "registry", "lease_s"),
-        *("expert_parallel", "rendezvous", "group", "group_port"),
+        *("tensor_parallel", "expert_parallel", "rendezvous", "group", "group_port"),
         *("metrics_port", "progress_fd", *TLS_OPTIONS),  # on one machine nobody else hears
     }
 )

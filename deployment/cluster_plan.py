@@ -7,9 +7,9 @@ from pathlib import Path
 from deployment.cluster_config import ClusterSettings
 from deployment.kv_memory import default_kv_bytes
 from deployment.machine import Machine
-from deployment.process import ProcessSpec
 from engine.config import EngineConfig, ModelConfig
 from router.config import RouterConfig
+from rpc.child_process import ProcessSpec
 from rpc.group.config import RendezvousConfig
 from rpc.host_port import host_port
 from rpc.option_values import OptionError
@@ -115,6 +115,7 @@ def plan_cluster(
             port=port,
             served_model_name=name,
             engine=_engine(settings, role, checkpoint, machine),
+            tensor_parallel=cluster.num_tensor_ranks(role),
             expert_parallel=cluster.group_size(role),
             group=f"{role}-group-{index // cluster.group_size(role)}",
             rendezvous=host_port(WORKER_HOST, rendezvous.port) if rendezvous is not None else None,
@@ -138,7 +139,9 @@ def plan_cluster(
 def _engine(settings: ClusterSettings, role: Role, checkpoint: Checkpoint, machine: Machine) -> EngineConfig:
     cluster = settings.cluster
     given = dict(settings.engine.get(role, {}))
-    given.setdefault("num_threads", max(1, machine.num_cores // cluster.num_workers))
+    given.setdefault("num_threads", max(1, machine.num_cores // cluster.num_ranks))
+    if cluster.kv_parts > 1:
+        given.setdefault("kv_parts", cluster.kv_parts)
     pool_bytes = {"prefill": cluster.prefill_kv_cache_memory_bytes, "decode": cluster.decode_kv_cache_memory_bytes}
     if pool_bytes.get(role) is not None:
         given["kv_cache_memory_bytes"] = pool_bytes[role]
@@ -150,5 +153,5 @@ def _engine(settings: ClusterSettings, role: Role, checkpoint: Checkpoint, machi
         )
     if "kv_cache_memory_bytes" in given:
         return engine
-    kv_bytes = default_kv_bytes(machine.memory_bytes, cluster.num_workers, checkpoint.config, engine)
+    kv_bytes = default_kv_bytes(machine.memory_bytes, cluster.num_ranks, checkpoint.config, engine)
     return replace(engine, kv_cache_memory_bytes=kv_bytes)

@@ -15,8 +15,8 @@ import httpx
 
 from deployment.ending import end_all
 from deployment.events import ClusterReady, Ending, Event, Listener, Progressed
-from deployment.process import ProcessSpec
 from deployment.supervisor import RestartPolicy, Supervisor
+from rpc.child_process import ProcessSpec
 from rpc.progress import Ready
 
 POLL_INTERVAL_S = 0.1

@@ -54,6 +54,12 @@ def _check_device(settings: RaySettings, role: Role) -> None:
     kind, _, index = device.partition(":")
     if settings.uses_gpu(role) and not num_gpus:
         raise OptionError(f"{SECTIONS[role]}.num_gpus: without one Ray hides the GPUs that device asks for")
+    num_ranks = settings.cluster.cluster.num_tensor_ranks(role)
+    if settings.uses_gpu(role) and 1 <= num_gpus < num_ranks:
+        option = "prefill_tensor_parallel" if role == "prefill" else "tensor_parallel"
+        raise OptionError(
+            f"{SECTIONS[role]}.num_gpus: {num_gpus:g}, but a worker has {num_ranks} ranks ({option}), each with a GPU"
+        )
     if settings.uses_gpu(role) and index.isdecimal() and int(index) >= math.ceil(num_gpus):
         raise OptionError(
             f"device: {device} for {role}, but a replica sees none but the {num_gpus:g} that Ray gives it, counted from"

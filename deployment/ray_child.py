@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from deployment.process import ChildProcess, ProcessSpec, describe_exit, log_tail
+from rpc.child_process import ChildProcess, ProcessSpec, describe_exit, log_tail
 from rpc.progress import Failed, Ready
 
 TAIL_LINES = 12

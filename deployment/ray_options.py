@@ -16,7 +16,7 @@ class ReplicaOptions:
 
     num_replicas: int | None = None  # None: as many as the cluster's own options say
     num_cpus: float = 1.0  # of Ray's, of one replica; a worker's threads follow it
-    num_gpus: float | None = None  # of one replica; None: 1 if the engine's device is one, else 0
+    num_gpus: float | None = None  # of one replica; None: one a rank if the engine's device is one, else 0
     max_replicas_per_node: int | None = None
     max_ongoing_requests: int | None = None  # that Serve sends to a replica at once; None: what a router takes
     start_timeout_s: float = START_TIMEOUT_S  # from a replica's start to its being ready
@@ -37,7 +37,9 @@ class AutoscalingOptions:
 REPLICA_OPTIONS = {
     "num_replicas": OptionInfo("Replicas; unset: the cluster's own number.", minimum=1, maximum=4096),
     "num_cpus": OptionInfo("Ray's CPUs for a replica.", minimum=0, maximum=4096),
-    "num_gpus": OptionInfo("GPUs for a replica; unset: 1 if the engine's device is one.", minimum=0, maximum=1024),
+    "num_gpus": OptionInfo(
+        "GPUs for a replica; unset: one a rank if the engine's device is one.", minimum=0, maximum=1024
+    ),
     "max_replicas_per_node": OptionInfo("Most replicas on one node.", minimum=1, maximum=100),
     "max_ongoing_requests": OptionInfo("Most requests that Serve sends to a replica at once.", minimum=1),
     "start_timeout_s": OptionInfo("Longest time in seconds until a replica is ready.", minimum=1),

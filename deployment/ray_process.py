@@ -15,10 +15,10 @@ import yaml
 
 from deployment.cluster_plan import Checkpoint, ClusterPlan, plan_cluster, rendezvous_spec
 from deployment.machine import Machine
-from deployment.process import ProcessSpec
 from deployment.ray_settings import ROLES, RaySettings
 from engine.model_config import read_model_config
 from router.options import SECRETS
+from rpc.child_process import ProcessSpec
 from rpc.group.config import RendezvousConfig
 from rpc.group.rendezvous_name import DEFAULT_NAME, REGISTRY
 from rpc.option_values import OptionError

@@ -101,7 +101,8 @@ class RaySettings:
         given = self.deployments[name].replicas.num_gpus
         if given is not None:
             return given
-        return float(any(name == role and self.uses_gpu(role) for role in ROLES))
+        using = [role for role in ROLES if name == role and self.uses_gpu(role)]
+        return float(sum(map(self.cluster.cluster.num_tensor_ranks, using)))
 
     def group_size(self, role: Role) -> int:
         """Workers with which a pool's group of expert-parallel ranks begins; all that come later join it."""

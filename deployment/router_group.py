@@ -18,11 +18,11 @@ from dataclasses import replace
 from deployment.ending import end_all
 from deployment.events import Died, Event, Progressed, Started
 from deployment.ports import check_port
-from deployment.process import ProcessSpec
 from deployment.supervisor import GaveUp, RestartPolicy, Supervisor
 from router.config import RouterConfig
 from router.options import SECRETS
 from router.shared_socket import shared_socket
+from rpc.child_process import ProcessSpec
 from rpc.host_port import host_port
 from rpc.options import flags_of
 from rpc.progress import ProgressReporter, Ready

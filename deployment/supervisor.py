@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from deployment.events import Died, Listener, Progressed, Started
-from deployment.process import ChildProcess, ProcessSpec, describe_exit, log_tail
+from rpc.child_process import ChildProcess, ProcessSpec, describe_exit, log_tail
 from rpc.progress import Failed, Ready
 
 TAIL_LINES = 12

@@ -20,6 +20,7 @@ class EngineConfig:
     max_num_seqs: int = 64  # requests in the batch
     max_num_waiting: int = 1024  # bound of the waiting queue
     enable_prefix_caching: bool = True
+    kv_parts: int | None = None  # of a block, at most; None: as many as the ranks of this worker need
     num_threads: int | None = None  # of torch; None: all cores
 
 

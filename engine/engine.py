@@ -55,6 +55,7 @@ class Engine:
         self.config = config
         loaded = load(config, allocate_pool, on_progress, group, tensor)
         self.model_config, self.layout, self.pool = loaded.config, loaded.layout, loaded.pool
+        self.kv_parts = loaded.kv_parts
         self.fingerprint = loaded.fingerprint
         self.finish_rule = FinishRule(self.model_config.eos_token_ids, loaded.max_model_len)
         model = LeadingModel(loaded.model, tensor) if tensor is not None else loaded.model
@@ -97,6 +98,9 @@ class Engine:
             return FORMING_PATIENCE
         waits = self.lockstep or self.tensor
         return WAITING_PATIENCE if waits is not None and waits.is_waiting else 1.0
+
+    def look_at_ranks(self) -> None:
+        """Nothing: a call between two steps, after which `is_called` is looked at."""
 
     def woken(self, epoch: int, round_number: int) -> None:
         """Another rank of the group has begun this round of agreement; round 0: there is a new epoch."""

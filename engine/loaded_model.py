@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.attention.torch_reference import TorchAttention
 from engine.capacity import context_length, num_blocks_in
 from engine.config import EngineConfig, ModelConfig
+from engine.errors import UnsupportedModel
 from engine.expert_group import ExpertGroup
 from engine.fingerprint import compatibility_fingerprint
 from engine.kv_cache import KVCacheLayout
@@ -28,6 +29,7 @@ class LoadedModel:
     config: ModelConfig  # of the whole model
     model: Model
     layout: KVCacheLayout
+    kv_parts: int  # of a block of the whole model; those of the layout are this rank's
     pool: Tensor
     max_model_len: int  # of a request: prompt plus output
     fingerprint: str
@@ -50,8 +52,11 @@ def load(
     whole = read_model_config(directory, config.dtype)
     shard = tensor.shard if tensor is not None else TensorShard()
     shard.check(whole)
-    num_parts = shard.fewest_kv_parts(whole)
-    layout = KVCacheLayout.of(whole, config.block_size, num_parts, shard.size)
+    num_parts = shard.kv_parts(whole, config.kv_parts)
+    try:
+        layout = KVCacheLayout.of(whole, config.block_size, num_parts, shard.size)
+    except ValueError as error:
+        raise UnsupportedModel(f"kv_parts: {error}") from error
     num_blocks = num_blocks_in(config, layout)
     max_model_len = context_length(config, whole, num_blocks)
     fingerprint = compatibility_fingerprint(directory, whole, config.block_size, num_parts)
@@ -67,4 +72,4 @@ def load(
     pool = allocate_pool(layout.pool_shape(num_blocks), layout.dtype).to(device)
     if tensor is not None:
         tensor.meet()
-    return LoadedModel(whole, model, layout, pool, max_model_len, fingerprint)
+    return LoadedModel(whole, model, layout, num_parts, pool, max_model_len, fingerprint)

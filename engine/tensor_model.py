@@ -56,6 +56,7 @@ class Follower:
         loaded = load(config, allocate_pool, on_progress, tensor=tensor)
         self.config = config
         self.layout = loaded.layout
+        self.kv_parts = loaded.kv_parts
         self.pool = loaded.pool
         self.fingerprint = loaded.fingerprint
         self._model = loaded.model

@@ -32,9 +32,12 @@ class TensorShard:
         heads, kv_heads = self.share(config.num_heads), self.share(config.num_kv_heads)
         return replace(config, num_heads=heads, num_kv_heads=kv_heads)
 
-    def fewest_kv_parts(self, config: ModelConfig) -> int:
-        """Parts into which a block must be divided at least; see KVCacheLayout."""
-        return 1 if config.mla is not None else min(self.size, config.num_kv_heads)
+    def kv_parts(self, config: ModelConfig, wanted: int | None = None) -> int:
+        """Parts into which a block is divided: those that are wanted, as far as there are heads, or the fewest.
+
+        See KVCacheLayout.
+        """
+        return 1 if config.mla is not None else min(wanted or self.size, config.num_kv_heads)
 
     def check(self, config: ModelConfig) -> None:
         """Raises UnsupportedModel, naming all sizes that cannot be divided."""

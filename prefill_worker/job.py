@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from engine.outputs import RequestOutput, SampledToken
 from engine.request import Request, RequestId
 from protos import worker_pb2
@@ -40,13 +38,12 @@ class PrefillJob:
         return cls(engine_request(message, request_id), message.num_cached_tokens, message.prefix_source)
 
     async def events(
-        self, pool: Tensor, block_size: int, is_stuck: Callable[[], bool]
+        self, announcements: Announcements, block_size: int, is_stuck: Callable[[], bool]
     ) -> AsyncIterator[worker_pb2.PrefillEvent]:
         """The prompt's events from its first step to its last block. What a step did goes before older checksums.
 
         `is_stuck`: whether the engine does not step; while it does, empty events say so.
         """
-        announcements = Announcements(pool)
         num_announced = self.num_caller_tokens // block_size
         is_last = False
         while not is_last or announcements.has_unchecked:

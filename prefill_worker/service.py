@@ -21,14 +21,15 @@ from engine.errors import EngineError
 from engine.outputs import StepOutput
 from engine.request import RequestId
 from engine.schedule import Received
+from kvtransfer.errors import PeerLost
 from prefill_worker.job import PrefillJob, PrefillStep
 from protos import worker_pb2, worker_pb2_grpc
+from rpc.announcement import announcements_for
 from rpc.block_fills import BlockFills
 from rpc.drain import Drain
 from rpc.engine_host import EngineHost
 from rpc.heartbeat import beats_until
 from rpc.peers import Channels, Context, check_peer
-from rpc.pool_description import pool_to_proto
 from rpc.prefix_pull import PrefixPull
 from rpc.status import status_of
 from rpc.worker_counters import WorkerCounters
@@ -61,6 +62,7 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         await check_peer(context, host.pool, request.incarnation, request.fingerprint)
         if self._drain.has_begun:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is draining; ask another")
+        announcements = await announcements_for(context, host.ranks, request.num_ranks)
         request_id = RequestId(f"{ENGINE_IDS}{next(self._numbers)}/{request.request_id}")
         job = PrefillJob.of(request, request_id)
         with self._drain.request():
@@ -75,12 +77,14 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
                     await adding
                 finally:
                     self._counters.taken.note(request.router_id, request.number)
-                yield worker_pb2.PrefillEvent(accepted=worker_pb2.PrefillAccepted(pool=pool_to_proto(host.pool)))
-                async for event in job.events(host.pool_tensor, host.config.block_size, self._is_stuck):
+                yield worker_pb2.PrefillEvent(accepted=worker_pb2.PrefillAccepted(pools=host.ranks.describe()))
+                async for event in job.events(announcements, host.config.block_size, self._is_stuck):
                     yield event
                 await asyncio.Event().wait()  # the lease ends with the call
             except EngineError as error:
                 await context.abort(status_of(error).code, str(error))
+            except PeerLost as error:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             finally:
                 self._end(request_id)
 

@@ -106,7 +106,7 @@ class WorkerDescription(_message.Message):
     """most tokens of a step, prompts' and outputs' together"""
     @_builtins.property
     def pool(self) -> Global___KVPool:
-        """how to read its blocks"""
+        """how to read its blocks; with several ranks those of the first"""
 
     def __init__(
         self,
@@ -746,6 +746,7 @@ class PrefillRequest(_message.Message):
     PREFIX_SOURCE_FIELD_NUMBER: _builtins.int
     ROUTER_ID_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
+    NUM_RANKS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """unique among the caller's requests"""
     num_prompt_tokens: _builtins.int
@@ -764,6 +765,8 @@ class PrefillRequest(_message.Message):
     """whose command the prompt came with"""
     number: _builtins.int
     """of that command"""
+    num_ranks: _builtins.int
+    """of the caller, which share a block's parts; 0: 1"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the tokens to compute"""
@@ -791,10 +794,11 @@ class PrefillRequest(_message.Message):
         prefix_source: Global___PeerWorker | None = ...,
         router_id: _builtins.str = ...,
         number: _builtins.int = ...,
+        num_ranks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefix_source", b"prefix_source", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "num_cached_tokens", b"num_cached_tokens", "num_prompt_tokens", b"num_prompt_tokens", "number", b"number", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "router_id", b"router_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "num_cached_tokens", b"num_cached_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_ranks", b"num_ranks", "number", b"number", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "router_id", b"router_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -849,19 +853,19 @@ Global___PrefillEvent: _TypeAlias = PrefillEvent  # noqa: Y015
 class PrefillAccepted(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    POOL_FIELD_NUMBER: _builtins.int
+    POOLS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def pool(self) -> Global___KVPool:
-        """where the blocks will be"""
+    def pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___KVPool]:
+        """where the blocks will be: one of each rank, in their order"""
 
     def __init__(
         self,
         *,
-        pool: Global___KVPool | None = ...,
+        pools: _abc.Iterable[Global___KVPool] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pools", b"pools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -911,7 +915,7 @@ class BlockChecksums(_message.Message):
     """place of the first block in the request's block table"""
     @_builtins.property
     def checksums(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """xxh3-64 of each block's bytes"""
+        """xxh3-64 of each block's bytes on the first rank, then on the next; where ranks of"""
 
     def __init__(
         self,
@@ -968,22 +972,26 @@ class LeaseRequest(_message.Message):
     BLOCK_HASHES_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
+    NUM_RANKS_FIELD_NUMBER: _builtins.int
     block_hashes: _builtins.bytes
     """16-byte chained hashes, in order"""
     incarnation: _builtins.str
     """the life of the worker that is meant"""
     fingerprint: _builtins.str
     """the caller's"""
+    num_ranks: _builtins.int
+    """of the caller, which share a block's parts; 0: 1"""
     def __init__(
         self,
         *,
         block_hashes: _builtins.bytes = ...,
         incarnation: _builtins.str = ...,
         fingerprint: _builtins.str = ...,
+        num_ranks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "fingerprint", b"fingerprint", "incarnation", b"incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "num_ranks", b"num_ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1025,23 +1033,23 @@ Global___LeaseEvent: _TypeAlias = LeaseEvent  # noqa: Y015
 class LeaseAccepted(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    POOL_FIELD_NUMBER: _builtins.int
+    POOLS_FIELD_NUMBER: _builtins.int
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     num_blocks: _builtins.int
     """how many of the given blocks are cached here"""
     @_builtins.property
-    def pool(self) -> Global___KVPool:
-        """where the blocks are"""
+    def pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___KVPool]:
+        """where the blocks are: one of each rank, in their order"""
 
     def __init__(
         self,
         *,
-        pool: Global___KVPool | None = ...,
+        pools: _abc.Iterable[Global___KVPool] | None = ...,
         num_blocks: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_blocks", b"num_blocks", "pool", b"pool"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_blocks", b"num_blocks", "pools", b"pools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

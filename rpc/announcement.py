@@ -1,15 +1,15 @@
 """Tells a peer that blocks are ready to be read."""
 
-import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
+import grpc
 
 from engine.request import BlockId
-from kvtransfer.checksum import block_checksums
 from protos import worker_pb2
+from rpc.peers import Context
+from rpc.ranks.ranks import Ranks
 
 PIECE_BYTES = 32 << 20  # whose checksums are sent together
 
@@ -25,9 +25,11 @@ class Piece:
 class Announcements:
     """Messages for blocks whose bytes are final: where they are, at once; their checksums while the peer reads."""
 
-    def __init__(self, pool: Tensor) -> None:
-        self._pool = pool
-        self._piece = max(1, PIECE_BYTES // pool[0].nbytes)
+    def __init__(self, ranks: Ranks, num_readers: int) -> None:
+        """num_readers: ranks of the peer. Raises ValueError if blocks cannot be divided among so many."""
+        self._ranks = ranks
+        self._units_per_block = ranks.units_for(num_readers)
+        self._piece = max(1, PIECE_BYTES // ranks.block_bytes)
         self._unchecked: deque[Piece] = deque()
 
     def announce(
@@ -49,7 +51,15 @@ class Announcements:
         return bool(self._unchecked)
 
     async def next_checksums(self) -> worker_pb2.BlockChecksums:
-        """The checksums of the next announced blocks."""
+        """The checksums of the next announced blocks. Raises PeerLost if one of our ranks is gone."""
         piece = self._unchecked.popleft()
-        checksums = await asyncio.to_thread(block_checksums, self._pool, piece.blocks)
+        checksums = await self._ranks.checksums(piece.blocks, self._units_per_block)
         return worker_pb2.BlockChecksums(first_index=piece.first_index, checksums=checksums)
+
+
+async def announcements_for(context: Context, ranks: Ranks, num_readers: int) -> Announcements:
+    """Announcements for a caller of so many ranks, 0 stands for 1; ends the call if it cannot read our blocks."""
+    try:
+        return Announcements(ranks, num_readers or 1)
+    except ValueError as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"num_ranks: {error}")

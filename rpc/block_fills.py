@@ -5,17 +5,11 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from torch import Tensor
-
 from engine.errors import EngineEnded
 from engine.request import Request
 from engine.schedule import Received
-from kvtransfer.local_pool import block_bytes_of
-from kvtransfer.receiver import BlockReceiver
-from protos import worker_pb2
 from rpc.drain import Drain
 from rpc.engine_host import EngineHost
-from rpc.pool_description import pool_from_proto
 
 logger = logging.getLogger(__name__)
 
@@ -72,27 +66,9 @@ class BlockFills:
     ) -> None:
         await asyncio.wait([task])
         received = outcome(task)
-        await self._host.transport.quarantine.wait_clear(to_fill)
         num_received = -(-received.num_tokens // self._host.config.block_size)
-        unchecked = to_fill[max(0, num_received - num_known) :]
-        if unchecked:
-            await asyncio.to_thread(wipe, self._host.pool_tensor, unchecked)
+        await self._host.ranks.clear(to_fill, to_fill[max(0, num_received - num_known) :])
         try:
             await self._host.call(lambda engine: engine.end_receive(request.request_id, received))
         except EngineEnded:
             logger.info("the engine ended before the fill of %s did", request.request_id)
-
-
-def wipe(pool: Tensor, blocks: list[int]) -> None:
-    """Makes blocks zero."""
-    memory = block_bytes_of(pool)
-    for block in blocks:
-        memory[block] = 0
-
-
-async def connect_receiver(
-    host: EngineHost, pool: worker_pb2.KVPool, blocks: list[int], num_known_blocks: int, deadline_s: float
-) -> BlockReceiver:
-    """Gets ready to read a peer's blocks into `blocks`, the first `num_known_blocks` of which are here already."""
-    peer = await host.transport.connect(pool_from_proto(pool))
-    return BlockReceiver(host.transport, peer, host.pool_tensor, blocks, deadline_s, num_known_blocks)

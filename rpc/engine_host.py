@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from engine.config import EngineConfig
@@ -12,6 +12,10 @@ from engine.errors import EngineError
 from engine.loop import EngineLoop
 from engine.outputs import EngineStats, StepOutput
 from kvtransfer.base import KVTransport, PoolDescription
+from kvtransfer.block_slice import PartGroup
+from rpc.ranks.base import Rank
+from rpc.ranks.local_rank import LocalRank
+from rpc.ranks.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
@@ -21,19 +25,25 @@ T = TypeVar("T")
 class EngineHost:
     """Owns the engine's thread; step outputs arrive on the event loop, calls leave from it."""
 
-    def __init__(self, engine: Engine, transport: KVTransport, max_step_s: float = math.inf) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        transport: KVTransport,
+        max_step_s: float = math.inf,
+        followers: Sequence[Rank] = (),
+    ) -> None:
         """To be made on the event loop, which must run for as long as the host.
 
-        `max_step_s`: an engine that takes longer for a step is stuck.
+        `max_step_s`: an engine that takes longer for a step is stuck; `followers`: ranks that have parts of its KV.
         """
+        own = LocalRank(transport, engine.pool, PartGroup(engine.kv_parts, 1 + len(followers)))
         self.config: EngineConfig = engine.config
         self.fingerprint = engine.fingerprint
         self.finish_rule = engine.finish_rule
-        self.block_bytes = engine.layout.block_bytes
         self.vocab_size = engine.model_config.vocab_size
-        self.pool_tensor = engine.pool
-        self.transport = transport
-        self.pool: PoolDescription = transport.register_pool(engine.pool)
+        self.ranks = Ranks(own, followers, engine.kv_parts)
+        self.block_bytes = self.ranks.block_bytes  # on all ranks
+        self.pool: PoolDescription = own.pool
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.max_step_s = max_step_s
         self._loop = asyncio.get_running_loop()

@@ -60,9 +60,13 @@ class WorkerGroup:
         """There is a newer view of the group."""
         self.woken(view.epoch, 0)
 
+    def leave_engine(self) -> None:
+        """The engine waits for no other rank from now on."""
+        self.experts.ranks.leave()
+
     async def leave(self) -> None:
         """Takes part in no further step, and has the others go on without us."""
-        self.experts.ranks.leave()
+        self.leave_engine()
         await self.member.leave()
 
 
@@ -87,7 +91,7 @@ async def joined(
     try:
         yield group
     finally:
-        group.experts.ranks.leave()
+        group.leave_engine()
         await member.close()
         await server.stop(STOP_GRACE_S)
 

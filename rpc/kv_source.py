@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 import grpc
 
 from engine.block_hash import split_hashes
+from kvtransfer.errors import PeerLost
 from protos import worker_pb2, worker_pb2_grpc
-from rpc.announcement import Announcements
+from rpc.announcement import announcements_for
 from rpc.drain import Drain
 from rpc.engine_host import EngineHost
 from rpc.peers import Context, check_peer
-from rpc.pool_description import pool_to_proto
 
 
 class KVSourceService(worker_pb2_grpc.KVSourceServicer):
@@ -31,17 +31,19 @@ class KVSourceService(worker_pb2_grpc.KVSourceServicer):
             hashes = split_hashes(request.block_hashes)
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"block_hashes: {error}")
+        announcements = await announcements_for(context, self._host.ranks, request.num_ranks)
         with self._drain.request():
             pinning = self._host.call(lambda engine: engine.blocks.pin(hashes))
             try:
                 _, blocks = await asyncio.shield(pinning)
-                accepted = worker_pb2.LeaseAccepted(pool=pool_to_proto(self._host.pool), num_blocks=len(blocks))
+                accepted = worker_pb2.LeaseAccepted(pools=self._host.ranks.describe(), num_blocks=len(blocks))
                 yield worker_pb2.LeaseEvent(accepted=accepted)
-                announcements = Announcements(self._host.pool_tensor)
                 yield worker_pb2.LeaseEvent(blocks=announcements.announce(0, blocks, time.monotonic()))
                 while announcements.has_unchecked:
                     yield worker_pb2.LeaseEvent(checksums=await announcements.next_checksums())
                 await asyncio.Event().wait()  # ends with the call
+            except PeerLost as error:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             finally:
                 pinning.add_done_callback(
                     lambda pinned: self._host.call(lambda engine: engine.blocks.unpin(pinned.result()[0]))

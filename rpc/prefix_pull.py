@@ -8,12 +8,11 @@ import grpc
 from engine.request import Request
 from engine.schedule import Received
 from kvtransfer.errors import ChecksumMismatch, PeerRefused, TransferError
-from kvtransfer.receiver import BlockReceiver
 from protos import worker_pb2, worker_pb2_grpc
-from rpc.block_fills import connect_receiver
 from rpc.engine_host import EngineHost
 from rpc.event_stream import next_event
 from rpc.peers import Channels
+from rpc.ranks.group_intake import GroupIntake
 from rpc.worker_counters import WorkerCounters
 
 logger = logging.getLogger(__name__)
@@ -33,7 +32,7 @@ class PrefixPull:
         self._hashes = request.block_hashes[:num_full_blocks]
         self._blocks: list[int] = list(request.block_table[:num_full_blocks])
         self._num_known_blocks = request.num_computed_tokens // block_size
-        self._receiver: BlockReceiver | None = None
+        self._receiver: GroupIntake | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -52,6 +51,7 @@ class PrefixPull:
             block_hashes=b"".join(self._hashes),
             incarnation=self._source.incarnation,
             fingerprint=self._host.fingerprint,
+            num_ranks=self._host.ranks.size,
         )
         call: LeaseCall = worker_pb2_grpc.KVSourceStub(channels.get(self._source.address)).Lease(lease)
         try:
@@ -80,8 +80,8 @@ class PrefixPull:
                 if self._receiver is not None:
                     raise PeerRefused("the peer accepted twice")
                 num_leased = event.accepted.num_blocks
-                self._receiver = await connect_receiver(
-                    self._host, event.accepted.pool, self._blocks, self._num_known_blocks, self._deadline_s
+                self._receiver = await self._host.ranks.receive(
+                    event.accepted.pools, self._blocks, self._num_known_blocks, self._deadline_s
                 )
             elif self._receiver is None:
                 raise PeerRefused("the peer announced blocks before it accepted")
@@ -89,6 +89,6 @@ class PrefixPull:
                 await self._receiver.read(event.blocks.first_index, event.blocks.block_ids)
             else:
                 self._receiver.expect(event.checksums.first_index, event.checksums.checksums)
-            if self._receiver is not None and self._receiver.num_blocks_received >= num_leased:
-                return
+            if self._receiver is not None and self._receiver.num_blocks_announced >= num_leased:
+                return await self._receiver.settled()
         raise PeerRefused("the peer ended the call before all that it had leased was announced")

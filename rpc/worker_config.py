@@ -32,6 +32,7 @@ class WorkerConfig:
     transfer_deadline_s: float = 30.0  # of one read of announced blocks
     drain_timeout_s: float = 30.0  # how long running requests may finish after SIGTERM
     max_step_s: float | None = None  # a longer step of the engine ends the process; None: 20 s, on a CPU 180 s
+    tensor_parallel: int = 1  # ranks that have the model together, one worker; 1: it is whole here
     expert_parallel: int = 1  # ranks over which the experts are spread, each a worker of its own; 1: all are here
     rendezvous: str | None = None  # host:port of what knows the group's ranks; None, registry/NAME: where that says
     group: str = "experts"  # its name there
@@ -60,6 +61,8 @@ class WorkerConfig:
         if self.kv_port and self.transport == "shared_memory":
             raise OptionError("kv_port: shared memory has no port; leave it out, or take another transport")
         registered_name(self.rendezvous)
+        if self.tensor_parallel > 1 and self.expert_parallel > 1:
+            raise OptionError("tensor_parallel: not together with expert_parallel; leave one of them at 1")
         if self.expert_parallel > 1 and self.rendezvous is None and self.registry is None:
             raise OptionError(
                 "rendezvous: expert_parallel needs the host:port of a `baton rendezvous`, or the registry that has one"

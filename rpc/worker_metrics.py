@@ -39,7 +39,7 @@ class WorkerMetrics(Collector):
 
     async def _snapshot(self) -> WorkerSnapshot:
         stats = await self._host.stats()
-        choices = self._host.transport.choices
+        choices = self._host.ranks.choices
         transports = {peer: choice.transport for peer, choice in choices.items()}
         return WorkerSnapshot(stats, replace(self._counters), transports, await self._host.call(Engine.expert_figures))
 

@@ -18,6 +18,12 @@ ENGINE_OPTIONS = {
     "max_num_seqs": OptionInfo("Most requests in a batch.", minimum=1),
     "max_num_waiting": OptionInfo("Most requests in the waiting queue; more are refused.", minimum=1),
     "enable_prefix_caching": OptionInfo("Keep the KV of finished requests for prompts that start alike."),
+    "kv_parts": OptionInfo(
+        "Parts that KV blocks are made of, the same for all workers that hand KV over: as many as the one with the "
+        "most tensor-parallel ranks has. Unset: this worker's ranks.",
+        minimum=1,
+        maximum=1024,
+    ),
     "num_threads": OptionInfo("Threads of torch.", minimum=1, maximum=4096),
 }
 
@@ -46,6 +52,11 @@ WORKER_OPTIONS = {
         "Longest time in seconds of one engine step; after it the process ends, to be started again. "
         "Unset: 20, on a CPU 180.",
         minimum=0.1,
+    ),
+    "tensor_parallel": OptionInfo(
+        "Ranks, processes of one machine, that have the model together: each computes a part of every layer.",
+        minimum=1,
+        maximum=64,
     ),
     "expert_parallel": OptionInfo(
         "Ranks over which a model's experts are spread; each is a worker with requests and KV of its own.",

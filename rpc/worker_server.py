@@ -33,6 +33,7 @@ from rpc.malformed import RefuseMalformed
 from rpc.peers import Channels
 from rpc.pool_description import pool_to_proto
 from rpc.progress import ProgressReporter
+from rpc.ranks.worker_ranks import WorkerRanks, following
 from rpc.registration import member_of, registered
 from rpc.tls import Security, make_security
 from rpc.watchdog import Watchdog
@@ -89,19 +90,26 @@ async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], Worke
     progress = ProgressReporter(config.progress_fd)
     security = make_security(config.tls_cert, config.tls_key, config.tls_ca, config.tls_server_name)
     channels, incarnation = Channels(security), uuid.uuid4().hex
-    async with joined(config, incarnation, security, channels) as group:
+    async with joined(config, incarnation, security, channels) as group, following(config) as ranks:
         memory = SharedPool()
         experts = group.experts if group is not None else None
-        loading = _load(lambda: Engine(config.engine, memory.allocate, progress.loading, experts), stopping, group)
-        if (engine := await loading) is None:
+        tensor = ranks.tensor if ranks is not None else None
+
+        def make_engine() -> Engine:
+            return Engine(config.engine, memory.allocate, progress.loading, experts, tensor)
+
+        if (engine := await _load(make_engine, stopping, group or ranks)) is None:
             return
+        if ranks is not None:
+            await ranks.loaded()
         identity = PoolIdentity(incarnation, engine.fingerprint)
         transport = create_transport(config.transport, identity, memory, config.host, config.kv_port)
-        host = EngineHost(engine, transport, config.longest_step_s)
+        followers = ranks.followers if ranks is not None else ()
+        host = EngineHost(engine, transport, config.longest_step_s, followers)
         if config.strict:
             require_fit(await asyncio.to_thread(examine_machine, host.pool.num_blocks * host.block_bytes))
         core = WorkerCore(config, host, channels, WorkerCounters(), Drain())
-        await _serve(core, build(core), security, progress, stopping, group)
+        await _serve(core, build(core), security, progress, stopping, group, ranks)
     await channels.close()
     await transport.close()
     memory.close()
@@ -114,6 +122,7 @@ async def _serve(
     progress: ProgressReporter,
     stopping: asyncio.Event,
     group: WorkerGroup | None,
+    ranks: WorkerRanks | None,
 ) -> None:
     """From the engine's first step to its last."""
     config, host = core.config, core.host
@@ -124,6 +133,8 @@ async def _serve(
     host.start()
     if group is not None:
         group.attach(host.call)
+    if ranks is not None:
+        ranks.attach(lambda: host.call(Engine.look_at_ranks))
     await server.start()
     await worker_health.begin()
     watchdog = Watchdog(host, core.drain, progress, worker_health.tell_ready)
@@ -138,7 +149,7 @@ async def _serve(
         member = member_of(description, core.config.role)
         async with registered(config.registry, member, config.lease_s, core.drain) as registration:
             failures = [host.failed, registration, watching]
-            await _wait(stopping, *failures, *([group.failed] if group is not None else []))
+            await _wait(stopping, *failures, *(each.failed for each in (group, ranks) if each is not None))
             core.drain.begin()
             await worker_health.end()
             await _drain(core)
@@ -151,7 +162,9 @@ async def _serve(
         watching.cancel()  # last: all that ends here may hang on an engine that does
 
 
-async def _load(make_engine: Callable[[], Engine], stopping: asyncio.Event, group: WorkerGroup | None) -> Engine | None:
+async def _load(
+    make_engine: Callable[[], Engine], stopping: asyncio.Event, group: WorkerGroup | WorkerRanks | None
+) -> Engine | None:
     """Makes the engine on a thread that ends with it; None if it was told to end while it waited for its group.
 
     OpenMP keeps a team of threads for each thread that ever computed. A second team, even an idle one, is more threads
@@ -166,7 +179,7 @@ async def _load(make_engine: Callable[[], Engine], stopping: asyncio.Event, grou
         waits: list[asyncio.Future[Any]] = [loading, stop, group.failed]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
-            group.experts.ranks.leave()  # the engine stops waiting for the others
+            group.leave_engine()  # which stops waiting for the others
         stop.cancel()
         try:
             return await loading
@@ -201,7 +214,7 @@ def _register_common(server: grpc.aio.Server, core: WorkerCore, description: wor
     config, host = core.config, core.host
 
     def transport_choices() -> dict[str, str]:
-        return {peer: f"{choice.transport}: {choice.reason}" for peer, choice in host.transport.choices.items()}
+        return {peer: f"{choice.transport}: {choice.reason}" for peer, choice in host.ranks.choices.items()}
 
     service = WorkerService(
         host, core.counters, core.drain, lambda: description, transport_choices, config.drain_timeout_s

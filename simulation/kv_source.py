@@ -28,7 +28,7 @@ class SimulatedKVSourceService(worker_pb2_grpc.KVSourceServicer):
         with self._drain.request():
             pin_id, blocks = self._core.pin(hashes)
             try:
-                accepted = worker_pb2.LeaseAccepted(pool=self._description.pool, num_blocks=len(blocks))
+                accepted = worker_pb2.LeaseAccepted(pools=[self._description.pool], num_blocks=len(blocks))
                 yield worker_pb2.LeaseEvent(accepted=accepted)
                 yield worker_pb2.LeaseEvent(blocks=worker_pb2.BlocksReady(first_index=0, block_ids=blocks))
                 await asyncio.Event().wait()  # ends with the call

@@ -72,7 +72,7 @@ class SimulatedPrefillService(worker_pb2_grpc.PrefillServicer):
                     self._core.add(prompt.request)
                 finally:
                     self._counters.taken.note(request.router_id, request.number)
-                yield worker_pb2.PrefillEvent(accepted=worker_pb2.PrefillAccepted(pool=self._description.pool))
+                yield worker_pb2.PrefillEvent(accepted=worker_pb2.PrefillAccepted(pools=[self._description.pool]))
                 async for event in self._events(prompt):
                     yield event
                 await asyncio.Event().wait()  # the lease ends with the call

@@ -98,7 +98,7 @@ class RemotePrompt:
         """What the prefill worker announces."""
         peer = self._peer
         stub = worker_pb2_grpc.PrefillStub(self._channels.get(peer.address))
-        call: PrefillCall = stub.Prefill(self._entry.prefill_request(peer, self._fingerprint, num_cached_tokens))
+        call: PrefillCall = stub.Prefill(self._entry.prefill_request(peer, self._fingerprint, 1, num_cached_tokens))
         num_blocks = 0
         try:
             async for event in call:

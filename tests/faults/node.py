@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
-from deployment.process import ChildProcess, ProcessSpec
+from rpc.child_process import ChildProcess, ProcessSpec
 from rpc.progress import Failed, Ready
 
 MODULES = {"router": "router", "prefill": "prefill_worker", "decode": "decode_worker"}

@@ -47,7 +47,7 @@ def described_otherwise(pool: KVPool) -> Step:
 
     def accept(prefilled: Prefilled) -> PrefillEvent:
         event = prefilled.accepted()
-        event.accepted.pool.MergeFrom(pool)
+        event.accepted.pools[0].MergeFrom(pool)
         return event
 
     return accept

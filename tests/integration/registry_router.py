@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from deployment.process import ChildProcess, ProcessSpec
+from rpc.child_process import ChildProcess, ProcessSpec
 from rpc.progress import Failed, Ready
 
 DEADLINE_S = 60.0

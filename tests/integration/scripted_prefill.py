@@ -30,7 +30,7 @@ class Prefilled:
 
     def accepted(self) -> worker_pb2.PrefillEvent:
         """The first event."""
-        return worker_pb2.PrefillEvent(accepted=worker_pb2.PrefillAccepted(pool=self.description))
+        return worker_pb2.PrefillEvent(accepted=worker_pb2.PrefillAccepted(pools=[self.description]))
 
     def blocks(self, first_index: int, ids: list[int], checksum_error: int = 0) -> worker_pb2.PrefillEvent:
         """An announcement; its checksums are off by `checksum_error`."""

@@ -14,7 +14,7 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from deployment.ports import free_ports
-from deployment.process import ChildProcess, ProcessSpec
+from rpc.child_process import ChildProcess, ProcessSpec
 from rpc.progress import Failed, Ready
 from tests.integration.group_member_process import MemberProcess, member_processes
 from tests.unit.rpc.test_tls import NAME, write

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deployment.ports import free_ports
-from deployment.process import ChildProcess
+from rpc.child_process import ChildProcess
 from rpc.group.whereabouts import KIND
 from rpc.registry.factory import open_address
 from tests.integration.group_member_process import REGISTRY, member_processes

@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 import httpx
 
-from deployment.process import ChildProcess, ProcessSpec
 from protos import worker_pb2, worker_pb2_grpc
+from rpc.child_process import ChildProcess, ProcessSpec
 from rpc.progress import Failed, Ready
 from tests.integration.registry_router import registry_router, wait_ready_workers
 from tests.integration.simulated_process import simulated

@@ -9,8 +9,8 @@ from pathlib import Path
 import grpc
 
 from deployment.cluster_plan import WORKER_COMMANDS
-from deployment.process import ChildProcess, ProcessSpec
 from protos import worker_pb2, worker_pb2_grpc
+from rpc.child_process import ChildProcess, ProcessSpec
 from rpc.grpc_options import CHANNEL_OPTIONS
 from rpc.progress import Failed, Ready
 from rpc.worker_config import Role

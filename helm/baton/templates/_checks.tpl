@@ -57,8 +57,8 @@
 {{- if gt (int $pool.mostPods) (int $values.maxPods) -}}
 {{- fail (printf "%s.maxReplicas: %v replicas, %v to a pod, need %v pods, but the worker group has %v at most; raise %s.maxPods" $name $pool.most $values.replicasPerPod $pool.mostPods $values.maxPods $name) -}}
 {{- end -}}
-{{- if gt (int $values.tensorParallelSize) 1 -}}
-{{- fail (printf "%s.tensorParallelSize: %v, but this chart does not start tensor-parallel ranks yet: all but one GPU of a replica would idle. Give 1" $name $values.tensorParallelSize) -}}
+{{- if and (gt (int $values.tensorParallelSize) 1) (gt (int $values.expertParallelSize) 1) -}}
+{{- fail (printf "%s.tensorParallelSize: %v, but not together with expertParallelSize: %v; give 1 for one of them" $name $values.tensorParallelSize $values.expertParallelSize) -}}
 {{- end -}}
 {{- if lt (int $pool.least) (int $values.expertParallelSize) -}}
 {{- fail (printf "%s.%s: %v, but the pool's group begins with %v workers (expertParallelSize), and none of them serves before; give %v or more" $name (ternary "minReplicas" "replicas" (or $v.autoscaling.enabled (kindIs "invalid" $values.replicas))) $pool.least $values.expertParallelSize $values.expertParallelSize) -}}

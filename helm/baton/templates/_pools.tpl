@@ -81,6 +81,9 @@ rendezvous_ray: # it takes no CPU of Ray's; where decode workers are is always a
 {{- if gt (int $values.expertParallelSize) 1 }}
 {{ ternary "prefill_expert_parallel" "expert_parallel" (eq $name "prefill") }}: {{ $values.expertParallelSize }}
 {{- end }}
+{{- if gt (int $values.tensorParallelSize) 1 }}
+{{ ternary "prefill_tensor_parallel" "tensor_parallel" (eq $name "prefill") }}: {{ $values.tensorParallelSize }}
+{{- end }}
 {{- with fromYaml (include "baton.options" $values.engine) }}
 {{ $name }}_engine:
   {{- toYaml . | nindent 2 }}

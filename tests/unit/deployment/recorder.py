@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from deployment.events import Event, Started
-from deployment.process import ProcessSpec
+from rpc.child_process import ProcessSpec
 
 CHILD = Path(__file__).with_name("supervised_child.py")
 TIMEOUT_S = 20.0

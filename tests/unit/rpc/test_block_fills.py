@@ -14,7 +14,7 @@ from engine.outputs import StepOutput
 from engine.request import Request, RequestId
 from engine.sampling_params import SamplingParams
 from engine.schedule import Received
-from kvtransfer.base import PoolIdentity
+from kvtransfer.base import KVTransport, PoolIdentity
 from kvtransfer.registry import create_transport
 from kvtransfer.shared_pool import SharedPool
 from rpc.block_fills import BlockFills
@@ -29,17 +29,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest_asyncio.fixture
-async def host(model: Path) -> AsyncIterator[EngineHost]:
+async def hosted(model: Path) -> AsyncIterator[tuple[EngineHost, KVTransport]]:
     memory = SharedPool()
     config = EngineConfig(model=str(model), kv_cache_memory_bytes=1 << 20, num_threads=1)
     engine = Engine(config, memory.allocate)
     identity = PoolIdentity(uuid.uuid4().hex, engine.fingerprint)
-    host = EngineHost(engine, create_transport("shared_memory", identity, memory, "127.0.0.1"))
+    transport = create_transport("shared_memory", identity, memory, "127.0.0.1")
+    host = EngineHost(engine, transport)
     host.start()
-    yield host
+    yield host, transport
     await host.stop()
-    await host.transport.close()
+    await transport.close()
     memory.close()
+
+
+@pytest.fixture
+def host(hosted: tuple[EngineHost, KVTransport]) -> EngineHost:
+    return hosted[0]
 
 
 async def receiving(host: EngineHost) -> Request:
@@ -78,19 +84,20 @@ async def test_a_fill_cancelled_before_its_first_step_ends(host: EngineHost) -> 
     assert await num_held(host) == 0
 
 
-async def test_blocks_in_quarantine_are_not_given_back(host: EngineHost) -> None:
+async def test_blocks_in_quarantine_are_not_given_back(hosted: tuple[EngineHost, KVTransport]) -> None:
+    host, transport = hosted
     request = await receiving(host)
     blocks = list(request.block_table)
     fills = BlockFills(host, Drain())
     task = fills.start(request, asyncio.sleep(1000), nothing)
-    host.transport.quarantine.hold(blocks[1:3])
+    transport.quarantine.hold(blocks[1:3])
     await host.call(lambda engine: engine.abort(request.request_id))
     task.cancel()
     await asyncio.wait([task])
     closing = asyncio.ensure_future(fills.close())
     assert await num_held(host) == len(blocks)
     assert not closing.done()
-    host.transport.quarantine.release(blocks[1:3])
+    transport.quarantine.release(blocks[1:3])
     await closing
     assert await num_held(host) == 0
 

@@ -1,0 +1,122 @@
+"""The process of a rank that follows: its part of the model on a thread, its part of the KV for peers to read."""
+
+import asyncio
+import logging
+import signal
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import torch
+
+from engine.errors import EngineEnded, GroupBroken
+from engine.tensor_model import Follower
+from engine.tensor_parallel import TensorGroup
+from kvtransfer.base import KVTransport, PoolIdentity
+from kvtransfer.block_slice import PartGroup
+from kvtransfer.registry import create_transport
+from kvtransfer.shared_pool import SharedPool
+from protos import rank_pb2_grpc
+from rpc.grpc_options import SERVER_OPTIONS
+from rpc.ranks.fixed_group import FixedGroup
+from rpc.ranks.local_rank import LocalRank
+from rpc.ranks.rank_service import RankService
+from rpc.worker_config import WorkerConfig
+
+logger = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 1.0  # between two looks at how long the present step has taken
+
+
+class FollowerProcess:
+    """Owns everything of a rank from its first command to the end of its worker."""
+
+    def __init__(self, config: WorkerConfig, rank: int) -> None:
+        self._config = config
+        self._rank = rank
+        self._memory = SharedPool()
+        self._membership = FixedGroup(config.tensor_parallel, rank)
+        device = torch.device(config.engine.device)
+        self._tensor = TensorGroup(self._membership, config.host, device, config.tensor_parallel)
+        self._follower: Follower | None = None
+        self._transport: KVTransport | None = None
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def serve(self, socket: str) -> None:
+        """Follows the first rank, which speaks at a Unix socket of this path, until the worker ends."""
+        stopping = asyncio.ensure_future(_told_to_stop())
+        service = RankService(self._load)
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        rank_pb2_grpc.add_RankServicer_to_server(service, server)
+        server.add_insecure_port(f"unix:{socket}")  # in a directory that nobody else may enter
+        await server.start()
+        watching = asyncio.create_task(self._watch())
+        try:
+            await asyncio.wait({stopping, self._ended, watching}, return_when=asyncio.FIRST_COMPLETED)
+            for each in (self._ended, watching):
+                if each.done():
+                    each.result()
+        finally:
+            self._tensor.leave()
+            watching.cancel()
+            stopping.cancel()
+            await service.close()
+            await server.stop(0)
+            if self._transport is not None:
+                await self._transport.close()
+            self._memory.close()
+
+    async def _load(self, store: str) -> LocalRank:
+        config = self._config
+        self._membership.begin(store)
+        with ThreadPoolExecutor(1, "load") as loader:  # see `worker_server`: threads of OpenMP end with their thread
+            follower = await asyncio.get_running_loop().run_in_executor(
+                loader, lambda: Follower(config.engine, self._tensor, self._memory.allocate)
+            )
+        self._follower = follower
+        identity = PoolIdentity(uuid.uuid4().hex, follower.fingerprint)
+        self._transport = create_transport(config.transport, identity, self._memory, config.host, config.kv_port)
+        following = (follower, asyncio.get_running_loop())
+        threading.Thread(target=self._follow, args=following, name="engine", daemon=True).start()
+        ranks = PartGroup(follower.kv_parts, config.tensor_parallel)
+        return LocalRank(self._transport, follower.pool, ranks, self._rank)
+
+    def _follow(self, follower: Follower, loop: asyncio.AbstractEventLoop) -> None:
+        error: Exception | None = None
+        try:
+            follower.follow()
+        except GroupBroken as broken:
+            logger.info("the worker has ended: %s", broken)
+        except Exception as failed:
+            error = failed
+        loop.call_soon_threadsafe(self._end, error)
+
+    def _end(self, error: Exception | None) -> None:
+        if self._ended.done():
+            return
+        if error is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(error)
+
+    async def _watch(self) -> None:
+        """Raises EngineEnded when a step takes too long."""
+        limit_s = self._config.longest_step_s
+        while True:
+            await asyncio.sleep(min(LOOK_INTERVAL_S, limit_s / 10))
+            if self._follower is not None and self._follower.turn_s > limit_s:
+                raise EngineEnded(f"this rank is at one step for over {limit_s:g} s")
+
+
+async def _told_to_stop() -> None:
+    """Returns at SIGTERM; Ctrl-C is for the first rank."""
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)
+    await stopping.wait()
+
+
+async def run(config: WorkerConfig, rank: int, socket: str) -> None:
+    """Serves until the worker ends."""
+    await FollowerProcess(config, rank).serve(socket)

@@ -1,0 +1,91 @@
+"""A request's blocks on their way into the pool of a rank that follows: told to it, and heard from it."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from google.protobuf.message import Message
+
+from kvtransfer.base import PeerId, TransportChoice
+from kvtransfer.errors import (
+    ChecksumMismatch,
+    PeerLost,
+    PeerRefused,
+    TransferDeadline,
+    TransferError,
+    TransportUnavailable,
+)
+from protos import rank_pb2, worker_pb2
+
+ERRORS = {
+    each.__name__: each for each in (ChecksumMismatch, PeerLost, PeerRefused, TransferDeadline, TransportUnavailable)
+}
+
+
+class FollowerIntake:
+    """What the rank has said of these blocks so far; see `BlockIntake`."""
+
+    def __init__(self, blocks: Sequence[int], num_known_blocks: int, say: Callable[[Message], None]) -> None:
+        """blocks: the request's block table; `say` tells the rank something of these blocks."""
+        self.blocks = frozenset(blocks[num_known_blocks:])
+        self.choices: dict[PeerId, TransportChoice] = {}
+        self.num_blocks_read = num_known_blocks
+        self.num_blocks_received = num_known_blocks
+        self.transfer_s = 0.0
+        self._num_blocks = len(blocks)
+        self._say = say
+        self._is_connected = False
+        self._error: TransferError | None = None
+        self._news = asyncio.Event()
+
+    @property
+    def transport(self) -> str:
+        """See BlockIntake."""
+        return "+".join(sorted({choice.transport for choice in self.choices.values()}))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the rank says nothing more of them."""
+        return self._error is not None or (self._is_connected and self.num_blocks_received == self._num_blocks)
+
+    def take(self, progress: rank_pb2.ReceiveProgress) -> None:
+        """The rank got on."""
+        for each in progress.transports:
+            self.choices[PeerId(each.incarnation)] = TransportChoice(each.transport, each.reason)
+        self._is_connected = True
+        self.num_blocks_read, self.num_blocks_received = progress.num_read, progress.num_received
+        self.transfer_s = progress.transfer_s
+        self._news.set()
+
+    def fail(self, error: TransferError) -> None:
+        """No more blocks come; whoever waits for them hears why."""
+        self._error = self._error or error
+        self._news.set()
+
+    async def connected(self) -> None:
+        """Returns when the rank can read. Raises TransferError."""
+        await self._until(lambda: self._is_connected)
+
+    async def read(self, first_index: int, remote: Sequence[int]) -> None:
+        """See BlockIntake."""
+        self._say(worker_pb2.BlocksReady(first_index=first_index, block_ids=remote))
+        await self._until(lambda: self.num_blocks_read >= first_index + len(remote))
+
+    def expect(self, first_index: int, checksums: Sequence[int]) -> None:
+        """See BlockIntake; the rank looks at them when it has read what it was told before."""
+        self._say(worker_pb2.BlockChecksums(first_index=first_index, checksums=checksums))
+
+    async def settled(self) -> None:
+        """See BlockIntake."""
+        await self._until(lambda: self.num_blocks_received >= self.num_blocks_read)
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            if self._error is not None:
+                raise self._error
+            self._news.clear()
+            await self._news.wait()
+
+
+def error_of(failure: rank_pb2.RankFailure, rank: int) -> TransferError:
+    """The error that a rank met."""
+    return ERRORS.get(failure.kind, TransferError)(f"rank {rank}: {failure.message}")

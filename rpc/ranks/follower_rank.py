@@ -1,0 +1,172 @@
+"""A rank that follows, as its first rank has it: the stream of commands to it."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+
+import grpc
+from google.protobuf.message import Message
+
+from kvtransfer.base import PeerId, PoolDescription, TransportChoice
+from kvtransfer.errors import PeerLost
+from protos import rank_pb2, rank_pb2_grpc, worker_pb2
+from rpc.pool_description import pool_from_proto, pool_to_proto
+from rpc.ranks.follower_intake import FollowerIntake, error_of
+
+FollowCall = grpc.aio.StreamStreamCall[rank_pb2.RankCommand, rank_pb2.RankNews]
+
+MAX_CHOICES = 1024  # of peers that are remembered
+FIELDS = {
+    rank_pb2.JoinRanks: "join",
+    rank_pb2.ReceiveBlocks: "receive",
+    worker_pb2.BlocksReady: "blocks",
+    worker_pb2.BlockChecksums: "checksums",
+    rank_pb2.MakeChecksums: "make_checksums",
+    rank_pb2.ClearBlocks: "clear",
+}
+
+
+class FollowerRank:
+    """Owns the stream to one follower, and what it was asked and has not answered."""
+
+    def __init__(self, rank: int, channel: grpc.aio.Channel) -> None:
+        """rank: its place; the channel to its process, which may not listen yet."""
+        self.rank = rank
+        self.choices: dict[PeerId, TransportChoice] = {}
+        self._unsent: asyncio.Queue[rank_pb2.RankCommand] = asyncio.Queue()  # holds what requests under way ask
+        self._call: FollowCall = rank_pb2_grpc.RankStub(channel).Follow(self._commands(), wait_for_ready=True)
+        self._numbers = itertools.count(1)
+        self._intakes: dict[int, FollowerIntake] = {}
+        self._answers: dict[int, asyncio.Future[rank_pb2.RankNews]] = {}
+        self._pool: asyncio.Future[PoolDescription] = asyncio.get_running_loop().create_future()
+        self._error: PeerLost | None = None
+        self._listening = asyncio.create_task(self._listen())
+
+    @property
+    def pool(self) -> PoolDescription:
+        """See Rank; there is one once the rank has loaded."""
+        return self._pool.result()
+
+    async def listens(self) -> None:
+        """Returns when its process takes commands."""
+        await self._call.wait_for_connection()
+
+    def join(self, store: str) -> None:
+        """Has it load its part, once the first rank's store is at host:port `store`."""
+        self._say(0, rank_pb2.JoinRanks(store=store))
+
+    async def loaded(self) -> None:
+        """Returns when it has a pool."""
+        await asyncio.shield(self._pool)
+
+    async def receive(
+        self, sources: Sequence[PoolDescription], block_table: Sequence[int], num_known_blocks: int, deadline_s: float
+    ) -> FollowerIntake:
+        """See Rank."""
+        number = next(self._numbers)
+        intake = FollowerIntake(block_table, num_known_blocks, partial(self._say, number))
+        self._intakes[number] = intake
+        message = rank_pb2.ReceiveBlocks(
+            pools=map(pool_to_proto, sources),
+            block_ids=block_table,
+            num_known_blocks=num_known_blocks,
+            deadline_s=deadline_s,
+        )
+        self._say(number, message)
+        await intake.connected()
+        return intake
+
+    async def checksums(self, blocks: Sequence[int], units_per_block: int) -> Sequence[int]:
+        """See Rank. Raises PeerLost if the rank has ended."""
+        message = rank_pb2.MakeChecksums(block_ids=blocks, units_per_block=units_per_block)
+        return (await self._ask(message)).checksums.checksums
+
+    async def clear(self, blocks: Sequence[int], wiped: Sequence[int] = ()) -> None:
+        """See Rank. Into a rank that has ended, and with it the worker, nothing is written any more."""
+        cleared = frozenset(blocks)
+        for number, intake in list(self._intakes.items()):
+            if not intake.blocks.isdisjoint(cleared):
+                intake.fail(PeerLost("its blocks are wanted for something else"))  # nobody waits for them for ever
+                del self._intakes[number]
+        with suppress(PeerLost):
+            await self._ask(rank_pb2.ClearBlocks(block_ids=blocks, wiped_ids=wiped))
+
+    async def close(self) -> None:
+        """Ends the stream."""
+        self._call.cancel()
+        await asyncio.wait([self._listening])
+
+    async def _ask(self, message: Message) -> rank_pb2.RankNews:
+        number = next(self._numbers)
+        answer: asyncio.Future[rank_pb2.RankNews] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        try:
+            self._say(number, message)
+            return await answer
+        finally:
+            del self._answers[number]
+
+    def _say(self, number: int, message: Message) -> None:
+        if self._error is not None:
+            raise self._error
+        field = FIELDS[type(message)]
+        self._unsent.put_nowait(rank_pb2.RankCommand(number=number, **{field: message}))  # type: ignore[arg-type]
+
+    async def _commands(self) -> AsyncIterator[rank_pb2.RankCommand]:
+        while True:
+            yield await self._unsent.get()
+
+    async def _listen(self) -> None:
+        why = "its process ended"
+        try:
+            async for news in self._call:
+                self._take(news)
+        except asyncio.CancelledError:
+            why = "the worker ends"
+        except grpc.aio.AioRpcError as error:
+            why = f"{error.code().name}: {error.details()}"
+        finally:
+            self._lose(PeerLost(f"rank {self.rank} of this worker is gone: {why}"))
+
+    def _take(self, news: rank_pb2.RankNews) -> None:
+        kind = news.WhichOneof("news")
+        if kind == "pool":
+            self._pool.set_result(pool_from_proto(news.pool))
+        elif kind in ("progress", "failure"):
+            self._take_of_intake(news)
+        elif (answer := self._answers.get(news.number)) is not None and not answer.done():
+            answer.set_result(news)
+
+    def _take_of_intake(self, news: rank_pb2.RankNews) -> None:
+        intake = self._intakes.get(news.number)
+        if intake is None:
+            return  # nobody wants its blocks any more
+        if news.HasField("failure"):
+            intake.fail(error_of(news.failure, self.rank))
+        else:
+            intake.take(news.progress)
+            self._note_choices(news.progress.transports)
+        if intake.has_ended:
+            del self._intakes[news.number]
+
+    def _note_choices(self, transports: Iterable[rank_pb2.PeerTransport]) -> None:
+        for each in transports:
+            peer = PeerId(each.incarnation)
+            self.choices.pop(peer, None)
+            self.choices[peer] = TransportChoice(each.transport, each.reason)
+            if len(self.choices) > MAX_CHOICES:
+                del self.choices[next(iter(self.choices))]  # the one that was wanted longest ago
+
+    def _lose(self, error: PeerLost) -> None:
+        self._error = error
+        for intake in self._intakes.values():
+            intake.fail(error)
+        self._intakes.clear()
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(error)
+        if not self._pool.done():
+            self._pool.set_exception(error)
+            self._pool.exception()  # whoever waits for it hears; nobody has to

@@ -1,0 +1,147 @@
+"""Workers of several ranks: handovers between any two shapes, and what becomes of a worker that loses a rank."""
+
+import asyncio
+import os
+import random
+import signal
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from benchmarks.server import served
+from engine.sampling_params import SamplingParams
+from protos import common_pb2
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.integration.completion_load import completion_load
+from tests.integration.decode_client import decode_client
+from tests.integration.oracle import Oracle
+from tests.integration.test_expert_parallel import completions, incarnation_of, pid_of
+from tests.integration.worker_process import WorkerProcess, worker_processes
+from tests.integration.workers_view import wait_all_ready
+
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+SMALL = ("--max-num-batched-tokens=48", "--max-num-seqs=16", "--dtype=float32")
+
+
+def random_prompt(rng: random.Random, low: int, high: int) -> list[int]:
+    return [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(low, high))]
+
+
+def followers_of(worker: WorkerProcess) -> list[psutil.Process]:
+    return psutil.Process(worker.child.pid).children()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "num_prefill", "num_decode", "transport"),
+    [
+        ("llama2", 4, 2, "shared_memory"),
+        ("llama3", 1, 2, "tcp"),
+        ("qwen3", 2, 4, "nixl"),
+        ("mixtral", 2, 1, "shared_memory"),
+        ("deepseek-v3", 2, 2, "tcp"),
+    ],
+)
+async def test_a_handover_between_workers_of_other_shapes(
+    architecture: str, num_prefill: int, num_decode: int, transport: str, tmp_path: Path
+) -> None:
+    model = make_checkpoint(architecture, tmp_path / "model")
+    oracle = Oracle(model)
+    rng = random.Random(3)
+    flags = (f"--transport={transport}", f"--kv-parts={max(num_prefill, num_decode)}", *SMALL)
+    shapes = [("prefill", f"--tensor-parallel={num_prefill}"), ("decode", f"--tensor-parallel={num_decode}")]
+    workers = worker_processes(model, tmp_path, *((*shape, *flags) for shape in shapes))
+    async with workers as (prefill, decode), decode_client(decode) as client:
+        followers = [*followers_of(prefill), *followers_of(decode)]
+        assert len(followers) == num_prefill + num_decode - 2
+        peer = await prefill.peer()
+        prompts = [random_prompt(rng, 1, 200) for _ in range(5)]
+        generations = await asyncio.gather(*(client.generate(prompt, GREEDY, peer) for prompt in prompts))
+        for prompt, generation in zip(prompts, generations, strict=True):
+            assert generation.token_ids == oracle.greedy(prompt, GREEDY.max_tokens)
+            assert generation.served_by.prefill_worker == peer.worker_id
+            assert generation.served_by.handed_over_tokens == len(prompt)
+            assert generation.served_by.kv_transport == transport
+        load = await decode.wait_idle()
+        assert (load.handovers, load.handover_failures) == (len(prompts), 0)
+        await prefill.wait_idle()
+    assert not any(follower.is_running() for follower in followers)
+
+
+async def test_a_prefix_is_pulled_from_a_worker_of_another_shape(tmp_path: Path) -> None:
+    model = make_checkpoint("llama3", tmp_path / "model")
+    oracle = Oracle(model)
+    flags = ("--kv-parts=2", *SMALL)
+    shapes = [("decode", "--tensor-parallel=2"), ("decode", "--tensor-parallel=1")]
+    rng = random.Random(5)
+    async with worker_processes(model, tmp_path, *((*shape, *flags) for shape in shapes)) as both:
+        for source, puller in (both, both[::-1]):
+            prompt = random_prompt(rng, 150, 160)
+            async with decode_client(source) as client:
+                await client.generate(prompt, GREEDY)
+            async with decode_client(puller) as client:
+                pulled = await client.generate(prompt, GREEDY, prefix_source=await source.peer())
+            assert pulled.token_ids == oracle.greedy(prompt, GREEDY.max_tokens)
+            assert pulled.served_by.prefix_pulled_tokens >= 128
+            await source.wait_idle()
+            await puller.wait_idle()
+
+
+async def test_an_abort_in_mid_handover_frees_the_blocks_of_every_rank(tmp_path: Path) -> None:
+    model = make_checkpoint("llama3", tmp_path / "model")
+    oracle = Oracle(model)
+    rng = random.Random(7)
+    flags = ("--kv-parts=2", *SMALL)
+    shapes = [("prefill", "--tensor-parallel=2"), ("decode", "--tensor-parallel=2")]
+    workers = worker_processes(model, tmp_path, *((*shape, *flags) for shape in shapes))
+    async with workers as (prefill, decode), decode_client(decode) as client:
+        peer = await prefill.peer()
+        for _ in range(8):
+            generation = await client.submit(random_prompt(rng, 400, 500), GREEDY, peer)
+            await asyncio.sleep(rng.uniform(0, 0.1))  # wherever it is by then
+            await client.abort(generation)
+        await decode.wait_idle()
+        await prefill.wait_idle()
+        prompt = random_prompt(rng, 200, 300)
+        assert (await client.generate(prompt, GREEDY, peer)).token_ids == oracle.greedy(prompt, GREEDY.max_tokens)
+
+
+async def lose_a_rank(model: Path, directory: Path) -> None:
+    """Kills one of two followers of an idle worker, and sees the worker and the other one end."""
+    async with worker_processes(model, directory, ("decode", "--tensor-parallel=3", *SMALL)) as [decode]:
+        killed, left = followers_of(decode)
+        async with decode_client(decode) as client:
+            assert (await client.generate([5, 6, 7], GREEDY)).finish_reason == common_pb2.FINISH_REASON_LENGTH
+        killed.kill()  # no step tells
+        async with asyncio.timeout(20):
+            assert await decode.child.wait() == 1
+            while left.is_running():
+                await asyncio.sleep(0.05)
+
+
+async def test_a_worker_that_loses_a_rank_ends(tmp_path: Path) -> None:
+    model = make_checkpoint("llama3", tmp_path / "model")
+    with pytest.raises(AssertionError, match=r"ended with 1: [^$]*rank 1 of this worker was killed by SIGKILL"):
+        await lose_a_rank(model, tmp_path)
+
+
+async def test_serve_divides_the_model_and_survives_the_loss_of_a_rank(cluster_url: str) -> None:
+    expected = await completions(cluster_url)
+    flags = ("--prefill", "1", "--prefill-tensor-parallel", "2", "--decode", "2", "--dtype", "float32")
+    async with (
+        served("", *flags, "--tensor-parallel", "2", "--num-threads", "1", "--local-prefill-below", "0") as url,
+        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,
+    ):
+        await wait_all_ready(url)
+        assert await completions(url) == expected
+        async with completion_load(*[client] * 3) as load:
+            await load.more(3)
+            incarnation = await incarnation_of("decode-1", url)
+            [follower] = psutil.Process(pid_of("decode-1", url)).children()
+            os.kill(follower.pid, signal.SIGKILL)
+            await load.more(3)  # with the worker that is left
+            async with asyncio.timeout(60):
+                while await incarnation_of("decode-1", url) in (incarnation, None):
+                    await asyncio.sleep(0.1)
+            await load.more(5)

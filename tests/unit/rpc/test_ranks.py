@@ -1,0 +1,194 @@
+"""A worker's ranks, the second one behind its real stream: what is received, announced and cleared on both."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+from torch import Tensor
+
+from kvtransfer.base import PoolIdentity
+from kvtransfer.block_slice import PartGroup
+from kvtransfer.checksum import block_checksums
+from kvtransfer.errors import ChecksumMismatch, PeerLost, PeerRefused, TransferError
+from kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
+from protos import rank_pb2_grpc
+from rpc.pool_description import pool_to_proto
+from rpc.ranks.follower_rank import FollowerRank
+from rpc.ranks.local_rank import LocalRank
+from rpc.ranks.rank_service import RankService
+from rpc.ranks.ranks import Ranks
+
+NUM_BLOCKS, NUM_PARTS, WORDS = 8, 4, 16
+WAIT_S = 20.0
+
+
+@dataclass
+class Worker:
+    """Two ranks of a worker that reads, and four of one that is read."""
+
+    network: InMemoryNetwork
+    ranks: Ranks
+    pools: list[Tensor]  # ours, by rank
+    peer_blocks: Tensor  # whole
+    peer_pools: list[Tensor]
+    peer_transports: list[InMemoryTransport]
+    descriptions: list
+    server: grpc.aio.Server
+
+    def announced(self, blocks: list[int]) -> list[int]:
+        """The peer's checksums: all of its first rank, then of the next."""
+        return [each for pool in self.peer_pools for each in block_checksums(pool, blocks)]
+
+    def ours(self, block: int) -> Tensor:
+        """A block as it lies on both ranks."""
+        return torch.cat([pool[block] for pool in self.pools])
+
+
+def share(blocks: Tensor, ranks: PartGroup, rank: int) -> Tensor:
+    first = ranks.first_part(rank)
+    return blocks[:, first : first + ranks.parts_per_rank].contiguous()
+
+
+def local_rank(name: str, rank: int, network: InMemoryNetwork) -> tuple[LocalRank, Tensor]:
+    pool = torch.full((NUM_BLOCKS, NUM_PARTS // 2, WORDS), -1)
+    transport = InMemoryTransport(PoolIdentity(f"{name}-{rank}", "model"), network)
+    return LocalRank(transport, pool, PartGroup(NUM_PARTS, 2), rank), pool
+
+
+@asynccontextmanager
+async def worker(directory: Path) -> AsyncIterator[Worker]:
+    network = InMemoryNetwork()
+    first, first_pool = local_rank("ours", 0, network)
+    second, second_pool = local_rank("ours", 1, network)
+    stores = []
+
+    async def load(store: str) -> LocalRank:
+        stores.append(store)
+        return second
+
+    service = RankService(load)
+    server = grpc.aio.server()
+    rank_pb2_grpc.add_RankServicer_to_server(service, server)
+    channel = grpc.aio.insecure_channel(f"unix:{directory}/1")
+    follower = FollowerRank(1, channel)
+    server.add_insecure_port(f"unix:{directory}/1")  # the first rank is there before
+    await server.start()
+    await follower.listens()
+    follower.join("here:1")
+    async with asyncio.timeout(WAIT_S):
+        await follower.loaded()
+    assert stores == ["here:1"]
+
+    group = PartGroup(NUM_PARTS, 4)
+    blocks = torch.arange(NUM_BLOCKS * NUM_PARTS * WORDS).view(NUM_BLOCKS, NUM_PARTS, WORDS)
+    pools = [share(blocks, group, rank) for rank in range(4)]
+    transports = [InMemoryTransport(PoolIdentity(f"peer-{rank}", "model"), network) for rank in range(4)]
+    descriptions = [
+        pool_to_proto(transport.register_pool(pool)) for transport, pool in zip(transports, pools, strict=True)
+    ]
+    ranks = Ranks(first, [follower], NUM_PARTS)
+    try:
+        yield Worker(network, ranks, [first_pool, second_pool], blocks, pools, transports, descriptions, server)
+    finally:
+        await follower.close()
+        await channel.close()
+        await service.close()
+        await server.stop(None)
+
+
+async def test_a_block_is_received_by_every_rank(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        intake = await it.ranks.receive(it.descriptions, [6, 2, 3], 1, 5.0)
+        await intake.read(1, [4])
+        assert (intake.num_blocks_read, intake.num_blocks_announced, intake.num_blocks_received) == (2, 1, 1)
+        intake.expect(1, it.announced([4, 7]))
+        await intake.read(2, [7])
+        await intake.settled()
+        assert (intake.num_blocks_announced, intake.num_blocks_received) == (3, 3)
+        assert torch.equal(it.ours(2), it.peer_blocks[4])
+        assert torch.equal(it.ours(3), it.peer_blocks[7])
+        assert torch.equal(it.ours(6), torch.full_like(it.ours(6), -1))  # was here already
+        assert intake.transport == "in_memory"
+        assert intake.transfer_s > 0
+        assert set(it.ranks.choices) == {f"peer-{rank}" for rank in range(4)}
+        await it.ranks.clear([2, 3])
+        assert torch.equal(it.ours(3), it.peer_blocks[7])
+
+
+async def test_both_ranks_blocks_are_announced(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        for pool in it.pools:
+            pool.random_(0, 1 << 30)
+        assert [pool.incarnation for pool in it.ranks.describe()] == ["ours-0", "ours-1"]
+        assert it.ranks.block_bytes == NUM_PARTS * WORDS * 8
+        assert [it.ranks.units_for(readers) for readers in (1, 2, 4)] == [1, 1, 2]
+        expected = [each for pool in it.pools for each in block_checksums(pool, [5, 0], 2)]
+        assert await it.ranks.checksums([5, 0], 2) == expected
+        for wrong in (3, 1 << 20):
+            with pytest.raises(ValueError, match="ranks"):
+                it.ranks.units_for(wrong)
+
+
+async def test_what_one_rank_finds_wrong_is_wrong_for_all(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        intake = await it.ranks.receive(it.descriptions, [2, 3], 0, 5.0)
+        checksums = it.announced([0, 1])
+        checksums[-1] ^= 1  # the peer's last rank, which our second one reads
+        await intake.read(0, [0, 1])
+        intake.expect(0, checksums)
+        with pytest.raises(ChecksumMismatch, match="rank 1: block 1 of the request"):
+            await intake.settled()
+        assert intake.num_blocks_received == 1
+
+
+async def test_after_clearing_nothing_is_written_any_more(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        intake = await it.ranks.receive(it.descriptions, [2, 3, 5], 0, WAIT_S)
+        intake.expect(0, it.announced([0, 1, 4]))
+        await intake.read(0, [0])
+        it.network.stop("peer-3")  # the second rank comes no further
+        reading = asyncio.create_task(intake.read(1, [1, 4]))
+        while not torch.equal(it.ours(3)[:2], it.peer_blocks[1, :2]):  # the first one does
+            await asyncio.sleep(0)
+        reading.cancel()
+        await it.ranks.clear([2, 3, 5], [3, 5])
+        it.network.resume("peer-3")
+        assert torch.equal(it.ours(2), it.peer_blocks[0])
+        again = await it.ranks.receive(it.descriptions, [2, 5], 1, 5.0)  # as another one that has the blocks now
+        again.expect(1, it.announced([6]))
+        await again.read(1, [6])
+        await again.settled()
+        assert torch.equal(it.ours(5), it.peer_blocks[6])
+        assert not it.ours(3).any()
+
+
+async def test_a_rank_that_cannot_reach_the_peer_says_so(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        await it.peer_transports[2].close()  # of which only our second rank reads
+        with pytest.raises(PeerLost, match="rank 1: peer peer-2 is gone"):
+            await it.ranks.receive(it.descriptions, [2], 0, 5.0)
+        with pytest.raises(PeerRefused, match="cannot be divided among 3 ranks"):
+            await it.ranks.receive(it.descriptions[:3], [2], 0, 5.0)
+        with pytest.raises(PeerRefused, match="0 pools"):
+            await it.ranks.receive([], [2], 0, 5.0)
+        await it.ranks.clear([2], [2])
+        assert not it.ours(2).any()
+
+
+async def test_when_a_rank_is_gone_nobody_waits_for_it(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        intake = await it.ranks.receive(it.descriptions, [2, 3], 0, WAIT_S)
+        it.network.stop("peer-3")
+        reading = asyncio.create_task(intake.read(0, [0, 1]))
+        await it.server.stop(None)
+        with pytest.raises(PeerLost, match="rank 1 of this worker is gone"):
+            await reading
+        await it.ranks.clear([2, 3])
+        with pytest.raises(TransferError):
+            await it.ranks.checksums([2], 1)
+        it.network.resume("peer-3")
