@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from engine.engine import Engine
-from engine.errors import EngineEnded
+from engine.errors import EngineEnded, EngineError
 from engine.outputs import StepOutput
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,8 @@ class EngineLoop:
         try:
             self._step_until_stopped()
         except BaseException as error:
-            logger.exception("the engine failed")
+            is_plain = isinstance(error, EngineError) and not logger.isEnabledFor(logging.DEBUG)
+            logger.error("the engine failed: %s", error, exc_info=not is_plain)
             self._end()
             self._on_failure(error)
         else:

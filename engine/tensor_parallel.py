@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch, pack, unpack
-from engine.errors import EngineError
+from engine.errors import EngineError, GroupBroken
 from engine.group_view import Membership
 from engine.rank_group import RankGroup
 from engine.tensor_shard import TensorShard
@@ -83,6 +83,8 @@ class TensorGroup:
 
     def check(self) -> None:
         """Raises GroupBroken if a rank is known to be gone."""
+        if self.is_broken:
+            raise GroupBroken("a rank of this worker is gone")
         self._ranks.check_epoch()
 
     def form(self) -> None:

@@ -26,6 +26,7 @@ from rpc.worker_config import WorkerConfig
 
 logger = logging.getLogger(__name__)
 
+END_TIMEOUT_S = 5.0  # for the step under way, once the others are gone
 LOOK_INTERVAL_S = 1.0  # between two looks at how long the present step has taken
 
 
@@ -40,8 +41,9 @@ class FollowerProcess:
         device = torch.device(config.engine.device)
         self._tensor = TensorGroup(self._membership, config.host, device, config.tensor_parallel)
         self._follower: Follower | None = None
+        self._thread: threading.Thread | None = None
         self._transport: KVTransport | None = None
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def serve(self, socket: str) -> None:
         """Follows the first rank, which speaks at a Unix socket of this path, until the worker ends."""
@@ -53,14 +55,17 @@ class FollowerProcess:
         await server.start()
         watching = asyncio.create_task(self._watch())
         try:
-            await asyncio.wait({stopping, self._ended, watching}, return_when=asyncio.FIRST_COMPLETED)
-            for each in (self._ended, watching):
+            ends = {stopping, watching, self._failed, service.ended}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for each in (self._failed, watching):
                 if each.done():
                     each.result()
         finally:
             self._tensor.leave()
             watching.cancel()
             stopping.cancel()
+            if self._thread is not None:
+                await asyncio.to_thread(self._thread.join, END_TIMEOUT_S)
             await service.close()
             await server.stop(0)
             if self._transport is not None:
@@ -78,27 +83,18 @@ class FollowerProcess:
         identity = PoolIdentity(uuid.uuid4().hex, follower.fingerprint)
         self._transport = create_transport(config.transport, identity, self._memory, config.host, config.kv_port)
         following = (follower, asyncio.get_running_loop())
-        threading.Thread(target=self._follow, args=following, name="engine", daemon=True).start()
+        self._thread = threading.Thread(target=self._follow, args=following, name="engine", daemon=True)
+        self._thread.start()
         ranks = PartGroup(follower.kv_parts, config.tensor_parallel)
         return LocalRank(self._transport, follower.pool, ranks, self._rank)
 
     def _follow(self, follower: Follower, loop: asyncio.AbstractEventLoop) -> None:
-        error: Exception | None = None
         try:
             follower.follow()
         except GroupBroken as broken:
-            logger.info("the worker has ended: %s", broken)
-        except Exception as failed:
-            error = failed
-        loop.call_soon_threadsafe(self._end, error)
-
-    def _end(self, error: Exception | None) -> None:
-        if self._ended.done():
-            return
-        if error is None:
-            self._ended.set_result(None)
-        else:
-            self._ended.set_exception(error)
+            logger.info("no more steps: %s", broken)  # the first rank ends too, and with it the stream
+        except Exception as error:
+            loop.call_soon_threadsafe(self._failed.set_exception, error)
 
     async def _watch(self) -> None:
         """Raises EngineEnded when a step takes too long."""

@@ -35,6 +35,7 @@ class RankService(rank_pb2_grpc.RankServicer):
         self._news: asyncio.Queue[rank_pb2.RankNews] = asyncio.Queue()  # holds answers to what was asked
         self._receives: dict[int, RankReceive] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the first rank's stream
 
     async def Follow(  # noqa: N802
         self, request_iterator: AsyncIterator[rank_pb2.RankCommand], context: Context
@@ -54,6 +55,8 @@ class RankService(rank_pb2_grpc.RankServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         finally:
             following.cancel()
+            if not self.ended.done():
+                self.ended.set_result(None)
 
     async def close(self) -> None:
         """Ends everything that is under way."""

@@ -48,10 +48,10 @@ class WorkerRanks:
 
     async def start(self) -> None:
         """Starts the others; once they take commands, the group can form."""
-        for rank in range(1, self._config.tensor_parallel):
-            socket = self._directory / f"{rank}"
-            process = await ChildProcess.start(_spec(self._config, rank, socket))
-            self._processes.append(process)
+        sockets = {rank: self._directory / f"{rank}" for rank in range(1, self._config.tensor_parallel)}
+        for rank, socket in sockets.items():
+            self._processes.append(await ChildProcess.start(_spec(self._config, rank, socket)))
+        for (rank, socket), process in zip(sockets.items(), self._processes, strict=True):
             self._channels.append(grpc.aio.insecure_channel(f"unix:{socket}", options=CHANNEL_OPTIONS))
             self.followers.append(FollowerRank(rank, self._channels[-1]))
             self._watching += [

@@ -81,7 +81,8 @@ async def test_a_prefix_is_pulled_from_a_worker_of_another_shape(tmp_path: Path)
             async with decode_client(source) as client:
                 await client.generate(prompt, GREEDY)
             async with decode_client(puller) as client:
-                pulled = await client.generate(prompt, GREEDY, prefix_source=await source.peer())
+                pulled = await client.submit(prompt, GREEDY, prefix_source=await source.peer())
+                await pulled.ended.wait()
             assert pulled.token_ids == oracle.greedy(prompt, GREEDY.max_tokens)
             assert pulled.served_by.prefix_pulled_tokens >= 128
             await source.wait_idle()
@@ -108,15 +109,15 @@ async def test_an_abort_in_mid_handover_frees_the_blocks_of_every_rank(tmp_path:
 
 
 async def lose_a_rank(model: Path, directory: Path) -> None:
-    """Kills one of two followers of an idle worker, and sees the worker and the other one end."""
-    async with worker_processes(model, directory, ("decode", "--tensor-parallel=3", *SMALL)) as [decode]:
-        killed, left = followers_of(decode)
+    """Kills one follower of an idle worker, and sees the worker and the others end."""
+    async with worker_processes(model, directory, ("decode", "--tensor-parallel=4", *SMALL)) as [decode]:
+        killed, *left = followers_of(decode)
         async with decode_client(decode) as client:
             assert (await client.generate([5, 6, 7], GREEDY)).finish_reason == common_pb2.FINISH_REASON_LENGTH
         killed.kill()  # no step tells
         async with asyncio.timeout(20):
             assert await decode.child.wait() == 1
-            while left.is_running():
+            while any(follower.is_running() for follower in left):
                 await asyncio.sleep(0.05)
 
 
