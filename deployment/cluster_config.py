@@ -39,12 +39,12 @@ class ClusterConfig:
     @property
     def num_prefill(self) -> int:
         """Prefill workers to start."""
-        return self.prefill if self.prefill is not None else (0 if self.both else self.prefill_expert_parallel)
+        return self.prefill if self.prefill is not None else (0 if self.both else self.group_size("prefill"))
 
     @property
     def num_decode(self) -> int:
         """Decode workers to start."""
-        return self.decode if self.decode is not None else (0 if self.both else self.expert_parallel)
+        return self.decode if self.decode is not None else (0 if self.both else self.group_size("decode"))
 
     @property
     def num_workers(self) -> int:
@@ -69,10 +69,14 @@ class ClusterConfig:
     @property
     def has_groups(self) -> bool:
         """Whether experts are spread over workers."""
-        return max(self.expert_parallel, self.prefill_expert_parallel) > 1
+        return max(self.group_size("decode"), self.group_size("prefill")) > 1
 
     def group_size(self, role: Role) -> int:
         """Workers of this role in a group."""
+        return 1 if self.num_tensor_ranks(role) > 1 else self.num_expert_ranks(role)
+
+    def num_expert_ranks(self, role: Role) -> int:
+        """Ranks over which the experts of this role's workers are spread: workers, or ranks of one."""
         return self.prefill_expert_parallel if role == "prefill" else self.expert_parallel
 
     def num_tensor_ranks(self, role: Role) -> int:

@@ -116,7 +116,7 @@ def plan_cluster(
             served_model_name=name,
             engine=_engine(settings, role, checkpoint, machine),
             tensor_parallel=cluster.num_tensor_ranks(role),
-            expert_parallel=cluster.group_size(role),
+            expert_parallel=cluster.num_expert_ranks(role),
             group=f"{role}-group-{index // cluster.group_size(role)}",
             rendezvous=host_port(WORKER_HOST, rendezvous.port) if rendezvous is not None else None,
             **settings.worker,  # type: ignore[arg-type]  # checked against the fields' types when they were read

@@ -54,7 +54,7 @@ def worker_process(settings: RaySettings, role: Role, worker_id: str, place: Pla
         worker_id=worker_id,
         host=place.address,
         lease_s=shared.lease_s,
-        expert_parallel=settings.group_size(role),
+        expert_parallel=settings.cluster.cluster.num_expert_ranks(role),
         group=role,  # the whole pool
         rendezvous=f"{REGISTRY}/{place.application}" if settings.group_size(role) > 1 else None,
         tls_cert=shared.tls_cert,

@@ -60,8 +60,11 @@ ONE_RANK = OneRank()
 class TensorGroup:
     """Owns the ranks of one model. It is formed once: without any one of them the others have no model either."""
 
-    def __init__(self, membership: Membership, host: str, device: torch.device, size: int) -> None:
-        """host: the address of this rank's interface; size: number of ranks."""
+    def __init__(
+        self, membership: Membership, host: str, device: torch.device, size: int, has_whole_experts: bool = False
+    ) -> None:
+        """host: the address of this rank's interface; size: number of ranks; the rest is as in TensorShard."""
+        self._has_whole_experts = has_whole_experts
         self._ranks = RankGroup(membership, host, device)
         self._size = size
         self._device = device
@@ -69,7 +72,7 @@ class TensorGroup:
     @property
     def shard(self) -> TensorShard:
         """Our part; the first rank leads."""
-        return TensorShard(self._ranks.view.rank, self._size)
+        return TensorShard(self._ranks.view.rank, self._size, self._has_whole_experts)
 
     @property
     def is_broken(self) -> bool:

@@ -75,14 +75,14 @@ async def joined(
     config: WorkerConfig, incarnation: str, security: Security, channels: Channels
 ) -> AsyncIterator[WorkerGroup | None]:
     """The worker's group, if it is to be in one; left at the end."""
-    if config.expert_parallel == 1:
+    if config.group_size == 1:
         yield None
         return
     server = grpc.aio.server(options=SERVER_OPTIONS)
     port = security.bind(server, host_port(config.host, config.group_port))
     life = Life(config.worker_id, incarnation, host_port(config.host, port))
     fingerprint = await asyncio.to_thread(_fingerprint, config)
-    place = Place(config.group, life, fingerprint, config.expert_parallel)
+    place = Place(config.group, life, fingerprint, config.group_size)
     member = GroupMember(whereabouts(config.rendezvous, config.registry), place, security, channels)
     group = WorkerGroup(config, member)
     member.listen(group.on_view)

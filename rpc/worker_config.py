@@ -33,7 +33,9 @@ class WorkerConfig:
     drain_timeout_s: float = 30.0  # how long running requests may finish after SIGTERM
     max_step_s: float | None = None  # a longer step of the engine ends the process; None: 20 s, on a CPU 180 s
     tensor_parallel: int = 1  # ranks that have the model together, one worker; 1: it is whole here
-    expert_parallel: int = 1  # ranks over which the experts are spread, each a worker of its own; 1: all are here
+    expert_parallel: int = (
+        1  # ranks with the experts: workers, or, as many as tensor_parallel, this one's
+    )
     rendezvous: str | None = None  # host:port of what knows the group's ranks; None, registry/NAME: where that says
     group: str = "experts"  # its name there
     group_port: int = 0  # where the other ranks wake this one, 0: any free one
@@ -46,6 +48,11 @@ class WorkerConfig:
     tls_ca: str | None = None
     tls_server_name: str | None = None  # in every peer's certificate; None: the host of its address
     progress_fd: int | None = None  # progress is written here as JSON lines
+
+    @property
+    def group_size(self) -> int:
+        """Workers over which the experts are spread."""
+        return 1 if self.tensor_parallel > 1 else self.expert_parallel
 
     @property
     def longest_step_s(self) -> float:
@@ -61,9 +68,12 @@ class WorkerConfig:
         if self.kv_port and self.transport == "shared_memory":
             raise OptionError("kv_port: shared memory has no port; leave it out, or take another transport")
         registered_name(self.rendezvous)
-        if self.tensor_parallel > 1 and self.expert_parallel > 1:
-            raise OptionError("tensor_parallel: not together with expert_parallel; leave one of them at 1")
-        if self.expert_parallel > 1 and self.rendezvous is None and self.registry is None:
+        if 1 < self.tensor_parallel != self.expert_parallel > 1:
+            raise OptionError(
+                f"expert_parallel: {self.expert_parallel}, but the {self.tensor_parallel} ranks of a tensor-parallel "
+                f"worker have its experts; give {self.tensor_parallel} to keep each whole on one of them, or 1"
+            )
+        if self.group_size > 1 and self.rendezvous is None and self.registry is None:
             raise OptionError(
                 "rendezvous: expert_parallel needs the host:port of a `baton rendezvous`, or the registry that has one"
             )

@@ -7,6 +7,7 @@ from engine.config import MoEConfig
 from engine.expert_group import ExpertGroup
 from engine.expert_parallel import ExpertExchange, LocalExchange
 from engine.layers.expert_choice import ExpertChoice
+from engine.layers.expert_part import PartExchange
 from engine.layers.experts import ExpertNames, ExpertReader, Experts
 from engine.layers.mlp import MLP, load_partial_mlp
 from engine.tensor_parallel import TensorRanks
@@ -28,7 +29,7 @@ class MoE:
         self.experts = experts
         self.exchange = exchange
         self.shared = shared
-        self.tensor = tensor  # who has the rest of every expert's inner columns
+        self.tensor = tensor  # who has the other experts, or the rest of every expert's inner columns
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, hidden], perhaps of no tokens. Returns the same shape."""
@@ -59,14 +60,16 @@ def load_moe(
         correction_bias = weights.take(
             f"{prefix}.gate.e_score_correction_bias", config.num_experts, dtype=torch.float32
         )
-    shared = None
+    shared_mlp = None
     if config.num_shared_experts:
         size = config.intermediate_size * config.num_shared_experts
-        shared = load_partial_mlp(weights, f"{prefix}.shared_experts", hidden_size, size, tensor.shard, bias=bias)
+        shared_mlp = load_partial_mlp(weights, f"{prefix}.shared_experts", hidden_size, size, tensor.shard, bias=bias)
     choice = ExpertChoice(config, gate, correction_bias)
-    reader = ExpertReader(weights, f"{prefix}.experts", hidden_size, config, names, tensor.shard)
+    shard = tensor.shard
+    reader = ExpertReader(weights, f"{prefix}.experts", hidden_size, config, names, shard.of_an_expert)
     if group is not None:
         layer = group.add_layer(reader, config.num_experts)
-        return MoE(choice, layer.experts, layer.exchange, shared, tensor)
-    experts = Experts([reader.read(expert) for expert in range(config.num_experts)])
-    return MoE(choice, experts, LocalExchange(config.num_experts), shared, tensor)
+        return MoE(choice, layer.experts, layer.exchange, shared_mlp, tensor)
+    here = shard.experts_of(config.num_experts)
+    exchange = PartExchange(here.start, len(here)) if shard.has_whole_experts else LocalExchange(config.num_experts)
+    return MoE(choice, Experts([reader.read(expert) for expert in here]), exchange, shared_mlp, tensor)

@@ -2,9 +2,13 @@
 
 from collections.abc import Callable
 
+import torch
+
 from engine.errors import EngineEnded
 from engine.group_view import GroupView
+from engine.tensor_parallel import TensorGroup
 from rpc.group.newest_view import NewestView
+from rpc.worker_config import WorkerConfig
 
 EPOCH = 1  # the only one
 
@@ -51,3 +55,9 @@ class FixedGroup:
 
     def wake(self, epoch: int, round_number: int) -> None:
         """See Membership. Ranks that follow are never asleep."""
+
+
+def tensor_group(config: WorkerConfig, membership: FixedGroup) -> TensorGroup:
+    """The ranks of a worker, as its engine has them."""
+    size, device = config.tensor_parallel, torch.device(config.engine.device)
+    return TensorGroup(membership, config.host, device, size, has_whole_experts=config.expert_parallel > 1)

@@ -8,18 +8,16 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
-import torch
 
 from engine.errors import EngineEnded, GroupBroken
 from engine.tensor_model import Follower
-from engine.tensor_parallel import TensorGroup
 from kvtransfer.base import KVTransport, PoolIdentity
 from kvtransfer.block_slice import PartGroup
 from kvtransfer.registry import create_transport
 from kvtransfer.shared_pool import SharedPool
 from protos import rank_pb2_grpc
 from rpc.grpc_options import SERVER_OPTIONS
-from rpc.ranks.fixed_group import FixedGroup
+from rpc.ranks.fixed_group import FixedGroup, tensor_group
 from rpc.ranks.local_rank import LocalRank
 from rpc.ranks.rank_service import RankService
 from rpc.worker_config import WorkerConfig
@@ -38,8 +36,7 @@ class FollowerProcess:
         self._rank = rank
         self._memory = SharedPool()
         self._membership = FixedGroup(config.tensor_parallel, rank)
-        device = torch.device(config.engine.device)
-        self._tensor = TensorGroup(self._membership, config.host, device, config.tensor_parallel)
+        self._tensor = tensor_group(config, self._membership)
         self._follower: Follower | None = None
         self._thread: threading.Thread | None = None
         self._transport: KVTransport | None = None

@@ -10,14 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import grpc
-import torch
 
 from engine.errors import EngineEnded
-from engine.tensor_parallel import TensorGroup
 from rpc.child_process import ChildProcess, ProcessSpec, describe_exit
 from rpc.grpc_options import CHANNEL_OPTIONS
 from rpc.options import flags_of
-from rpc.ranks.fixed_group import FixedGroup
+from rpc.ranks.fixed_group import FixedGroup, tensor_group
 from rpc.ranks.follower_rank import FollowerRank
 from rpc.worker_config import WorkerConfig
 
@@ -35,7 +33,7 @@ class WorkerRanks:
             loop.call_soon_threadsafe(self._join, address)
 
         membership = FixedGroup(size, 0, on_store)
-        self.tensor = TensorGroup(membership, config.host, torch.device(config.engine.device), size)
+        self.tensor = tensor_group(config, membership)
         self.failed: asyncio.Future[None] = loop.create_future()  # raises which rank is gone
         self.followers: list[FollowerRank] = []
         self._membership = membership

@@ -129,9 +129,10 @@ async def test_a_worker_that_loses_a_rank_ends(tmp_path: Path) -> None:
 
 async def test_serve_divides_the_model_and_survives_the_loss_of_a_rank(cluster_url: str) -> None:
     expected = await completions(cluster_url)
-    flags = ("--prefill", "1", "--prefill-tensor-parallel", "2", "--decode", "2", "--dtype", "float32")
+    prefill = ("--prefill", "1", "--prefill-tensor-parallel", "2", "--prefill-expert-parallel", "2")  # experts whole
+    decode = ("--decode", "2", "--tensor-parallel", "2")  # a part of each expert
     async with (
-        served("", *flags, "--tensor-parallel", "2", "--num-threads", "1", "--local-prefill-below", "0") as url,
+        served("", *prefill, *decode, "--dtype", "float32", "--num-threads", "1", "--local-prefill-below", "0") as url,
         httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,
     ):
         await wait_all_ready(url)

@@ -57,10 +57,10 @@
 {{- if gt (int $pool.mostPods) (int $values.maxPods) -}}
 {{- fail (printf "%s.maxReplicas: %v replicas, %v to a pod, need %v pods, but the worker group has %v at most; raise %s.maxPods" $name $pool.most $values.replicasPerPod $pool.mostPods $values.maxPods $name) -}}
 {{- end -}}
-{{- if and (gt (int $values.tensorParallelSize) 1) (gt (int $values.expertParallelSize) 1) -}}
-{{- fail (printf "%s.tensorParallelSize: %v, but not together with expertParallelSize: %v; give 1 for one of them" $name $values.tensorParallelSize $values.expertParallelSize) -}}
+{{- if and (gt (int $values.tensorParallelSize) 1) (gt (int $values.expertParallelSize) 1) (ne (int $values.tensorParallelSize) (int $values.expertParallelSize)) -}}
+{{- fail (printf "%s.tensorParallelSize: %v, but expertParallelSize: %v; the ranks of a worker share its experts among themselves: give as many, to keep each whole on one of them, or 1" $name $values.tensorParallelSize $values.expertParallelSize) -}}
 {{- end -}}
-{{- if lt (int $pool.least) (int $values.expertParallelSize) -}}
+{{- if lt (int $pool.least) (int $pool.groupSize) -}}
 {{- fail (printf "%s.%s: %v, but the pool's group begins with %v workers (expertParallelSize), and none of them serves before; give %v or more" $name (ternary "minReplicas" "replicas" (or $v.autoscaling.enabled (kindIs "invalid" $values.replicas))) $pool.least $values.expertParallelSize $values.expertParallelSize) -}}
 {{- end -}}
 {{- if gt (mulf $values.shmGi 1024) (float64 $pool.podMemoryMi) -}}

@@ -14,6 +14,7 @@ most: {{ $most }}
 startPods: {{ ceil (divf $size $replicasPerPod) }}
 leastPods: {{ ceil (divf $least $replicasPerPod) }}
 mostPods: {{ ceil (divf $most $replicasPerPod) }}
+groupSize: {{ include "baton.groupSize" $pool }}
 gpus: {{ $gpus }}
 podGPUs: {{ mul $gpus $replicasPerPod }}
 podCPUs: {{ ceil (mulf $pool.cpu $replicasPerPod) }}
@@ -25,9 +26,14 @@ podMemoryMi: {{ int64 (mulf (addf (mulf $pool.memoryGi $replicasPerPod) $pool.ov
 {{- define "baton.shutdownSeconds" -}}{{ add (int .Values.drainTimeoutSeconds) 37 }}{{- end }}
 {{- define "baton.podGraceSeconds" -}}{{ add (int (include "baton.shutdownSeconds" .)) 30 }}{{- end }}
 
+{{/* Workers that share a model's experts; the ranks of a tensor-parallel one share them among themselves. */}}
+{{- define "baton.groupSize" -}}
+{{- ternary 1 (int .expertParallelSize) (gt (int .tensorParallelSize) 1) -}}
+{{- end }}
+
 {{/* Whether a pool's workers share a model's experts. */}}
 {{- define "baton.hasGroups" -}}
-{{- if or (gt (int .Values.prefill.expertParallelSize) 1) (gt (int .Values.decode.expertParallelSize) 1) -}}true{{- end -}}
+{{- if or (gt (int (include "baton.groupSize" .Values.prefill)) 1) (gt (int (include "baton.groupSize" .Values.decode)) 1) -}}true{{- end -}}
 {{- end }}
 
 {{/* What all workers of a group have in common: Serve cannot change it one worker after the other, so the operator has
@@ -77,7 +83,7 @@ rendezvous_ray: # it takes no CPU of Ray's; where decode workers are is always a
 {{- range $name := list "prefill" "decode" }}
 {{- $values := index $.Values $name }}
 {{- $pool := fromYaml (include "baton.pool" (dict "root" $ "name" $name)) }}
-{{ $name }}: {{ $values.expertParallelSize }} # that there is such a deployment: its size stands below
+{{ $name }}: {{ $pool.groupSize }} # that there is such a deployment: its size stands below
 {{- if gt (int $values.expertParallelSize) 1 }}
 {{ ternary "prefill_expert_parallel" "expert_parallel" (eq $name "prefill") }}: {{ $values.expertParallelSize }}
 {{- end }}

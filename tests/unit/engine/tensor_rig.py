@@ -25,7 +25,14 @@ class TensorRig:
     """An engine, and the ranks that follow it; each on a thread of its own, with one thread of torch."""
 
     def __init__(
-        self, model: Path, size: int, *, members: int | None = None, others: Path | None = None, **options: object
+        self,
+        model: Path,
+        size: int,
+        *,
+        members: int | None = None,
+        others: Path | None = None,
+        has_whole_experts: bool = False,
+        **options: object,
     ) -> None:
         """members: how many come, if not as many as there are to be; others: the followers' model, if not the same.
 
@@ -36,7 +43,9 @@ class TensorRig:
         self._followers_config = replace(self.config, model=str(others or model))
         self.group = Group()
         self.names = [f"rank-{rank}" for rank in range(members or size)]
-        self.tensors = [TensorGroup(Member(self.group, name), "127.0.0.1", CPU, size) for name in self.names]
+        self.tensors = [
+            TensorGroup(Member(self.group, name), "127.0.0.1", CPU, size, has_whole_experts) for name in self.names
+        ]
         self.group.set_members(*self.names)
         self._threads = ThreadPoolExecutor(len(self.names))
         self._followers: list[Future[Follower]] = [Future() for _ in self.names]

@@ -82,7 +82,7 @@ labels:
   {{- toYaml . | nindent 2 }}
   {{- end }}
 {{- $annotations := merge (dict) .values.podAnnotations }}
-{{- if gt (int .values.expertParallelSize) 1 }}
+{{- if gt (int (include "baton.groupSize" .values)) 1 }}
 {{- $_ := set $annotations "baton/expert-group" (include "baton.groupIdentity" (dict "root" .root "name" .component)) }}
 {{- end }}
 {{- with $annotations }}
