@@ -33,7 +33,7 @@ from rpc.malformed import RefuseMalformed
 from rpc.peers import Channels
 from rpc.pool_description import pool_to_proto
 from rpc.progress import ProgressReporter
-from rpc.ranks.worker_ranks import WorkerRanks, following
+from rpc.ranks.worker_ranks import WorkerRanks, following, with_threads_of_its_own
 from rpc.registration import member_of, registered
 from rpc.tls import Security, make_security
 from rpc.watchdog import Watchdog
@@ -90,6 +90,7 @@ async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], Worke
     progress = ProgressReporter(config.progress_fd)
     security = make_security(config.tls_cert, config.tls_key, config.tls_ca, config.tls_server_name)
     channels, incarnation = Channels(security), uuid.uuid4().hex
+    config = with_threads_of_its_own(config)
     async with joined(config, incarnation, security, channels) as group, following(config) as ranks:
         memory = SharedPool()
         experts = group.experts if group is not None else None

@@ -1,6 +1,7 @@
 """The ranks that follow this process, the first of a worker: it starts them, and they end with it."""
 
 import asyncio
+import os
 import shutil
 import sys
 import tempfile
@@ -120,6 +121,14 @@ async def following(config: WorkerConfig) -> AsyncIterator[WorkerRanks | None]:
     finally:
         ranks.leave_engine()
         await ranks.close()
+
+
+def with_threads_of_its_own(config: WorkerConfig) -> WorkerConfig:
+    """The worker's config, in which each of several ranks has a share of the cores unless somebody said otherwise."""
+    if config.tensor_parallel == 1 or config.engine.num_threads is not None:
+        return config
+    num_threads = max(1, len(os.sched_getaffinity(0)) // config.tensor_parallel)
+    return replace(config, engine=replace(config.engine, num_threads=num_threads))
 
 
 async def _discard_progress(process: ChildProcess) -> None:
