@@ -43,9 +43,9 @@ class FollowerIntake:
         return "+".join(sorted({choice.transport for choice in self.choices.values()}))
 
     @property
-    def has_ended(self) -> bool:
-        """Whether the rank says nothing more of them."""
-        return self._error is not None or (self._is_connected and self.num_blocks_received == self._num_blocks)
+    def is_complete(self) -> bool:
+        """Whether all are here: nothing more is written into any of them."""
+        return self._is_connected and self.num_blocks_received == self._num_blocks
 
     def take(self, progress: rank_pb2.ReceiveProgress) -> None:
         """The rank got on."""

@@ -86,10 +86,12 @@ class FollowerRank:
     async def clear(self, blocks: Sequence[int], wiped: Sequence[int] = ()) -> None:
         """See Rank. Into a rank that has ended, and with it the worker, nothing is written any more."""
         cleared = frozenset(blocks)
-        for number, intake in list(self._intakes.items()):
-            if not intake.blocks.isdisjoint(cleared):
-                intake.fail(PeerLost("its blocks are wanted for something else"))  # nobody waits for them for ever
-                del self._intakes[number]
+        open_numbers = [number for number, each in self._intakes.items() if not each.blocks.isdisjoint(cleared)]
+        for number in open_numbers:
+            intake = self._intakes.pop(number)
+            intake.fail(PeerLost("its blocks are wanted for something else"))  # nobody waits for them for ever
+        if not open_numbers and not wiped:
+            return
         with suppress(PeerLost):
             await self._ask(rank_pb2.ClearBlocks(block_ids=blocks, wiped_ids=wiped))
 
@@ -148,8 +150,8 @@ class FollowerRank:
         else:
             intake.take(news.progress)
             self._note_choices(news.progress.transports)
-        if intake.has_ended:
-            del self._intakes[news.number]
+        if intake.is_complete:
+            del self._intakes[news.number]  # one that failed stays until its blocks are cleared
 
     def _note_choices(self, transports: Iterable[rank_pb2.PeerTransport]) -> None:
         for each in transports:
