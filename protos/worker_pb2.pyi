@@ -80,6 +80,7 @@ class WorkerDescription(_message.Message):
     TRANSPORT_FIELD_NUMBER: _builtins.int
     MAX_NUM_SEQS_FIELD_NUMBER: _builtins.int
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_RANKS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """name, the same over restarts"""
     incarnation: _builtins.str
@@ -104,6 +105,8 @@ class WorkerDescription(_message.Message):
     """most sequences in the batch; more wait"""
     max_num_batched_tokens: _builtins.int
     """most tokens of a step, prompts' and outputs' together"""
+    num_ranks: _builtins.int
+    """that have the model together, each with a pool like the first one's; 0: 1"""
     @_builtins.property
     def pool(self) -> Global___KVPool:
         """how to read its blocks; with several ranks those of the first"""
@@ -124,10 +127,11 @@ class WorkerDescription(_message.Message):
         transport: _builtins.str = ...,
         max_num_seqs: _builtins.int = ...,
         max_num_batched_tokens: _builtins.int = ...,
+        num_ranks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "num_blocks", b"num_blocks", "pool", b"pool", "role", b"role", "transport", b"transport", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "num_blocks", b"num_blocks", "num_ranks", b"num_ranks", "pool", b"pool", "role", b"role", "transport", b"transport", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -118,7 +118,7 @@ class LoadEstimate:
                 num_blocks=load.num_blocks,
                 max_num_seqs=description.max_num_seqs,
                 max_num_batched_tokens=description.max_num_batched_tokens,
-                block_bytes=description.pool.block_bytes,
+                block_bytes=description.pool.block_bytes * max(1, description.num_ranks),
                 prefill_tokens_per_s=load.prefill_tokens_per_s,
                 decode_step_s=load.decode_step_s,
                 decode_sequence_s=load.decode_sequence_s,

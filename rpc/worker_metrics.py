@@ -78,24 +78,36 @@ class WorkerMetrics(Collector):
         """A rank's figures of its group."""
         yield self._gauge("expert_group_epoch", "Epoch of the group; a change of ranks begins one.", experts.epoch)
         yield self._gauge("expert_group_ranks", "Ranks of the group.", experts.num_ranks)
-        labels = list(self._labels)
-        tokens = CounterMetricFamily(
-            "baton:expert_tokens",
-            "Tokens of this rank by layer and chosen expert.",
-            labels=[*labels, "layer", "expert"],
-        )
-        for layer, row in enumerate(experts.tokens):
-            for expert, count in enumerate(row):
-                tokens.add_metric([*self._labels.values(), str(layer), str(expert)], count)
-        yield tokens
-        imbalances = GaugeMetricFamily(
-            "baton:expert_imbalance",
-            "Tokens of the busiest rank over the mean rank's, when experts were last placed anew.",
-            labels=[*labels, "layer"],
-        )
-        for layer, value in enumerate(experts.imbalances):
-            imbalances.add_metric([*self._labels.values(), str(layer)], value)
-        yield imbalances
+        labels = [*self._labels, "layer"]
+        for family, by_layer in (
+            (
+                CounterMetricFamily(
+                    "baton:expert_tokens",
+                    "Tokens of all ranks that this rank's experts computed, each once for every expert.",
+                    labels=labels,
+                ),
+                experts.rows,
+            ),
+            (
+                GaugeMetricFamily(
+                    "baton:expert_busiest_share",
+                    "Share of this rank's tokens' choices that fell on the expert chosen most often, since its start.",
+                    labels=labels,
+                ),
+                experts.busiest_shares,
+            ),
+            (
+                GaugeMetricFamily(
+                    "baton:expert_imbalance",
+                    "Tokens of the busiest rank over the mean rank's, when experts were last placed anew.",
+                    labels=labels,
+                ),
+                experts.imbalances,
+            ),
+        ):
+            for layer, value in enumerate(by_layer):  # a series for each, and never one for each expert
+                family.add_metric([*self._labels.values(), str(layer)], value)
+            yield family
 
     def describe(self) -> Iterator[Family]:
         """Nothing: a registry that asks for the figures' names at its start would wait for this very event loop."""

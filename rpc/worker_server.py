@@ -207,6 +207,7 @@ def _describe(core: WorkerCore, port: int) -> worker_pb2.WorkerDescription:
         transport=config.transport,
         max_num_seqs=config.engine.max_num_seqs,
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        num_ranks=host.ranks.size,
     )
 
 

@@ -10,7 +10,7 @@ from router.load import LoadEstimate
 
 DESCRIPTION = WorkerDescription(
     worker_id="d", incarnation="d/1", address="host:1", fingerprint="f", block_size=16, max_model_len=4096,
-    max_num_seqs=64, pool=KVPool(block_bytes=1 << 20),
+    max_num_seqs=64, pool=KVPool(block_bytes=1 << 19), num_ranks=2,
 )  # fmt: skip
 
 
