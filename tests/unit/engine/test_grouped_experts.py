@@ -1,0 +1,47 @@
+"""All experts of a rank as one product: what each gives alone."""
+
+import pytest
+import torch
+
+from engine.layers.experts import ROW_TILE, Expert, Experts
+from engine.layers.linear import Linear
+
+HIDDEN, SIZE, NUM_EXPERTS = 48, 96, 5
+
+
+def make_experts(seed: int) -> list[Expert]:
+    draw = torch.Generator().manual_seed(seed)
+
+    def linear(outputs: int, inputs: int) -> Linear:
+        weight = torch.randn(outputs, inputs, generator=draw) / inputs**0.5
+        return Linear(weight.to(torch.bfloat16), packed=False)
+
+    return [Expert(linear(2 * SIZE, HIDDEN), linear(HIDDEN, SIZE)) for _ in range(NUM_EXPERTS)]
+
+
+@pytest.mark.parametrize("tiles", [[1, 1, 1, 1, 1], [0, 3, 0, 1, 0], [0, 0, 0, 0, 7], [0, 0, 0, 0, 0]])
+def test_one_product_gives_what_each_gives_alone(tiles: list[int]) -> None:
+    slots = make_experts(1)
+    sizes = [ROW_TILE * count for count in tiles]
+    rows = torch.randn(sum(sizes), HIDDEN, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+    expected = Experts(slots, is_grouped=False)(rows, sizes)
+    torch.testing.assert_close(Experts(slots, is_grouped=True)(rows, sizes), expected, atol=1e-2, rtol=1e-2)
+
+
+def test_experts_that_are_replaced_are_computed_with_from_then_on() -> None:
+    experts = Experts([], is_grouped=True)
+    first, second = make_experts(1), make_experts(3)
+    rows = torch.ones(ROW_TILE, HIDDEN, dtype=torch.bfloat16)
+    results = []
+    for slots in (first, [second[0], first[1]]):
+        experts.slots = slots
+        assert all(torch.equal(a.down.weight, b.down.weight) for a, b in zip(experts.slots, slots, strict=True))
+        results.append(experts(rows, [ROW_TILE, *[0] * (len(slots) - 1)]))
+    assert not torch.equal(*results)
+    experts.slots = first  # views of what was there before may be among those that come
+    assert torch.equal(experts(rows, [ROW_TILE, 0, 0, 0, 0]), results[0])
+
+
+def test_on_a_cpu_each_has_its_own_product() -> None:
+    experts = make_experts(1)
+    assert Experts(experts).slots == experts
