@@ -47,6 +47,14 @@ class Intake:
             slices = slices_of(PartGroup(readers.num_parts, len(sources)), readers, rank)
         except ValueError as error:
             raise PeerRefused(f"the peer's pools cannot be read: {error}") from error
+        ours = pool.nbytes // len(pool)
+        for each in slices:
+            theirs = sources[each.source].block_bytes
+            if theirs * each.local_per_block != ours * each.remote_per_block:
+                raise PeerRefused(
+                    f"a block of rank {each.source} of {len(sources)} has {theirs} bytes, which does not go with our "
+                    f"{ours} on rank {rank} of {readers.num_ranks}"
+                )
         peers = await asyncio.gather(*(transport.connect(sources[each.source]) for each in slices))
         receivers = [
             BlockReceiver(transport, peer, pool, block_table, deadline_s, num_known_blocks, each)

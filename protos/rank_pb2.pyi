@@ -209,7 +209,7 @@ class RankNews(_message.Message):
 
     @_builtins.property
     def failure(self) -> Global___RankFailure:
-        """of a request's blocks, of which no more come"""
+        """of a request's blocks, of which no more come, or of what was asked for"""
 
     @_builtins.property
     def checksums(self) -> _worker_pb2.BlockChecksums:
@@ -243,10 +243,13 @@ Global___RankNews: _TypeAlias = RankNews  # noqa: Y015
 class ReceiveProgress(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    TRANSPORTS_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
     NUM_READ_FIELD_NUMBER: _builtins.int
     NUM_RECEIVED_FIELD_NUMBER: _builtins.int
     TRANSFER_S_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
+    transport: _builtins.str
+    """names of those that the blocks come over"""
     num_read: _builtins.int
     """blocks that are here"""
     num_received: _builtins.int
@@ -254,20 +257,21 @@ class ReceiveProgress(_message.Message):
     transfer_s: _builtins.float
     """spent in reads"""
     @_builtins.property
-    def transports(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerTransport]:
-        """to the ranks that it reads from, with the first progress"""
+    def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerTransport]:
+        """all that this rank is connected to, with the first progress"""
 
     def __init__(
         self,
         *,
-        transports: _abc.Iterable[Global___PeerTransport] | None = ...,
+        transport: _builtins.str = ...,
         num_read: _builtins.int = ...,
         num_received: _builtins.int = ...,
         transfer_s: _builtins.float = ...,
+        peers: _abc.Iterable[Global___PeerTransport] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_read", b"num_read", "num_received", b"num_received", "transfer_s", b"transfer_s", "transports", b"transports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_read", b"num_read", "num_received", b"num_received", "peers", b"peers", "transfer_s", b"transfer_s", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

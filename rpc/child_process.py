@@ -22,14 +22,21 @@ class ProcessSpec:
     argv: tuple[str, ...]
     log_path: Path | None  # None: it writes where we do
     env: Mapping[str, str] = field(default_factory=dict)  # beside our own environment
+    has_own_session: bool = True  # a terminal's Ctrl-C, and who ends our process group, reaches us alone
 
 
 class ChildProcess:
     """A started process; owns the read end of its progress pipe and the write end of its lifeline."""
 
     def __init__(
-        self, process: Process, lifeline: int, progress: asyncio.StreamReader, pipe: asyncio.ReadTransport
+        self,
+        process: Process,
+        lifeline: int,
+        progress: asyncio.StreamReader,
+        pipe: asyncio.ReadTransport,
+        has_own_session: bool,
     ) -> None:
+        self._has_own_session = has_own_session
         self._process = process
         self._lifeline = lifeline
         self._progress = progress
@@ -37,10 +44,7 @@ class ChildProcess:
 
     @classmethod
     async def start(cls, spec: ProcessSpec) -> "ChildProcess":
-        """Starts the process in a session of its own, so that a terminal's Ctrl-C reaches the supervisor alone.
-
-        Raises OSError if it cannot be started.
-        """
+        """Starts the process. Raises OSError if it cannot be started."""
         progress_read, progress_write = os.pipe()
         lifeline_read, lifeline_write = os.pipe()
         try:
@@ -54,7 +58,7 @@ class ChildProcess:
                     stderr=log,
                     env={**os.environ, **spec.env},
                     pass_fds=(progress_write, lifeline_read),
-                    start_new_session=True,
+                    start_new_session=spec.has_own_session,
                 )
         except OSError:
             os.close(progress_read)
@@ -67,11 +71,11 @@ class ChildProcess:
         pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(progress_read, "rb")
         )
-        return cls(process, lifeline_write, reader, pipe)
+        return cls(process, lifeline_write, reader, pipe, spec.has_own_session)
 
     @property
     def pid(self) -> int:
-        """Its process id, which is also its process group's."""
+        """Its process id, which is also its process group's if it has a session of its own."""
         return self._process.pid
 
     @property
@@ -102,9 +106,13 @@ class ChildProcess:
             self._process.terminate()
 
     def kill(self) -> None:
-        """Ends it and whatever it started (SIGKILL to its process group)."""
-        if self._process.returncode is None:
+        """Ends it and whatever it started in its session (SIGKILL to its process group)."""
+        if self._process.returncode is not None:
+            return
+        if self._has_own_session:
             os.killpg(self.pid, signal.SIGKILL)
+        else:
+            self._process.kill()
 
 
 def describe_exit(status: int) -> str:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import EngineError
+from engine.errors import EngineEnded, EngineError
 from engine.loop import EngineLoop
 from engine.outputs import EngineStats, StepOutput
 from kvtransfer.base import KVTransport, PoolDescription
@@ -94,7 +94,8 @@ class EngineHost:
 
     def _fail(self, error: BaseException) -> None:
         if not self.failed.done():
-            self.failed.set_exception(RuntimeError(f"the engine failed: {error}"))
+            kind = EngineEnded if isinstance(error, EngineError) else RuntimeError
+            self.failed.set_exception(kind(f"the engine failed: {error}"))
 
 
 def _note_failure(future: "asyncio.Future[T]") -> None:

@@ -20,6 +20,16 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),  # a new channel really connects anew, without an earlier one's backoff
 )
 
+# Between processes of one machine over a Unix socket, which closes when one of them ends: no keepalive, so that one
+# that is only stopped for a while is not given up.
+LOCAL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_KEEPALIVE,
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),

@@ -10,6 +10,11 @@ LOG_LEVELS: tuple[str, ...] = get_args(LogLevel)
 NOISY = ("httpx", "httpcore", "asyncio", "urllib3", "filelock")  # one record a request or a poll at info
 
 
+def log_level() -> str:
+    """The least level that this process logs, as one of `LOG_LEVELS`."""
+    return logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()
+
+
 def set_up_logging(process_name: str, level: str) -> None:
     """Sends the records of this process from `level` on to standard error, times in UTC."""
     formatter = logging.Formatter(

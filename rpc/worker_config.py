@@ -33,9 +33,7 @@ class WorkerConfig:
     drain_timeout_s: float = 30.0  # how long running requests may finish after SIGTERM
     max_step_s: float | None = None  # a longer step of the engine ends the process; None: 20 s, on a CPU 180 s
     tensor_parallel: int = 1  # ranks that have the model together, one worker; 1: it is whole here
-    expert_parallel: int = (
-        1  # ranks with the experts: workers, or, as many as tensor_parallel, this one's
-    )
+    expert_parallel: int = 1  # ranks with the experts: workers, or, as many as tensor_parallel, this one's
     rendezvous: str | None = None  # host:port of what knows the group's ranks; None, registry/NAME: where that says
     group: str = "experts"  # its name there
     group_port: int = 0  # where the other ranks wake this one, 0: any free one
@@ -48,6 +46,18 @@ class WorkerConfig:
     tls_ca: str | None = None
     tls_server_name: str | None = None  # in every peer's certificate; None: the host of its address
     progress_fd: int | None = None  # progress is written here as JSON lines
+
+    @property
+    def kv_ports(self) -> range:
+        """What comes of `kv_port`: a port for each rank, or two if both tcp and nixl may want one."""
+        if not self.kv_port:
+            return range(0)
+        return range(self.kv_port, self.kv_port + self.tensor_parallel * self.kv_ports_of_a_rank)
+
+    @property
+    def kv_ports_of_a_rank(self) -> int:
+        """From a rank's first to the next one's."""
+        return 2 if self.transport == "auto" else 1
 
     @property
     def group_size(self) -> int:
@@ -63,8 +73,12 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         """Raises OptionError for ports that are the same, a registry that cannot work, a group without rendezvous."""
-        if self.kv_port and self.kv_port in (self.port, self.metrics_port):
-            raise OptionError(f"kv_port: {self.kv_port} is the port of something else; give each its own")
+        taken = {self.port, self.metrics_port}.intersection(self.kv_ports)
+        if taken:
+            raise OptionError(
+                f"kv_port: {self.kv_port} takes ports {self.kv_ports[0]} to {self.kv_ports[-1]}, and {taken.pop()} is "
+                "the port of something else; give each its own"
+            )
         if self.kv_port and self.transport == "shared_memory":
             raise OptionError("kv_port: shared memory has no port; leave it out, or take another transport")
         registered_name(self.rendezvous)

@@ -15,7 +15,7 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from engine.engine import Engine
-from engine.errors import EngineEnded
+from engine.errors import EngineEnded, GroupBroken
 from kvtransfer.base import PoolIdentity
 from kvtransfer.registry import create_transport
 from kvtransfer.shared_pool import SharedPool
@@ -46,6 +46,7 @@ from rpc.worker_service import WorkerService
 logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 1.0
+REASON_TIMEOUT_S = 2.0
 ROLES = {
     "prefill": worker_pb2.WORKER_ROLE_PREFILL,
     "decode": worker_pb2.WORKER_ROLE_DECODE,
@@ -150,7 +151,12 @@ async def _serve(
         member = member_of(description, core.config.role)
         async with registered(config.registry, member, config.lease_s, core.drain) as registration:
             failures = [host.failed, registration, watching]
-            await _wait(stopping, *failures, *(each.failed for each in (group, ranks) if each is not None))
+            try:
+                await _wait(stopping, *(each.failed for each in (group, ranks) if each is not None), *failures)
+            except EngineEnded:
+                if ranks is not None:
+                    await _first_reason(ranks)
+                raise
             core.drain.begin()
             await worker_health.end()
             await _drain(core)
@@ -184,10 +190,11 @@ async def _load(
         stop.cancel()
         try:
             return await loading
-        except EngineEnded:
-            if group.failed.done():
-                group.failed.result()
-            return None
+        except (EngineEnded, GroupBroken):
+            if stopping.is_set():
+                return None
+            await _first_reason(group)
+            raise
 
 
 def _describe(core: WorkerCore, port: int) -> worker_pb2.WorkerDescription:
@@ -223,7 +230,8 @@ def _register_common(server: grpc.aio.Server, core: WorkerCore, description: wor
     )
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     worker_pb2_grpc.add_KVSourceServicer_to_server(KVSourceService(host, core.drain), server)
-    doctor_pb2_grpc.add_DoctorServicer_to_server(DoctorService(host.pool, config.host, config.transport), server)
+    doctor = DoctorService(host.pool, host.ranks.size, config.host, config.transport)
+    doctor_pb2_grpc.add_DoctorServicer_to_server(doctor, server)
     services = worker_pb2.DESCRIPTOR.services_by_name
     names = [services[name].full_name for name in ("Worker", "KVSource", *ROLE_SERVICES[config.role])]
     names.append(doctor_pb2.DESCRIPTOR.services_by_name["Doctor"].full_name)
@@ -240,6 +248,13 @@ async def _wait(stopping: asyncio.Event, *failures: asyncio.Future[None]) -> Non
     for failure in failures:
         if failure.done():
             failure.result()
+
+
+async def _first_reason(ranks: WorkerGroup | WorkerRanks) -> None:
+    """Raises why a rank is gone, if that is known soon: it says more than what broke because of it."""
+    await asyncio.wait([ranks.failed], timeout=REASON_TIMEOUT_S)
+    if ranks.failed.done():
+        ranks.failed.result()
 
 
 async def _drain(core: WorkerCore) -> None:

@@ -18,9 +18,12 @@ from rpc.pool_description import pool_from_proto
 class DoctorService(doctor_pb2_grpc.DoctorServicer):
     """Examines the worker's machine, and the links from others to it; runs one probe at a time."""
 
-    def __init__(self, pool: PoolDescription, host: str, setting: str) -> None:
-        """`pool`: the worker's own; `host`: where its transports listen; `setting`: its transport setting."""
+    def __init__(self, pool: PoolDescription, num_ranks: int, host: str, setting: str) -> None:
+        """`pool`: the worker's own, and like it those of its other ranks; `host`: where its transports listen;
+        `setting`: its transport setting.
+        """
         self._pool = pool
+        self._num_ranks = num_ranks
         self._reader = Reader(pool.fingerprint, pool.block_bytes, host)
         self._setting = setting
         self._probing: asyncio.Future[list[Link]] | None = None  # may outlive the call that began it
@@ -35,7 +38,7 @@ class DoctorService(doctor_pb2_grpc.DoctorServicer):
         self, request: doctor_pb2.ExamineRequest, context: Context
     ) -> doctor_pb2.MachineReport:
         """What this process finds where it runs."""
-        pool_bytes = self._pool.num_blocks * self._pool.block_bytes
+        pool_bytes = self._num_ranks * self._pool.num_blocks * self._pool.block_bytes
         findings = await asyncio.to_thread(examine_machine, pool_bytes)
         return doctor_pb2.MachineReport(
             findings=[finding_to_proto(finding) for finding in findings],

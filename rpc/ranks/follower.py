@@ -1,6 +1,7 @@
 """The process of a rank that follows: its part of the model on a thread, its part of the KV for peers to read."""
 
 import asyncio
+import faulthandler
 import logging
 import signal
 import threading
@@ -16,7 +17,7 @@ from kvtransfer.block_slice import PartGroup
 from kvtransfer.registry import create_transport
 from kvtransfer.shared_pool import SharedPool
 from protos import rank_pb2_grpc
-from rpc.grpc_options import SERVER_OPTIONS
+from rpc.grpc_options import LOCAL_OPTIONS
 from rpc.ranks.fixed_group import FixedGroup, tensor_group
 from rpc.ranks.local_rank import LocalRank
 from rpc.ranks.rank_service import RankService
@@ -44,9 +45,9 @@ class FollowerProcess:
 
     async def serve(self, socket: str) -> None:
         """Follows the first rank, which speaks at a Unix socket of this path, until the worker ends."""
-        stopping = asyncio.ensure_future(_told_to_stop())
         service = RankService(self._load)
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        stopping = asyncio.ensure_future(_told_to_stop(service))
+        server = grpc.aio.server(options=LOCAL_OPTIONS)
         rank_pb2_grpc.add_RankServicer_to_server(service, server)
         server.add_insecure_port(f"unix:{socket}")  # in a directory that nobody else may enter
         await server.start()
@@ -59,12 +60,12 @@ class FollowerProcess:
                     each.result()
         finally:
             self._tensor.leave()
-            watching.cancel()
             stopping.cancel()
-            if self._thread is not None:
-                await asyncio.to_thread(self._thread.join, END_TIMEOUT_S)
             await service.close()
             await server.stop(0)
+            if self._thread is not None:
+                await asyncio.to_thread(self._thread.join, END_TIMEOUT_S)
+            watching.cancel()
             if self._transport is not None:
                 await self._transport.close()
             self._memory.close()
@@ -89,23 +90,32 @@ class FollowerProcess:
         try:
             follower.follow()
         except GroupBroken as broken:
-            logger.info("no more steps: %s", broken)  # the first rank ends too, and with it the stream
+            logger.debug("no more steps: %s", broken)  # the first rank ends too, and with it the stream
         except Exception as error:
             loop.call_soon_threadsafe(self._failed.set_exception, error)
 
     async def _watch(self) -> None:
-        """Raises EngineEnded when a step takes too long."""
+        """Raises EngineEnded when a step takes too long; a process that stands still itself ends, see `watchdog`."""
         limit_s = self._config.longest_step_s
-        while True:
-            await asyncio.sleep(min(LOOK_INTERVAL_S, limit_s / 10))
-            if self._follower is not None and self._follower.turn_s > limit_s:
-                raise EngineEnded(f"this rank is at one step for over {limit_s:g} s")
+        try:
+            while True:
+                faulthandler.dump_traceback_later(limit_s, exit=True)
+                await asyncio.sleep(min(LOOK_INTERVAL_S, limit_s / 10))
+                if self._follower is not None and self._follower.turn_s > limit_s:
+                    raise EngineEnded(f"this rank is at one step for over {limit_s:g} s")
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
 
-async def _told_to_stop() -> None:
-    """Returns at SIGTERM; Ctrl-C is for the first rank."""
+async def _told_to_stop(service: RankService) -> None:
+    """Returns at SIGTERM, if no first rank is there that may have requests to end; Ctrl-C is for that one too."""
     stopping = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+
+    def on_sigterm() -> None:
+        if not service.is_followed:
+            stopping.set()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, on_sigterm)
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)
     await stopping.wait()
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 
 from google.protobuf.message import Message
 
-from kvtransfer.base import PeerId, TransportChoice
 from kvtransfer.errors import (
     ChecksumMismatch,
     PeerLost,
@@ -16,6 +15,7 @@ from kvtransfer.errors import (
 )
 from protos import rank_pb2, worker_pb2
 
+SLACK_S = 10.0  # a rank itself tells of a read that is late, and of a peer that does not answer
 ERRORS = {
     each.__name__: each for each in (ChecksumMismatch, PeerLost, PeerRefused, TransferDeadline, TransportUnavailable)
 }
@@ -24,23 +24,21 @@ ERRORS = {
 class FollowerIntake:
     """What the rank has said of these blocks so far; see `BlockIntake`."""
 
-    def __init__(self, blocks: Sequence[int], num_known_blocks: int, say: Callable[[Message], None]) -> None:
-        """blocks: the request's block table; `say` tells the rank something of these blocks."""
+    def __init__(
+        self, blocks: Sequence[int], num_known_blocks: int, deadline_s: float, say: Callable[[Message], None]
+    ) -> None:
+        """blocks: the request's block table; deadline_s: of a read; `say` tells the rank something of these blocks."""
         self.blocks = frozenset(blocks[num_known_blocks:])
-        self.choices: dict[PeerId, TransportChoice] = {}
+        self.transport = ""
         self.num_blocks_read = num_known_blocks
         self.num_blocks_received = num_known_blocks
         self.transfer_s = 0.0
         self._num_blocks = len(blocks)
         self._say = say
+        self._patience_s = deadline_s + SLACK_S  # of whoever waits for news
         self._is_connected = False
         self._error: TransferError | None = None
         self._news = asyncio.Event()
-
-    @property
-    def transport(self) -> str:
-        """See BlockIntake."""
-        return "+".join(sorted({choice.transport for choice in self.choices.values()}))
 
     @property
     def is_complete(self) -> bool:
@@ -49,8 +47,7 @@ class FollowerIntake:
 
     def take(self, progress: rank_pb2.ReceiveProgress) -> None:
         """The rank got on."""
-        for each in progress.transports:
-            self.choices[PeerId(each.incarnation)] = TransportChoice(each.transport, each.reason)
+        self.transport = progress.transport
         self._is_connected = True
         self.num_blocks_read, self.num_blocks_received = progress.num_read, progress.num_received
         self.transfer_s = progress.transfer_s
@@ -83,7 +80,11 @@ class FollowerIntake:
             if self._error is not None:
                 raise self._error
             self._news.clear()
-            await self._news.wait()
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    await self._news.wait()
+            except TimeoutError as error:
+                raise TransferDeadline(f"a rank of this worker said nothing for {self._patience_s:.1f} s") from error
 
 
 def error_of(failure: rank_pb2.RankFailure, rank: int) -> TransferError:

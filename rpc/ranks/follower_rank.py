@@ -2,8 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
 import grpc
@@ -15,9 +14,9 @@ from protos import rank_pb2, rank_pb2_grpc, worker_pb2
 from rpc.pool_description import pool_from_proto, pool_to_proto
 from rpc.ranks.follower_intake import FollowerIntake, error_of
 
+ANSWER_TIMEOUT_S = 60.0  # for what was asked: reads that were given up have ended long before
 FollowCall = grpc.aio.StreamStreamCall[rank_pb2.RankCommand, rank_pb2.RankNews]
 
-MAX_CHOICES = 1024  # of peers that are remembered
 FIELDS = {
     rank_pb2.JoinRanks: "join",
     rank_pb2.ReceiveBlocks: "receive",
@@ -31,9 +30,14 @@ FIELDS = {
 class FollowerRank:
     """Owns the stream to one follower, and what it was asked and has not answered."""
 
-    def __init__(self, rank: int, channel: grpc.aio.Channel) -> None:
-        """rank: its place; the channel to its process, which may not listen yet."""
+    def __init__(self, rank: int, channel: grpc.aio.Channel, on_lost: Callable[[PeerLost], None]) -> None:
+        """rank: its place; the channel to its process, which may not listen yet.
+
+        `on_lost` hears once that the stream is over, and sees to it that the process ends; then it sets `gone`.
+        """
         self.rank = rank
+        self.gone = asyncio.Event()  # its process has ended: it writes nothing any more
+        self._on_lost = on_lost
         self.choices: dict[PeerId, TransportChoice] = {}
         self._unsent: asyncio.Queue[rank_pb2.RankCommand] = asyncio.Queue()  # holds what requests under way ask
         self._call: FollowCall = rank_pb2_grpc.RankStub(channel).Follow(self._commands(), wait_for_ready=True)
@@ -66,7 +70,7 @@ class FollowerRank:
     ) -> FollowerIntake:
         """See Rank."""
         number = next(self._numbers)
-        intake = FollowerIntake(block_table, num_known_blocks, partial(self._say, number))
+        intake = FollowerIntake(block_table, num_known_blocks, deadline_s, partial(self._say, number))
         self._intakes[number] = intake
         message = rank_pb2.ReceiveBlocks(
             pools=map(pool_to_proto, sources),
@@ -84,16 +88,18 @@ class FollowerRank:
         return (await self._ask(message)).checksums.checksums
 
     async def clear(self, blocks: Sequence[int], wiped: Sequence[int] = ()) -> None:
-        """See Rank. Into a rank that has ended, and with it the worker, nothing is written any more."""
+        """See Rank. Of a rank that is lost, and with it the worker, the process's end is waited for."""
         cleared = frozenset(blocks)
         open_numbers = [number for number, each in self._intakes.items() if not each.blocks.isdisjoint(cleared)]
         for number in open_numbers:
             intake = self._intakes.pop(number)
             intake.fail(PeerLost("its blocks are wanted for something else"))  # nobody waits for them for ever
-        if not open_numbers and not wiped:
+        if self._error is None and not open_numbers and not wiped:
             return
-        with suppress(PeerLost):
+        try:
             await self._ask(rank_pb2.ClearBlocks(block_ids=blocks, wiped_ids=wiped))
+        except PeerLost:
+            await self.gone.wait()
 
     async def close(self) -> None:
         """Ends the stream."""
@@ -101,12 +107,17 @@ class FollowerRank:
         await asyncio.wait([self._listening])
 
     async def _ask(self, message: Message) -> rank_pb2.RankNews:
+        """Its answer. A rank that gives none is given up."""
         number = next(self._numbers)
         answer: asyncio.Future[rank_pb2.RankNews] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
         try:
             self._say(number, message)
-            return await answer
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                return await answer
+        except TimeoutError:
+            self._lose(PeerLost(f"rank {self.rank} of this worker does not answer"))
+            raise PeerLost(f"rank {self.rank} of this worker does not answer") from None
         finally:
             del self._answers[number]
 
@@ -136,9 +147,19 @@ class FollowerRank:
         kind = news.WhichOneof("news")
         if kind == "pool":
             self._pool.set_result(pool_from_proto(news.pool))
+        elif news.number in self._answers:
+            self._take_answer(self._answers[news.number], news)
         elif kind in ("progress", "failure"):
             self._take_of_intake(news)
-        elif (answer := self._answers.get(news.number)) is not None and not answer.done():
+
+    def _take_answer(self, answer: "asyncio.Future[rank_pb2.RankNews]", news: rank_pb2.RankNews) -> None:
+        if answer.done():
+            return
+        if news.HasField("failure"):
+            error = PeerLost(str(error_of(news.failure, self.rank)))
+            answer.set_exception(error)
+            self._lose(error)  # whatever it is, its memory is not as it should be
+        else:
             answer.set_result(news)
 
     def _take_of_intake(self, news: rank_pb2.RankNews) -> None:
@@ -149,19 +170,17 @@ class FollowerRank:
             intake.fail(error_of(news.failure, self.rank))
         else:
             intake.take(news.progress)
-            self._note_choices(news.progress.transports)
-        if intake.is_complete:
+            if news.progress.peers:
+                self.choices = {
+                    PeerId(each.incarnation): TransportChoice(each.transport, each.reason)
+                    for each in news.progress.peers
+                }
+        if intake.is_complete or not intake.blocks:
             del self._intakes[news.number]  # one that failed stays until its blocks are cleared
 
-    def _note_choices(self, transports: Iterable[rank_pb2.PeerTransport]) -> None:
-        for each in transports:
-            peer = PeerId(each.incarnation)
-            self.choices.pop(peer, None)
-            self.choices[peer] = TransportChoice(each.transport, each.reason)
-            if len(self.choices) > MAX_CHOICES:
-                del self.choices[next(iter(self.choices))]  # the one that was wanted longest ago
-
     def _lose(self, error: PeerLost) -> None:
+        if self._error is not None:
+            return
         self._error = error
         for intake in self._intakes.values():
             intake.fail(error)
@@ -172,3 +191,4 @@ class FollowerRank:
         if not self._pool.done():
             self._pool.set_exception(error)
             self._pool.exception()  # whoever waits for it hears; nobody has to
+        self._on_lost(error)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from google.protobuf.message import Message
 
-from kvtransfer.base import PeerId
 from kvtransfer.errors import PeerRefused, TransferError
 from kvtransfer.intake import Intake
 from protos import rank_pb2, worker_pb2
@@ -54,13 +53,11 @@ class RankReceive:
         asked, rank = self._asked, self._rank
         sources = [pool_from_proto(pool) for pool in asked.pools]
         intake = await rank.receive(sources, asked.block_ids, asked.num_known_blocks, asked.deadline_s)
-        choices = {pool.incarnation: rank.choices.get(PeerId(pool.incarnation)) for pool in sources}
-        transports = [
+        peers = [
             rank_pb2.PeerTransport(incarnation=peer, transport=choice.transport, reason=choice.reason)
-            for peer, choice in choices.items()
-            if choice is not None
+            for peer, choice in rank.choices.items()
         ]
-        self._say(_progress(intake, transports))
+        self._say(_progress(intake, peers))
         while intake.num_blocks_received < len(asked.block_ids):
             step = await self._steps.get()
             try:
@@ -72,9 +69,10 @@ class RankReceive:
                 self._say(_progress(intake))  # what is here stays, whatever goes wrong with the next ones
 
 
-def _progress(intake: Intake, transports: list[rank_pb2.PeerTransport] | None = None) -> rank_pb2.ReceiveProgress:
+def _progress(intake: Intake, peers: list[rank_pb2.PeerTransport] | None = None) -> rank_pb2.ReceiveProgress:
     return rank_pb2.ReceiveProgress(
-        transports=transports,
+        transport=intake.transport,
+        peers=peers,
         num_read=intake.num_blocks_read,
         num_received=intake.num_blocks_received,
         transfer_s=intake.transfer_s,

@@ -35,12 +35,14 @@ class RankService(rank_pb2_grpc.RankServicer):
         self._news: asyncio.Queue[rank_pb2.RankNews] = asyncio.Queue()  # holds answers to what was asked
         self._receives: dict[int, RankReceive] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.is_followed = False  # the first rank's stream is there
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the first rank's stream
 
     async def Follow(  # noqa: N802
         self, request_iterator: AsyncIterator[rank_pb2.RankCommand], context: Context
     ) -> AsyncIterator[rank_pb2.RankNews]:
         """Commands in, news out."""
+        self.is_followed = True
         await context.send_initial_metadata(())  # the first rank may say where its store is
         following = asyncio.create_task(self._follow(request_iterator))
         following.add_done_callback(lambda _: self._news.put_nowait(rank_pb2.RankNews()))
@@ -51,9 +53,12 @@ class RankService(rank_pb2_grpc.RankServicer):
                     following.result()
                     return
                 yield news
-        except EngineError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except Exception as error:
+            kind = "" if isinstance(error, EngineError) else f"{type(error).__name__}: "
+            logger.error("cannot go on: %s%s", kind, error, exc_info=bool(kind))
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{kind}{error}")
         finally:
+            self.is_followed = False
             following.cancel()
             if not self.ended.done():
                 self.ended.set_result(None)
@@ -85,9 +90,9 @@ class RankService(rank_pb2_grpc.RankServicer):
                 if (known := self._receives.get(number)) is not None:
                     known.take(command.blocks if kind == "blocks" else command.checksums)
             case "make_checksums":
-                self._start(self._make_checksums(rank, number, command.make_checksums))
+                self._start(number, self._make_checksums(rank, number, command.make_checksums))
             case "clear":
-                self._start(self._clear(rank, number, command.clear))
+                self._start(number, self._clear(rank, number, command.clear))
             case kind:
                 logger.error("the first rank said %s, which is not known here", kind)
 
@@ -105,10 +110,17 @@ class RankService(rank_pb2_grpc.RankServicer):
         await rank.clear(asked.block_ids, asked.wiped_ids)
         self._say(number, rank_pb2.BlocksCleared())
 
-    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(coroutine)
+    def _start(self, number: int, answering: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(self._answer(number, answering))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, number: int, answering: Coroutine[Any, Any, None]) -> None:
+        try:
+            await answering
+        except Exception as error:
+            logger.exception("a command of the first rank failed")
+            self._say(number, rank_pb2.RankFailure(kind=type(error).__name__, message=str(error)))
 
     def _say(self, number: int, message: Message) -> None:
         field = FIELDS[type(message)]

@@ -5,22 +5,28 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 
-from engine.errors import EngineEnded
+from engine.errors import EngineEnded, EngineError
+from kvtransfer.errors import PeerLost
 from rpc.child_process import ChildProcess, ProcessSpec, describe_exit
-from rpc.grpc_options import CHANNEL_OPTIONS
+from rpc.grpc_options import LOCAL_OPTIONS
+from rpc.logs import log_level
 from rpc.options import flags_of
 from rpc.ranks.fixed_group import FixedGroup, tensor_group
 from rpc.ranks.follower_rank import FollowerRank
 from rpc.worker_config import WorkerConfig
 
-KV_PORTS = 2  # that a rank may want, of tcp and of nixl
+END_TIMEOUT_S = 10.0  # of another rank, once it is told
+SELF_END_TIMEOUT_S = 1.0  # of one whose stream is over: mostly it ends itself
+MAX_SOCKET_CHARS = 100  # of a path; Unix has 107
 
 
 class WorkerRanks:
@@ -40,24 +46,29 @@ class WorkerRanks:
         self._membership = membership
         self._config = config
         self._directory = Path(tempfile.mkdtemp(prefix="baton-ranks-"))
-        self._processes: list[ChildProcess] = []
+        if len(str(self._directory)) > MAX_SOCKET_CHARS:
+            self._directory.rmdir()
+            raise EngineError(
+                f"{tempfile.gettempdir()} is too long a path for Unix sockets; set TMPDIR to a shorter one"
+            )
+        self._processes: dict[int, ChildProcess] = {}  # by rank
         self._channels: list[grpc.aio.Channel] = []
-        self._watching: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closing = False
         self._call: Callable[[], object] | None = None
 
     async def start(self) -> None:
         """Starts the others; once they take commands, the group can form."""
         sockets = {rank: self._directory / f"{rank}" for rank in range(1, self._config.tensor_parallel)}
         for rank, socket in sockets.items():
-            self._processes.append(await ChildProcess.start(_spec(self._config, rank, socket)))
-        for (rank, socket), process in zip(sockets.items(), self._processes, strict=True):
-            self._channels.append(grpc.aio.insecure_channel(f"unix:{socket}", options=CHANNEL_OPTIONS))
-            self.followers.append(FollowerRank(rank, self._channels[-1]))
-            self._watching += [
-                asyncio.create_task(self._watch(rank, process)),
-                asyncio.create_task(_discard_progress(process)),
-            ]
-        self._watching.append(asyncio.create_task(self._begin()))
+            self._processes[rank] = await ChildProcess.start(_spec(self._config, rank, socket))
+        for rank, socket in sockets.items():
+            channel = grpc.aio.insecure_channel(f"unix:{socket}", options=LOCAL_OPTIONS)
+            self._channels.append(channel)
+            self.followers.append(FollowerRank(rank, channel, partial(self._on_lost, rank)))
+            self._begin_task(self._watch(rank))
+            self._begin_task(_discard_progress(self._processes[rank]))
+        self._begin_task(self._begin())
 
     def attach(self, call: Callable[[], object]) -> None:
         """`call` has the engine look whether a rank is gone, between two steps."""
@@ -66,46 +77,83 @@ class WorkerRanks:
             call()
 
     async def loaded(self) -> None:
-        """Returns when every rank has its pool. Raises PeerLost."""
+        """Returns when every rank has its pool. Raises EngineEnded if one is lost."""
         for follower in self.followers:
-            await follower.loaded()
+            try:
+                await follower.loaded()
+            except PeerLost:
+                await self.failed
 
     def leave_engine(self) -> None:
         """The engine waits for no other rank from now on."""
+        self._is_closing = True
         self.tensor.leave()
 
     async def close(self) -> None:
         """Ends the other ranks, once the engine has stopped."""
-        for task in self._watching:
-            task.cancel()
         for follower in self.followers:
             await follower.close()
         for channel in self._channels:
             await channel.close(None)
-        for process in self._processes:
+        for process in self._processes.values():
             process.terminate()
-        for process in self._processes:
-            await process.wait()
-            process.close()
+        await asyncio.gather(*(_end(process) for process in self._processes.values()))
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     async def _begin(self) -> None:
         for follower in self.followers:
             await follower.listens()
+        shutil.rmtree(self._directory, ignore_errors=True)  # nobody comes any more, and nobody may be left to do it
         self._membership.begin()
 
     def _join(self, store: str) -> None:
         for follower in self.followers:
-            follower.join(store)
+            with suppress(PeerLost):  # which is known by then
+                follower.join(store)
 
-    async def _watch(self, rank: int, process: ChildProcess) -> None:
-        status = await process.wait()
+    def _on_lost(self, rank: int, error: PeerLost) -> None:
+        """A rank's stream is over, and so is the worker."""
+        if not self._is_closing:
+            self._begin_task(self._end_lost(rank, error))
+
+    async def _end_lost(self, rank: int, error: PeerLost) -> None:
+        process = self._processes[rank]
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), SELF_END_TIMEOUT_S)  # it says better itself why
+        self._fail(str(error))
+        process.kill()
+
+    async def _watch(self, rank: int) -> None:
+        status = await self._processes[rank].wait()
+        self.followers[rank - 1].gone.set()
+        self._fail(f"rank {rank} of this worker {describe_exit(status)}")
+
+    def _fail(self, why: str) -> None:
         self._membership.lose()
         if not self.failed.done():
-            self.failed.set_exception(EngineEnded(f"rank {rank} of this worker {describe_exit(status)}"))
+            self.failed.set_exception(EngineEnded(why))
             self.failed.exception()  # whoever waits for it hears; nobody has to
         if self._call is not None:
             self._call()
+
+    def _begin_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _end(process: ChildProcess) -> None:
+    """Waits for its end, if need be by force."""
+    try:
+        await asyncio.wait_for(process.wait(), END_TIMEOUT_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+    process.close()
 
 
 @asynccontextmanager
@@ -142,16 +190,19 @@ def _spec(config: WorkerConfig, rank: int, socket: Path) -> ProcessSpec:
         config,
         engine=engine,
         worker_id=f"{config.worker_id}-rank-{rank}",
-        kv_port=config.kv_port + KV_PORTS * rank if config.kv_port else 0,
+        port=0,
+        kv_port=config.kv_port + config.kv_ports_of_a_rank * rank if config.kv_port else 0,
         registry=None,
         metrics_port=None,
         progress_fd=None,
     )
-    return ProcessSpec(told.worker_id, _argv(told, rank, socket), log_path=None)
+    # In our process group: whoever ends that by force leaves none of us.
+    return ProcessSpec(told.worker_id, _argv(told, rank, socket), log_path=None, has_own_session=False)
 
 
 def _argv(config: WorkerConfig, rank: int, socket: Path) -> tuple[str, ...]:
-    return (sys.executable, "-P", "-m", "rpc.ranks", f"--rank={rank}", f"--socket={socket}", *flags_of(config))
+    words = ("-m", "rpc.ranks", f"--rank={rank}", f"--socket={socket}", f"--log-level={log_level()}")
+    return (sys.executable, "-P", *words, *flags_of(config))
 
 
 def _device(device: str, rank: int) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import signal
+import tempfile
 from pathlib import Path
 
 import httpx
@@ -89,7 +90,7 @@ async def test_a_prefix_is_pulled_from_a_worker_of_another_shape(tmp_path: Path)
             await puller.wait_idle()
 
 
-async def test_an_abort_in_mid_handover_frees_the_blocks_of_every_rank(tmp_path: Path) -> None:
+async def test_aborts_in_mid_handover_leave_nothing_behind(tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     oracle = Oracle(model)
     rng = random.Random(7)
@@ -125,6 +126,49 @@ async def test_a_worker_that_loses_a_rank_ends(tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     with pytest.raises(AssertionError, match=r"ended with 1: [^$]*rank 1 of this worker was killed by SIGKILL"):
         await lose_a_rank(model, tmp_path)
+
+
+def rank_directories() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("baton-ranks-*"))
+
+
+async def test_all_ranks_told_to_end_at_once_end_when_the_requests_have(tmp_path: Path) -> None:
+    """As a service manager does that knows all processes."""
+    model = make_checkpoint("llama3", tmp_path / "model")
+    before = rank_directories()
+    async with worker_processes(model, tmp_path, ("decode", "--tensor-parallel=2", *SMALL)) as [decode]:
+        assert rank_directories() <= before  # also if nobody is left to remove it
+        async with decode_client(decode) as client:
+            sampling = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+            generation = await client.submit([5, 6, 7], sampling)
+            await generation.progressed.wait()
+            for process in (*followers_of(decode), psutil.Process(decode.child.pid)):
+                process.terminate()
+            await generation.ended.wait()
+            assert len(generation.token_ids) == 200
+        assert await decode.child.wait() == 0
+
+
+async def test_a_rank_that_is_stopped_keeps_nobody_from_ending(tmp_path: Path) -> None:
+    model = make_checkpoint("llama3", tmp_path / "model")
+    async with worker_processes(model, tmp_path, ("decode", "--tensor-parallel=2", *SMALL)) as [decode]:
+        [stopped] = followers_of(decode)
+        stopped.suspend()
+        decode.child.terminate()
+        async with asyncio.timeout(40):
+            assert await decode.child.wait() == 0
+        assert not stopped.is_running()
+
+
+async def test_who_kills_a_workers_process_group_leaves_no_rank(tmp_path: Path) -> None:
+    model = make_checkpoint("llama3", tmp_path / "model")
+    async with worker_processes(model, tmp_path, ("decode", "--tensor-parallel=2", *SMALL)) as [decode]:
+        [follower] = followers_of(decode)
+        follower.suspend()  # it could not end itself
+        decode.child.kill()
+        async with asyncio.timeout(20):
+            while follower.is_running() and follower.status() != psutil.STATUS_ZOMBIE:
+                await asyncio.sleep(0.02)
 
 
 async def test_serve_divides_the_model_and_survives_the_loss_of_a_rank(cluster_url: str) -> None:

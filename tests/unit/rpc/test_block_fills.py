@@ -4,9 +4,11 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
+import torch
 
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -125,3 +127,25 @@ async def test_an_ended_engine_keeps_nobody_waiting(host: EngineHost) -> None:
     async with asyncio.timeout(30):
         await fills.close()
     assert task.cancelled()
+
+
+async def test_what_came_unchecked_is_wiped(host: EngineHost) -> None:
+    """A NaN in the part of a block that nobody fills would be one in every answer that reads the block."""
+    request = await receiving(host)
+    blocks, pool = list(request.block_table), await host.call(lambda engine: engine.pool)
+    cleared, clear = [], host.ranks.clear
+
+    async def come() -> None:
+        pool[blocks] = torch.nan
+        raise ConnectionError("gone")
+
+    async def clear_and_look(*args: Any) -> None:
+        await clear(*args)
+        cleared.append([not pool[block].any() for block in blocks])
+        pool[blocks] = 0  # for the engine, which goes on with it
+
+    host.ranks.clear = clear_and_look
+    fills = BlockFills(host, Drain())
+    fills.start(request, come(), lambda _: Received(2 * host.config.block_size))
+    await fills.close()
+    assert cleared == [[index >= 2 for index in range(len(blocks))]]

@@ -14,7 +14,7 @@ from torch import Tensor
 from kvtransfer.base import PoolIdentity
 from kvtransfer.block_slice import PartGroup
 from kvtransfer.checksum import block_checksums
-from kvtransfer.errors import ChecksumMismatch, PeerLost, PeerRefused, TransferError
+from kvtransfer.errors import ChecksumMismatch, PeerLost, PeerRefused, TransferDeadline, TransferError
 from kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
 from protos import rank_pb2_grpc
 from rpc.pool_description import pool_to_proto
@@ -39,6 +39,9 @@ class Worker:
     peer_transports: list[InMemoryTransport]
     descriptions: list
     server: grpc.aio.Server
+    follower: FollowerRank
+    lost: list[str]
+    service: RankService
 
     def announced(self, blocks: list[int]) -> list[int]:
         """The peer's checksums: all of its first rank, then of the next."""
@@ -75,7 +78,8 @@ async def worker(directory: Path) -> AsyncIterator[Worker]:
     server = grpc.aio.server()
     rank_pb2_grpc.add_RankServicer_to_server(service, server)
     channel = grpc.aio.insecure_channel(f"unix:{directory}/1")
-    follower = FollowerRank(1, channel)
+    lost: list[str] = []
+    follower = FollowerRank(1, channel, lambda error: lost.append(str(error)))
     server.add_insecure_port(f"unix:{directory}/1")  # the first rank is there before
     await server.start()
     await follower.listens()
@@ -93,7 +97,19 @@ async def worker(directory: Path) -> AsyncIterator[Worker]:
     ]
     ranks = Ranks(first, [follower], NUM_PARTS)
     try:
-        yield Worker(network, ranks, [first_pool, second_pool], blocks, pools, transports, descriptions, server)
+        yield Worker(
+            network,
+            ranks,
+            [first_pool, second_pool],
+            blocks,
+            pools,
+            transports,
+            descriptions,
+            server,
+            follower,
+            lost,
+            service,
+        )
     finally:
         await follower.close()
         await channel.close()
@@ -188,7 +204,62 @@ async def test_when_a_rank_is_gone_nobody_waits_for_it(tmp_path: Path) -> None:
         await it.server.stop(None)
         with pytest.raises(PeerLost, match="rank 1 of this worker is gone"):
             await reading
-        await it.ranks.clear([2, 3])
+        assert len(it.lost) == 1
+        clearing = asyncio.create_task(it.ranks.clear([2, 3]))
+        await asyncio.sleep(0.05)
+        assert not clearing.done()  # its process may still write
+        it.follower.gone.set()
+        await clearing
         with pytest.raises(TransferError):
             await it.ranks.checksums([2], 1)
         it.network.resume("peer-3")
+
+
+async def test_a_rank_that_says_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rpc.ranks.follower_intake.SLACK_S", 0.1)
+    monkeypatch.setattr("rpc.ranks.follower_rank.ANSWER_TIMEOUT_S", 0.2)
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        it.network.stop("peer-3")  # what only the second rank reads; nor does that say that it is late
+        with pytest.raises(TransferDeadline, match="said nothing for"):
+            await it.ranks.receive(it.descriptions, [2], 0, 0.1)
+        it.follower.gone.set()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(it.service, "_obey", lambda *_: None)
+            with pytest.raises(PeerLost, match="rank 1 of this worker does not answer"):
+                await it.ranks.checksums([2], 1)
+        assert it.lost == ["rank 1 of this worker does not answer"]
+        it.network.resume("peer-3")
+
+
+async def test_nothing_is_kept_of_receives_that_failed_or_are_over(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        done = await it.ranks.receive(it.descriptions, [2], 0, 5.0)
+        done.expect(0, it.announced([1]))
+        await done.read(0, [1])
+        await done.settled()
+        await it.ranks.receive(it.descriptions, [4, 5], 2, 5.0)  # all of them are here
+        await it.peer_transports[3].close()
+        for known in (0, 2):
+            with pytest.raises(TransferError):
+                await it.ranks.receive(it.descriptions, [4, 5], known, 5.0)
+        await it.ranks.clear([4, 5])
+        assert not it.follower._intakes
+        assert not it.service._receives
+
+
+async def test_a_command_that_cannot_be_carried_out_loses_the_rank(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        it.follower.gone.set()
+        with pytest.raises(PeerLost, match=r"rank 1: .*99"):
+            await it.ranks.checksums([99], 1)
+        assert len(it.lost) == 1
+
+
+async def test_pools_of_another_size_than_they_should_have_are_refused(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        whole = InMemoryTransport(PoolIdentity("whole", "model"), it.network)
+        description = pool_to_proto(whole.register_pool(it.peer_blocks))
+        before = [pool.clone() for pool in it.pools]
+        with pytest.raises(PeerRefused, match="a block of rank 0 of 4 has 512 bytes"):
+            await it.ranks.receive([description] * 4, [2], 0, 5.0)
+        assert all(torch.equal(*pair) for pair in zip(before, it.pools, strict=True))
