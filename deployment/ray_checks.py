@@ -55,12 +55,12 @@ def _check_device(settings: RaySettings, role: Role) -> None:
     if settings.uses_gpu(role) and not num_gpus:
         raise OptionError(f"{SECTIONS[role]}.num_gpus: without one Ray hides the GPUs that device asks for")
     num_ranks = settings.cluster.cluster.num_tensor_ranks(role)
-    if settings.uses_gpu(role) and 1 <= num_gpus < num_ranks:
+    if settings.uses_gpu(role) and math.ceil(num_gpus) < num_ranks:  # a single rank may have a part of one
         option = "prefill_tensor_parallel" if role == "prefill" else "tensor_parallel"
         raise OptionError(
             f"{SECTIONS[role]}.num_gpus: {num_gpus:g}, but a worker has {num_ranks} ranks ({option}), each with a GPU"
         )
-    if settings.uses_gpu(role) and index.isdecimal() and int(index) >= math.ceil(num_gpus):
+    if settings.uses_gpu(role) and index.isdecimal() and int(index) + num_ranks > math.ceil(num_gpus):
         raise OptionError(
             f"device: {device} for {role}, but a replica sees none but the {num_gpus:g} that Ray gives it, counted from"
             f" 0; say {kind}"

@@ -180,11 +180,7 @@ class Engine:
 
     def expert_figures(self) -> ExpertFigures | None:
         """How its group's experts fare; None without a group."""
-        if self.group is None:
-            return None
-        ranks, tokens = self.group.ranks, self.group.tokens_by_expert().tolist()
-        epoch, num_ranks = (ranks.view.epoch, ranks.size) if ranks.is_formed else (0, 0)
-        return ExpertFigures(epoch, num_ranks, tokens, self.group.imbalances)
+        return self.group.figures() if self.group is not None else None
 
     def close(self) -> None:
         """The other ranks of the group, if there is one, go on without this one; those that follow it end."""

@@ -10,6 +10,7 @@ from left to right (a vectorised sum adds in an order of its own), and ties are 
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -51,14 +52,15 @@ def balanced(
     return ExpertPlacement(num_experts, tuple(tuple(experts) for experts in slots.tolist()))
 
 
-def balance(placement: ExpertPlacement, loads: ArrayLike) -> float:
-    """Tokens of the busiest rank over those of the mean rank, if replicas share evenly; 1 is best, also for no load."""
-    weights = _checked(loads)
-    if len(weights) != placement.num_experts:
-        raise ValueError(f"{len(weights)} loads for {placement.num_experts} experts: there must be one for each")
-    by_rank = _pack_loads(placement.as_array(), weights / placement.counts())
-    total = float(np.cumsum(weights)[-1])
-    return float(by_rank.max()) * placement.num_ranks / total if total else 1.0
+def imbalance(slots: Sequence[Sequence[int]], loads: Sequence[float] | NDArray[np.generic]) -> float:
+    """Tokens of the busiest rank over those of the mean rank, if an expert's replicas share evenly; 1 is best.
+
+    slots: experts by rank, perhaps not equally many on all; 1 also for no load.
+    """
+    num_replicas = Counter(expert for held in slots for expert in held)
+    by_rank = [sum(float(loads[expert]) / num_replicas[expert] for expert in held) for held in slots]
+    total = sum(map(float, loads))
+    return max(by_rank) * len(slots) / total if total else 1.0
 
 
 def _checked(loads: ArrayLike) -> FloatArray:

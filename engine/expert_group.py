@@ -5,27 +5,35 @@
 2. If nobody has some expert, all ranks share out those that are missing, and read them before they go on: at the start
    that is all experts; when a rank died, its own, except those of which others have a replica.
 3. If some rank has more to compute than it should, or none, a better placement is worked out and read on another
-   thread, while steps go on, and taken over by all ranks between the same two steps (see `expert_rebalance`).
+   thread, while steps go on, and each layer of it is taken over by all ranks between the same two steps (see
+   `expert_rebalance`).
+4. If a rank fails to read its part of that, all go on as they are. If some rank has too few experts, they try again
+   after some steps, and then nobody reads but ranks that have too few.
 """
 
 import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from engine.errors import GroupBroken
+from engine.errors import EngineError, GroupBroken
+from engine.expert_balance import imbalance
 from engine.expert_layer import ExpertLayer
-from engine.expert_rebalance import Rebalance, Slots, imbalance
-from engine.expert_shares import share_missing
+from engine.expert_rebalance import FAILED, Loads, Place, Rebalance, Slots, better_slots
+from engine.expert_shares import hand_over, is_even, share_missing
 from engine.group_view import Membership
 from engine.layers.experts import ExpertReader
+from engine.outputs import ExpertFigures
 from engine.rank_group import RankGroup
 
 logger = logging.getLogger(__name__)
 
 NOTHING = -1  # in what ranks tell each other: no expert in this slot
+RETRY_STEPS = 100  # after a rank failed to read, and twice as many each time that it fails again
+MAX_DOUBLINGS = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +63,7 @@ class ExpertGroup:
         self._counted = torch.zeros(0, 0, dtype=torch.int64)  # tokens that earlier rebalances knew of
         self.imbalances: list[float] = []  # by layer, when the last rebalance began: the busiest rank over the mean
         self._num_steps = 0  # since the epoch began, or the last rebalance
+        self._num_failures = 0  # to read, one after the other
 
     def add_layer(self, reader: ExpertReader, num_experts: int) -> ExpertLayer:
         """A layer whose experts the group will give out."""
@@ -88,19 +97,33 @@ class ExpertGroup:
             self.membership.report_broken(self.ranks.view.epoch, str(error))
             self.ranks.drop()
 
+    def close(self) -> None:
+        """Ends the process group, and reads nothing more."""
+        self._cancel_rebalance()
+        self.ranks.close()
+
     def _place(self) -> None:
-        """Has every expert stand somewhere. Raises GroupBroken."""
-        started_s, num_read, rank = time.monotonic(), 0, self.ranks.view.rank
+        """Has every expert stand somewhere. Raises GroupBroken, and EngineError if our part cannot be read."""
+        started_s, rank = time.monotonic(), self.ranks.view.rank
         self._slots = [
             share_missing(held, layer.num_experts) for layer, held in zip(self.layers, self._held(), strict=True)
         ]
+        num_missing = sum(
+            len(slots[rank]) - len(layer.held) for layer, slots in zip(self.layers, self._slots, strict=True)
+        )
         for layer, slots in zip(self.layers, self._slots, strict=True):
-            num_read += len(slots[rank]) - len(layer.held)
-            layer.place(slots, rank, layer.read(slots[rank]))
-        if num_read:
-            logger.info("%d experts read in %.1f s", num_read, time.monotonic() - started_s)
-        self._num_steps = 0
-        if not all(map(_is_even, self._slots)):
+            try:
+                layer.place(slots, rank, layer.read(slots[rank]))
+            except Exception as error:  # of any kind: no memory, no file
+                raise EngineError(
+                    f"rank {rank} of {self.ranks.size} cannot read its share of the experts that no rank has, "
+                    f"{num_missing} in all layers: {error}. The ranks together need the memory for all experts, and "
+                    "the checkpoint's files"
+                ) from error
+        if num_missing:
+            logger.info("%d experts read in %.1f s", num_missing, time.monotonic() - started_s)
+        self._num_steps = self._num_failures = 0
+        if not self._is_even:
             self._begin_rebalance()
 
     def step(self, num_tokens: int) -> bool:
@@ -112,10 +135,31 @@ class ExpertGroup:
         if not any(self.ranks.num_tokens):
             return False
         self._num_steps += 1
-        is_due = self._balance.is_enabled and self._num_steps >= self._balance.step_interval
-        if is_due and self._rebalance is None:  # on all ranks: they took over its last layer between the same steps
+        if self._rebalance is None and self._is_due:  # on all ranks: they ended the last one between the same steps
             self._begin_rebalance()
         return True
+
+    @property
+    def _is_even(self) -> bool:
+        return all(map(is_even, self._slots))
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether experts should be placed anew; the same on all ranks."""
+        if self._num_failures and not self._is_even:
+            return self._num_steps >= RETRY_STEPS << min(self._num_failures - 1, MAX_DOUBLINGS)
+        return self._balance.is_enabled and self._num_steps >= self._balance.step_interval
+
+    def figures(self) -> ExpertFigures:
+        """How the experts fare, for metrics."""
+        epoch, num_ranks = (self.ranks.view.epoch, self.ranks.size) if self.ranks.is_formed else (0, 0)
+        chosen = self.tokens_by_expert()
+        shares = chosen.amax(dim=1) / chosen.sum(dim=1).clamp(min=1)
+        return ExpertFigures(epoch, num_ranks, self.rows_by_layer(), shares.tolist(), self.imbalances)
+
+    def rows_by_layer(self) -> list[int]:
+        """Of all ranks' tokens, those that were computed by experts here since the start, once for each expert."""
+        return [layer.exchange.num_rows for layer in self.layers]
 
     def tokens_by_expert(self) -> Tensor:
         """This rank's tokens since its start by layer and chosen expert: [num_layers, num_experts] on the CPU."""
@@ -129,17 +173,26 @@ class ExpertGroup:
         loads = self.ranks.gather_tensor(here).sum(dim=0).view(counts.shape).numpy()
         self._counted, self._num_steps = counts, 0
         self.imbalances = [imbalance(slots, row) for slots, row in zip(self._slots, loads, strict=True)]
-        self._rebalance = Rebalance(self.layers, self._slots, loads, self.ranks.view.rank, self._balance.num_redundant)
+        place: Place = partial(better_slots, num_redundant=self._balance.num_redundant)
+        if self._num_failures and not self._is_even:  # as few reads as can be, whatever the loads
+            place = _handed_over
+        self._rebalance = Rebalance(self.layers, self._slots, loads, self.ranks.view.rank, place)
 
     def _take(self, num_ready: int) -> None:
-        """Takes over the layers that every rank has prepared."""
-        while self._rebalance is not None and self._num_taken < num_ready:
-            prepared = self._rebalance.take(self._num_taken)
-            self._slots[self._num_taken] = prepared.slots
-            self.layers[self._num_taken].place(prepared.slots, self.ranks.view.rank, prepared.experts)
+        """Takes over the layer that every rank has prepared, if there is one; num_ready: the fewest of all ranks."""
+        if self._rebalance is None:
+            return
+        if num_ready == FAILED:
+            self._num_failures += 1
+            self._num_steps = 0
+            self._cancel_rebalance()
+        elif num_ready > self._num_taken:
+            slots = self._slots[self._num_taken] = self._rebalance.prepared.slots
+            self.layers[self._num_taken].place(slots, self.ranks.view.rank, self._rebalance.prepared.experts)
             self._num_taken += 1
+            self._rebalance.taken()
             if self._num_taken == len(self.layers):
-                self._cancel_rebalance()
+                self._rebalance, self._num_taken, self._num_failures = None, 0, 0
 
     def _cancel_rebalance(self) -> None:
         if self._rebalance is not None:
@@ -158,7 +211,5 @@ class ExpertGroup:
         return [[[expert for expert in slots if expert != NOTHING] for slots in ranks] for ranks in by_layer]
 
 
-def _is_even(slots: Slots) -> bool:
-    """Whether no rank has much more than another: who has just come has nothing."""
-    sizes = [len(held) for held in slots]
-    return max(sizes) - min(sizes) <= 1
+def _handed_over(slots: Slots, _: Loads) -> Slots:
+    return hand_over(slots)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,33 +10,8 @@ from engine.expert_placement import ExpertPlacement, IntArray
 UNREACHED = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertMove:
-    """The weights of one expert that a rank must load into one of its slots."""
-
-    rank: int
-    slot: int  # its place on the rank, no physical slot
-    expert: int
-
-
-def moves_of_rank(rank: int, held: Sequence[int], wanted: Sequence[int]) -> tuple[ExpertMove, ...]:
-    """What a rank must load whose slots hold these experts by now: fewer slots than are wanted, or more, or none."""
-    return tuple(
-        ExpertMove(rank, slot, expert)
-        for slot, expert in enumerate(wanted)
-        if slot >= len(held) or held[slot] != expert
-    )
-
-
-def moves(old: ExpertPlacement, new: ExpertPlacement) -> tuple[ExpertMove, ...]:
-    """What all ranks must load for the new placement, in the order of ranks and slots."""
-    _check_pair(old, new)
-    pairs = enumerate(zip(old.slots, new.slots, strict=True))
-    return tuple(move for rank, (held, wanted) in pairs for move in moves_of_rank(rank, held, wanted))
-
-
 def with_few_moves(old: ExpertPlacement, new: ExpertPlacement, num_nodes: int = 1) -> ExpertPlacement:
-    """The new placement, its ranks and their slots so ordered that moves(old, it) are the fewest.
+    """The new placement, its ranks and their slots so ordered that the fewest slots change their expert.
 
     Ranks of a node are exchanged as a whole among each other, and nodes among nodes, which leaves what a node holds
     together. With one node, or ranks that do not divide evenly over the nodes, any rank may be exchanged.

@@ -128,6 +128,7 @@ class GroupExchange:
         self.routes: ExpertRoutes | None = None  # until the group is formed
         self.num_slots = 0  # here
         self.counts = torch.zeros(num_experts, dtype=torch.int64, device=device)  # this rank's tokens
+        self.num_rows = 0  # of all ranks' tokens that were computed here, since the start
 
     def dispatch(self, x: Tensor, chosen: Tensor) -> "GroupDispatch":
         """See ExpertExchange. Raises GroupBroken."""
@@ -170,7 +171,7 @@ class GroupDispatch:
         rank, slots_per_rank = self._group.view.rank, self._routes.slots_per_rank
         is_ours = replicas // slots_per_rank == rank
         row_of = is_ours.nonzero()[:, 0]
-        self._group.num_rows += len(row_of)
+        self._exchange.num_rows += len(row_of)
         per_row = is_ours.sum(dim=1)
         self._sources = [int(part.sum()) for part in per_row.split_with_sizes(self._received)]
         self._rows = rows_by_slot(rows, row_of, replicas[is_ours] % slots_per_rank, self._exchange.num_slots)

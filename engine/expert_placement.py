@@ -1,20 +1,11 @@
 """Which rank of an expert-parallel group holds which experts of one layer, in which of its slots; no torch."""
 
-import json
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaTables:
-    """The physical slots of every expert as arrays, for whoever sends tokens to them."""
-
-    replica_table: IntArray  # [num_experts, max_replicas]; a shorter row repeats its slots from the first on
-    num_replicas: IntArray  # [num_experts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,51 +50,9 @@ class ExpertPlacement:
         """How many experts each rank holds."""
         return len(self.slots[0])
 
-    @property
-    def num_slots(self) -> int:
-        """Of all ranks."""
-        return self.num_ranks * self.slots_per_rank
-
-    def replicas(self, expert: int) -> tuple[int, ...]:
-        """The physical slots of one expert, ascending."""
-        if not 0 <= expert < self.num_experts:
-            raise ValueError(f"there is no expert {expert}; experts are 0 to {self.num_experts - 1}")
-        flat = (held for experts in self.slots for held in experts)
-        return tuple(slot for slot, held in enumerate(flat) if held == expert)
-
-    def counts(self) -> IntArray:
-        """How many replicas each expert has, [num_experts]."""
-        return np.bincount(self.as_array().ravel(), minlength=self.num_experts).astype(np.int64)
-
     def as_array(self) -> IntArray:
         """The slots, [num_ranks, slots_per_rank]."""
         return np.array(self.slots, dtype=np.int64)
-
-    def replica_tables(self) -> ReplicaTables:
-        """The tables to send tokens by: replica_table[expert, any number % max_replicas] is one of its slots."""
-        counts = self.counts()
-        by_expert = np.argsort(self.as_array().ravel(), kind="stable")  # each expert's slots in a row, ascending
-        first = np.cumsum(counts) - counts
-        columns = np.arange(counts.max(), dtype=np.int64)
-        table = by_expert[first[:, None] + columns[None, :] % counts[:, None]]
-        return ReplicaTables(replica_table=table.astype(np.int64), num_replicas=counts)
-
-    def to_json(self) -> str:
-        """One line that from_json reads."""
-        return json.dumps({"num_experts": self.num_experts, "slots": self.slots})
-
-    @classmethod
-    def from_json(cls, text: str) -> "ExpertPlacement":
-        """Reads what to_json wrote; ValueError for anything else."""
-        values = json.loads(text)
-        if not isinstance(values, dict) or values.keys() != {"num_experts", "slots"}:
-            raise ValueError('a placement in JSON is {"num_experts": N, "slots": [[expert, ...], ...]}')
-        num_experts, slots = values["num_experts"], values["slots"]
-        if not isinstance(slots, list) or not all(isinstance(experts, list) for experts in slots):
-            raise ValueError("slots of a placement in JSON must be a list of lists, one for each rank")
-        if not all(type(value) is int for value in (num_experts, *(e for experts in slots for e in experts))):
-            raise ValueError("num_experts and the slots of a placement in JSON must be whole numbers")
-        return cls(num_experts, tuple(tuple(experts) for experts in slots))
 
 
 def num_slots_per_rank(num_experts: int, num_ranks: int, num_redundant: int) -> int:

@@ -3,8 +3,7 @@
 import logging
 import threading
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +17,11 @@ from engine.layers.experts import Expert
 
 logger = logging.getLogger(__name__)
 
+FAILED = -1  # instead of a number of layers
+
 Slots = list[list[int]]  # experts of one layer, by rank and slot
+Loads = NDArray[np.int64]  # tokens by expert, of one layer
+Place = Callable[[Slots, Loads], Slots]  # where experts should stand, given where they do; the same on all ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,65 +33,83 @@ class PreparedLayer:
 
 
 class Rebalance:
-    """Owns a thread that prepares every layer; all ranks prepare the same placement, since they know the same loads."""
+    """Owns a thread that prepares every layer; all ranks prepare the same placement, since they know the same loads.
+
+    At most one layer is prepared, or being prepared, that is not taken over: so much memory is needed beside the
+    experts that stand.
+    """
 
     def __init__(
-        self,
-        layers: Sequence[ExpertLayer],
-        slots: Sequence[Slots],
-        loads: NDArray[np.int64],
-        rank: int,
-        num_redundant: int,
+        self, layers: Sequence[ExpertLayer], slots: Sequence[Slots], loads: NDArray[np.int64], rank: int, place: Place
     ) -> None:
         """slots: where experts stand now, by layer; loads: [num_layers, num_experts] tokens."""
-        self._layers = layers
-        self._slots = slots
-        self._loads = loads
+        self._work = list(zip(layers, slots, loads, strict=True))
         self._rank = rank
-        self._num_redundant = num_redundant
-        self._prepared: list[PreparedLayer] = []
+        self._place = place
+        self._changed = threading.Condition()
+        self._waiting: PreparedLayer | None = None  # to be taken over
+        self._num_ready = 0
         self._is_cancelled = False
-        threading.Thread(target=self._prepare, name="experts", daemon=True).start()
+        threading.Thread(target=self._run, name="experts", daemon=True).start()
 
     @property
     def num_ready(self) -> int:
-        """Layers that are prepared here, from the first on."""
-        return len(self._prepared)
+        """Layers that are prepared here, from the first on; FAILED if the next one cannot be."""
+        return self._num_ready
 
-    def take(self, layer: int) -> PreparedLayer:
-        """A layer that is prepared."""
-        return self._prepared[layer]
+    @property
+    def prepared(self) -> PreparedLayer:
+        """The layer that is prepared."""
+        assert self._waiting is not None, "no layer is prepared"
+        return self._waiting
+
+    def taken(self) -> None:
+        """The layer has been taken over, and what stood there before is gone; the next one is begun."""
+        with self._changed:
+            self._waiting = None
+            self._changed.notify_all()
 
     def cancel(self) -> None:
         """Nobody wants it any more."""
-        self._is_cancelled = True
+        with self._changed:
+            self._is_cancelled, self._waiting = True, None
+            self._changed.notify_all()
 
-    def _prepare(self) -> None:
-        started_s = time.monotonic()
-        num_read = 0
+    def _run(self) -> None:
+        started_s, num_read = time.monotonic(), 0
         try:
-            for layer, slots, loads in zip(self._layers, self._slots, self._loads, strict=True):
-                if self._is_cancelled:
+            for layer, slots, loads in self._work:
+                better = self._place(slots, loads)
+                num_read += len(set(better[self._rank]) - set(layer.held))
+                if not self._hand_in(PreparedLayer(better, self._read(layer, better[self._rank]))):
                     return
-                better = better_slots(slots, loads, self._num_redundant)
-                wanted = better[self._rank]
-                num_read += len(set(wanted) - set(layer.held))
-                self._prepared.append(PreparedLayer(better, layer.read(wanted)))
         except Exception:  # the present placement serves on
+            self._num_ready = FAILED
             logger.exception("the experts could not be placed anew")
         else:
             logger.info("%d experts read in %.1f s for a better balance", num_read, time.monotonic() - started_s)
 
+    def _read(self, layer: ExpertLayer, wanted: Sequence[int]) -> list[Expert]:
+        """One after the other, and no more once nobody wants them."""
+        experts: list[Expert] = []
+        for expert in wanted:
+            if self._is_cancelled:
+                break
+            experts += layer.read([expert])
+        return experts
 
-def imbalance(slots: Slots, loads: NDArray[np.int64]) -> float:
-    """Tokens of the busiest rank over those of the mean rank, if an expert's replicas share evenly; 1 is best."""
-    num_replicas = Counter(expert for held in slots for expert in held)
-    by_rank = [sum(float(loads[expert]) / num_replicas[expert] for expert in held) for held in slots]
-    total = sum(by_rank)
-    return max(by_rank) * len(slots) / total if total else 1.0
+    def _hand_in(self, prepared: PreparedLayer) -> bool:
+        """Returns once the layer is taken over; False if nobody wants it."""
+        with self._changed:
+            if self._is_cancelled:
+                return False
+            self._waiting = prepared
+            self._num_ready += 1
+            self._changed.wait_for(lambda: self._waiting is None)
+            return not self._is_cancelled
 
 
-def better_slots(slots: Slots, loads: NDArray[np.int64], num_redundant: int) -> Slots:
+def better_slots(slots: Slots, loads: Loads, num_redundant: int) -> Slots:
     """Where a layer's experts should stand, given where they do: experts move to another rank only if that helps."""
     best = balanced(loads, len(slots), num_redundant)
     if all(len(held) == best.slots_per_rank for held in slots):

@@ -79,7 +79,7 @@ class Lockstep:
 
     def close(self) -> None:
         """Ends the process group, once no step is under way: the others notice."""
-        self._group.ranks.close()
+        self._group.close()
 
     def _form(self) -> None:
         self._group.ranks.drop()

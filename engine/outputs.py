@@ -76,5 +76,6 @@ class ExpertFigures:
 
     epoch: int
     num_ranks: int
-    tokens: list[list[int]]  # of this rank since its start, by layer and chosen expert
+    rows: list[int]  # of all ranks' tokens, computed by this rank's experts since its start, by layer
+    busiest_shares: list[float]  # by layer: of the experts that this rank's tokens chose, how often the same one
     imbalances: list[float]  # by layer: the busiest rank's tokens over the mean rank's, at the last rebalance

@@ -1,8 +1,9 @@
 """A worker's figures for Prometheus, under the names that vLLM's users know, with our prefix."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -16,6 +17,7 @@ from rpc.worker_counters import WorkerCounters
 
 SCRAPE_TIMEOUT_S = 5.0
 Family = CounterMetricFamily | GaugeMetricFamily
+FamilyT = TypeVar("FamilyT", CounterMetricFamily, GaugeMetricFamily)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,36 +80,19 @@ class WorkerMetrics(Collector):
         """A rank's figures of its group."""
         yield self._gauge("expert_group_epoch", "Epoch of the group; a change of ranks begins one.", experts.epoch)
         yield self._gauge("expert_group_ranks", "Ranks of the group.", experts.num_ranks)
-        labels = [*self._labels, "layer"]
-        for family, by_layer in (
-            (
-                CounterMetricFamily(
-                    "baton:expert_tokens",
-                    "Tokens of all ranks that this rank's experts computed, each once for every expert.",
-                    labels=labels,
-                ),
-                experts.rows,
-            ),
-            (
-                GaugeMetricFamily(
-                    "baton:expert_busiest_share",
-                    "Share of this rank's tokens' choices that fell on the expert chosen most often, since its start.",
-                    labels=labels,
-                ),
-                experts.busiest_shares,
-            ),
-            (
-                GaugeMetricFamily(
-                    "baton:expert_imbalance",
-                    "Tokens of the busiest rank over the mean rank's, when experts were last placed anew.",
-                    labels=labels,
-                ),
-                experts.imbalances,
-            ),
-        ):
-            for layer, value in enumerate(by_layer):  # a series for each, and never one for each expert
-                family.add_metric([*self._labels.values(), str(layer)], value)
-            yield family
+        text = "Tokens of all ranks that this rank's experts computed, each once for every expert."
+        yield self._by_layer(CounterMetricFamily, "expert_tokens", text, experts.rows)
+        text = "Of the experts that this rank's tokens chose since its start: share of the one chosen most often."
+        yield self._by_layer(GaugeMetricFamily, "expert_busiest_share", text, experts.busiest_shares)
+        text = "Tokens of the busiest rank over the mean rank's, when experts were last placed anew."
+        yield self._by_layer(GaugeMetricFamily, "expert_imbalance", text, experts.imbalances)
+
+    def _by_layer(self, family: type[FamilyT], name: str, text: str, values: Sequence[float]) -> FamilyT:
+        """A series for each layer with experts; one for each expert would be too many."""
+        made = family(f"baton:{name}", text, labels=[*self._labels, "layer"])
+        for layer, value in enumerate(values):
+            made.add_metric([*self._labels.values(), str(layer)], value)
+        return made
 
     def describe(self) -> Iterator[Family]:
         """Nothing: a registry that asks for the figures' names at its start would wait for this very event loop."""

@@ -20,9 +20,9 @@ import uvloop
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.expert_group import ExpertGroup
 from engine.loop import EngineLoop
 from engine.outputs import StepOutput
-from engine.rank_group import RankGroup
 from engine.request import Request, RequestId
 from engine.sampling_params import SamplingParams
 from rpc.expert_group import joined
@@ -72,9 +72,9 @@ class Measured:
 class Sequences:
     """Owns what is noted of a load's steps."""
 
-    def __init__(self, ranks: RankGroup | None) -> None:
-        """ranks: None if this rank is alone."""
-        self._ranks = ranks
+    def __init__(self, experts: ExpertGroup | None) -> None:
+        """experts: None if this rank is alone."""
+        self._experts = experts
         self._notes: list[tuple[float, float, int, int]] = []
         self.done = threading.Event()
         self.batch = 0
@@ -89,12 +89,17 @@ class Sequences:
     def take(self, step: StepOutput) -> None:
         """On the engine's thread, after each step."""
         if len(step.outputs) == self.batch and all(output.sampled for output in step.outputs):
-            ranks = self._ranks
-            counted = (ranks.waited_s, ranks.num_sent_bytes, ranks.num_rows) if ranks is not None else (0.0, 0, 0)
-            self._notes.append((step.finished_at_s, *counted))
+            self._notes.append((step.finished_at_s, *self._counted()))
         self._num_ended += sum(output.finish_reason is not None for output in step.outputs)
         if self._num_ended == self.batch:
             self.done.set()
+
+    def _counted(self) -> tuple[float, int, int]:
+        """Seconds of waiting, bytes sent, and rows."""
+        if self._experts is None:
+            return 0.0, 0, 0
+        ranks = self._experts.ranks
+        return ranks.waited_s, ranks.num_sent_bytes, sum(self._experts.rows_by_layer())
 
     def measured(self, imbalances: list[float]) -> Measured:
         """What came of it."""
@@ -142,7 +147,7 @@ async def main(config: RankConfig) -> None:
     async with joined(worker, uuid.uuid4().hex, Plaintext(), channels) as group:
         experts = group.experts if group is not None else None
         engine = await asyncio.to_thread(lambda: Engine(engine_config, group=experts))
-        sequences = Sequences(experts.ranks if experts is not None else None)
+        sequences = Sequences(experts)
         loop = EngineLoop(engine, sequences.take, lambda error: sequences.done.set())
         loop.start()
         if group is not None:

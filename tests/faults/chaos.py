@@ -84,10 +84,10 @@ class Chaos:
         if cancelled and len(exchanges) == 1:
             row.recovery_s.append(time.monotonic() - happened_s)  # until every block was free
 
-    async def run_rolling_restart(self, row: Row) -> None:
+    async def run_rolling_restart(self, row: Row, num_at_once: int = NUM_AT_ONCE) -> None:
         """Every process is ended and started again, one after the other, while requests come and go."""
         stopping = asyncio.Event()
-        asking = [asyncio.create_task(self._ask_on(row, number, stopping)) for number in range(NUM_AT_ONCE)]
+        asking = [asyncio.create_task(self._ask_on(row, number, stopping)) for number in range(num_at_once)]
         try:
             for node in (*self._cluster.workers, *self._cluster.routers):
                 row.tries += 1

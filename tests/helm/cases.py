@@ -26,6 +26,7 @@ TLS = {
         "backendTLS": {"caConfigMap": "ca"},
     },
 }
+JOB = {"modelCache": {"type": "pvc", "job": {"enabled": True}}}
 EVERYTHING = {
     "redis": {"persistence": {"enabled": True}},
     "head": {"faultTolerance": {"enabled": True}},
@@ -63,6 +64,11 @@ EXPERTS = {
     "decode": {"expertParallelSize": 3, "minReplicas": 4, "maxReplicas": 9, "replicasPerPod": 2},
     "eplb": {"enabled": True, "numRedundantExperts": 2, "stepInterval": 500},
 }
+# Workers of several GPUs, the pools' of different sizes, two of them in a pod of the second.
+RANKS = {
+    "prefill": {"tensorParallelSize": 2},
+    "decode": {"tensorParallelSize": 3, "replicasPerPod": 2, "maxReplicas": 6},
+}
 CASES: dict[str, dict[str, Any]] = {
     "default": charts.MODEL,
     **{name: charts.example(name) for name in charts.EXAMPLES},
@@ -73,4 +79,5 @@ CASES: dict[str, dict[str, Any]] = {
     "openshift": charts.merged(charts.MODEL, OPENSHIFT),
     "external": EXTERNAL,
     "experts": charts.merged(charts.MODEL, EXPERTS),
+    "ranks": charts.merged(charts.MODEL, RANKS),
 }

@@ -62,7 +62,10 @@ def free_keys(values: set[str], told: set[str]) -> Iterator[str]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_good_values_pass(case: str) -> None:
-    charts.chart().validate_schema(charts.chart().merge_values(CASES[case]))
+    values = charts.chart().merge_values(CASES[case])
+    charts.chart().validate_schema(values)
+    with pytest.raises(HelmError, match="modle"):  # it is these values that were looked at
+        charts.chart().validate_schema({**values, "modle": "x"})
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -153,7 +156,7 @@ GOOD: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("values", GOOD)
 def test_what_looks_odd_and_is_right_passes(values: dict[str, Any]) -> None:
-    charts.render(charts.merged(charts.MODEL, values))
+    assert charts.only(charts.render(charts.merged(charts.MODEL, values)), "RayService")
 
 
 @pytest.mark.parametrize(("values", "word"), BAD)

@@ -7,134 +7,18 @@ real GPUs. At every moment the GPUs in use are held against the budget.
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from itertools import count
-from statistics import quantiles
+from dataclasses import dataclass
 
 import numpy as np
 
 from deployment.autoscaling.decision import Decision
 from deployment.autoscaling.moments import Moments
 from deployment.autoscaling.plan import plan_pools
-from deployment.autoscaling.settings import PoolLimits, ScalingSettings
-from deployment.autoscaling.snapshot import (
-    DecodeSnapshot,
-    PoolSnapshot,
-    PoolsSnapshot,
-    PrefillSnapshot,
-    ReplicaLatency,
-    Traffic,
-)
+from deployment.autoscaling.settings import ScalingSettings
+from deployment.autoscaling.snapshot import DecodeSnapshot, PoolsSnapshot, PrefillSnapshot, Traffic
 from deployment.autoscaling.state import ScalingState
-
-WINDOW_S = 60.0
-
-
-@dataclass(slots=True)
-class Load:
-    """Poisson arrivals with exponential lengths, as a function of time."""
-
-    requests_per_s: Callable[[float], float]
-    prompt_tokens: Callable[[float], float] = lambda _: 2000.0
-    output_tokens: Callable[[float], float] = lambda _: 100.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What a replica really does; the workers report these rates, times `reported_speed`."""
-
-    tokens_per_s: float = 10_000.0
-    prefill_step_s: float = 0.01
-    decode_step_s: float = 0.01
-    decode_sequence_s: float = 0.001
-    max_num_seqs: int = 64
-    kv_tokens: int = 400_000
-    start_s: float = 30.0
-    drain_s: float = 10.0
-    reported_speed: float = 1.0
-    cold_s: float = 0.0  # in which a replica takes ten times as long
-
-
-@dataclass(slots=True)
-class Asked:
-    """One request."""
-
-    arrived_s: float
-    prompt_tokens: float
-    output_tokens: float
-    decode_from_s: float = 0.0
-    left: float = 0.0
-    joined_s: float | None = None  # a decode replica
-
-
-@dataclass(slots=True, eq=False)
-class Replica:
-    """One replica, from the moment it is wanted."""
-
-    wanted_s: float
-    ready_s: float | None = None
-    draining_s: float | None = None
-    free_s: float = 0.0  # prefill: when it has computed what it has
-    running: list[Asked] = field(default_factory=list)  # decode
-    samples: deque[tuple[float, float]] = field(default_factory=deque)  # time, TTFT or TPOT
-
-    def latency(self, now_s: float, quantile: float) -> ReplicaLatency:
-        """Its samples of the window."""
-        while self.samples and self.samples[0][0] < now_s - WINDOW_S:
-            self.samples.popleft()
-        values = [value for _, value in self.samples]
-        assert self.ready_s is not None
-        worst = quantiles(values, n=100, method="inclusive")[round(100 * quantile) - 1] if len(values) > 1 else 0.0
-        return ReplicaLatency(now_s - self.ready_s, len(values) if worst else 0, worst)
-
-
-class Pool:
-    """Owns one pool's replicas."""
-
-    def __init__(self, limits: PoolLimits, machine: Machine, num_ready: int) -> None:
-        self.limits = limits
-        self.machine = machine
-        self.replicas = [Replica(0.0, ready_s=0.0) for _ in range(num_ready)]
-
-    @property
-    def ready(self) -> list[Replica]:
-        return [each for each in self.replicas if each.ready_s is not None and each.draining_s is None]
-
-    @property
-    def starting(self) -> list[Replica]:
-        return [each for each in self.replicas if each.ready_s is None]
-
-    @property
-    def gpus(self) -> int:
-        """In use, whatever for."""
-        return len(self.replicas) * self.limits.gpus_per_replica
-
-    def scale(self, target: int, now_s: float) -> None:
-        """Starts replicas, or stops them: those first that are not ready yet."""
-        live = [each for each in self.replicas if each.draining_s is None]
-        for _ in range(target - len(live)):
-            self.replicas.append(Replica(now_s))
-        for replica in sorted(live, key=lambda each: each.ready_s is not None)[: max(0, len(live) - target)]:
-            if replica.ready_s is None:
-                self.replicas.remove(replica)
-            else:
-                replica.draining_s = now_s
-
-    def snapshot(self, now_s: float, quantile: float, oldest_wait_s: float) -> PoolSnapshot:
-        ready = self.ready
-        return PoolSnapshot(
-            num_ready=len(ready),
-            starting_since_s=tuple(each.wanted_s for each in self.starting),
-            num_draining=len(self.replicas) - len(ready) - len(self.starting),
-            start_s=self.machine.start_s,
-            drain_s=self.machine.drain_s,
-            oldest_wait_s=oldest_wait_s,
-            latencies=tuple(each.latency(now_s, quantile) for each in ready),
-        )
-
-    def slowness(self, replica: Replica, now_s: float) -> float:
-        assert replica.ready_s is not None
-        return 10.0 if now_s - replica.ready_s < self.machine.cold_s else 1.0
+from tests.unit.deployment.autoscaling_load import Asked, Load, Machine
+from tests.unit.deployment.autoscaling_pool import WINDOW_S, Pool, Replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +110,7 @@ class Rig:
                 sequence_s=self.machine.decode_sequence_s / speed,
                 max_num_seqs=self.machine.max_num_seqs,
                 kv_tokens=self.machine.kv_tokens,
-                kv_used_tokens=int(sum(_context(each) for each in running)),
+                kv_used_tokens=int(sum(each.context for each in running)),
                 num_running=len(running),
                 num_waiting=len(self._waiting),
             ),
@@ -270,7 +154,7 @@ class Rig:
         servers = self.decode.ready
         while self._waiting and servers:
             server = min(servers, key=lambda each: len(each.running))
-            held = sum(_context(each) for each in server.running)
+            held = sum(each.context for each in server.running)
             if len(server.running) >= self.machine.max_num_seqs or held > 0.95 * self.machine.kv_tokens:
                 break
             asked = self._waiting.popleft()
@@ -318,25 +202,3 @@ class Rig:
 
 def _time(known: Asked | tuple[float, float]) -> float:
     return known.arrived_s if isinstance(known, Asked) else known[0]
-
-
-def _context(asked: Asked) -> float:
-    return asked.prompt_tokens + asked.output_tokens - asked.left
-
-
-def turns(sizes: Iterable[int], times: Iterable[float] | None = None) -> list[float]:
-    """The times at which a size changed to the other direction than before."""
-    found: list[float] = []
-    last, has_grown = None, None
-    for at_s, size in zip(times if times is not None else count(), sizes, strict=False):
-        if last is not None and size != last:
-            if has_grown is not None and has_grown is not (size > last):
-                found.append(float(at_s))
-            has_grown = size > last
-        last = size
-    return found
-
-
-def most_turns(found: list[float], within_s: float) -> int:
-    """The most of them in any such time."""
-    return max((sum(at_s <= other < at_s + within_s for other in found) for at_s in found), default=0)

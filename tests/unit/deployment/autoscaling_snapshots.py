@@ -29,6 +29,9 @@ def traffic(rate: float, prompt: float = 2000, output: float = 100, **changes: A
     return Traffic(**{**values, **changes})
 
 
+QUIET = traffic(0.0, prompt=0, output=0)
+
+
 def pool(num_ready: int = 1, **changes: Any) -> PoolSnapshot:
     """Replicas that take half a minute to start and ten seconds to drain."""
     return PoolSnapshot(**{"num_ready": num_ready, "start_s": 30.0, "drain_s": 10.0, **changes})

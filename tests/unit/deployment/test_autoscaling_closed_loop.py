@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from deployment.autoscaling.settings import PoolLimits, ScalingSettings
-from tests.unit.deployment.autoscaling_rig import Load, Machine, Rig
+from tests.unit.deployment.autoscaling_load import Load, Machine
+from tests.unit.deployment.autoscaling_rig import Rig
 
 SETTINGS = ScalingSettings(budget_gpus=16)
 

@@ -12,8 +12,10 @@ from deployment.autoscaling.moments import Moments
 from deployment.autoscaling.plan import plan_pools
 from deployment.autoscaling.settings import ScalingSettings
 from deployment.autoscaling.snapshot import Traffic
-from tests.unit.deployment.autoscaling_rig import Load, Rig, most_turns, turns
+from tests.unit.deployment.autoscaling_load import Load
+from tests.unit.deployment.autoscaling_rig import Rig
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS, decode, pool, prefill, snapshot
+from tests.unit.deployment.size_turns import most_turns, turns
 
 TURN_S = 600.0
 

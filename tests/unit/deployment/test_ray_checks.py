@@ -8,6 +8,7 @@ from rpc.option_values import OptionError
 from tests.unit.deployment.test_ray_settings import settings
 
 GPUS = {"engine": {"device": "cuda:1"}}
+ANY_GPU = {"engine": {"device": "cuda"}}
 SCALED = {"min_replicas": 1, "max_replicas": 4}
 
 
@@ -57,6 +58,26 @@ SCALED = {"min_replicas": 1, "max_replicas": 4}
         (GPUS, "device: cuda:1 for prefill, but a replica sees none but the 1 that Ray gives it"),
         ({"prefill": 0, "decode_engine": {"device": "cuda:1"}}, "device: cuda:1 for decode"),
         ({**GPUS, "prefill_ray": {"num_gpus": 2}}, "device: cuda:1 for decode"),
+        (
+            {**ANY_GPU, "tensor_parallel": 4, "decode_ray": {"num_gpus": 3}},
+            "decode_ray.num_gpus: 3, but a worker has 4 ranks (tensor_parallel), each with a GPU",
+        ),
+        (
+            {**ANY_GPU, "prefill_tensor_parallel": 2, "prefill_ray": {"num_gpus": 1}},
+            "prefill_ray.num_gpus: 1, but a worker has 2 ranks (prefill_tensor_parallel), each with a GPU",
+        ),
+        (
+            {**ANY_GPU, "tensor_parallel": 2, "decode_ray": {"num_gpus": 0.5}},
+            "decode_ray.num_gpus: 0.5, but a worker has 2 ranks",
+        ),
+        (
+            {**ANY_GPU, "prefill": 0, "both": 1, "decode": 0, "tensor_parallel": 2, "both_ray": {"num_gpus": 1}},
+            "both_ray.num_gpus: 1, but a worker has 2 ranks (tensor_parallel)",
+        ),
+        (  # the second rank would want cuda:2
+            {"decode_engine": {"device": "cuda:1"}, "tensor_parallel": 2},
+            "device: cuda:1 for decode, but a replica sees none but the 2 that Ray gives it",
+        ),
     ],
 )
 def test_what_ray_would_quietly_do_otherwise_is_refused(arguments: dict[str, Any], told: str) -> None:
@@ -76,5 +97,9 @@ def test_what_ray_does_as_it_is_told_is_not_refused() -> None:
     assert settings(engine={"device": "cuda:0"}).num_gpus("decode") == 1
     two = {"num_gpus": 2}
     assert settings(**GPUS, prefill_ray=two, decode_ray=two).num_gpus("decode") == 2
+    assert settings(**ANY_GPU, decode_ray={"num_gpus": 0.5}).num_gpus("decode") == 0.5
+    assert settings(tensor_parallel=4, decode_ray={"num_gpus": 0}).num_gpus("decode") == 0  # ranks on CPUs
+    offset = settings(tensor_parallel=2, decode_engine={"device": "cuda:1"}, decode_ray={"num_gpus": 3})
+    assert offset.num_gpus("decode") == 3
     scaled = settings(router_ray={"autoscaling": {**SCALED, "initial_replicas": 2}})
     assert scaled.num_replicas("router") == 2  # Serve sees its requests, and sizes it by them

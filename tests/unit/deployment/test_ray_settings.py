@@ -65,6 +65,17 @@ def test_devices_that_are_gpus_take_one() -> None:
     assert settings().num_gpus("decode") == 0.0
 
 
+def test_each_rank_takes_a_gpu() -> None:
+    ranks = {"engine": {"device": "cuda"}, "tensor_parallel": 4, "prefill_tensor_parallel": 2}
+    read = settings(**ranks)
+    assert [read.num_gpus(name) for name in ("prefill", "decode", "router")] == [2.0, 4.0, 0.0]
+    colocated = settings(**ranks, prefill=0, decode=0, both=1)
+    assert colocated.num_gpus("both") == 4.0
+    more = settings(**ranks, decode_ray={"num_gpus": 8})
+    assert [more.num_gpus(name) for name in ("prefill", "decode")] == [2.0, 8.0]
+    assert settings(tensor_parallel=4).num_gpus("decode") == 0.0
+
+
 def test_a_replica_has_time_to_drain_to_hand_on_and_to_end() -> None:
     read = settings(drain_timeout_s=60, router_ray={"graceful_shutdown_timeout_s": 600})
     assert read.shutdown_timeout_s("decode") == 60 + 2 + 30 + 5  # as docs/ray.md has it: 37 s beside the drain

@@ -1,21 +1,30 @@
 """A group of ranks in the threads of one process: real engines and real collectives, a membership in memory."""
 
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.errors import GroupBroken
 from engine.expert_group import BalanceSettings, ExpertGroup
 from engine.group_view import GroupView
 from engine.loop import EngineLoop
 from engine.outputs import SampledToken, StepOutput
+from engine.rank_group import RankGroup
 from engine.request import Request
 
 TIMEOUT_S = 60.0
+HOST = "127.0.0.1"
+CPU = torch.device("cpu")
+
+T = TypeVar("T")
+OnJoin = Callable[[ExpertGroup], None]  # called whenever a rank, loaded, asks for its place
 
 
 class Group:
@@ -87,8 +96,16 @@ class Member:
 class Rank:
     """One rank: an engine that is made and stepped on threads of its own."""
 
-    def __init__(self, group: Group, name: str, config: EngineConfig, balance: BalanceSettings | None) -> None:
+    def __init__(
+        self,
+        group: Group,
+        name: str,
+        config: EngineConfig,
+        balance: BalanceSettings | None,
+        on_join: OnJoin = lambda _: None,
+    ) -> None:
         self._balance = balance
+        self._on_join = on_join
         self._group = group
         self._name = name
         self._config = config
@@ -103,7 +120,9 @@ class Rank:
 
     def _make(self) -> Engine:
         member = Member(self._group, self._name)
-        return Engine(self._config, group=ExpertGroup(member, "127.0.0.1", torch.device("cpu"), self._balance))
+        group = ExpertGroup(member, HOST, CPU, self._balance)
+        member.on_join = lambda: self._on_join(group)
+        return Engine(self._config, group=group)
 
     def start(self) -> None:
         """Begins to step, once it is made; hears of wakes and new epochs from now on."""
@@ -113,6 +132,21 @@ class Rank:
             lambda engine: engine.woken(epoch, number)
         )
         self._loop.start()
+
+    @property
+    def experts(self) -> ExpertGroup:
+        """Its side of the group."""
+        assert self.engine.group is not None
+        return self.engine.group
+
+    @property
+    def turn_s(self) -> float:
+        """See EngineLoop."""
+        return self._loop.turn_s
+
+    def call(self, function: Callable[[Engine], T]) -> "Future[T]":
+        """On the engine's thread, between two steps."""
+        return self._loop.call(function)
 
     def add(self, *requests: Request) -> None:
         """Queues them between the same two steps."""
@@ -176,9 +210,16 @@ class Ranks:
     """The ranks of one group in this process."""
 
     def __init__(
-        self, model: Path, names: Sequence[str], balance: BalanceSettings | None = None, **config: object
+        self,
+        model: Path,
+        names: Sequence[str],
+        balance: BalanceSettings | None = None,
+        models: Mapping[str, Path] | None = None,
+        **config: object,
     ) -> None:
+        """models: of ranks that have their own files of the model, as on other hosts."""
         self.group = Group()
+        self._models = models or {}
         self._balance = balance
         self._config = EngineConfig(
             model=str(model),
@@ -192,13 +233,16 @@ class Ranks:
     def __getitem__(self, name: str) -> Rank:
         return self.ranks[name]
 
-    def join(self, *names: str) -> None:
+    def join(self, *names: str, on_join: OnJoin = lambda _: None) -> None:
         """New ranks come, while others step."""
-        new = {name: Rank(self.group, name, self._config, self._balance) for name in names}
+        new = {name: Rank(self.group, name, self._config_of(name), self._balance, on_join) for name in names}
         self.group.set_members(*self.ranks, *names)
         for rank in new.values():
             rank.start()
         self.ranks |= new
+
+    def _config_of(self, name: str) -> EngineConfig:
+        return replace(self._config, model=str(self._models.get(name, self._config.model)))
 
     def lose(self, name: str) -> None:
         """A rank dies."""
@@ -222,3 +266,33 @@ class Ranks:
         rank.leave()
         self.group.set_members(*self.ranks)
         rank.stop()
+
+
+def on_ranks(size: int, function: Callable[[RankGroup], T]) -> list[T]:
+    """What every rank of a group without engines gets from it."""
+    group = Group()
+    names = [f"rank-{rank}" for rank in range(size)]
+    group.set_members(*names)
+
+    def run(name: str) -> T:
+        ranks = RankGroup(Member(group, name), HOST, CPU)
+        ranks.form()
+        try:
+            result = function(ranks)
+            ranks.meet()  # who is done before may break what others still wait for
+            return result
+        except GroupBroken:
+            raise
+        except BaseException:
+            group.set_members()  # whoever waits for this one waits in vain
+            raise
+        finally:
+            ranks.close()
+
+    with ThreadPoolExecutor(size) as threads:
+        made = [threads.submit(run, name) for name in names]
+    failures = [each.exception() for each in made]
+    for error in failures:
+        if error is not None and not isinstance(error, GroupBroken):  # which follow from another's
+            raise error
+    return [each.result() for each in made]

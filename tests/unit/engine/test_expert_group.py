@@ -1,6 +1,8 @@
 """Experts spread over ranks: the same bits as on one, whatever the others compute and whoever comes and goes."""
 
 import random
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from engine.outputs import SampledToken
 from engine.request import Request, RequestId
 from engine.sampling_params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
-from tests.unit.engine.group_rig import Group, Member, Ranks
+from tests.unit.engine.group_rig import CPU, HOST, TIMEOUT_S, Group, Member, Ranks
 
 Outputs = dict[str, list[SampledToken]]
 Groups = Callable[..., Ranks]
@@ -51,6 +53,13 @@ def groups() -> Iterator[Groups]:
 def held(group: Ranks) -> list[tuple[int, ...]]:
     """The first layer's experts of each rank."""
     return [rank.engine.group.layers[0].held for rank in group.ranks.values() if rank.engine.group is not None]
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not is_true():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
 
 
 def make_request(name: str, seed: int, num_prompt: int, num_output: int) -> Request:
@@ -104,7 +113,7 @@ def test_a_rank_joins_once_all_but_its_experts_is_loaded(mixtral: Path) -> None:
     rig = Group()
     rig.set_members("rank-0")
     member = Member(rig, "rank-0")
-    group = ExpertGroup(member, "127.0.0.1", torch.device("cpu"))
+    group = ExpertGroup(member, HOST, CPU)
     num_layers: list[int] = []
     member.on_join = lambda: num_layers.append(len(group.layers))
     engine = Engine(EngineConfig(model=str(mixtral), kv_cache_memory_bytes=1 << 21, num_threads=1), group=group)
@@ -205,6 +214,59 @@ def test_members_come_and_go_under_load_and_nothing_is_wrong(mixtral: Path, grou
         group["rank-0"].wait_for_all()
     tokens = {name: [each.token_id for each in said] for name, said in group["rank-0"].said.items()}
     assert tokens == {name: [each.token_id for each in said] for name, said in expected.items()}
+
+
+def test_a_rank_that_breaks_off_has_a_new_epoch_begun(mixtral: Path, groups: Groups) -> None:
+    """The membership knows of nothing but what the ranks tell it."""
+    group = groups(mixtral, ["rank-0", "rank-1", "rank-2"], dtype="float32")
+    epoch = group.group.epoch
+    group["rank-0"].add(*make_requests(1, 4))
+    group["rank-0"].wait(lambda rank: any(rank.said.values()))
+    group["rank-1"].call(lambda engine: group["rank-1"].experts.ranks.drop()).result(TIMEOUT_S)
+    assert group.wait_for_all() == alone(mixtral, make_requests(1, 4), "float32")
+    assert {broken for broken, _ in group.group.broken} == {epoch}
+    assert all("a collective failed" in reason for _, reason in group.group.broken)
+    assert group.group.epoch == epoch + 1
+    assert [rank.experts.ranks.view.epoch for rank in group.ranks.values()] == [epoch + 1] * 3
+    assert held(group) == [(0, 1, 2), (3, 4, 5), (6, 7)]
+
+
+def test_who_waits_for_a_rank_outlasts_it(mixtral: Path, groups: Groups) -> None:
+    """The rank that hangs is to be ended by its own watchdog, before those of the others end them."""
+    group = groups(mixtral, ["rank-0", "rank-1"], dtype="float32")
+    hanging, waiting = group["rank-1"], group["rank-0"]
+    for rank in group.ranks.values():
+        rank.wait(lambda rank: not rank.engine.is_called)
+    assert waiting.engine.patience == 1
+    begun, end = threading.Event(), threading.Event()
+
+    def hang(_: Engine) -> bool:
+        begun.set()
+        return end.wait(TIMEOUT_S)
+
+    hung = hanging.call(hang)
+    assert begun.wait(TIMEOUT_S)
+    try:
+        waiting.add(make_request("a", 1, 5, 2))
+        wait_until(lambda: waiting.engine.patience == 2)
+        assert hanging.engine.patience == 1
+        wait_until(lambda: hanging.turn_s > 0.2)
+        assert waiting.turn_s < 0.75 * hanging.turn_s
+    finally:
+        end.set()
+    assert hung.result(TIMEOUT_S)
+    group.wait_for_all()
+    wait_until(lambda: waiting.engine.patience == 1)  # asleep again
+
+
+def test_who_forms_an_epoch_has_much_time(mixtral: Path, groups: Groups) -> None:
+    group = groups(mixtral, ["rank-0", "rank-1"], dtype="float32")
+    group.group.set_members("rank-0", "rank-1", "somebody who does not come")
+    for rank in group.ranks.values():
+        wait_until(lambda rank=rank: rank.engine.patience == 30)  # type: ignore[misc]
+    group.group.set_members("rank-0", "rank-1")
+    for rank in group.ranks.values():
+        wait_until(lambda rank=rank: rank.engine.patience == 1)  # type: ignore[misc]
 
 
 def test_an_idle_group_sleeps_until_it_is_woken(mixtral: Path, groups: Groups) -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.expert_balance import balance, balanced
-from engine.expert_moves import ExpertMove, best_assignment, kept_in_place, moves, moves_of_rank, with_few_moves
+from engine.expert_balance import balanced, imbalance
+from engine.expert_moves import best_assignment, kept_in_place, with_few_moves
 from engine.expert_placement import ExpertPlacement, contiguous
 
 
@@ -18,13 +18,13 @@ def sorted_ranks(placement: ExpertPlacement, num_nodes: int) -> list[list[tuple[
     return sorted(sorted(ranks[node * size : (node + 1) * size]) for node in range(num_nodes))
 
 
-def after(old: ExpertPlacement, loaded: tuple[ExpertMove, ...], slots_per_rank: int) -> list[list[int]]:
-    """The slots when all moves are done, -1 where nothing has ever been."""
-    slots = [[*experts, *[-1] * slots_per_rank][:slots_per_rank] for experts in old.slots]
-    for move in loaded:
-        assert slots[move.rank][move.slot] != move.expert
-        slots[move.rank][move.slot] = move.expert
-    return slots
+def num_moves(old: ExpertPlacement, new: ExpertPlacement) -> int:
+    """Slots whose expert is another one than stood there."""
+    return sum(
+        held[slot : slot + 1] != (expert,)
+        for held, wanted in zip(old.slots, new.slots, strict=True)
+        for slot, expert in enumerate(wanted)
+    )
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -42,10 +42,9 @@ def test_a_reordered_placement_is_the_same_with_no_more_moves(
     reordered = with_few_moves(old, new, num_nodes)
     kept_nodes = num_nodes if num_ranks % num_nodes == 0 else 1
     assert sorted_ranks(reordered, kept_nodes) == sorted_ranks(new, kept_nodes)
-    assert balance(reordered, new_loads) == pytest.approx(balance(new, new_loads))
-    assert len(moves(old, reordered)) <= len(moves(old, new))
-    assert len(moves(old, with_few_moves(old, new))) <= len(moves(old, reordered))  # with fewer bounds
-    assert after(old, moves(old, reordered), new.slots_per_rank) == [list(experts) for experts in reordered.slots]
+    assert imbalance(reordered.slots, new_loads) == pytest.approx(imbalance(new.slots, new_loads))
+    assert num_moves(old, reordered) <= num_moves(old, new)
+    assert num_moves(old, with_few_moves(old, new)) <= num_moves(old, reordered)  # with fewer bounds
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
@@ -66,7 +65,7 @@ def test_no_order_of_ranks_needs_fewer_moves(seed: int, num_redundant: int, num_
         )
         for order in orders
     )
-    assert len(moves(old, with_few_moves(old, new, num_nodes))) == fewest
+    assert num_moves(old, with_few_moves(old, new, num_nodes)) == fewest
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 4])
@@ -76,7 +75,7 @@ def test_what_is_only_reordered_needs_no_move(num_nodes: int) -> None:
     size = 8 // num_nodes
     order = [node * size + rank for node in rng.permutation(num_nodes) for rank in rng.permutation(size)]
     new = ExpertPlacement(64, tuple(tuple(rng.permutation(old.slots[rank]).tolist()) for rank in order))
-    assert len(moves(old, new)) > 40
+    assert num_moves(old, new) > 40
     assert with_few_moves(old, new, num_nodes) == old
 
 
@@ -84,30 +83,26 @@ def test_nodes_stay_together_though_fewer_moves_were_possible() -> None:
     old = ExpertPlacement(4, ((0,), (1,), (2,), (3,)))
     new = ExpertPlacement(4, ((0,), (2,), (1,), (3,)))
     assert with_few_moves(old, new) == old
-    assert len(moves(old, with_few_moves(old, new, num_nodes=2))) == 2
+    assert num_moves(old, with_few_moves(old, new, num_nodes=2)) == 2
 
 
-def test_moves_name_the_rank_its_slot_and_the_expert() -> None:
+def test_experts_that_stay_keep_their_slots() -> None:
     old, new = ExpertPlacement(4, ((0, 1), (2, 3))), ExpertPlacement(4, ((0, 2, 1), (2, 3, 0)))
-    assert moves(old, new) == (ExpertMove(0, 1, 2), ExpertMove(0, 2, 1), ExpertMove(1, 2, 0))
-    assert moves(old, with_few_moves(old, new)) == (ExpertMove(0, 2, 2), ExpertMove(1, 2, 0))
-    assert moves(old, old) == ()
-    assert moves_of_rank(3, (), (5, 6)) == (ExpertMove(3, 0, 5), ExpertMove(3, 1, 6))
+    assert with_few_moves(old, new).slots == ((0, 1, 2), (2, 3, 0))
 
 
 def test_with_fewer_slots_what_stood_in_those_that_go_moves() -> None:
     old, new = contiguous(8, 4, 4), contiguous(8, 4)
     assert (old.slots[0], new.slots[0]) == ((0, 1, 2), (0, 1))
-    assert moves(old, with_few_moves(old, new)) == ()
+    assert num_moves(old, with_few_moves(old, new)) == 0
     assert kept_in_place((4, 5, 6), (6, 5)) == (6, 5)
     assert kept_in_place((4, 5, 6), (5, 4)) == (4, 5)
 
 
 def test_placements_of_other_sizes_are_refused() -> None:
     for other in (contiguous(8, 3), contiguous(9, 2)):
-        for refusing in (moves, with_few_moves):
-            with pytest.raises(ValueError, match="must have the same experts and ranks"):
-                refusing(contiguous(8, 2), other)
+        with pytest.raises(ValueError, match="must have the same experts and ranks"):
+            with_few_moves(contiguous(8, 2), other)
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -179,6 +179,8 @@ def thread_states(pid: int) -> set[str]:
 def serve(pipe: Connection, backend: str, identity: PoolIdentity, shape: tuple[int, int], seed: int) -> None:
     """The peer's process."""
     torch.set_num_threads(1)
+    # Half a second in each process, for UCX to watch memory that is registered without our saying so: peers have none.
+    os.environ["UCX_MEM_EVENTS"] = "n"
     if backend == "nixl_emulated":
         os.environ["UCX_TLS"] = "tcp"
     logging.getLogger().setLevel(logging.ERROR)

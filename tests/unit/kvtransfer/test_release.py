@@ -137,6 +137,7 @@ async def test_the_pool_goes_with_the_transport(backend: str, life: Life, monkey
     before = num_mapped_pools()
     pool = await live(backend, life)
     await until(lambda: pool() is None and num_mapped_pools() == before)
+    assert pool() is None
 
 
 @every_process_backend

@@ -7,10 +7,16 @@ import torch
 
 from engine.outputs import RequestOutput, SampledToken
 from engine.request import BlockId, RequestId
+from kvtransfer.base import PoolIdentity
+from kvtransfer.block_slice import PartGroup
 from kvtransfer.checksum import block_checksums
+from kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
 from prefill_worker.job import PrefillJob, PrefillStep
 from protos import common_pb2, worker_pb2
+from rpc.announcement import Announcements
 from rpc.heartbeat import HEARTBEAT_S
+from rpc.ranks.local_rank import LocalRank
+from rpc.ranks.ranks import Ranks
 
 BLOCK_SIZE = 4
 
@@ -24,6 +30,12 @@ def make_job(num_tokens: int, num_prompt_tokens: int, num_cached_tokens: int = 0
         num_cached_tokens=num_cached_tokens,
     )
     return PrefillJob.of(message, RequestId("r"))
+
+
+def announcements_of(pool: torch.Tensor) -> Announcements:
+    """To one reader, by a worker of one rank."""
+    transport = InMemoryTransport(PoolIdentity("prefill", "model"), InMemoryNetwork())
+    return Announcements(Ranks(LocalRank(transport, pool, PartGroup(1, 1)), [], 1), 1)
 
 
 def test_it_samples_one_token_behind_those_known() -> None:
@@ -43,7 +55,7 @@ async def test_each_block_is_announced_once_and_checksums_keep_no_step_waiting()
         sampled = SampledToken(token) if token is not None else None
         job.steps.put_nowait(PrefillStep(RequestOutput(RequestId("r"), num_computed, sampled), 1.0 * num_computed))
     async with asyncio.timeout(10):
-        events = [event async for event in job.events(pool, BLOCK_SIZE, lambda: False)]
+        events = [event async for event in job.events(announcements_of(pool), BLOCK_SIZE, lambda: False)]
     said = [event for event in events if event.ListFields()]
     assert [[field.name for field, _ in event.ListFields()] for event in said] == [
         ["blocks"],
@@ -63,7 +75,7 @@ async def test_each_block_is_announced_once_and_checksums_keep_no_step_waiting()
 @pytest.mark.parametrize("is_stuck", [False, True])
 async def test_an_engine_that_steps_is_heard_of_and_one_that_is_stuck_is_not(is_stuck: bool) -> None:
     job = make_job(18, 18, num_cached_tokens=0)
-    events = job.events(torch.zeros(8, 32), BLOCK_SIZE, lambda: is_stuck)
+    events = job.events(announcements_of(torch.zeros(8, 32)), BLOCK_SIZE, lambda: is_stuck)
     first = asyncio.ensure_future(anext(events))
     await asyncio.wait((first,), timeout=4 * HEARTBEAT_S)
     if is_stuck:

@@ -1,6 +1,6 @@
 """Hand-made snapshots for policies."""
 
-from router.cluster import ClusterSnapshot, RoutedRequest, WorkerRole, WorkerSnapshot
+from router.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerRole, WorkerSnapshot
 from router.recent_requests import NO_REQUESTS, RecentRequests
 
 PREFILL_TOKENS_PER_S = 10_000.0
@@ -42,3 +42,9 @@ def cluster(*workers: WorkerSnapshot, turn: int = 0, seed: int = 0) -> ClusterSn
 def request(num_tokens: int, **cached: int) -> RoutedRequest:
     """A prompt of so many tokens, and how many of them each worker has."""
     return RoutedRequest(num_tokens, {f"{name}/1": count for name, count in cached.items()})
+
+
+def names(plan: Plan) -> tuple[str, str | None, str | None]:
+    """Who decodes, who prefills, and whose prefix is pulled."""
+    prefill_id = plan.prefill.worker_id if plan.prefill else None
+    return plan.decode.worker_id, prefill_id, plan.prefix_source.worker_id if plan.prefix_source else None

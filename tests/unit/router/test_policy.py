@@ -5,22 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from engine.errors import InvalidRequest
 from router.candidates import ImpossiblePlan
-from router.cluster import Plan, PlanKind, RoutedRequest
+from router.cluster import PlanKind, RoutedRequest
 from router.errors import NoWorker
 from router.named_policies import CostPolicy, LeastLoadedPolicy, RoundRobinPolicy, make_policy
 from router.policy import MAX_DECODERS, chance
 from router.request_context import RoutingHints
 from router.targets import Targets
-from tests.unit.router.cluster_builder import both, cluster, prefill, request, worker
+from tests.unit.router.cluster_builder import both, cluster, names, prefill, request, worker
 
 COST = CostPolicy()
-
-
-def names(plan: Plan) -> tuple[str, str | None, str | None]:
-    prefill_id = plan.prefill.worker_id if plan.prefill else None
-    return plan.decode.worker_id, prefill_id, plan.prefix_source.worker_id if plan.prefix_source else None
 
 
 def test_a_long_prompt_goes_through_a_prefill_worker_while_others_decode() -> None:
@@ -232,88 +226,6 @@ def test_a_size_decides_where_the_prompt_is_computed(missing: int, plan: str) ->
     policy = CostPolicy(local_prefill_below=64)
     chosen = policy(request(960 + missing, d=960), cluster(worker("d", requests=missing % 2 * 60), prefill("p")))
     assert (chosen.prefill is not None) is (plan == "remote")
-
-
-HINTED = cluster(
-    worker("d1"),
-    worker("d2", requests=60),
-    both("b", requests=60),
-    prefill("p1"),
-    prefill("p2", requests=9, queued=9000),
-)
-
-
-@pytest.mark.parametrize(
-    "policy", [COST, RoundRobinPolicy(None), LeastLoadedPolicy(64), make_policy("always_local", None)]
-)
-@pytest.mark.parametrize(
-    ("hints", "decode", "prefill_ids"),
-    [
-        (RoutingHints(decode_worker="d2"), "d2", {"p1", "p2", "b", None}),
-        (RoutingHints(decode_worker="d2", plan="local"), "d2", {None}),
-        (RoutingHints(decode_worker="d2", plan="remote"), "d2", {"p1", "p2", "b"}),
-        (RoutingHints(decode_worker="d2", prefill_worker="p2"), "d2", {"p2"}),
-        (RoutingHints(decode_worker="b"), "b", {None}),
-    ],
-)
-def test_hints_are_followed(policy: CostPolicy, hints: RoutingHints, decode: str, prefill_ids: set[str | None]) -> None:
-    for turn in range(4):
-        plan = policy(replace(request(500), hints=hints), replace(HINTED, turn=turn))
-        assert plan.decode.worker_id == decode
-        assert (plan.prefill.worker_id if plan.prefill else None) in prefill_ids
-
-
-@pytest.mark.parametrize(
-    ("hints", "text"),
-    [
-        (RoutingHints(decode_worker="d9"), "decode worker d9 is asked for, but no such worker takes requests now"),
-        (RoutingHints(decode_worker="p1"), "decode worker p1 is asked for, but it is in the role prefill"),
-        (RoutingHints(prefill_worker="p9"), "prefill worker p9 is asked for, but no such worker"),
-        (RoutingHints(prefill_worker="d1"), "prefill worker d1 is asked for, but it is in the role decode"),
-        (RoutingHints(prefill_worker="p1", plan="local"), "the plan is local, but prefill worker p1 is asked for"),
-        (RoutingHints(decode_worker="b", plan="remote"), "remote, but any prefill worker cannot prefill for b"),
-        (RoutingHints(decode_worker="b", prefill_worker="p1"), "remote, but p1 cannot prefill for b"),
-    ],
-)
-def test_hints_that_cannot_be_followed_are_refused_by_name(hints: RoutingHints, text: str) -> None:
-    with pytest.raises(ImpossiblePlan, match=text) as caught:
-        COST(replace(request(500), hints=hints), HINTED)
-    assert isinstance(caught.value, InvalidRequest)
-
-
-def test_a_hint_for_a_worker_that_is_too_small_is_refused() -> None:
-    with pytest.raises(ImpossiblePlan, match="takes up to 64 tokens"):
-        COST(
-            replace(request(100), hints=RoutingHints(decode_worker="d1")),
-            cluster(worker("d1", max_model_len=64), worker("d2")),
-        )
-
-
-def test_round_robin_takes_turns() -> None:
-    workers = (worker("d2"), worker("d1"), prefill("p1"), prefill("p2"))
-    plans = [RoundRobinPolicy(64)(request(100), cluster(*workers, turn=turn)) for turn in range(4)]
-    assert [names(plan)[:2] for plan in plans] == [("d1", "p1"), ("d2", "p1"), ("d1", "p2"), ("d2", "p2")]
-    assert names(RoundRobinPolicy(64)(request(63), cluster(*workers)))[:2] == ("d1", None)
-
-
-def test_least_loaded_looks_at_work_alone() -> None:
-    workers = (worker("d1", queued=10), worker("d2", requests=3), prefill("p1", queued=20), prefill("p2", queued=10))
-    plan = LeastLoadedPolicy(None)(request(500, d1=500, p1=500), cluster(*workers))
-    assert names(plan) == ("d2", "p2", None)
-
-
-def test_always_remote_and_always_local() -> None:
-    workers = (worker("d", requests=60), prefill("p"))
-    assert names(make_policy("always_remote", None)(request(500, d=500), cluster(*workers)))[1] == "p"
-    assert names(make_policy("always_remote", None)(request(500), cluster(workers[0])))[1] is None
-    assert names(make_policy("always_local", None)(request(5000), cluster(*workers)))[1] is None
-
-
-def test_policies_by_name() -> None:
-    assert make_policy("round_robin", 5) == RoundRobinPolicy(5)
-    assert make_policy("cost", None) == CostPolicy()
-    with pytest.raises(ValueError, match="must be one of cost, round_robin, least_loaded, always_remote, always_local"):
-        make_policy("best", 5)
 
 
 def test_the_next_best_prefill_workers_stand_by() -> None:

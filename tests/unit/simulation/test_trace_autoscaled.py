@@ -19,7 +19,7 @@ from simulation.trace.reader import granule, read_trace
 from simulation.trace.search import SplitSearch
 from simulation.trace.trace_request import TraceRequest
 from simulation.trace.twin import Twin, simulate
-from tests.unit.deployment.autoscaling_rig import most_turns, turns
+from tests.unit.deployment.size_turns import most_turns, turns
 
 TRACE = Path(__file__).parents[3] / "benchmarks" / "data" / "mooncake_conversation.csv"
 SLO_ = SLO(ttft_s=4.0, tpot_s=0.05)

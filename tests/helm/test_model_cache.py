@@ -1,0 +1,78 @@
+"""How the model comes to where it is loaded."""
+
+from typing import Any
+
+import pytest
+
+from tests.helm import charts
+from tests.helm.pods import POOLS, rendered
+
+
+@pytest.mark.parametrize(
+    ("values", "volume"),
+    [
+        ({"sizeLimit": "7Gi"}, {"emptyDir": {"sizeLimit": "7Gi"}}),
+        ({"type": "pvc"}, {"persistentVolumeClaim": {"claimName": "baton-models"}}),
+        ({"type": "pvc", "pvc": {"existingClaim": "mine"}}, {"persistentVolumeClaim": {"claimName": "mine"}}),
+        ({"type": "hostPath", "hostPath": "/m"}, {"hostPath": {"path": "/m", "type": "Directory"}}),
+    ],
+)
+def test_the_model_is_where_the_values_say(values: dict[str, Any], volume: dict[str, Any]) -> None:
+    objects = rendered({"modelCache": values})
+    for name in ("Deployment/baton-router", "RayService/baton/prefill"):
+        spec = charts.pod_templates(objects)[name]["spec"]
+        assert {"name": "models", **volume} in spec["volumes"]
+        [fetch] = spec["initContainers"]
+        without = ["--without-weights"] if "router" in name and "persistentVolumeClaim" not in volume else []
+        model = ["Qwen/Qwen3-0.6B", "/models/Qwen/Qwen3-0.6B"]
+        assert fetch["command"] == ["baton", "fetch", *model, *without]
+    claims = [each for each in objects if each["kind"] == "PersistentVolumeClaim"]
+    assert len(claims) == (volume == {"persistentVolumeClaim": {"claimName": "baton-models"}})
+    assert all(each["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"} for each in claims)
+
+
+def test_where_a_job_fetches_the_others_wait_and_cannot_write() -> None:
+    objects = rendered({"modelCache": {"type": "pvc", "job": {"enabled": True}}})
+    templates = charts.pod_templates(objects)
+    [job] = [template for name, template in templates.items() if name.startswith("Job/")]
+    [fetch] = job["spec"]["containers"]
+    for name in ("Deployment/baton-router", *(f"RayService/baton/{pool}" for pool in POOLS)):
+        [wait] = templates[name]["spec"]["initContainers"]
+        assert wait["command"] == [*fetch["command"], "--wait"]
+        assert wait["resources"] == fetch["resources"]
+        [models] = [each for each in wait["volumeMounts"] if each["name"] == "models"]
+        assert models == {"name": "models", "mountPath": "/models", "readOnly": True}
+
+
+def test_a_model_that_is_there_is_not_fetched() -> None:
+    for template in charts.pod_templates(charts.render({"model": "/models/llama/"})).values():
+        assert "initContainers" not in template["spec"]
+    assert charts.serve_config(charts.render({"model": "/models/llama/"}))["applications"][0]["args"]["model"] == (
+        "/models/llama"
+    )
+
+
+def test_a_jobs_name_goes_with_what_it_fetches() -> None:
+    """It cannot be changed."""
+    cache = {"modelCache": {"type": "pvc", "job": {"enabled": True}}}
+    jobs = [charts.only(rendered(cache, more), "Job") for more in ({}, {"model": "a/b"}, {"image": {"tag": "2"}})]
+    assert len({each["metadata"]["name"] for each in jobs}) == 3
+    assert charts.only(rendered(cache, is_anew=True), "Job") == jobs[0]
+    bounds = charts.only(rendered(cache, {"decode": {"maxReplicas": 9}}), "Job")
+    assert bounds == jobs[0]
+
+
+def test_a_token_for_the_hub_goes_to_who_fetches_only() -> None:
+    objects = rendered({"modelCache": {"hubToken": {"existingSecret": "hub"}, "hubEndpoint": "https://mirror"}})
+    for template in charts.pod_templates(objects).values():
+        for container in charts.containers(template):
+            names = {each["name"] for each in container.get("env", ())}
+            assert ({"HF_TOKEN", "HF_ENDPOINT"} <= names) is (container["name"] == "fetch")
+
+
+def test_who_fetches_gets_its_own_variables() -> None:
+    proxy = {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
+    objects = rendered({"modelCache": {"type": "pvc", "job": {"enabled": True}, "extraEnv": [proxy]}})
+    for template in charts.pod_templates(objects).values():
+        for container in charts.containers(template):
+            assert (proxy in container.get("env", ())) is (container["name"] == "fetch")

@@ -1,0 +1,126 @@
+"""No pod is reached by more than has to reach it, and none reaches more than it has to."""
+
+import pytest
+
+from tests.helm import charts
+from tests.helm.cases import CASES, JOB, PROMETHEUS
+from tests.helm.label_selectors import selects
+from tests.helm.policy_rules import allows, covers
+
+
+@pytest.mark.parametrize("case", [each for each in CASES if each != "external"])
+def test_each_pod_has_exactly_one_policy_for_both_ways(case: str) -> None:
+    objects = charts.render(CASES[case])
+    policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
+    for name, template in charts.pod_templates(objects).items():
+        found = [each for each in policies if selects(each["spec"]["podSelector"], template["metadata"]["labels"])]
+        assert len(found) == 1, name
+        assert found[0]["spec"]["policyTypes"] == ["Ingress", "Egress"]
+
+
+# Who connects to whom, at which port (as the one who connects calls it, and the one who listens): all there is.
+FLOWS = {
+    ("router", "prefill", 40000, 40000): True,  # gRPC, at any port of the kernel's range
+    ("router", "decode", 60999, 60999): True,
+    ("router", "prefill", 8265, 8265): False,
+    ("router", "redis", 6379, "redis"): True,
+    ("router", "head", 6379, "gcs"): False,
+    ("prefill", "decode", 40000, 40000): True,
+    ("decode", "prefill", 40000, 40000): True,
+    ("decode", "head", 6379, "gcs"): True,
+    ("decode", "redis", 6379, "redis"): True,
+    ("decode", "router", 8000, "http"): False,
+    ("head", "redis", 6379, "redis"): True,
+    ("head", "decode", 10002, 10002): True,
+    ("redis", "router", 8000, "http"): False,
+    ("redis", "decode", 40000, 40000): False,
+    ("test", "router", "http", "http"): True,
+    ("test", "decode", 40000, 40000): False,
+    ("test", "redis", 6379, "redis"): False,
+    ("fetch", "redis", 6379, "redis"): False,
+}
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_policies_let_through_the_flows_that_there_are(flow: tuple[str, str, int | str, int | str]) -> None:
+    source, target, out_port, in_port = flow
+    objects = charts.render(
+        charts.merged(charts.MODEL, JOB, {"networkPolicy": {"clients": [{"ipBlock": {"cidr": "::/0"}}]}})
+    )
+    policies = [each["spec"] for each in objects if each["kind"] == "NetworkPolicy"]
+    own = {"app.kubernetes.io/part-of": "baton", "app.kubernetes.io/instance": "baton"}
+    labels = {name: {**own, "app.kubernetes.io/component": name} for name in (source, target)}
+    [of_source] = [each for each in policies if selects(each["podSelector"], labels[source])]
+    [of_target] = [each for each in policies if selects(each["podSelector"], labels[target])]
+    passes = allows(of_source["egress"], "to", labels[target], out_port)
+    passes = passes and allows(of_target["ingress"], "from", labels[source], in_port)
+    assert passes is FLOWS[flow]
+
+
+# Which of Prometheus' requests a pod lets in, with networkPolicy.monitoring, and with clients alone.
+SCRAPES = {
+    ("router", "http"): (True, False),
+    ("head", "metrics"): (True, False),
+    ("prefill", "metrics"): (True, False),
+    ("decode", "metrics"): (True, False),
+    ("decode", "http"): (False, False),
+    ("head", "dashboard"): (False, False),
+    ("redis", "redis"): (False, False),
+}
+
+
+@pytest.mark.parametrize("target", SCRAPES)
+def test_prometheus_reaches_metrics_and_nothing_else(target: tuple[str, str]) -> None:
+    component, port = target
+    own = {"app.kubernetes.io/part-of": "baton", "app.kubernetes.io/instance": "baton"}
+    clients = [{"namespaceSelector": {"matchLabels": {"name": "apps"}}}]
+    for monitoring, expected in zip(([PROMETHEUS], []), SCRAPES[target], strict=True):
+        values = {"networkPolicy": {"clients": clients, "monitoring": monitoring}}
+        policies = [
+            each["spec"] for each in charts.render({**charts.MODEL, **values}) if each["kind"] == "NetworkPolicy"
+        ]
+        labels = {**own, "app.kubernetes.io/component": component}
+        [policy] = [each for each in policies if selects(each["podSelector"], labels)]
+        lets_in = any(
+            PROMETHEUS in rule.get("from", [PROMETHEUS])
+            and any(covers(each, port) for each in rule.get("ports", [{"port": port}]))
+            for rule in policy["ingress"]
+        )
+        assert lets_in is expected
+
+
+def test_notes_say_when_prometheus_may_be_shut_out() -> None:
+    monitor = {"monitoring": {"serviceMonitor": {"enabled": True}}}
+    clients = {"networkPolicy": {"clients": [PROMETHEUS]}}
+    peers = {"networkPolicy": {"monitoring": [PROMETHEUS]}}
+    for values, told in (((monitor,), False), ((monitor, clients), True), ((monitor, clients, peers), False)):
+        notes = charts.render_files(charts.merged(charts.MODEL, *values))["baton/templates/NOTES.txt"]
+        assert ("Prometheus reaches the routers only" in notes) is told
+
+
+@pytest.mark.parametrize("case", [each for each in CASES if each != "external"])
+def test_names_are_asked_for_at_the_ports_of_dns_where_anybody_is_asked(case: str) -> None:
+    """Those of the servers' pods too: a policy sees where a connection really goes, at OpenShift 5353."""
+    dns = {"ports": [{"port": port, "protocol": name} for port in (53, 5353) for name in ("UDP", "TCP")]}
+    for each in charts.render(CASES[case]):
+        if each["kind"] == "NetworkPolicy" and each["spec"]["egress"]:
+            assert dns in each["spec"]["egress"], each["metadata"]["name"]
+
+
+def test_a_foreign_pod_reaches_no_worker() -> None:
+    policies = [each["spec"] for each in charts.render(charts.MODEL) if each["kind"] == "NetworkPolicy"]
+    foreign = {"app.kubernetes.io/part-of": "baton", "app.kubernetes.io/instance": "other"}
+    for policy in policies:
+        for port in (6379, 8265, 40000, "redis", "gcs", "dashboard"):
+            assert not allows(policy["ingress"], "from", {**foreign, "app.kubernetes.io/component": "router"}, port)
+
+
+def test_the_ports_that_policies_let_through_are_those_that_pods_use() -> None:
+    ports = {"ray": {"ephemeralPorts": {"first": 20000, "last": 20999}}}
+    objects = charts.render(charts.merged(charts.MODEL, ports))
+    template = charts.pod_templates(objects)["RayService/baton/decode"]
+    assert template["spec"]["securityContext"]["sysctls"] == [
+        {"name": "net.ipv4.ip_local_port_range", "value": "20000 20999"}
+    ]
+    rules = charts.only(objects, "NetworkPolicy", "baton-workers")["spec"]["ingress"]
+    assert {"port": 20000, "endPort": 20999} in rules[0]["ports"]

@@ -1,0 +1,98 @@
+"""What the planner is told: it takes it, finds it, and other bounds restart nothing."""
+
+from pathlib import PurePosixPath
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from deployment.kubernetes.settings import KubernetesSettings
+from deployment.ray_scaling import POOLS
+from deployment.scaling_options import read_options
+from deployment.serve_misfits import misfits
+from tests.helm import charts
+from tests.helm.application import ray_cluster, without_replicas
+from tests.helm.cases import CASES
+
+pytest.importorskip("ray.serve")  # which warns when it is imported for the first time
+
+from ray.serve._private.common import DeploymentID
+from ray.serve._private.deploy_utils import get_app_code_version
+from ray.serve.config import AutoscalingConfig
+from ray.serve.schema import ServeApplicationSchema
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_planner_takes_its_arguments(case: str, tmp_path: Any) -> None:
+    objects = charts.render(CASES[case])
+    [application] = charts.serve_config(objects)["applications"]
+    policy = application.get("autoscaling_policy")
+    if policy is None:
+        assert case == "external"
+        assert all("num_replicas" in each for each in application["deployments"])
+        return
+    told, settings = policy["policy_kwargs"], tmp_path / "settings.yaml"
+    settings.write_text(yaml.safe_dump(charts.scaling_settings(objects)))
+    (tmp_path / "url").write_text("redis://cache:6379/0")
+    options = read_options({**told, "registry_file": str(tmp_path / "url"), "settings_file": str(settings)})
+    assert options.model == application["args"]["served_model_name"]
+    least = sum(
+        each["autoscaling_config"]["min_replicas"] * limits.gpus_per_replica
+        for each, limits in zip(application["deployments"], options.settings.limits.both(), strict=True)
+    )
+    assert options.settings.budget_gpus >= least
+    for deployment in application["deployments"]:
+        config = AutoscalingConfig(**deployment["autoscaling_config"])
+        assert list(misfits({DeploymentID(deployment["name"]): SimpleNamespace(config=config)}, POOLS)) == []
+
+
+def test_the_planner_finds_its_settings_where_the_head_has_them() -> None:
+    objects = charts.render(charts.MODEL)
+    [application] = charts.serve_config(objects)["applications"]
+    file = PurePosixPath(application["autoscaling_policy"]["policy_kwargs"]["settings_file"])
+    head = charts.pod_templates(objects)["RayService/baton/head"]["spec"]
+    [mount] = [each for each in head["containers"][0]["volumeMounts"] if each["mountPath"] == str(file.parent)]
+    assert "subPath" not in mount  # such a file never changes
+    [volume] = [each for each in head["volumes"] if each["name"] == mount["name"]]
+    assert file.name in charts.only(objects, "ConfigMap", volume["configMap"]["name"])["data"]
+
+
+def test_the_budgets_section_is_that_of_the_pods() -> None:
+    objects = charts.render(CASES["everything"])
+    [application] = charts.serve_config(objects)["applications"]
+    section = application["autoscaling_policy"]["policy_kwargs"]["kubernetes"]
+    settings = KubernetesSettings.of(section)
+    assert settings.own_namespace_only
+    for group in ray_cluster(objects)["spec"]["workerGroupSpecs"]:
+        pods = getattr(settings, group["groupName"])
+        labels = group["template"]["metadata"]["labels"]
+        assert pods.labels.items() <= labels.items()
+        assert str(pods.gpus_per_pod) == group["resources"]["GPU"]
+    role = charts.only(objects, "Role")
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
+    cluster_role = charts.only(objects, "ClusterRole")
+    assert cluster_role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}]
+
+
+BOUNDS: list[dict[str, Any]] = [
+    {"decode": {"maxReplicas": 16}},
+    {"prefill": {"minReplicas": 2}, "decode": {"minReplicas": 3}},
+    {"autoscaling": {"startSeconds": 90, "upscaleDelaySeconds": 1}},
+    {"slo": {"ttftSeconds": 0.5}, "autoscaling": {"budgetGPUs": 4}},
+]
+
+
+@pytest.mark.parametrize("change", BOUNDS)
+def test_other_bounds_restart_nothing(change: dict[str, Any]) -> None:
+    """The operator builds a second cluster for any other change of `rayClusterConfig`; Serve restarts replicas where
+    it takes the application for another version.
+    """
+    before, after = charts.render(charts.MODEL), charts.render({**charts.MODEL, **change})
+    assert without_replicas(before) == without_replicas(after)
+    old, new = (charts.serve_config(each)["applications"][0] for each in (before, after))
+    assert (old, charts.scaling_settings(before)) != (new, charts.scaling_settings(after))
+    versions = [get_app_code_version(ServeApplicationSchema.model_validate(each)) for each in (old, new)]
+    assert versions[0] == versions[1]
+    templates = [charts.pod_templates(each)["Deployment/baton-router"] for each in (before, after)]
+    assert templates[0] == templates[1]

@@ -1,0 +1,146 @@
+"""What could not work is refused before anything is installed, in words that help."""
+
+from typing import Any
+
+import pytest
+from helm_python import HelmError
+
+from tests.helm import charts
+from tests.helm.cases import CASES
+
+HTTPS = {"enabled": True, "existingSecret": "cert"}
+
+FAILURES: list[tuple[dict[str, Any], str]] = [
+    ({"model": ""}, "model: missing"),
+    ({"fullnameOverride": "b" * 48}, "has 48 characters"),
+    ({"fullnameOverride": "1b"}, "must begin with a letter"),
+    ({"prefill": {"minReplicas": 5}}, r"prefill\.minReplicas: 5 is more than maxReplicas"),
+    ({"decode": {"replicas": 2}}, r"decode\.replicas: 2, but with autoscaling the size follows the load"),
+    (
+        {"decode": {"startTimeoutSeconds": 7200}, "autoscaling": {"startTimeoutSeconds": 3600}},
+        r"autoscaling\.startTimeoutSeconds: 3600, but a worker of decode may take 7200",
+    ),
+    ({"decode": {"minReplicas": 0, "maxReplicas": 4}}, "one at the least"),
+    ({"autoscaling": {"enabled": False}, "decode": {"replicas": 0}}, "one at the least"),
+    ({"decode": {"maxReplicas": 40, "replicasPerPod": 2}}, "need 20 pods, but the worker group has 16"),
+    (
+        {"prefill": {"tensorParallelSize": 2, "expertParallelSize": 4, "minReplicas": 4}},
+        r"prefill\.tensorParallelSize: 2, but expertParallelSize: 4; .* give as many, .* or 1",
+    ),
+    (
+        {"decode": {"tensorParallelSize": 4, "expertParallelSize": 2, "minReplicas": 2}},
+        r"decode\.tensorParallelSize: 4, but expertParallelSize: 2",
+    ),
+    ({"decode": {"tensorParallelSize": 4}, "autoscaling": {"budgetGPUs": 4}}, "the smallest pools need 5"),
+    (
+        {"decode": {"expertParallelSize": 3, "minReplicas": 2}},
+        r"decode\.minReplicas: 2, but the pool's group begins with 3 workers",
+    ),
+    (
+        {"autoscaling": {"enabled": False}, "prefill": {"expertParallelSize": 4, "replicas": 3}},
+        r"prefill\.replicas: 3, but the pool's group begins with 4 workers",
+    ),
+    ({"eplb": {"enabled": True}}, "eplb: each worker has all experts"),
+    ({"eplb": {"numRedundantExperts": 8}}, "eplb: each worker has all experts"),
+    ({"router": {"config": {"targetTpotMs": 50}}}, "targetTtftMs needs targetTpotMs"),
+    ({"decode": {"shmGi": 100}}, "count as the pod's memory"),
+    ({"decode": {"extraResources": {"nvidia.com/gpu": 2}}}, "nvidia.com/gpu is set twice"),
+    ({"rdma": {"enabled": True}, "prefill": {"extraResources": {"rdma/hca": 2}}}, "rdma/hca is set twice"),
+    *(
+        ({"head": {"extraEnv": [{"name": name, "value": "x"}]}}, f"head.extraEnv: {name} is the operator's own")
+        for name in ("RAY_REDIS_ADDRESS", "REDIS_USERNAME", "RAY_enable_autoscaler_v2")
+    ),
+    (
+        {
+            "head": {
+                "faultTolerance": {"enabled": True, "redisAddress": "r:1"},
+                "extraEnv": [{"name": "REDIS_PASSWORD", "value": "x"}],
+            }
+        },
+        "REDIS_PASSWORD is the operator's own",
+    ),
+    ({"head": {"extraEnv": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}}, "head.extraEnv: NVIDIA_VIS.* twice"),
+    ({"router": {"extraEnv": [{"name": "BATON_REGISTRY", "value": "x"}]}}, "router.extraEnv: BATON_REGISTRY is set tw"),
+    ({"decode": {"extraEnv": [{"name": "HOME", "value": "/"}]}}, "decode.extraEnv: HOME is set twice"),
+    ({"prefill": {"extraEnv": [{"name": "A", "value": "1"}] * 2}}, "prefill.extraEnv: A is set twice"),
+    (
+        {"rdma": {"enabled": True}, "decode": {"extraEnv": [{"name": "UCX_TLS", "value": "all"}]}},
+        "decode.extraEnv: UCX_TLS is set twice",
+    ),
+    ({"modelCache": {"extraEnv": [{"name": "TMPDIR", "value": "/"}]}}, "modelCache.extraEnv: TMPDIR is set twice"),
+    ({"monitoring": {"podMonitor": {"enabled": True}}}, "nobody ask Ray's pods for metrics"),
+    (
+        {"redis": {"enabled": False, "external": {"url": "redis://x"}, "auth": {"existingSecret": "x"}}},
+        "of the chart's own Redis",
+    ),
+    ({"autoscaling": {"budgetGPUs": 1}}, "the smallest pools need 2"),
+    ({"device": "cpu", "autoscaling": {"clusterBudget": {"enabled": True}}}, "it counts GPUs"),
+    ({"redis": {"enabled": False}}, "need a registry"),
+    ({"redis": {"external": {"url": "redis://x"}}}, "not both"),
+    ({"redis": {"enabled": False, "external": {"url": "redis://x", "existingSecret": "y"}}}, "not both"),
+    ({"head": {"faultTolerance": {"enabled": True}}}, "a Redis that forgets"),
+    (
+        {"head": {"faultTolerance": {"enabled": True}}, "redis": {"enabled": False, "external": {"url": "redis://x"}}},
+        "redisAddress: missing",
+    ),
+    ({"head": {"faultTolerance": {"enabled": True, "redisAddress": "r"}}}, "r has no port"),
+    ({"modelCache": {"type": "hostPath"}}, "hostPath: missing"),
+    ({"modelCache": {"job": {"enabled": True}}}, "it fills a volume that pods share"),
+    ({"modelCache": {"fetch": False}}, "must be a path"),
+    ({"keda": {"enabled": True}}, "both size the routers"),
+    ({"keda": {"enabled": True}, "router": {"autoscaling": {"enabled": False}}}, r"keda\.prometheusAddress: missing"),
+    (
+        {
+            "keda": {"enabled": True, "prometheusAddress": "http://prometheus:9090"},
+            "router": {"autoscaling": {"enabled": False}},
+        },
+        "nothing here has Prometheus read",
+    ),
+    (
+        {
+            "keda": {"enabled": True, "prometheusAddress": "http://p", "scrapedElsewhere": True, "minReplicas": 9},
+            "router": {"autoscaling": {"enabled": False}},
+        },
+        "keda: minReplicas is more than maxReplicas",
+    ),
+    ({"redis": {"enabled": False, "external": {"url": "redis://u:1@cache:6380/0"}}}, "6379, but the URL has 6380"),
+    ({"ingress": {"enabled": True}, "tls": {"https": HTTPS}}, "would send them plaintext"),
+    (
+        {"ingress": {"enabled": True, "annotations": {"a/b": "HTTPS"}}, "tls": {"https": HTTPS}},
+        r"nginx\.ingress\.kubernetes\.io/backend-protocol: HTTPS",
+    ),
+    ({"router": {"autoscaling": {"minReplicas": 9}}}, "minReplicas is more than maxReplicas"),
+    ({"auth": {"protectOperations": True}}, "needs auth.apiKeys"),
+    ({"auth": {"apiKeys": {"existingSecret": "keys"}}}, "`helm test` needs a key"),
+    ({"httpRoute": {"enabled": True}}, "name the Gateway"),
+    ({"tls": {"internal": {"enabled": True}}}, "it needs a certificate"),
+    ({"tls": {"https": {"certManager": {"enabled": True}}}}, "nobody would use"),
+    ({"tls": {"https": {"enabled": True, "certManager": {"enabled": True}}}}, r"issuerRef\.name: missing"),
+    (
+        {"tls": {"https": {"enabled": True, "existingSecret": "x", "certManager": {"enabled": True}}}},
+        "not both",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), FAILURES)
+def test_what_could_not_work_is_told_before_the_install(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(HelmError, match=words):
+        charts.render({**charts.MODEL, **change})
+
+
+@pytest.mark.parametrize(
+    ("missing", "case"),
+    [
+        ("ray.io/v1/RayService", "everything"),
+        ("keda.sh/v1alpha1/ScaledObject", "everything"),
+        ("gateway.networking.k8s.io/v1/HTTPRoute", "tls"),
+        ("gateway.networking.k8s.io/v1/BackendTLSPolicy", "tls"),
+    ],
+)
+def test_a_missing_operator_is_named(missing: str, case: str) -> None:
+    apis = [each for each in charts.APIS if each != missing]
+    with pytest.raises(HelmError, match=missing.rpartition("/")[2]):
+        charts.render(CASES[case], api_versions=apis)
+    unchecked = charts.merged(CASES[case], {"ray": {"checkOperator": False}})
+    assert charts.only(charts.render(unchecked, api_versions=[]), "RayService")

@@ -1,0 +1,41 @@
+"""The routers' file is what a router takes."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from router.config import RouterConfig
+from router.options import ROUTER_OPTIONS
+from rpc.config_file import load
+from tests.helm import charts
+from tests.helm.application import snake
+from tests.helm.cases import CASES
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_router_takes_its_file(case: str, tmp_path: Any) -> None:
+    objects = charts.render(CASES[case])
+    text = charts.only(objects, "ConfigMap", "baton-router")["data"]["router.yaml"]
+    file = tmp_path / "router.yaml"
+    file.write_text(text)
+    config = load(RouterConfig, ROUTER_OPTIONS, file, {"registry": "redis://cache:6379/0"})
+    [application] = charts.serve_config(objects)["applications"]
+    args = application["args"]
+    assert (config.model, config.model_name) == (args["model"], args["served_model_name"])
+    assert (config.tls_cert, config.tls_server_name) == (args.get("tls_cert"), args.get("tls_server_name"))
+    mounts = {
+        each["mountPath"]
+        for each in charts.only(objects, "Deployment", "baton-router")["spec"]["template"]["spec"]["containers"][0][
+            "volumeMounts"
+        ]
+    }
+    for path in (config.tls_cert, config.ssl_certfile, config.api_keys_file):
+        assert path is None or path.rpartition("/")[0] in mounts
+
+
+def test_what_is_promised_reaches_the_router() -> None:
+    promised = {"targetTtftMs": 500, "targetTpotMs": 50.5, "trafficWindowS": 30}
+    objects = charts.render(charts.merged(charts.MODEL, {"router": {"config": promised}}))
+    told = yaml.safe_load(charts.only(objects, "ConfigMap", "baton-router")["data"]["router.yaml"])
+    assert {snake(name): value for name, value in promised.items()}.items() <= told.items()

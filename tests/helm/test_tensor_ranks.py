@@ -1,0 +1,96 @@
+"""Pools whose workers are several ranks, each with a GPU of the same pod."""
+
+from typing import Any
+
+import pytest
+
+from tests.helm import charts
+from tests.helm.application import ray_cluster, settings_of, without_replicas
+from tests.helm.cases import CASES
+
+pytest.importorskip("ray.serve")  # which warns when it is imported for the first time
+
+from ray.serve import Application
+
+from deployment.ray_app import build
+
+RANKS = {"prefill": 2, "decode": 3}
+PER_POD = {"prefill": 1, "decode": 2}
+
+
+def deployments(application: Application) -> dict[str, Any]:
+    """What an application deploys, by name: what it is bound to as well."""
+    deployment = application._bound_deployment
+    found = {deployment.name: deployment}
+    for each in deployment.init_args:
+        if isinstance(each, Application):
+            found |= deployments(each)
+    return found
+
+
+def test_the_application_has_the_ranks_that_the_values_say() -> None:
+    settings = settings_of(charts.render(CASES["ranks"]))
+    settings.check()
+    cluster = settings.cluster.cluster
+    assert (cluster.num_tensor_ranks("prefill"), cluster.num_tensor_ranks("decode")) == (2, 3)
+    assert cluster.kv_parts == 6  # the same for the workers of both pools
+    assert (settings.num_replicas("prefill"), settings.num_replicas("decode")) == (1, 1)
+    assert not settings.has_rendezvous
+    alone = settings_of(charts.render(charts.MODEL)).cluster.cluster
+    assert (alone.num_tensor_ranks("prefill"), alone.num_tensor_ranks("decode"), alone.kv_parts) == (1, 1, 1)
+
+
+def test_a_replica_on_ray_has_as_many_gpus_as_ranks() -> None:
+    [application] = charts.serve_config(charts.render(CASES["ranks"]))["applications"]
+    found = deployments(build(application["args"]))
+    assert {name: each.ray_actor_options["num_gpus"] for name, each in found.items()} == RANKS
+
+
+def test_a_pods_gpus_are_those_of_its_workers_ranks() -> None:
+    objects = charts.render(CASES["ranks"])
+    for group in ray_cluster(objects)["spec"]["workerGroupSpecs"]:
+        name = group["groupName"]
+        limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+        assert limits["nvidia.com/gpu"] == RANKS[name] * PER_POD[name]
+        assert group["resources"]["GPU"] == str(RANKS[name] * PER_POD[name])
+
+
+def test_the_planner_counts_the_gpus_of_ranks() -> None:
+    settings = charts.scaling_settings(charts.render(CASES["ranks"]))
+    assert {name: settings[name]["gpus_per_replica"] for name in RANKS} == RANKS
+    assert settings["budget_gpus"] == 4 * 2 + 6 * 3
+    budget = {"autoscaling": {"clusterBudget": {"enabled": True}}}
+    objects = charts.render(charts.merged(CASES["ranks"], budget))
+    told = charts.serve_config(objects)["applications"][0]["autoscaling_policy"]["policy_kwargs"]["kubernetes"]
+    assert {name: told[name]["gpus_per_pod"] for name in RANKS} == {"prefill": 2, "decode": 6}
+
+
+def test_ranks_without_gpus_take_none() -> None:
+    objects = charts.render(charts.merged(CASES["ranks"], {"device": "cpu"}))
+    settings = settings_of(objects)
+    settings.check()
+    assert settings.cluster.cluster.num_tensor_ranks("decode") == 3
+    assert (settings.num_gpus("prefill"), settings.num_gpus("decode")) == (0, 0)
+    for group in ray_cluster(objects)["spec"]["workerGroupSpecs"]:
+        assert "nvidia.com/gpu" not in group["template"]["spec"]["containers"][0]["resources"]["limits"]
+
+
+def test_as_many_expert_ranks_are_those_of_one_worker_and_no_group_of_workers() -> None:
+    both = {"decode": {"tensorParallelSize": 2, "expertParallelSize": 2}}
+    objects = charts.render(charts.merged(charts.MODEL, both))
+    settings = settings_of(objects)
+    settings.check()
+    cluster = settings.cluster.cluster
+    assert (cluster.num_tensor_ranks("decode"), cluster.num_expert_ranks("decode")) == (2, 2)
+    assert (settings.group_size("decode"), settings.num_replicas("decode")) == (1, 1)
+    assert not settings.has_rendezvous
+    assert settings.num_gpus("decode") == 2
+
+
+@pytest.mark.parametrize("pool", RANKS)
+def test_workers_of_more_gpus_are_another_cluster(pool: str) -> None:
+    """Serve cannot change what a pod has."""
+    before, after = (
+        charts.render(charts.merged(CASES["ranks"], each)) for each in ({}, {pool: {"tensorParallelSize": 4}})
+    )
+    assert without_replicas(before) != without_replicas(after)

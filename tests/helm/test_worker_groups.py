@@ -1,0 +1,53 @@
+"""Ray's worker groups: their pods have what the replicas need that come to them."""
+
+import pytest
+
+from tests.helm import charts
+from tests.helm.application import ray_cluster, settings_of
+from tests.helm.cases import CASES
+
+pytest.importorskip("ray.serve")  # which warns when it is imported for the first time
+
+from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_deployment_fits_exactly_one_group(case: str) -> None:
+    """By the node types that Ray itself derives from the RayCluster."""
+    objects = charts.render(CASES[case])
+    types = _derive_autoscaling_config_from_ray_cr(ray_cluster(objects))["available_node_types"]
+    assert types["headgroup"]["resources"]["CPU"] == 0
+    settings = settings_of(objects)
+    [application] = charts.serve_config(objects)["applications"]
+    values = charts.chart().merge_values(CASES[case])
+    for deployment in application["deployments"]:
+        name = deployment["name"]
+        options = settings.deployments[name]
+        needs = {"CPU": options.replicas.num_cpus, "GPU": settings.num_gpus(name)}
+        fitting = [
+            type_name
+            for type_name, node in types.items()
+            if options.label_selector.items() <= node["labels"].items()
+            and all(node["resources"].get(resource, 0) >= amount for resource, amount in needs.items())
+        ]
+        assert fitting == [name]
+        node = types[name]
+        room = min(node["resources"].get(resource, 0) // amount for resource, amount in needs.items() if amount)
+        assert room == values[name]["replicasPerPod"] == options.replicas.max_replicas_per_node
+        bounds = deployment.get("autoscaling_config")
+        most = bounds["max_replicas"] if bounds else deployment["num_replicas"]
+        assert most <= node["max_workers"] * room
+        assert node["min_workers"] == 0  # the operator tells a running cluster no other
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pods_have_what_their_replicas_use(case: str) -> None:
+    objects = charts.render(CASES[case])
+    values = charts.chart().merge_values(CASES[case])
+    for group in ray_cluster(objects)["spec"]["workerGroupSpecs"]:
+        container = group["template"]["spec"]["containers"][0]
+        limits, pool = container["resources"]["limits"], values[group["groupName"]]
+        assert container["resources"]["requests"] == limits
+        assert int(limits["cpu"].removesuffix("m")) >= pool["cpu"] * pool["replicasPerPod"] * 1000
+        assert int(limits["memory"].removesuffix("Mi")) > pool["memoryGi"] * pool["replicasPerPod"] * 1024
+        assert str(limits.get(values["gpuResource"], 0)) == group["resources"].get("GPU", "0")

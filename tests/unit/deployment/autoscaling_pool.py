@@ -1,0 +1,81 @@
+"""Replicas that take time to start and to drain."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import quantiles
+
+from deployment.autoscaling.settings import PoolLimits
+from deployment.autoscaling.snapshot import PoolSnapshot, ReplicaLatency
+from tests.unit.deployment.autoscaling_load import Asked, Machine
+
+WINDOW_S = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One replica, from the moment it is wanted."""
+
+    wanted_s: float
+    ready_s: float | None = None
+    draining_s: float | None = None
+    free_s: float = 0.0  # prefill: when it has computed what it has
+    running: list[Asked] = field(default_factory=list)  # decode
+    samples: deque[tuple[float, float]] = field(default_factory=deque)  # time, TTFT or TPOT
+
+    def latency(self, now_s: float, quantile: float) -> ReplicaLatency:
+        """Its samples of the window."""
+        while self.samples and self.samples[0][0] < now_s - WINDOW_S:
+            self.samples.popleft()
+        values = [value for _, value in self.samples]
+        assert self.ready_s is not None
+        worst = quantiles(values, n=100, method="inclusive")[round(100 * quantile) - 1] if len(values) > 1 else 0.0
+        return ReplicaLatency(now_s - self.ready_s, len(values) if worst else 0, worst)
+
+
+class Pool:
+    """Owns one pool's replicas."""
+
+    def __init__(self, limits: PoolLimits, machine: Machine, num_ready: int) -> None:
+        self.limits = limits
+        self.machine = machine
+        self.replicas = [Replica(0.0, ready_s=0.0) for _ in range(num_ready)]
+
+    @property
+    def ready(self) -> list[Replica]:
+        return [each for each in self.replicas if each.ready_s is not None and each.draining_s is None]
+
+    @property
+    def starting(self) -> list[Replica]:
+        return [each for each in self.replicas if each.ready_s is None]
+
+    @property
+    def gpus(self) -> int:
+        """In use, whatever for."""
+        return len(self.replicas) * self.limits.gpus_per_replica
+
+    def scale(self, target: int, now_s: float) -> None:
+        """Starts replicas, or stops them: those first that are not ready yet."""
+        live = [each for each in self.replicas if each.draining_s is None]
+        for _ in range(target - len(live)):
+            self.replicas.append(Replica(now_s))
+        for replica in sorted(live, key=lambda each: each.ready_s is not None)[: max(0, len(live) - target)]:
+            if replica.ready_s is None:
+                self.replicas.remove(replica)
+            else:
+                replica.draining_s = now_s
+
+    def snapshot(self, now_s: float, quantile: float, oldest_wait_s: float) -> PoolSnapshot:
+        ready = self.ready
+        return PoolSnapshot(
+            num_ready=len(ready),
+            starting_since_s=tuple(each.wanted_s for each in self.starting),
+            num_draining=len(self.replicas) - len(ready) - len(self.starting),
+            start_s=self.machine.start_s,
+            drain_s=self.machine.drain_s,
+            oldest_wait_s=oldest_wait_s,
+            latencies=tuple(each.latency(now_s, quantile) for each in ready),
+        )
+
+    def slowness(self, replica: Replica, now_s: float) -> float:
+        assert replica.ready_s is not None
+        return 10.0 if now_s - replica.ready_s < self.machine.cold_s else 1.0

@@ -1,0 +1,53 @@
+"""What each pool needs for a load, its backlog and what was measured."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from deployment.autoscaling.moments import Moments
+from deployment.autoscaling.need import decode_need, full_pool_rate, prefill_need
+from deployment.autoscaling.snapshot import ReplicaLatency
+from tests.unit.deployment.autoscaling_snapshots import SETTINGS, decode, exponential, pool, prefill, snapshot, traffic
+
+
+def test_no_need_is_more_than_there_may_be() -> None:
+    """However slow: whoever predicts goes through that number."""
+    slow = snapshot(prefill=prefill(pool(), tokens_per_s=0.01, queued_tokens=1e6))
+    found = prefill_need(slow, SETTINGS, 1.0, 15)
+    assert (found.least, found.sure, found.keep, found.queue) == (15, 15, 15, 15)
+    stuck = snapshot(decode=decode(pool(), step_s=1e3, num_waiting=1000))
+    found = decode_need(stuck, SETTINGS, 1.0, 15, 0.0)
+    assert (found.least, found.sure, found.queue) == (15, 15, 15)
+
+
+def test_a_full_pool_does_what_it_does_whatever_the_model_expects() -> None:
+    """Three replicas for a minute, one for three quarters of it, half of which it warmed up; and one that came now."""
+    ready_for_s = (1000.0, 90.0, 600.0, 45.0, 10.0)
+    times = tuple(ReplicaLatency(each, 100, 0.03) for each in ready_for_s)
+    full = decode(pool(5, latencies=times), num_running=200, num_waiting=40)
+    load = traffic(10.0, num_ended=390)
+    assert full_pool_rate(load, full, SETTINGS) == pytest.approx(390 / (3 * 60 + 15))
+    assert full_pool_rate(load, replace(full, num_waiting=9), SETTINGS) == math.inf  # for less than a second
+    assert full_pool_rate(replace(load, num_ended=0), full, SETTINGS) == math.inf
+    assert full_pool_rate(load, decode(pool(5, latencies=times[4:]), num_waiting=40), SETTINGS) == math.inf
+    expected = decode_need(snapshot(load=replace(load, num_ended=0), decode=full), SETTINGS, 1.0, 50, 0.0)
+    assert expected.least < 5
+    assert decode_need(snapshot(load=load, decode=full), SETTINGS, 1.0, 50, 0.0).least > 5
+
+
+def test_prefill_replicas_are_for_the_prompts_that_come_to_them() -> None:
+    """Of 80 requests a second 20 have 2,000 tokens for a prefill worker; decode workers compute the other prompts."""
+    mixed = traffic(80.0, prompt=500, remote_share=0.25, remote_tokens=exponential(2000))
+    alone = traffic(20.0, prompt=2000)
+    needs = [prefill_need(snapshot(load=load), SETTINGS, 1.0, 100) for load in (mixed, alone)]
+    assert needs[0].least == needs[1].least
+    assert needs[0].sure == needs[1].sure
+    assert needs[0].model is not None
+    assert needs[1].model is not None
+    assert needs[0].model.rate(8) == pytest.approx(4 * needs[1].model.rate(8), rel=1e-3)
+    everything = replace(mixed, remote_share=1.0)
+    assert prefill_need(snapshot(load=everything), SETTINGS, 1.0, 100).least > 3 * needs[0].least
+    # Without a replica nobody can tell how many would come.
+    nobody = snapshot(load=replace(mixed, remote_share=0.0, remote_tokens=Moments()), prefills=pool(0))
+    assert prefill_need(nobody, SETTINGS, 1.0, 100).least > 1
