@@ -26,6 +26,7 @@ from engine.expert_rebalance import FAILED, Loads, Place, Rebalance, Slots, bett
 from engine.expert_shares import hand_over, is_even, share_missing
 from engine.group_view import Membership
 from engine.layers.experts import ExpertReader
+from engine.nixl_experts import NixlLink
 from engine.outputs import ExpertFigures
 from engine.rank_group import RankGroup
 
@@ -49,9 +50,16 @@ class ExpertGroup:
     """Owns the group of ranks and the experts of every layer; one thread calls everything."""
 
     def __init__(
-        self, membership: Membership, host: str, device: torch.device, balance: BalanceSettings | None = None
+        self,
+        membership: Membership,
+        host: str,
+        device: torch.device,
+        balance: BalanceSettings | None = None,
+        nixl_hidden: int | None = None,
     ) -> None:
-        """host: the address of this rank's interface."""
+        """host: the address of this rank's interface; nixl_hidden: width of tokens that go by `nixl_ep`, if they do."""
+        self._nixl_hidden = nixl_hidden
+        self._link: NixlLink | None = None
         self.membership = membership
         self.ranks = RankGroup(membership, host, device)
         self.layers: list[ExpertLayer] = []
@@ -85,6 +93,7 @@ class ExpertGroup:
         try:
             self.ranks.form()
             self._place()
+            self._connect_directly()
         except GroupBroken as error:
             self.give_up(error)
             return False
@@ -95,11 +104,13 @@ class ExpertGroup:
         if self.ranks.is_formed:
             logger.warning("epoch %d of the group is over: %s", self.ranks.view.epoch, error)
             self.membership.report_broken(self.ranks.view.epoch, str(error))
+            self._disconnect()
             self.ranks.drop()
 
     def close(self) -> None:
         """Ends the process group, and reads nothing more."""
         self._cancel_rebalance()
+        self._disconnect()
         self.ranks.close()
 
     def _place(self) -> None:
@@ -125,6 +136,24 @@ class ExpertGroup:
         self._num_steps = self._num_failures = 0
         if not self._is_even:
             self._begin_rebalance()
+
+    def _connect_directly(self) -> None:
+        """Has steps of few tokens go by `nixl_ep`, if they are to. Raises GroupBroken."""
+        self._disconnect()
+        if self._nixl_hidden is None or self.ranks.size == 1:
+            return
+        most = max(layer.num_experts for layer in self.layers) + self._balance.num_redundant
+        slots_per_rank = max(-(-most // self.ranks.size), *(len(held) for slots in self._slots for held in slots))
+        self._link = NixlLink.connect(self.ranks.view, self.ranks.store, self._nixl_hidden, slots_per_rank)
+        for layer in self.layers:
+            layer.exchange.link = self._link
+
+    def _disconnect(self) -> None:
+        for layer in self.layers:
+            layer.exchange.link = None
+        if self._link is not None:
+            self._link.close()
+        self._link = None
 
     def step(self, num_tokens: int) -> bool:
         """Agrees with all ranks on a step; False if nobody has a token to compute. Raises GroupBroken."""

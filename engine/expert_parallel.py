@@ -4,7 +4,7 @@ The results of a token come back in the order in which it chose its experts, wha
 where the token is: so the sum does not depend on where the experts stand.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,8 +35,11 @@ class Dispatch(Protocol):
         """Waits for the rows that this rank's experts are to compute."""
         ...
 
-    def combine(self, outputs: Tensor) -> Tensor:
-        """outputs: what the experts made of the rows. Returns [num_tokens, num_chosen, hidden] for our own tokens."""
+    def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
+        """outputs: what the experts made of the rows; weights: [num_tokens, num_chosen], of our own tokens.
+
+        Returns their weighted sums, [num_tokens, hidden], added in the order chosen.
+        """
         ...
 
 
@@ -63,6 +66,11 @@ def rows_by_slot(x: Tensor, token_of: Tensor, slots: Tensor, num_slots: int) -> 
     return ExpertRows(x[source] if len(order) else x[:0], sizes_list, places)
 
 
+def weighted_sum(results: Tensor, weights: Tensor) -> Tensor:
+    """results: [num_tokens, num_chosen, hidden], ours to change. Returns [num_tokens, hidden]."""
+    return results.mul_(weights.unsqueeze(2)).sum(dim=1)
+
+
 class LocalExchange:
     """All experts stand here, each in the slot of its own number."""
 
@@ -73,7 +81,7 @@ class LocalExchange:
         """See ExpertExchange."""
         num_tokens, num_chosen = chosen.shape
         token_of = torch.arange(num_tokens * num_chosen, device=x.device) // num_chosen
-        return LocalDispatch(rows_by_slot(x, token_of, chosen.flatten(), self._num_experts), num_tokens)
+        return LocalDispatch(rows_by_slot(x, token_of, chosen.flatten(), self._num_experts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +89,14 @@ class LocalDispatch:
     """See Dispatch."""
 
     rows: ExpertRows
-    num_tokens: int
 
     def arrive(self) -> ExpertRows:
         """At once."""
         return self.rows
 
-    def combine(self, outputs: Tensor) -> Tensor:
+    def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
         """See Dispatch."""
-        return outputs[self.rows.places].view(self.num_tokens, -1, outputs.shape[1])
+        return weighted_sum(outputs[self.rows.places].view(*weights.shape, outputs.shape[1]), weights)
 
 
 class ExpertRoutes:
@@ -120,34 +127,52 @@ class ExpertRoutes:
         return self._replicas[chosen, turn % self._num_replicas[chosen]]
 
 
+class DirectLink(Protocol):
+    """Another way between the ranks, for steps of few tokens."""
+
+    def takes(self, num_tokens: Sequence[int], slots_per_rank: int) -> bool:
+        """Whether a step of so many tokens on each rank goes this way; the same on all ranks."""
+        ...
+
+    def dispatch(self, x: Tensor, replicas: Tensor, slots_per_rank: int, on_rows: Callable[[int], None]) -> Dispatch:
+        """See ExpertExchange; replicas as `ExpertRoutes` numbers them. `on_rows` hears how many rows came."""
+        ...
+
+
 class GroupExchange:
     """The experts of one layer stand on all ranks of a group; all of them call this for each step."""
 
     def __init__(self, group: RankGroup, num_experts: int, device: torch.device) -> None:
         self.group = group
+        self.link: DirectLink | None = None
         self.routes: ExpertRoutes | None = None  # until the group is formed
         self.num_slots = 0  # here
         self.counts = torch.zeros(num_experts, dtype=torch.int64, device=device)  # this rank's tokens
         self.num_rows = 0  # of all ranks' tokens that were computed here, since the start
 
-    def dispatch(self, x: Tensor, chosen: Tensor) -> "GroupDispatch":
+    def dispatch(self, x: Tensor, chosen: Tensor) -> Dispatch:
         """See ExpertExchange. Raises GroupBroken."""
         assert self.routes is not None, "the group was not formed"
         self.counts += chosen.flatten().bincount(minlength=len(self.counts))
-        return GroupDispatch(self, self.routes, x, chosen)
+        replicas, slots_per_rank = self.routes.of(chosen, self.group.view.rank), self.routes.slots_per_rank
+        if self.link is not None and self.link.takes(self.group.num_tokens, slots_per_rank):
+            return self.link.dispatch(x, replicas, slots_per_rank, self.note_rows)
+        return GroupDispatch(self, slots_per_rank, x, replicas)
+
+    def note_rows(self, count: int) -> None:
+        """So many rows came to be computed here."""
+        self.num_rows += count
 
 
 class GroupDispatch:
     """See Dispatch. A row travels as its bytes, followed by its token's replicas as int32."""
 
-    def __init__(self, exchange: GroupExchange, routes: ExpertRoutes, x: Tensor, chosen: Tensor) -> None:
+    def __init__(self, exchange: GroupExchange, slots_per_rank: int, x: Tensor, replicas: Tensor) -> None:
         self._exchange = exchange
         self._group = exchange.group
-        self._routes = routes
+        self._slots_per_rank = slots_per_rank
         self._x = x
-        self._num_chosen = chosen.shape[1]
-        replicas = routes.of(chosen, self._group.view.rank)
-        self._ranks = replicas // routes.slots_per_rank  # [num_tokens, num_chosen]
+        self._ranks = replicas // slots_per_rank  # [num_tokens, num_chosen]
         self._rows: ExpertRows | None = None
         self._sources: list[int] = []  # entries computed here, by the rank whose tokens they are
         payload = torch.cat([x.contiguous().view(torch.uint8), replicas.int().view(torch.uint8)], dim=1)
@@ -168,16 +193,16 @@ class GroupDispatch:
         row_bytes = self._x.shape[1] * self._x.itemsize
         rows = self._arriving[:, :row_bytes].contiguous().view(self._x.dtype)
         replicas = self._arriving[:, row_bytes:].contiguous().view(torch.int32).long()  # [num_rows, num_chosen]
-        rank, slots_per_rank = self._group.view.rank, self._routes.slots_per_rank
+        rank, slots_per_rank = self._group.view.rank, self._slots_per_rank
         is_ours = replicas // slots_per_rank == rank
         row_of = is_ours.nonzero()[:, 0]
-        self._exchange.num_rows += len(row_of)
+        self._exchange.note_rows(len(row_of))
         per_row = is_ours.sum(dim=1)
         self._sources = [int(part.sum()) for part in per_row.split_with_sizes(self._received)]
         self._rows = rows_by_slot(rows, row_of, replicas[is_ours] % slots_per_rank, self._exchange.num_slots)
         return self._rows
 
-    def combine(self, outputs: Tensor) -> Tensor:
+    def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
         """See Dispatch. Raises GroupBroken."""
         assert self._rows is not None
         hidden = self._x.shape[1]
@@ -188,7 +213,7 @@ class GroupDispatch:
         self._group.exchange(returned, results, sent, self._sources).wait()
         combined = torch.empty(len(flat), hidden, dtype=self._x.dtype, device=self._x.device)
         combined[flat.argsort(stable=True)] = returned.view(self._x.dtype)
-        return combined.view(len(self._x), self._num_chosen, hidden)
+        return weighted_sum(combined.view(*weights.shape, hidden), weights)
 
     def _counts_from_others(self, sent: list[int]) -> list[int]:
         counts = torch.tensor(sent, dtype=torch.int64, device=self._x.device)

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from engine.ending_threads import EndingThreads
 from engine.errors import EngineEnded, GroupBroken
@@ -63,6 +64,11 @@ class RankGroup:
     def is_current(self) -> bool:
         """Whether the group stands, and no newer epoch has begun."""
         return self._view is not None and self._view.epoch == self._membership.epoch
+
+    @property
+    def store(self) -> Store:
+        """A key-value store that all ranks of the epoch have; of a group of several."""
+        return self._connected.store
 
     def check_epoch(self) -> None:
         """Raises GroupBroken if a newer epoch has begun, or this rank has left."""

@@ -12,7 +12,9 @@ from engine.engine import Engine
 from engine.expert_group import BalanceSettings, ExpertGroup
 from engine.fingerprint import compatibility_fingerprint
 from engine.group_view import GroupView
+from engine.kv_cache import torch_dtype
 from engine.model_config import read_model_config
+from engine.nixl_experts import check_nixl
 from protos import group_pb2_grpc
 from rpc.group.epoch import Life
 from rpc.group.member import GroupMember, Place
@@ -38,7 +40,8 @@ class WorkerGroup:
             num_redundant=config.num_redundant_experts,
             step_interval=config.eplb_step_interval,
         )
-        self.experts = ExpertGroup(member, config.host, torch.device(config.engine.device), balance)
+        device = torch.device(config.engine.device)
+        self.experts = ExpertGroup(member, config.host, device, balance, _nixl_hidden(config, device))
         self._call: Callable[[Callable[[Engine], None]], object] | None = None
 
     @property
@@ -96,9 +99,19 @@ async def joined(
         await server.stop(STOP_GRACE_S)
 
 
+def _nixl_hidden(config: WorkerConfig, device: torch.device) -> int | None:
+    """Width of tokens that go by nixl_ep, None if they do not. Raises EngineError where they cannot."""
+    if config.all2all_backend != "nixl_ep":
+        return None
+    model = read_model_config(Path(config.engine.model), config.engine.dtype)
+    check_nixl(model.hidden_size, torch_dtype(model.dtype), device)
+    return model.hidden_size
+
+
 def _fingerprint(config: WorkerConfig) -> str:
     """The same for all whose experts can stand in for each other's, and who place them by the same rules."""
     directory, engine = Path(config.engine.model), config.engine
     model = read_model_config(directory, engine.dtype)
-    rules = f"{config.enable_eplb}/{config.num_redundant_experts}/{config.eplb_step_interval}"
+    balance = f"{config.enable_eplb}/{config.num_redundant_experts}/{config.eplb_step_interval}"
+    rules = f"{balance}/{config.all2all_backend}"
     return f"{compatibility_fingerprint(directory, model, engine.block_size)}/{PROTOCOL_VERSION}/{rules}"

@@ -69,6 +69,11 @@ WORKER_OPTIONS = {
     ),
     "group": OptionInfo("Name of the group of ranks at the rendezvous."),
     "group_port": OptionInfo("Port where other ranks wake this one; 0 for any free one.", minimum=0, maximum=65535),
+    "all2all_backend": OptionInfo(
+        "How tokens get to experts of other ranks: by the process group's all-to-all, or, in steps of few tokens, by "
+        "nixl_ep between GPUs.",
+        choices=("all_to_all", "nixl_ep"),
+    ),
     "enable_eplb": OptionInfo("Place experts anew by their measured load (EPLB)."),
     "num_redundant_experts": OptionInfo("Replicas of a layer's experts, over all ranks.", minimum=0, maximum=65536),
     "eplb_step_interval": OptionInfo("Steps from one placement of the experts to the next.", minimum=1),

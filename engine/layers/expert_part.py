@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.expert_parallel import ExpertRows, rows_by_slot
+from engine.expert_parallel import ExpertRows, rows_by_slot, weighted_sum
 
 
 class PartExchange:
@@ -18,11 +18,11 @@ class PartExchange:
 
     def dispatch(self, x: Tensor, chosen: Tensor) -> "PartDispatch":
         """See ExpertExchange."""
-        num_tokens, num_chosen = chosen.shape
+        num_chosen = chosen.shape[1]
         slots = chosen.flatten() - self._first
         entries = torch.nonzero((slots >= 0) & (slots < self._count)).flatten()  # those of ours
         rows = rows_by_slot(x, entries // num_chosen, slots[entries], self._count)
-        return PartDispatch(rows, entries, num_tokens, num_chosen)
+        return PartDispatch(rows, entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,13 @@ class PartDispatch:
 
     rows: ExpertRows
     entries: Tensor  # which of all (token, chosen expert) have rows here
-    num_tokens: int
-    num_chosen: int
 
     def arrive(self) -> ExpertRows:
         """At once."""
         return self.rows
 
-    def combine(self, outputs: Tensor) -> Tensor:
+    def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
         """See Dispatch."""
-        results = outputs.new_zeros(self.num_tokens * self.num_chosen, outputs.shape[1])
+        results = outputs.new_zeros(weights.numel(), outputs.shape[1])
         results[self.entries] = outputs[self.rows.places]
-        return results.view(self.num_tokens, self.num_chosen, outputs.shape[1])
+        return weighted_sum(results.view(*weights.shape, outputs.shape[1]), weights)

@@ -37,8 +37,7 @@ class MoE:
         dispatch = self.exchange.dispatch(x, chosen)
         shared = self.shared(x) if self.shared is not None and len(x) else None  # while tokens are on their way
         arrived = dispatch.arrive()
-        results = dispatch.combine(self.experts(arrived.rows, arrived.sizes))  # [num_tokens, num_chosen, hidden]
-        routed = results.mul_(weights.unsqueeze(2)).sum(dim=1)  # in the order chosen
+        routed = dispatch.combine(self.experts(arrived.rows, arrived.sizes), weights)
         return self.tensor.sum(routed if shared is None else routed + shared)
 
 

@@ -88,8 +88,9 @@ def test_only_the_rows_of_our_experts_are_computed() -> None:
     assert arrived.sizes == [ROW_TILE, ROW_TILE]
     assert arrived.rows[:3, 0].tolist() == [1.0, 2.0, 4.0]
     assert arrived.rows[ROW_TILE : ROW_TILE + 3, 0].tolist() == [0.0, 2.0, 4.0]
-    combined = dispatch.combine(arrived.rows + 10)
-    assert combined[:, :, 0].tolist() == [[0.0, 10.0], [11.0, 0.0], [12.0, 12.0], [0.0, 0.0], [14.0, 14.0]]
+    weights = torch.tensor([[1.0, 2.0]] * 5)
+    combined = dispatch.combine(arrived.rows + 10, weights)
+    assert combined[:, 0].tolist() == [20.0, 11.0, 36.0, 0.0, 42.0]
 
 
 def test_a_rank_whose_experts_nobody_chose_gives_zeros() -> None:
@@ -97,4 +98,4 @@ def test_a_rank_whose_experts_nobody_chose_gives_zeros() -> None:
     for tokens in (x, x[:0]):
         dispatch = PartExchange(6, 2).dispatch(tokens, torch.zeros(len(tokens), 2, dtype=torch.int64))
         assert dispatch.arrive().rows.shape == (0, 4)
-        assert torch.equal(dispatch.combine(x[:0]), torch.zeros(len(tokens), 2, 4))
+        assert torch.equal(dispatch.combine(x[:0], torch.ones(len(tokens), 2)), torch.zeros(len(tokens), 4))
