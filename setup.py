@@ -1,6 +1,13 @@
 """Builds the compiled twins of Python modules. Where that fails, the install goes on and the Python twins serve."""
 
+from pathlib import Path
+
 from setuptools import Extension, setup
+
+# A product and a sum are one instruction where the kernel says so and nowhere else: bits would depend on the compiler.
+# The warnings that are left out are false ones, about the compiler's own headers.
+NO_FALSE_WARNINGS = ("-Wno-ignored-attributes", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
+COMPILE_ARGS = {"engine.native.paged_attention": ["-O3", "-ffp-contract=off", *NO_FALSE_WARNINGS]}
 
 
 def extensions() -> list[Extension]:
@@ -18,11 +25,24 @@ def extensions() -> list[Extension]:
             "router/native/holders.hpp",
         ),
         "engine.native.block_hash": ("engine/native/block_hash.cpp", "engine/native/blake2b.hpp"),
+        "engine.native.paged_attention": ("engine/native/paged_attention.cpp", *attention_headers()),
     }
     return [
-        Pybind11Extension(name, [source], depends=headers, cxx_std=17, extra_compile_args=["-O2"], optional=True)
+        Pybind11Extension(
+            name,
+            [source],
+            depends=headers,
+            cxx_std=17,
+            extra_compile_args=COMPILE_ARGS.get(name, ["-O2"]),
+            optional=True,
+        )
         for name, (source, *headers) in sources.items()
     ]
+
+
+def attention_headers() -> list[str]:
+    """What the kernel includes, some of it once for each instruction set."""
+    return sorted(str(path) for path in Path("engine/native/attention").iterdir())
 
 
 setup(ext_modules=extensions())

@@ -44,6 +44,7 @@ class BalanceSettings:
     is_enabled: bool = False
     num_redundant: int = 0  # slots of a layer beyond one for each expert, over all ranks
     step_interval: int = 3000  # steps of the group from one placement to the next
+    num_nodes: int = 1  # that the ranks are on, equally many on each, one node's after the other's
 
 
 class ExpertGroup:
@@ -65,6 +66,7 @@ class ExpertGroup:
         self.layers: list[ExpertLayer] = []
         self._device = device
         self._balance = balance or BalanceSettings()
+        self._num_expert_groups = 1  # of the model, from which a token chooses its experts
         self._slots: list[Slots] = []  # by layer: where all ranks' experts stand
         self._rebalance: Rebalance | None = None
         self._num_taken = 0  # layers of it
@@ -75,6 +77,7 @@ class ExpertGroup:
 
     def add_layer(self, reader: ExpertReader, num_experts: int) -> ExpertLayer:
         """A layer whose experts the group will give out."""
+        self._num_expert_groups = reader.num_groups
         self.layers.append(ExpertLayer(self.ranks, reader, num_experts, self._device))
         return self.layers[-1]
 
@@ -202,7 +205,13 @@ class ExpertGroup:
         loads = self.ranks.gather_tensor(here).sum(dim=0).view(counts.shape).numpy()
         self._counted, self._num_steps = counts, 0
         self.imbalances = [imbalance(slots, row) for slots, row in zip(self._slots, loads, strict=True)]
-        place: Place = partial(better_slots, num_redundant=self._balance.num_redundant)
+        balance = self._balance
+        place: Place = partial(
+            better_slots,
+            num_redundant=balance.num_redundant,
+            num_groups=self._num_expert_groups,
+            num_nodes=balance.num_nodes,
+        )
         if self._num_failures and not self._is_even:  # as few reads as can be, whatever the loads
             place = _handed_over
         self._rebalance = Rebalance(self.layers, self._slots, loads, self.ranks.view.rank, place)

@@ -109,9 +109,12 @@ class Rebalance:
             return not self._is_cancelled
 
 
-def better_slots(slots: Slots, loads: Loads, num_redundant: int) -> Slots:
-    """Where a layer's experts should stand, given where they do: experts move to another rank only if that helps."""
-    best = balanced(loads, len(slots), num_redundant)
+def better_slots(slots: Slots, loads: Loads, num_redundant: int, num_groups: int = 1, num_nodes: int = 1) -> Slots:
+    """Where a layer's experts should stand, given where they do: experts move to another rank only if that helps.
+
+    The rest is as in `balanced`.
+    """
+    best = balanced(loads, len(slots), num_redundant, num_groups, num_nodes)
     if all(len(held) == best.slots_per_rank for held in slots):
-        best = with_few_moves(ExpertPlacement(best.num_experts, tuple(map(tuple, slots))), best)
+        best = with_few_moves(ExpertPlacement(best.num_experts, tuple(map(tuple, slots))), best, num_nodes)
     return [list(held) for held in best.slots]

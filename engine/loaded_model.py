@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.attention.torch_reference import TorchAttention
+from engine.attention.choice import attention_for
 from engine.capacity import context_length, num_blocks_in
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import UnsupportedModel
@@ -66,7 +66,7 @@ def load(
             ("number of KV blocks", "max_model_len", "model, weights, dtype or block size"),
             (num_blocks, max_model_len, compared),
         )
-    attention = TorchAttention.for_model(shard.local(whole), config.block_size)
+    attention = attention_for(shard.local(whole), config.block_size, device)
     served = replace(whole, max_model_len=max_model_len)
     model = load_model(directory, served, device, attention, on_progress, group, tensor or ONE_RANK)
     pool = allocate_pool(layout.pool_shape(num_blocks), layout.dtype).to(device)

@@ -39,6 +39,7 @@ class WorkerGroup:
             is_enabled=config.enable_eplb,
             num_redundant=config.num_redundant_experts,
             step_interval=config.eplb_step_interval,
+            num_nodes=config.eplb_num_nodes,
         )
         device = torch.device(config.engine.device)
         self.experts = ExpertGroup(member, config.host, device, balance, _nixl_hidden(config, device))
@@ -113,5 +114,5 @@ def _fingerprint(config: WorkerConfig) -> str:
     directory, engine = Path(config.engine.model), config.engine
     model = read_model_config(directory, engine.dtype)
     balance = f"{config.enable_eplb}/{config.num_redundant_experts}/{config.eplb_step_interval}"
-    rules = f"{balance}/{config.all2all_backend}"
+    rules = f"{balance}/{config.eplb_num_nodes}/{config.all2all_backend}"
     return f"{compatibility_fingerprint(directory, model, engine.block_size)}/{PROTOCOL_VERSION}/{rules}"

@@ -41,6 +41,7 @@ class WorkerConfig:
     enable_eplb: bool = False  # place experts anew by their measured load
     num_redundant_experts: int = 0  # replicas of a layer's experts over all ranks
     eplb_step_interval: int = 3000  # steps from one placement to the next
+    eplb_num_nodes: int = 1  # that the ranks are on, equally many on each
     strict: bool = False  # start only if the doctor finds nothing wrong with the machine
     tls_cert: str | None = None  # PEM files for mutual TLS with other processes; None: plaintext
     tls_key: str | None = None

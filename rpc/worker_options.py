@@ -77,6 +77,12 @@ WORKER_OPTIONS = {
     "enable_eplb": OptionInfo("Place experts anew by their measured load (EPLB)."),
     "num_redundant_experts": OptionInfo("Replicas of a layer's experts, over all ranks.", minimum=0, maximum=65536),
     "eplb_step_interval": OptionInfo("Steps from one placement of the experts to the next.", minimum=1),
+    "eplb_num_nodes": OptionInfo(
+        "Nodes that the ranks are on, equally many on each, in the order of their names; a model's groups of experts "
+        "then stay whole on a node.",
+        minimum=1,
+        maximum=1024,
+    ),
     "strict": OptionInfo("Start only if `baton doctor` would find nothing wrong with the machine."),
     **TLS_OPTIONS,
     "progress_fd": OptionInfo("Descriptor of a pipe that takes progress messages.", minimum=0, hidden=True),

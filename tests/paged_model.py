@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.attention.torch_reference import TorchAttention
+from engine.attention.choice import attention_for
 from engine.batch import Batch
 from engine.kv_cache import KVCacheLayout
 from engine.model_config import read_model_config
@@ -21,7 +21,7 @@ class PagedModel:
 
     def __init__(self, directory: Path, *, dtype: str = "auto", block_size: int = 16, seed: int = 0) -> None:
         self.config = read_model_config(directory, dtype)
-        self.model = load_model(directory, self.config, CPU, TorchAttention.for_model(self.config, block_size))
+        self.model = load_model(directory, self.config, CPU, attention_for(self.config, block_size, CPU))
         self.layout = KVCacheLayout.of(self.config, block_size)
         generator = torch.Generator().manual_seed(seed)
         shape = self.layout.pool_shape(160)

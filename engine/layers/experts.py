@@ -136,6 +136,7 @@ class ExpertReader:
         """shard: which of an expert's inner columns are read.
 
         Checks that all experts are there and of the right shape (InvalidCheckpoint), and reads none of them."""
+        self.num_groups = config.num_groups
         self._weights = weights
         self._prefix = prefix
         self._hidden_size = hidden_size

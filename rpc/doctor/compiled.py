@@ -1,15 +1,15 @@
-"""The compiled twins of Python modules."""
+"""The compiled twins of what is also there in Python or torch."""
 
 from collections.abc import Sequence
 from importlib import import_module
 
 from rpc.doctor.finding import Finding, ok, warning
 
-ENGINE_MODULES = ("engine.native.block_hash",)  # what a worker uses
+ENGINE_MODULES = ("engine.native.block_hash", "engine.native.paged_attention")  # what a worker uses
 
 
 def check_compiled(modules: Sequence[str]) -> Finding:
-    """Whether the modules were compiled at installation, and load; their Python twins do the same, slower."""
+    """Whether the modules were compiled at installation, and load; their twins in Python or torch are slower."""
     missing: list[str] = []
     for name in modules:
         try:
@@ -20,6 +20,6 @@ def check_compiled(modules: Sequence[str]) -> Finding:
         return ok("compiled-modules", f"{', '.join(modules)}")
     return warning(
         "compiled-modules",
-        f"{', '.join(missing)} cannot be loaded; Python serves in its place, many times slower",
+        f"{', '.join(missing)} cannot be loaded; Python or torch serves in its place, several times slower",
         "install a C++ compiler and Python's headers, then Baton again; the log of the installation says what failed",
     )

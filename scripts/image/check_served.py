@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 BIN = Path(sys.executable).parent
 COMMANDS = (["baton", "--help"], ["baton", "router", "--help"], ["baton", "worker", "--help"], ["ray", "--version"])
-COMPILED = ("router.native.prefix_index", "engine.native.block_hash")
+COMPILED = ("router.native.prefix_index", "engine.native.block_hash", "engine.native.paged_attention")
 READY_S = 120
 PROMPT = "The module textwrap wraps and fills text. " * 20  # long enough to be prefilled elsewhere
 

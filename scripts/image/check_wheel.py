@@ -9,6 +9,7 @@ from zipfile import ZipFile
 NEEDED = (
     r"router/native/prefix_index\.[^/]*\.so",
     r"engine/native/block_hash\.[^/]*\.so",
+    r"engine/native/paged_attention\.[^/]*\.so",
     r"baton/bundled_model/model\.safetensors",
     r"baton/bundled_model/tokenizer\.json",
     r"baton/bundled_model/config\.json",
@@ -17,7 +18,7 @@ NEEDED = (
     r"deployment/ray_app\.py",
     r"loadtool/page/[^/]*\.jinja",
 )
-NEVER = (r"tests/.*", r"benchmarks/.*", r".*\.(cpp|hpp)")
+NEVER = (r"tests/.*", r"benchmarks/.*", r".*\.(cpp|hpp|inl)")
 
 
 def problems(names: Iterable[str]) -> list[str]:

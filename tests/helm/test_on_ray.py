@@ -58,10 +58,12 @@ def configured(directory: Path, objects: list[charts.Manifest]) -> RedisServer:
 
 
 async def join(ray: RayCluster, service: charts.Manifest) -> None:
-    """A node for each worker group, with the group's labels."""
-    for group in service["spec"]["rayClusterConfig"]["workerGroupSpecs"]:
-        labels = ",".join(f"{key}={value}" for key, value in group["labels"].items())
-        await ray.join(NODES[group["groupName"]], f"--labels={labels}")
+    """A node for each worker group, with the group's labels, all at once."""
+    labels = {
+        group["groupName"]: ",".join(f"{key}={value}" for key, value in group["labels"].items())
+        for group in service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    }
+    await asyncio.gather(*(ray.join(NODES[name], f"--labels={each}") for name, each in labels.items()))
 
 
 POOLS: dict[str, dict[str, Any]] = {

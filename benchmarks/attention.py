@@ -1,0 +1,231 @@
+"""What attention over the paged KV cache takes on this CPU: the compiled kernel beside the torch reference.
+
+    python -m benchmarks.attention [--json FILE] [--repeats N] [--threads N] [--instructions NAME]
+
+Decode steps and prefill chunks, one layer a call. Every call is for another layer of a pool that no cache holds, as in
+a model; the two backends take turns, and medians are compared.
+"""
+
+import os
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import click
+import torch
+from torch import Tensor
+
+from benchmarks.machine import MachineLimits, measure_limits
+from benchmarks.report import Report
+from engine.attention.base import AttentionBackend
+from engine.attention.native import AttentionHeads, NativeAttention
+from engine.attention.torch_reference import GATHERED_BYTES, TorchAttention
+from engine.batch import Batch
+from engine.kv_cache import KVCacheLayout
+
+BLOCK_SIZE = 16
+POOL_BYTES = 384 << 20  # of the layers together, at least: more than a CPU's caches
+MAX_LAYERS = 28
+COLUMNS = ("heads", "dtype", "step", "torch us", "native us", "torch / native", "GB/s", "% of read bandwidth",
+           "GFLOP/s", "% of GEMM rate")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """A model's heads."""
+
+    name: str
+    num_heads: int
+    num_kv_heads: int
+    key_width: int
+    value_width: int
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether this is MLA."""
+        return self.value_width < self.key_width
+
+    def cached_bytes(self, dtype: torch.dtype) -> int:
+        """Of one token in one layer."""
+        return (1 if self.is_latent else 2) * self.num_kv_heads * self.key_width * dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is computed."""
+
+    name: str
+    query_lens: list[int]
+    context_lens: list[int]
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether each sequence has one new token."""
+        return max(self.query_lens) == 1
+
+    @property
+    def num_seen(self) -> int:
+        """Tokens seen, summed over the new tokens."""
+        lens = zip(self.query_lens, self.context_lens, strict=True)
+        return sum(query * context - query * (query - 1) // 2 for query, context in lens)
+
+
+HEADS = (
+    Heads("Qwen3-0.6B: 16 / 8 of 128", 16, 8, 128, 128),
+    Heads("bundled model: 4 / 2 of 64", 4, 2, 64, 64),
+    Heads("DeepSeek-V2-Lite: MLA 16 of 576", 16, 1, 576, 512),
+)
+STEPS = (
+    *(
+        Step(f"decode {batch} x {context}", [1] * batch, [context] * batch)
+        for batch, context in ((1, 512), (8, 512), (32, 512), (8, 2048))
+    ),
+    *(
+        Step(f"prefill {new} after {before}", [new], [before + new])
+        for new, before in ((256, 0), (256, 2048), (2048, 0))
+    ),
+)
+
+
+class Layers:
+    """Owns a pool of some layers, and what their attention is called with."""
+
+    def __init__(self, heads: Heads, dtype: torch.dtype, step: Step) -> None:
+        self.heads, self.dtype, self.step = heads, dtype, step
+        tables = block_tables(step)
+        num_blocks = sum(map(len, tables)) + 1
+        layer_bytes = num_blocks * BLOCK_SIZE * heads.cached_bytes(dtype)
+        self.num_layers = min(MAX_LAYERS, POOL_BYTES // layer_bytes + 1)
+        self.batch = make_batch(step, tables)
+        self.pool = self._random(num_blocks, *self._block_shape())
+        num_tokens = sum(step.query_lens)
+        self.q = self._random(num_tokens, heads.num_heads, heads.key_width)
+        self.k, self.v = self._random(2, num_tokens, heads.num_kv_heads, heads.key_width)
+
+    def seconds(self, backend: AttentionBackend) -> float:
+        """A layer's, with a share of the plan that is made once for all of them."""
+        started_s = time.perf_counter()
+        backend.plan(self.batch)
+        for layer in range(self.num_layers):
+            cache = KVCacheLayout.layer_cache(self.pool, layer)
+            if self.heads.is_latent:
+                backend.forward_latent(self.q, self.k[:, 0], cache, self.batch)
+            else:
+                backend.forward(self.q, self.k, self.v, cache, self.batch)
+        return (time.perf_counter() - started_s) / self.num_layers
+
+    def _block_shape(self) -> tuple[int, ...]:
+        heads = self.heads
+        if heads.is_latent:
+            return (self.num_layers, BLOCK_SIZE, heads.key_width)
+        return (1, self.num_layers, 2, heads.num_kv_heads, BLOCK_SIZE, heads.key_width)
+
+    def _random(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.dtype).normal_()
+
+
+def block_tables(step: Step) -> list[list[int]]:
+    """Scattered blocks, as of a pool long in use."""
+    lens = [-(-length // BLOCK_SIZE) for length in step.context_lens]
+    ids = random.Random(0).sample(range(1, sum(lens) + 1), sum(lens))
+    return [[ids.pop() for _ in range(length)] for length in lens]
+
+
+def make_batch(step: Step, tables: Sequence[Sequence[int]]) -> Batch:
+    """The step's batch; only what attention reads of it means anything."""
+    longest = max(map(len, tables))
+    lens = list(zip(step.query_lens, step.context_lens, strict=True))
+    positions = [torch.arange(context - query, context) for query, context in lens]
+    slots = [
+        torch.tensor(table)[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
+        for table, places in zip(tables, positions, strict=True)
+    ]
+    return Batch(
+        token_ids=torch.zeros(sum(step.query_lens), dtype=torch.int64),
+        positions=torch.cat(positions),
+        slot_mapping=torch.cat(slots),
+        query_starts=torch.tensor([0, *step.query_lens]).cumsum(0),
+        context_lens=torch.tensor(step.context_lens),
+        block_tables=torch.tensor([[*table, *[0] * (longest - len(table))] for table in tables]),
+        logits_indices=torch.tensor([0]),
+        query_lens_list=step.query_lens,
+        context_lens_list=step.context_lens,
+        num_decodes=len(lens) if step.is_decode else 0,
+    )
+
+
+def backends(heads: Heads, dtype: torch.dtype, instructions: str | None) -> tuple[TorchAttention, NativeAttention]:
+    """The two that are compared."""
+    scale = heads.key_width**-0.5
+    reference = TorchAttention(
+        scale,
+        BLOCK_SIZE,
+        kv_lora_rank=heads.value_width if heads.is_latent else 0,
+        max_gathered_tokens=GATHERED_BYTES // heads.cached_bytes(dtype),
+    )
+    here = AttentionHeads(
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        key_width=heads.key_width,
+        value_width=heads.value_width,
+        dtype=dtype,
+    )
+    return reference, NativeAttention(scale, BLOCK_SIZE, here, instructions)
+
+
+def measure(report: Report, layers: Layers, limits: MachineLimits, repeats: int, instructions: str | None) -> None:
+    """Adds a row."""
+    heads, step = layers.heads, layers.step
+    reference, native = backends(heads, layers.dtype, instructions)
+    times: tuple[list[float], list[float]] = ([], [])
+    for repeat in range(repeats + 1):
+        for backend, taken in zip((reference, native), times, strict=True):
+            seconds = layers.seconds(backend)
+            if repeat:  # the first warms up
+                taken.append(seconds)
+    torch_s, native_s = map(median, times)
+    bytes_per_s = sum(step.context_lens) * heads.cached_bytes(layers.dtype) / native_s
+    flop_per_s = 2 * step.num_seen * heads.num_heads * (heads.key_width + heads.value_width) / native_s
+    report.add(
+        heads.name,
+        str(layers.dtype).removeprefix("torch."),
+        step.name,
+        torch_s * 1e6,
+        native_s * 1e6,
+        torch_s / native_s,
+        bytes_per_s / 1e9 if step.is_decode else "",
+        100 * bytes_per_s / limits.read_bytes_per_s if step.is_decode else "",
+        flop_per_s / 1e9,
+        100 * flop_per_s / limits.gemm_flop_per_s,
+    )
+
+
+@click.command(help=__doc__)
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Writes the table there.")
+@click.option("--repeats", default=7, show_default=True)
+@click.option("--threads", default=os.cpu_count() or 1, show_default=True)
+@click.option("--instructions", help="Of the kernel; unset: the best that are here.")
+@click.option("--only", default="", help="Steps whose name has this in it.")
+def main(json_file: Path | None, repeats: int, threads: int, instructions: str | None, only: str) -> None:
+    """Measures and prints."""
+    report = Report("Attention over the paged KV cache, one layer", COLUMNS)
+    for dtype in (torch.bfloat16, torch.float32):
+        limits = measure_limits(dtype, threads)
+        report.notes.append(
+            f"{dtype}: memory is read at {limits.read_bytes_per_s / 1e9:.1f} GB/s, matrices of 1536 are multiplied at "
+            f"{limits.gemm_flop_per_s / 1e9:.0f} GFLOP/s, both with {threads} threads."
+        )
+        for heads in HEADS:
+            for step in STEPS:
+                if only in step.name:
+                    measure(report, Layers(heads, dtype, step), limits, repeats, instructions)
+    report.show()
+    if json_file is not None:
+        report.write(json_file)
+
+
+if __name__ == "__main__":
+    main()

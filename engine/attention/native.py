@@ -1,0 +1,133 @@
+"""Attention by the compiled kernel, on a CPU."""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.batch import Batch
+from engine.config import ModelConfig
+from engine.kv_cache import torch_dtype
+from engine.native.paged_attention import Cache, PagedAttention, Rows, has_threads, instruction_sets
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionHeads:
+    """The heads that are here, and what of them is cached."""
+
+    num_heads: int
+    num_kv_heads: int
+    key_width: int
+    value_width: int  # of MLA, less than key_width: values are the keys' first columns
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> "AttentionHeads":
+        """Those of a model; with MLA one latent head serves all queries."""
+        mla, dtype = config.mla, torch_dtype(config.dtype)
+        return cls(
+            num_heads=config.num_heads,
+            num_kv_heads=1 if mla else config.num_kv_heads,
+            key_width=mla.latent_dim if mla else config.head_dim,
+            value_width=mla.kv_lora_rank if mla else config.head_dim,
+            dtype=dtype,
+        )
+
+
+class NativeAttention:
+    """Reads each block where it lies, once for a group's heads.
+
+    A row's result depends on what it sees and on nothing else: neither on the other sequences of the batch, nor on the
+    chunk that its token came in, nor on the number of threads.
+    """
+
+    def __init__(self, scale: float, block_size: int, heads: AttentionHeads, instructions: str | None = None) -> None:
+        """scale: factor on the scores; block_size: tokens a block; instructions: None for the best that are here.
+
+        Raises ValueError for instructions that this processor lacks.
+        """
+        if not has_threads() and torch.get_num_threads() > 1:
+            log.warning("the runtime of torch's threads was not found: attention is computed by one thread")
+        self.heads = heads
+        self.block_size = block_size
+        self._kernel = PagedAttention(
+            scale=scale,
+            block_size=block_size,
+            num_heads=heads.num_heads,
+            num_kv_heads=heads.num_kv_heads,
+            key_width=heads.key_width,
+            value_width=heads.value_width,
+            is_bfloat16=heads.dtype == torch.bfloat16,
+            instructions=instructions or instruction_sets()[0],
+        )
+
+    @classmethod
+    def for_model(cls, config: ModelConfig, block_size: int) -> "NativeAttention":
+        """The attention that a model asks for."""
+        return cls(config.attention_scale, block_size, AttentionHeads.of(config))
+
+    def plan(self, batch: Batch) -> None:
+        """Divides the step among torch's threads, once for all layers."""
+        tables, slots = batch.block_tables.contiguous(), batch.slot_mapping.contiguous()
+        assert tables.dtype == slots.dtype == torch.int64
+        assert tables.is_cpu
+        assert slots.is_cpu
+        self._kernel.plan(
+            query_lens=batch.query_lens_list,
+            context_lens=batch.context_lens_list,
+            block_tables=tables.data_ptr(),
+            max_blocks=tables.shape[1],
+            slots=slots.data_ptr(),
+            num_slots=slots.shape[0],
+            num_threads=torch.get_num_threads(),
+        )
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
+        """See AttentionBackend."""
+        heads, num_tokens = self.heads, q.shape[0]
+        num_blocks, num_parts, two, heads_per_part, block_size, width = layer_cache.shape
+        assert (two, num_parts * heads_per_part, block_size) == (2, heads.num_kv_heads, self.block_size)
+        assert width == heads.key_width == heads.value_width
+        assert layer_cache.dtype == heads.dtype
+        assert k.shape == v.shape == (num_tokens, heads.num_kv_heads, width)
+        item = layer_cache.element_size()
+        block, part, value, head, token, _ = (item * stride for stride in layer_cache.stride())
+        cache = Cache(layer_cache.data_ptr(), num_blocks, heads_per_part, block, part, value, head, token)
+        result = torch.empty(num_tokens, heads.num_heads, width, dtype=heads.dtype)
+        q, k, v = (_dense(rows, heads.dtype) for rows in (q, k, v))
+        assert q.shape == result.shape
+        self._kernel.forward(_rows(q), _rows(k), _rows(v), cache, _rows(result), num_tokens)
+        return result
+
+    def forward_latent(self, q: Tensor, latent: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
+        """See AttentionBackend."""
+        heads, num_tokens = self.heads, q.shape[0]
+        assert heads.num_kv_heads == 1
+        num_blocks, block_size, width = layer_cache.shape
+        assert (block_size, width) == (self.block_size, heads.key_width)
+        assert layer_cache.dtype == heads.dtype
+        assert latent.shape == (num_tokens, width)
+        block, token, _ = (layer_cache.element_size() * stride for stride in layer_cache.stride())
+        cache = Cache(layer_cache.data_ptr(), num_blocks, 1, block, 0, 0, 0, token)
+        result = torch.empty(num_tokens, heads.num_heads, heads.value_width, dtype=heads.dtype)
+        q, latent = _dense(q, heads.dtype), _dense(latent, heads.dtype)
+        assert q.shape == (num_tokens, heads.num_heads, width)
+        keys = _rows(latent.unsqueeze(1))
+        self._kernel.forward(_rows(q), keys, keys, cache, _rows(result), num_tokens)
+        return result
+
+
+def _dense(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same with a contiguous last dimension."""
+    assert rows.dtype == dtype
+    assert rows.is_cpu
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def _rows(rows: Tensor) -> Rows:
+    """rows: [num_tokens, num_heads, width], which the caller keeps."""
+    item = rows.element_size()
+    return Rows(rows.data_ptr(), item * rows.stride(0), item * rows.stride(1))

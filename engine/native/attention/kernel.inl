@@ -1,0 +1,222 @@
+// Attention of one item. Included once for each instruction set, whose `Lanes` and cells it uses. It instantiates nothing
+// of the standard library: the linker keeps one copy of such a function, perhaps the one that few processors can run.
+
+static constexpr std::size_t kPanel = Lanes::kWidth * Lanes::kVectors;
+
+static inline std::size_t smaller(std::size_t left, std::size_t right) { return left < right ? left : right; }
+static inline std::size_t round_up(std::size_t count, std::size_t unit) { return (count + unit - 1) / unit * unit; }
+
+static BATON_INLINE float widened(std::uint16_t bits) {
+    const std::uint32_t whole = std::uint32_t{bits} << 16;
+    float value;
+    std::memcpy(&value, &whole, sizeof value);
+    return value;
+}
+
+#include "packing.inl"
+
+#include "product.inl"
+
+#include "softmax.inl"
+
+template <typename Storage, typename Cells>
+struct Attention {
+    using Cell = typename Cells::Cell;
+    static constexpr std::size_t kCellsOfSplit = kSplit / Cells::kPerCell;
+
+    const Task& task;
+    const Tile& tile;
+    Scratch& scratch;
+    const AttentionShape& shape;
+    const Sequence& sequence;
+    const std::size_t key_cells;
+    const std::ptrdiff_t head_offset;  // from a block's first key to the head's
+    std::size_t* const seen;
+    RowState* const states;
+    Merge* const merges;
+
+    Attention(const Task& task, const Tile& tile, Scratch& scratch)
+        : task(task), tile(tile), scratch(scratch), shape(task.shape), sequence(task.sequences[tile.sequence]),
+          key_cells((shape.key_width + Cells::kPerCell - 1) / Cells::kPerCell),
+          head_offset(task.cache.keys(0, tile.kv_head) - task.cache.data), seen(scratch.seen.as<std::size_t>()),
+          states(scratch.states.as<RowState>()), merges(scratch.merges.as<Merge>()) {
+        for (std::size_t row = 0; row < tile.num_rows; ++row) {
+            seen[row] = Plan::seen(sequence, tile.first_row + row, shape.group());
+        }
+    }
+
+    bool is_divided() const { return tile.num_items > 1; }
+    std::size_t token_of(std::size_t row) const { return sequence.first_token + (tile.first_row + row) / shape.group(); }
+    std::size_t head_of(std::size_t row) const {
+        return tile.kv_head * shape.group() + (tile.first_row + row) % shape.group();
+    }
+    // Of a split's keys, those that the row sees.
+    std::size_t seen_of(std::size_t split, std::size_t row) const {
+        return seen[row] > split * kSplit ? smaller(seen[row] - split * kSplit, kSplit) : 0;
+    }
+    std::size_t partial_of(std::size_t split, std::size_t row) const {
+        return tile.first_partial + split * tile.num_rows + row;
+    }
+
+    void attend(const Item& item) {
+        load_queries();
+        for (std::size_t row = 0; row < tile.num_rows; ++row) states[row] = {-INFINITY, 0.0f};
+        for (std::size_t split = item.first_split; split < item.end_split; ++split) attend_split(split, item.end_split);
+        if (!is_divided()) write_results();
+    }
+
+    void combine() {
+        const std::size_t stride = shape.value_stride();
+        for (std::size_t row = 0; row < tile.num_rows; ++row) {
+            RowState state{-INFINITY, 0.0f};
+            float* values = scratch.values.as<float>() + row * stride;
+            for (std::size_t split = 0; split < tile.num_splits; ++split) {
+                const std::size_t partial = partial_of(split, row);
+                const Merge merge = merged(state, task.partial_states[partial], seen_of(split, row));
+                merge_values(values, task.partial_values + partial * stride, merge, split == 0, stride);
+            }
+            states[row] = state;
+        }
+        write_results();
+    }
+
+private:
+    void load_queries() {
+        Cell* cells = scratch.queries.as<Cell>();
+        for (std::size_t row = 0; row < tile.num_rows; ++row, cells += key_cells) {
+            load_query<Storage, Cells>(task.queries.at(token_of(row), head_of(row)), shape.key_width, cells);
+        }
+    }
+
+    void attend_split(std::size_t split, std::size_t end_split) {
+        const std::size_t num_keys = seen_of(split, tile.num_rows - 1);
+        const std::size_t padded = round_up(num_keys, Lanes::kWidth);
+        find_keys(split, num_keys, padded, split + 1 < end_split);
+        score(split, num_keys, padded);
+        for (std::size_t row = 0; row < tile.num_rows; ++row) weigh(split, row, padded);
+        sum_values(split, split == 0 || is_divided(), num_keys, padded);
+    }
+
+    // Asks for keys or values that packing has not asked for yet, few enough for the processor to wait for at a time.
+    void prefetch_later(const char* const* rows) const {
+        if (tile.num_rows > kFewRows) return;
+        const std::size_t num_bytes = shape.key_width * sizeof(Storage);
+        const std::size_t num_rows = smaller(kAhead - kDistance, 1 + kBurstBytes / num_bytes);
+        for (std::size_t row = 0; row < num_rows; ++row) {
+            for (std::size_t byte = 0; byte < num_bytes; byte += 64) __builtin_prefetch(rows[kDistance + row] + byte);
+        }
+    }
+
+    // Where this split's keys and values are, and the first keys of the next: what is read, in order.
+    void find_keys(std::size_t split, std::size_t num_keys, std::size_t padded, bool has_next) {
+        const char** keys = scratch.touched.as<const char*>();
+        const char **values = keys + padded, **next = values + padded;
+        const std::size_t first = split * kSplit;
+        point_at(first, num_keys, keys);
+        for (std::size_t key = 0; key < num_keys; ++key) values[key] = keys[key] + task.cache.value_offset;
+        for (std::size_t key = num_keys; key < padded; ++key) keys[key] = values[key] = scratch.no_key.data();
+        const std::size_t num_next = has_next ? smaller(kAhead, seen[tile.num_rows - 1] - first - kSplit) : 0;
+        if (num_next) point_at(first + kSplit, num_next, next);
+        for (std::size_t key = num_next; key < kAhead; ++key) next[key] = scratch.no_key.data();
+    }
+
+    void point_at(std::size_t first, std::size_t num_keys, const char** to) const {
+        const std::int32_t* block = task.blocks + sequence.first_block + first / shape.block_size;
+        std::size_t offset = first % shape.block_size;
+        for (std::size_t key = 0; key < num_keys; offset = 0) {
+            const char* found = task.cache.data + *block++ * task.cache.block_stride + head_offset;
+            const std::size_t count = smaller(num_keys - key, shape.block_size - offset);
+            for (std::size_t i = 0; i < count; ++i) {
+                to[key + i] = found + static_cast<std::ptrdiff_t>(offset + i) * task.cache.token_stride;
+            }
+            key += count;
+        }
+    }
+
+    void score(std::size_t split, std::size_t num_keys, std::size_t padded) {
+        Cell* packed = scratch.packed_keys.as<Cell>();
+        for (std::size_t first = 0; first < num_keys; first += kPanel) {
+            const std::size_t count = smaller(padded - first, kPanel);
+            const char* const* keys = scratch.touched.as<const char*>() + first;
+            pack_keys<Storage, Cells>(keys, count, shape.key_width, packed);
+            prefetch_later(keys + count);
+            for (std::size_t row = 0; row < tile.num_rows; row += Lanes::kRows) {
+                const std::size_t num_rows = smaller(Lanes::kRows, tile.num_rows - row);
+                if (seen_of(split, row + num_rows - 1) <= first) continue;
+                const Scores scores{scratch.scores.as<float>() + row * kSplit + first, Lanes::broadcast(shape.scale)};
+                multiply<Cells>(Factors<Cells>{scratch.queries.as<Cell>() + row * key_cells, key_cells, packed, key_cells,
+                                               nullptr, 0},
+                                num_rows, count / Lanes::kWidth, scores);
+            }
+        }
+    }
+
+    void weigh(std::size_t split, std::size_t row, std::size_t padded) {
+        const std::size_t num_keys = seen_of(split, row);
+        float* scores = scratch.scores.as<float>() + row * kSplit;
+        const RowState found = softmax<Cells>(scores, num_keys, padded, scratch.weights.as<std::uint32_t>() + row * kSplit / 2);
+        if (is_divided()) {
+            task.partial_states[partial_of(split, row)] = found;
+        } else {
+            merges[row] = merged(states[row], found, num_keys);
+        }
+    }
+
+    void sum_values(std::size_t split, bool is_first, std::size_t num_keys, std::size_t padded) {
+        Cell* packed = scratch.packed_values.as<Cell>();
+        const char* const* values = scratch.touched.as<const char*>() + padded;
+        // Few rows are done with what was packed before the memory has brought more; it then works in the meantime.
+        const std::size_t at_once = tile.num_rows > kFewRows || !task.cache.value_offset ? kSplit : kKeysAtOnce;
+        for (std::size_t first = 0; first < num_keys; first += at_once) {
+            const std::size_t count = smaller(num_keys - first, at_once);
+            pack_values<Storage, Cells>(values + first, count, shape.value_width, packed);
+            prefetch_later(values + first + count);
+            add_values(split, first, count, is_first, num_keys);
+        }
+    }
+
+    // Adds what keys `first` to `first + count` of the split give; with the last of them the split joins those before.
+    void add_values(std::size_t split, std::size_t first, std::size_t count, bool is_first, std::size_t num_keys) {
+        const std::size_t stride = shape.value_stride();
+        float* values = is_divided() ? task.partial_values + partial_of(split, 0) * stride : scratch.values.as<float>();
+        for (std::size_t place = 0; place < shape.value_width; place += kPanel) {
+            const std::size_t num_vectors =
+                smaller(Lanes::kVectors, (shape.value_width - place + Lanes::kWidth - 1) / Lanes::kWidth);
+            const Cell* panel = scratch.packed_values.as<Cell>() + place * kCellsOfSplit;
+            for (std::size_t row = 0; row < tile.num_rows; row += Lanes::kRows) {
+                const std::size_t num_rows = smaller(Lanes::kRows, tile.num_rows - row);
+                const std::size_t num_seen = seen_of(split, row + num_rows - 1);
+                const std::size_t num_added = num_seen > first ? smaller(num_seen - first, count) : 0;
+                float* sums = scratch.sums.as<float>() + row * stride + place;
+                const Factors<Cells> factors{weights_of(row) + first / Cells::kPerCell, kCellsOfSplit, panel,
+                                             (num_added + Cells::kPerCell - 1) / Cells::kPerCell, first ? sums : nullptr,
+                                             stride};
+                float* to = first + count < num_keys ? sums : values + row * stride + place;
+                multiply<Cells>(factors, num_rows, num_vectors, Values{to, stride, merges + row, is_first || to == sums});
+            }
+        }
+    }
+
+    const Cell* weights_of(std::size_t row) const {
+        if constexpr (Cells::kPerCell == 1) return scratch.scores.as<float>() + row * kSplit;
+        else return scratch.weights.as<Cell>() + row * kCellsOfSplit;
+    }
+
+    void write_results() {
+        const std::size_t stride = shape.value_stride();
+        for (std::size_t row = 0; row < tile.num_rows; ++row) {
+            write_row<Storage>(scratch.values.as<float>() + row * stride, 1.0f / states[row].sum, shape.value_width,
+                               task.results.at(token_of(row), head_of(row)));
+        }
+    }
+};
+
+template <typename Storage, typename Cells>
+static void attend(const Task& task, const Tile& tile, const Item& item, Scratch& scratch) {
+    Attention<Storage, Cells>(task, tile, scratch).attend(item);
+}
+
+template <typename Storage, typename Cells>
+static void combine(const Task& task, const Tile& tile, Scratch& scratch) {
+    Attention<Storage, Cells>(task, tile, scratch).combine();
+}

@@ -1,0 +1,137 @@
+// Attention of a step's layers, one after the other, over one plan.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "instruction_sets.hpp"
+#include "plan.hpp"
+#include "scratch.hpp"
+#include "tensors.hpp"
+#include "threads.hpp"
+
+namespace baton {
+
+// Owns the plan of the present step, and the memory that threads work in. One call at a time.
+class LayerAttention {
+public:
+    LayerAttention(const AttentionShape& shape, const InstructionSet& instructions, RunOnThreads run_on_threads)
+        : shape_(shape), kernel_(shape.is_bfloat16 ? instructions.bfloat16 : instructions.float32),
+          run_on_threads_(run_on_threads) {}
+
+    const AttentionShape& shape() const { return shape_; }
+    const Plan& plan() const { return plan_; }
+
+    // `plan` has sequences, blocks and slots.
+    void set_plan(Plan plan, std::size_t num_threads) {
+        plan_ = std::move(plan);
+        num_threads_ = run_on_threads_ ? num_threads : 1;
+        plan_.divide(shape_, num_threads_);
+        if (plan_.cost() < kCostOfThreads) num_threads_ = 1;
+        while (scratch_.size() < num_threads_) scratch_.emplace_back(shape_);
+        if (plan_.num_partials > partial_states_.size()) {
+            partial_states_.resize(plan_.num_partials);
+            partial_values_ = AlignedMemory(4 * plan_.num_partials * shape_.value_stride());
+        }
+        items_left_ = std::make_unique<std::atomic<std::size_t>[]>(plan_.tiles.size());
+    }
+
+    // Writes the new tokens' keys and values to their slots. `values` is unused for latent attention.
+    void write(const Rows& keys, const Rows& values, const Cache& cache) {
+        Writing writing{*this, keys, values, cache, {0}};
+        const std::size_t num_bytes = plan_.slots.size() * shape_.num_kv_heads * shape_.key_width * shape_.element_bytes();
+        run(write_some, &writing, num_bytes < kBytesOfThreads ? 1 : num_threads_);
+    }
+
+    void attend(const Rows& queries, const Rows& results, const Cache& cache) {
+        for (std::size_t tile = 0; tile < plan_.tiles.size(); ++tile) {
+            items_left_[tile].store(plan_.tiles[tile].num_items, std::memory_order_relaxed);
+        }
+        const Task task{shape_,  plan_.sequences.data(), plan_.blocks.data(),      queries, results,
+                        cache, partial_states_.data(), partial_values_.as<float>()};
+        Attending attending{*this, task, {0}, {0}};
+        run(attend_some, &attending, num_threads_);
+    }
+
+private:
+    static constexpr std::size_t kCostOfThreads = 8000;      // below it one thread is as fast
+    static constexpr std::size_t kBytesOfThreads = 1 << 17;  // likewise
+    static constexpr std::size_t kTokensAtOnce = 16;
+
+    struct Writing {
+        const LayerAttention& layer;
+        const Rows& keys;
+        const Rows& values;
+        const Cache& cache;
+        std::atomic<std::size_t> next;
+    };
+
+    struct Attending {
+        LayerAttention& layer;
+        const Task& task;
+        std::atomic<std::size_t> next;
+        std::atomic<std::size_t> num_threads;
+    };
+
+    void run(void (*function)(void*), void* argument, std::size_t num_threads) const {
+        if (num_threads > 1) {
+            run_on_threads_(function, argument, static_cast<unsigned>(num_threads), 0);
+        } else {
+            function(argument);
+        }
+    }
+
+    static void write_some(void* argument) {
+        Writing& writing = *static_cast<Writing*>(argument);
+        const std::size_t num_tokens = writing.layer.plan_.slots.size();
+        for (std::size_t first; (first = writing.next.fetch_add(kTokensAtOnce)) < num_tokens;) {
+            for (std::size_t token = first; token < std::min(first + kTokensAtOnce, num_tokens); ++token) {
+                writing.layer.write_token(writing, token);
+            }
+        }
+    }
+
+    void write_token(const Writing& writing, std::size_t token) const {
+        const auto slot = static_cast<std::size_t>(plan_.slots[token]);
+        const std::size_t num_bytes = shape_.key_width * shape_.element_bytes();
+        for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
+            char* key = writing.cache.keys(slot / shape_.block_size, head) +
+                        static_cast<std::ptrdiff_t>(slot % shape_.block_size) * writing.cache.token_stride;
+            std::memcpy(key, writing.keys.at(token, head), num_bytes);
+            if (writing.cache.value_offset) {
+                std::memcpy(key + writing.cache.value_offset, writing.values.at(token, head), num_bytes);
+            }
+        }
+    }
+
+    static void attend_some(void* argument) {
+        Attending& attending = *static_cast<Attending*>(argument);
+        LayerAttention& layer = attending.layer;
+        const Plan& plan = layer.plan_;
+        Scratch& scratch = layer.scratch_[attending.num_threads.fetch_add(1)];
+        for (std::size_t next; (next = attending.next.fetch_add(1)) < plan.items.size();) {
+            const Item& item = plan.items[next];
+            const Tile& tile = plan.tiles[item.tile];
+            layer.kernel_.attend(attending.task, tile, item, scratch);
+            // Whoever is the last at a divided tile finds what the others wrote.
+            if (tile.num_items > 1 && layer.items_left_[item.tile].fetch_sub(1, std::memory_order_acq_rel) == 1) {
+                layer.kernel_.combine(attending.task, tile, scratch);
+            }
+        }
+    }
+
+    const AttentionShape shape_;
+    const Kernel kernel_;
+    const RunOnThreads run_on_threads_;
+    Plan plan_;
+    std::size_t num_threads_ = 1;
+    std::vector<Scratch> scratch_;  // one a thread
+    std::unique_ptr<std::atomic<std::size_t>[]> items_left_;  // of each tile
+    std::vector<RowState> partial_states_;
+    AlignedMemory partial_values_;
+};
+
+}  // namespace baton

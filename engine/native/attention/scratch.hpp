@@ -1,0 +1,98 @@
+// Memory that one thread works in.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "exponential.hpp"
+#include "tensors.hpp"
+
+namespace baton {
+
+// Owns zeroed memory aligned to a cache line.
+class AlignedMemory {
+public:
+    AlignedMemory() = default;
+
+    explicit AlignedMemory(std::size_t num_bytes) : size_((num_bytes + kAlignment - 1) / kAlignment * kAlignment) {
+        data_ = static_cast<char*>(std::aligned_alloc(kAlignment, size_ ? size_ : kAlignment));
+        if (!data_) throw std::bad_alloc();
+        std::memset(data_, 0, size_);
+    }
+
+    AlignedMemory(AlignedMemory&& other) noexcept
+        : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+    AlignedMemory& operator=(AlignedMemory&& other) noexcept {
+        std::swap(data_, other.data_);
+        std::swap(size_, other.size_);
+        return *this;
+    }
+
+    AlignedMemory(const AlignedMemory&) = delete;
+    AlignedMemory& operator=(const AlignedMemory&) = delete;
+
+    ~AlignedMemory() { std::free(data_); }
+
+    char* data() const { return data_; }
+    std::size_t size() const { return size_; }
+
+    template <typename T>
+    BATON_INLINE T* as() const {
+        return reinterpret_cast<T*>(data_);
+    }
+
+private:
+    static constexpr std::size_t kAlignment = 64;
+
+    char* data_ = nullptr;
+    std::size_t size_ = 0;
+};
+
+// A row's softmax so far: its greatest score, and the sum of the weights relative to it.
+struct RowState {
+    float max;
+    float sum;
+};
+
+// How a split joins what came before it: both are multiplied, then added.
+struct Merge {
+    float keep;
+    float add;
+};
+
+// Owns what a thread needs for one item; the kernels say what lies in it. A cell has 4 bytes.
+struct Scratch {
+    explicit Scratch(const AttentionShape& shape)
+        : queries(4 * kMaxRows * shape.key_width),
+          packed_keys(4 * kMaxPanel * shape.key_width),
+          packed_values(4 * kSplit * shape.value_stride()),
+          scores(4 * kMaxRows * kSplit),
+          weights(4 * kMaxRows * kSplit / 2),
+          values(4 * kMaxRows * shape.value_stride()),
+          sums(4 * kFewRows * shape.value_stride()),
+          no_key(shape.element_bytes() * shape.key_width),
+          touched((2 * kSplit + kAhead) * sizeof(const char*)),
+          seen(kMaxRows * sizeof(std::size_t)),
+          states(kMaxRows * sizeof(RowState)),
+          merges(kMaxRows * sizeof(Merge)) {}
+
+    AlignedMemory queries;        // [rows, cells of a key]
+    AlignedMemory packed_keys;    // [cells of a key, keys of a panel]
+    AlignedMemory packed_values;  // [panels of a value, cells of a split, elements of a panel]
+    AlignedMemory scores;         // [rows, keys of a split]
+    AlignedMemory weights;        // [rows, cells of a split], where they are not the scores' own memory
+    AlignedMemory values;         // [rows, value_stride]
+    AlignedMemory sums;           // [few rows, value_stride]: of a split's first keys
+    AlignedMemory no_key;         // zeros, in the place of keys and values that nobody sees
+    AlignedMemory touched;        // pointers to a split's keys, its values and first keys of the next, as they are read
+    AlignedMemory seen;           // keys that a row sees
+    AlignedMemory states;         // of a row, all splits so far
+    AlignedMemory merges;         // of a row, how the present split joins them
+};
+
+}  // namespace baton

@@ -1,0 +1,75 @@
+// One split's weights, and how splits are merged.
+
+static BATON_INLINE float greatest(const float* scores, std::size_t seen) {
+    Lanes::Floats max = Lanes::broadcast(-INFINITY);
+    std::size_t key = 0;
+    for (; key + Lanes::kWidth <= seen; key += Lanes::kWidth) max = Lanes::max(max, Lanes::load(scores + key));
+    if (key < seen) max = Lanes::max(max, Lanes::first(Lanes::load(scores + key), seen - key, max));
+    return Lanes::max_across(max);
+}
+
+static BATON_INLINE Lanes::Floats weights_at(const float* scores, std::size_t key, std::size_t seen, Lanes::Floats max) {
+    if (key >= seen) return Lanes::broadcast(0.0f);
+    const Lanes::Floats weights = Lanes::exp2(Lanes::subtract(Lanes::load(scores + key), max));
+    return key + Lanes::kWidth <= seen ? weights : Lanes::first(weights, seen - key, Lanes::broadcast(0.0f));
+}
+
+// Weights of the first `seen` keys, zeros for the others of the `padded`: in place, or in `cells` of two keys each.
+template <typename Cells>
+static inline RowState softmax(float* scores, std::size_t seen, std::size_t padded, std::uint32_t* cells) {
+    const float max = greatest(scores, seen);
+    const Lanes::Floats maxima = Lanes::broadcast(max);
+    Lanes::Floats sum = Lanes::broadcast(0.0f);
+    for (std::size_t key = 0; key < padded; key += Lanes::kWidth * Cells::kPerCell) {
+        const Lanes::Floats weights = weights_at(scores, key, seen, maxima);
+        if constexpr (Cells::kPerCell == 1) {
+            Lanes::store(scores + key, weights);
+            sum = Lanes::add(sum, weights);
+        } else {
+            const Lanes::Floats more = weights_at(scores, key + Lanes::kWidth, seen, maxima);
+            sum = Lanes::add(sum, Cells::store_weights(cells + key / 2, weights, more));
+        }
+    }
+    return {max, Lanes::sum_across(sum)};
+}
+
+// Takes a split into the row's state. A row that sees nothing of the split stays as it is.
+static inline Merge merged(RowState& state, const RowState& found, std::size_t seen) {
+    if (!seen) return {1.0f, 0.0f};
+    const float max = state.max > found.max ? state.max : found.max;
+    const Merge merge{exp2f(state.max - max), exp2f(found.max - max)};
+    state = {max, state.sum * merge.keep + found.sum * merge.add};
+    return merge;
+}
+
+static inline void merge_values(float* values, const float* found, Merge merge, bool is_first, std::size_t stride) {
+    const Lanes::Floats keep = Lanes::broadcast(merge.keep), add = Lanes::broadcast(merge.add);
+    for (std::size_t place = 0; place < stride; place += Lanes::kWidth) {
+        const Lanes::Floats lanes = Lanes::load(found + place);
+        Lanes::store(values + place, is_first ? lanes : joined(Lanes::load(values + place), lanes, keep, add));
+    }
+}
+
+// To the nearest bfloat16, to even if there are two; what is no number stays none.
+static BATON_INLINE std::uint16_t rounded(float value) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    const std::uint32_t nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    return static_cast<std::uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? bits >> 16 | 0x40 : nearest);
+}
+
+template <typename Storage>
+static inline void write_row(const float* values, float factor, std::size_t width, char* out) {
+    for (std::size_t place = 0; place < width; place += Lanes::kWidth) {
+        float lanes[Lanes::kWidth];
+        Lanes::store(lanes, Lanes::multiply(Lanes::load(values + place), Lanes::broadcast(factor)));
+        const std::size_t count = smaller(Lanes::kWidth, width - place);
+        if constexpr (sizeof(Storage) == 4) {
+            std::memcpy(out + place * sizeof(Storage), lanes, count * sizeof(Storage));
+        } else {
+            std::uint16_t halves[Lanes::kWidth];
+            for (std::size_t i = 0; i < Lanes::kWidth; ++i) halves[i] = rounded(lanes[i]);
+            std::memcpy(out + place * sizeof(Storage), halves, count * sizeof(Storage));
+        }
+    }
+}

@@ -1,0 +1,64 @@
+// What a call is given: where queries, new KV, the cache and the result lie. Strides are in bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace baton {
+
+constexpr std::size_t kSplit = 256;    // keys whose scores share one softmax; splits are then merged in order
+constexpr std::size_t kMaxRows = 96;   // query rows that are attended to together
+constexpr std::size_t kMaxPanel = 64;  // the widest panel of any instruction set
+constexpr std::size_t kMaxWidth = 4096;
+constexpr std::size_t kFewRows = 8;        // with more, the processor is busy while memory brings what is next
+constexpr std::size_t kKeysAtOnce = 32;    // whose values are packed and added, for few rows
+constexpr std::size_t kDistance = 32;      // keys between what is packed and what is prefetched
+constexpr std::size_t kBurstBytes = 2048;  // prefetched at once between two packings
+constexpr std::size_t kAhead = 48;         // keys of the next split that may be prefetched
+
+// Of one layer, in whatever shape it serves: latent attention has one KV head whose values are its keys' first columns.
+struct AttentionShape {
+    std::size_t num_heads;
+    std::size_t num_kv_heads;
+    std::size_t key_width;
+    std::size_t value_width;
+    std::size_t block_size;
+    bool is_bfloat16;
+    float scale;  // of the scores, log2(e) included: all exponentials are powers of two
+
+    std::size_t group() const { return num_heads / num_kv_heads; }
+    std::size_t element_bytes() const { return is_bfloat16 ? 2 : 4; }
+    std::size_t value_stride() const { return (value_width + kMaxPanel - 1) / kMaxPanel * kMaxPanel; }  // padded
+};
+
+// [num_tokens, num_heads, width]; a token's head is contiguous.
+struct Rows {
+    char* data;
+    std::ptrdiff_t token_stride;
+    std::ptrdiff_t head_stride;
+
+    char* at(std::size_t token, std::size_t head) const {
+        return data + static_cast<std::ptrdiff_t>(token) * token_stride + static_cast<std::ptrdiff_t>(head) * head_stride;
+    }
+};
+
+// One layer's view of the pool: [num_blocks, parts, keys and values, heads of a part, block_size, width].
+struct Cache {
+    char* data;
+    std::size_t num_blocks;
+    std::size_t heads_per_part;
+    std::ptrdiff_t block_stride;
+    std::ptrdiff_t part_stride;
+    std::ptrdiff_t value_offset;  // from a key to its value; 0 for latent attention
+    std::ptrdiff_t head_stride;
+    std::ptrdiff_t token_stride;
+
+    // The first key of a block.
+    char* keys(std::size_t block, std::size_t head) const {
+        return data + static_cast<std::ptrdiff_t>(block) * block_stride +
+               static_cast<std::ptrdiff_t>(head / heads_per_part) * part_stride +
+               static_cast<std::ptrdiff_t>(head % heads_per_part) * head_stride;
+    }
+};
+
+}  // namespace baton

@@ -1,0 +1,57 @@
+from collections.abc import Sequence
+
+def instruction_sets() -> list[str]:
+    """The kernels that this processor can run, the best first."""
+
+def has_threads() -> bool:
+    """Whether the runtime of torch's threads was found; without it one thread computes."""
+
+class Rows:
+    """A tensor [num_tokens, num_heads, width] whose last dimension is contiguous; strides in bytes."""
+
+    def __init__(self, data: int, token_stride: int, head_stride: int) -> None: ...
+
+class Cache:
+    """A layer's part of the KV pool; strides in bytes."""
+
+    def __init__(
+        self,
+        data: int,
+        num_blocks: int,
+        heads_per_part: int,
+        block_stride: int,
+        part_stride: int,
+        value_offset: int,
+        head_stride: int,
+        token_stride: int,
+    ) -> None: ...
+
+class PagedAttention:
+    """Plans a step, then attends layer by layer. Raises ValueError for what cannot be; reads what it is pointed at."""
+
+    def __init__(
+        self,
+        *,
+        scale: float,
+        block_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        key_width: int,
+        value_width: int,
+        is_bfloat16: bool,
+        instructions: str,
+    ) -> None: ...
+    def plan(
+        self,
+        *,
+        query_lens: Sequence[int],
+        context_lens: Sequence[int],
+        block_tables: int,
+        max_blocks: int,
+        slots: int,
+        num_slots: int,
+        num_threads: int,
+    ) -> None: ...
+    def forward(
+        self, queries: Rows, keys: Rows, values: Rows, cache: Cache, results: Rows, num_tokens: int
+    ) -> None: ...

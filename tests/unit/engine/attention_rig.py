@@ -1,0 +1,119 @@
+"""Sequences in scattered blocks of a pool, and chunks of them for attention backends."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from engine.attention.base import AttentionBackend
+from engine.attention.native import AttentionHeads, NativeAttention
+from engine.attention.torch_reference import TorchAttention
+from engine.batch import Batch
+from engine.kv_cache import KVCacheLayout
+
+NUM_LAYERS, LAYER = 2, 1
+Chunks = Mapping[int, range]  # by sequence, the places of its new tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PagedHeads:
+    """Heads, and how their KV lies in blocks."""
+
+    heads: AttentionHeads
+    block_size: int
+    num_parts: int = 1
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether values are the keys' first columns."""
+        return self.heads.value_width < self.heads.key_width
+
+    @property
+    def scale(self) -> float:
+        """Of the scores."""
+        return float(self.heads.key_width**-0.5)
+
+    def native(self, instructions: str | None = None) -> NativeAttention:
+        """The compiled kernel for these heads."""
+        return NativeAttention(self.scale, self.block_size, self.heads, instructions)
+
+    def reference(self) -> TorchAttention:
+        """The reference for these heads."""
+        rank = self.heads.value_width if self.is_latent else 0
+        return TorchAttention(self.scale, self.block_size, kv_lora_rank=rank)
+
+    def in_float32(self) -> "PagedHeads":
+        """The same heads, exactly computed."""
+        return replace(self, heads=replace(self.heads, dtype=torch.float32))
+
+
+class Sequences:
+    """Owns the queries, keys and values of all tokens of some sequences, and the blocks that they are for."""
+
+    def __init__(self, paged: PagedHeads, lens: list[int], seed: int) -> None:
+        self.paged = paged
+        heads = paged.heads
+        generator = torch.Generator().manual_seed(seed)
+        num_rows = heads.num_heads + 2 * heads.num_kv_heads
+        self.tokens = [
+            torch.randn(length, num_rows, heads.key_width, generator=generator).to(heads.dtype) for length in lens
+        ]
+        counts = [-(-length // paged.block_size) for length in lens]
+        self.num_blocks = sum(counts) + 1
+        ids = random.Random(seed).sample(range(1, self.num_blocks), sum(counts))
+        self.tables = [[ids.pop() for _ in range(count)] for count in counts]
+
+    def pool(self, computed: Chunks, unseen: float = 0.0) -> Tensor:
+        """A pool with the KV of the computed tokens, and `unseen` wherever there is none."""
+        heads, size = self.paged.heads, self.paged.block_size
+        shape: tuple[int, ...] = (NUM_LAYERS, size, heads.key_width)
+        if not self.paged.is_latent:
+            parts = self.paged.num_parts
+            shape = (parts, NUM_LAYERS, 2, heads.num_kv_heads // parts, size, heads.key_width)
+        pool = torch.full((self.num_blocks, *shape), unseen, dtype=heads.dtype)
+        cache = KVCacheLayout.layer_cache(pool, LAYER)
+        for seq, places in computed.items():
+            for place in places:
+                block, offset = self.tables[seq][place // size], place % size
+                keys, values = self.tokens[seq][place, heads.num_heads :].chunk(2)
+                if self.paged.is_latent:
+                    cache[block, offset] = keys[0]
+                else:
+                    cache[block, :, 0, :, offset] = keys.unflatten(0, cache.shape[1:4:2])
+                    cache[block, :, 1, :, offset] = values.unflatten(0, cache.shape[1:4:2])
+        return pool
+
+    def batch(self, chunks: Chunks) -> Batch:
+        """The batch of these chunks; those of one token have to come first."""
+        size = self.paged.block_size
+        longest = max(len(self.tables[seq]) for seq in chunks) + 1
+        slots = [
+            self.tables[seq][place // size] * size + place % size for seq, places in chunks.items() for place in places
+        ]
+        query_lens = [len(places) for places in chunks.values()]
+        context_lens = [places.stop for places in chunks.values()]
+        return Batch(
+            token_ids=torch.zeros(len(slots), dtype=torch.int64),
+            positions=torch.tensor([place for places in chunks.values() for place in places]),
+            slot_mapping=torch.tensor(slots),
+            query_starts=torch.tensor([0, *query_lens]).cumsum(0),
+            context_lens=torch.tensor(context_lens),
+            block_tables=torch.tensor([self.tables[seq] + [0] * (longest - len(self.tables[seq])) for seq in chunks]),
+            logits_indices=torch.tensor([0]),
+            query_lens_list=query_lens,
+            context_lens_list=context_lens,
+            num_decodes=query_lens.count(1),
+        )
+
+    def attend(self, backend: AttentionBackend, chunks: Chunks, pool: Tensor) -> Tensor:
+        """One layer's attention, by sequence and place: [num_tokens, num_heads, value_width]."""
+        heads, batch = self.paged.heads, self.batch(chunks)
+        rows = torch.cat([self.tokens[seq][places.start : places.stop] for seq, places in chunks.items()])
+        q, k, v = rows.to(pool.dtype).split_with_sizes([heads.num_heads, *[heads.num_kv_heads] * 2], dim=1)  # strided
+        backend.plan(batch)
+        cache = KVCacheLayout.layer_cache(pool, LAYER)
+        if self.paged.is_latent:
+            return backend.forward_latent(q.contiguous(), k[:, 0], cache, batch)
+        return backend.forward(q, k, v, cache, batch)

@@ -1,0 +1,153 @@
+"""The compiled attention against the torch reference, over random shapes."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("engine.native.paged_attention", reason="attention was not compiled when this was installed")
+
+from engine.attention.choice import attention_for
+from engine.attention.native import AttentionHeads, NativeAttention
+from engine.attention.torch_reference import TorchAttention
+from engine.config import MLAConfig, ModelConfig, RopeConfig
+from engine.native.paged_attention import has_threads, instruction_sets
+from tests.unit.engine.attention_rig import LAYER, Chunks, PagedHeads, Sequences
+
+DTYPES = (torch.float32, torch.bfloat16)
+MLA = MLAConfig(kv_lora_rank=24, q_lora_rank=None, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16)
+INSTRUCTIONS = pytest.mark.parametrize("instructions", instruction_sets())
+
+
+def random_heads(draw: random.Random, dtype: torch.dtype) -> PagedHeads:
+    """Multi-head, grouped-query or latent."""
+    block_size = draw.choice((8, 16, 32, 64))
+    if draw.random() < 0.25:
+        rank, rope_dim = draw.choice(((512, 64), (24, 8), (13, 4)))
+        latent = AttentionHeads(
+            num_heads=draw.randint(1, 16), num_kv_heads=1, key_width=rank + rope_dim, value_width=rank, dtype=dtype
+        )
+        return PagedHeads(latent, block_size)
+    num_kv_heads, group = draw.choice((1, 2, 4, 6)), draw.randint(1, 16)
+    width = draw.choice((64, 128, 80, 96, 256, 8, 7))
+    heads = AttentionHeads(
+        num_heads=num_kv_heads * group, num_kv_heads=num_kv_heads, key_width=width, value_width=width, dtype=dtype
+    )
+    return PagedHeads(heads, block_size, draw.choice((1, num_kv_heads)))
+
+
+def random_chunks(draw: random.Random, longest: int) -> dict[int, range]:
+    """Some decodes, then some chunks of prompts, with and without earlier context."""
+    query_lens = [1] * draw.randint(0, 4) + [draw.randint(2, 150) for _ in range(draw.randint(0, 2))]
+    chunks = {}
+    for seq, query_len in enumerate(query_lens or [1]):
+        start = draw.choice((0, draw.randint(0, 300), draw.randint(0, longest - query_len)))
+        chunks[seq] = range(start, start + query_len)
+    return chunks
+
+
+def check(paged: PagedHeads, chunks: Chunks, instructions: str, seed: int) -> None:
+    """What both write is equal, and what they return close."""
+    sequences = Sequences(paged, [places.stop for places in chunks.values()], seed)
+    before = {seq: range(places.start) for seq, places in chunks.items()}
+    pool = sequences.pool(before, unseen=float("nan"))  # nothing of it may come to a result
+    expected_pool = torch.nan_to_num(pool).float()
+    result = sequences.attend(paged.native(instructions), chunks, pool)
+    expected = sequences.attend(paged.in_float32().reference(), chunks, expected_pool)
+    assert torch.equal(torch.nan_to_num(pool).float(), expected_pool)
+    assert result.dtype == paged.heads.dtype
+    if paged.heads.dtype == torch.float32:
+        torch.testing.assert_close(result, expected, atol=3e-6, rtol=3e-6)
+    else:  # a result and its weights have 8 bits each
+        torch.testing.assert_close(result.float(), expected, atol=2**-8, rtol=2**-7)
+
+
+@INSTRUCTIONS
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seed", range(12))
+def test_results_are_the_references(instructions: str, dtype: torch.dtype, seed: int) -> None:
+    draw = random.Random(seed)
+    check(random_heads(draw, dtype), random_chunks(draw, 1200), instructions, seed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("context_len", [1, 2, 255, 256, 257, 512, 513, 8191, 8192])
+def test_contexts_of_every_length(dtype: torch.dtype, context_len: int) -> None:
+    heads = AttentionHeads(num_heads=4, num_kv_heads=2, key_width=64, value_width=64, dtype=dtype)
+    paged = PagedHeads(heads, 16)
+    for query_len in {1, min(40, context_len)}:
+        check(paged, {0: range(context_len - query_len, context_len)}, instruction_sets()[0], context_len)
+
+
+@INSTRUCTIONS
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_of_scores_far_apart(instructions: str, dtype: torch.dtype) -> None:
+    """Keys of which all but one count for nothing, and of which the first splits count for nothing."""
+    heads = AttentionHeads(num_heads=2, num_kv_heads=1, key_width=64, value_width=64, dtype=dtype)
+    paged = PagedHeads(heads, 16)
+    sequences = Sequences(paged, [700], 3)
+    tokens = sequences.tokens[0]
+    tokens[:, 2] *= torch.linspace(0.001, 1, 700)[:, None].to(dtype)
+    tokens[600, 2] = 60 * tokens[699, 0]
+    chunks = {0: range(699, 700)}
+    pool = sequences.pool({0: range(699)})
+    result = sequences.attend(paged.native(instructions), chunks, pool)
+    assert torch.equal(result[0, 0], tokens[600, 3])
+    expected = sequences.attend(paged.in_float32().reference(), chunks, pool.float())
+    torch.testing.assert_close(result.float(), expected, atol=2**-8, rtol=2**-7)
+
+
+def model_config(mla: MLAConfig | None, dtype: str) -> ModelConfig:
+    """As much of a model as attention asks for."""
+    return ModelConfig(
+        architecture="any",
+        vocab_size=1,
+        hidden_size=1,
+        num_layers=1,
+        num_heads=4,
+        num_kv_heads=4 if mla else 2,
+        head_dim=mla.qk_head_dim if mla else 16,
+        intermediate_size=1,
+        rms_norm_eps=1e-6,
+        rope=RopeConfig(theta=1e4, rotary_dim=8),
+        max_model_len=64,
+        dtype=dtype,
+        mla=mla,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("mla", [None, MLA])
+def test_a_model_on_a_cpu_is_served_by_it(mla: MLAConfig | None, dtype: str) -> None:
+    config = model_config(mla, dtype)
+    chosen = attention_for(config, 16, torch.device("cpu"))
+    assert isinstance(chosen, NativeAttention)
+    assert isinstance(attention_for(config, 16, torch.device("meta")), TorchAttention)
+    paged = PagedHeads(chosen.heads, 16)
+    chunks = {0: range(6, 20)}
+    sequences = Sequences(paged, [20], 0)
+    pool = sequences.pool({0: range(6)})
+    reference = TorchAttention.for_model(config, 16)
+    results: list[Tensor] = [sequences.attend(each, chunks, pool.clone()) for each in (chosen, reference)]
+    torch.testing.assert_close(*results, atol=2e-6 if dtype == "float32" else 2e-2, rtol=0)
+
+
+def test_torchs_threads_are_found() -> None:
+    assert has_threads()
+
+
+def test_what_cannot_be_is_refused() -> None:
+    heads = AttentionHeads(num_heads=2, num_kv_heads=1, key_width=8, value_width=8, dtype=torch.float32)
+    paged = PagedHeads(heads, 8)
+    with pytest.raises(ValueError, match="instruction set 'mmx'"):
+        paged.native("mmx")
+    sequences, chunks = Sequences(paged, [20], 0), {0: range(10, 20)}
+    pool = sequences.pool({0: range(10)})
+    native = paged.native()
+    with pytest.raises(ValueError, match="not the one that was planned for"):
+        native.forward(torch.zeros(3, 2, 8), *torch.zeros(2, 3, 1, 8), pool[:, :, LAYER], sequences.batch(chunks))
+    for beyond in (sequences.num_blocks, -1, 1 << 40):
+        sequences.tables[0][1] = beyond
+        with pytest.raises(ValueError, match="block"):
+            sequences.attend(native, chunks, pool)

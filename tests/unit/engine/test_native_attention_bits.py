@@ -1,0 +1,93 @@
+"""A token's attention has the same bits however the work is cut."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("engine.native.paged_attention", reason="attention was not compiled when this was installed")
+
+from engine.attention.native import AttentionHeads
+from engine.native.paged_attention import instruction_sets
+from tests.unit.engine.attention_rig import Chunks, PagedHeads, Sequences
+
+DTYPES = (torch.float32, torch.bfloat16)
+CASES = [(name, dtype) for name in instruction_sets() for dtype in DTYPES]
+HEADS = {"grouped": (6, 2, 80, 80), "many": (32, 2, 64, 64), "latent": (5, 1, 72, 56)}
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def paged_heads(kind: str, dtype: torch.dtype, block_size: int = 16) -> PagedHeads:
+    num_heads, num_kv_heads, key_width, value_width = HEADS[kind]
+    heads = AttentionHeads(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, key_width=key_width, value_width=value_width, dtype=dtype
+    )
+    return PagedHeads(heads, block_size)
+
+
+def at_once(sequences: Sequences, seq: int, instructions: str) -> Tensor:
+    """All of a sequence's tokens in one chunk, alone, on one thread."""
+    torch.set_num_threads(1)
+    chunks = {seq: range(len(sequences.tokens[seq]))}
+    return sequences.attend(sequences.paged.native(instructions), chunks, sequences.pool({}))
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize(("instructions", "dtype"), CASES)
+def test_in_chunks_with_other_sequences_and_threads(kind: str, instructions: str, dtype: torch.dtype) -> None:
+    draw = random.Random(5)
+    lens = [610, 257, 90]
+    sequences = Sequences(paged_heads(kind, dtype), lens, 1)
+    expected = [at_once(sequences, seq, instructions) for seq in range(len(lens))]
+    pool, done = sequences.pool({}, unseen=1e30), [0] * len(lens)
+    native = sequences.paged.native(instructions)
+    while waiting := [seq for seq, length in enumerate(lens) if done[seq] < length]:
+        counts = {seq: draw.choice((1, 3, 70, 120)) for seq in draw.sample(waiting, draw.randint(1, len(waiting)))}
+        chunks: Chunks = {
+            seq: range(done[seq], min(done[seq] + counts[seq], lens[seq]))
+            for seq in sorted(counts, key=lambda seq: min(counts[seq], lens[seq] - done[seq]) > 1)
+        }
+        torch.set_num_threads(draw.choice((1, 2, 4)))
+        results = sequences.attend(native, chunks, pool).split_with_sizes([len(each) for each in chunks.values()])
+        for (seq, places), result in zip(chunks.items(), results, strict=True):
+            assert torch.equal(result, expected[seq][places.start : places.stop])
+            done[seq] = places.stop
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize(("instructions", "dtype"), CASES)
+def test_a_decode_whose_context_is_divided_among_threads(kind: str, instructions: str, dtype: torch.dtype) -> None:
+    sequences = Sequences(paged_heads(kind, dtype), [3000], 2)
+    chunks, pool = {0: range(2999, 3000)}, sequences.pool({0: range(2999)})
+    native, results = sequences.paged.native(instructions), []
+    for num_threads in (1, 2, 3, 8, 2):
+        torch.set_num_threads(num_threads)
+        results.append(sequences.attend(native, chunks, pool))
+    assert all(torch.equal(result, results[0]) for result in results[1:])
+    assert torch.equal(results[0][0], at_once(sequences, 0, instructions)[-1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_blocks_of_any_size(dtype: torch.dtype) -> None:
+    results = []
+    for block_size in (1, 8, 16, 60, 64):
+        sequences = Sequences(paged_heads("grouped", dtype, block_size), [400], 4)
+        results.append(at_once(sequences, 0, instruction_sets()[0]))
+    assert all(torch.equal(result, results[0]) for result in results[1:])
+
+
+def test_many_tokens_are_written_by_several_threads() -> None:
+    torch.set_num_threads(4)
+    sequences = Sequences(paged_heads("many", torch.float32), [1500], 6)
+    chunks = {0: range(1500)}
+    pool = sequences.pool({})
+    sequences.attend(sequences.paged.native(), chunks, pool)
+    assert torch.equal(pool, sequences.pool(chunks))
