@@ -11,7 +11,7 @@ CHECKOV := 3.3.30
 
 setup: .venv/.done
 
-.venv/.done: pyproject.toml setup.py $(wildcard */native/*.cpp */native/*.hpp)
+.venv/.done: pyproject.toml setup.py $(wildcard */native/*.cpp */native/*.hpp */native/*/*.hpp */native/*/*.inl)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
