@@ -1,0 +1,67 @@
+"""Workers of several ranks as replicas on a real Ray: a replica has all of its worker's, and is replaced as one."""
+
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import httpx
+import psutil
+import pytest
+import pytest_asyncio
+
+from tests.integration.completion_load import completion_load
+from tests.integration.ray_application import RayApplication, ray_application
+from tests.integration.ray_cluster import HOST, command_line, ray_cluster
+from tests.integration.test_expert_parallel import completions
+from tests.integration.workers_view import workers
+from tests.redis_server import redis_server
+
+RANKS = 2
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def app(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RayApplication]:
+    """A prefill worker that has the whole model, and two decode workers of two ranks each."""
+    directory = tmp_path_factory.mktemp("ray") / "redis"
+    async with (
+        redis_server(directory, "--requirepass", "secret") as redis,
+        ray_cluster() as ray,
+        ray_application(
+            ray,
+            f"redis://:secret@{HOST}:{redis.port}/0",
+            tensor_parallel=RANKS,
+            router={"local_prefill_below": 0},
+        ) as application,
+    ):
+        yield application
+
+
+def followers(app: RayApplication, worker_id: str) -> list[psutil.Process]:
+    """The other ranks of a worker."""
+    children = psutil.Process(app.ray.worker(worker_id).pid).children()
+    return [each for each in children if "rpc.ranks" in command_line(each)]
+
+
+async def test_tokens_equal_one_ranks_through_handover(app: RayApplication, cluster_url: str) -> None:
+    expected = await completions(cluster_url)
+    assert await completions(app.router_url) == expected
+    told = await workers(app.router_url)
+    assert sum(int(each["load"]["handovers"]) for each in told if each["role"] == "decode") > 0
+    for worker in told:
+        assert len(followers(app, worker["worker_id"])) == (RANKS - 1 if worker["role"] == "decode" else 0)
+
+
+async def test_a_killed_rank_costs_its_worker_and_no_request(app: RayApplication) -> None:
+    before = await app.wait_workers("decode", 2)
+    async with (
+        httpx.AsyncClient(base_url=app.router_url, timeout=60, trust_env=False) as client,
+        completion_load(*[client] * 3) as load,
+    ):
+        await load.more(2)
+        [first, second] = sorted(before)
+        [killed] = followers(app, first)
+        os.kill(killed.pid, signal.SIGKILL)
+        await load.more(2)  # with the worker that is left
+        await app.wait_workers("decode", 2, frozenset({first}))
+        assert app.ray.worker(second).is_running()
+        await load.more(3)
