@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from protos.worker_pb2 import WORKER_ROLE_PREFILL
-from router import app, worker_connection
+from router import worker_connection
 from rpc.registry.factory import open_registry
 from rpc.registry.memory import MemoryRegistry
 from tests.redis_server import RedisServer, redis_server
@@ -19,7 +19,6 @@ from tests.unit.router.scripted_worker import BLOCK_SIZE, ScriptedWorker
 from tests.unit.rpc.registry_members import kept
 
 LEASE_S = 10.0
-LEARN_S = 0.3  # before a router begins without knowing all
 RECOVERY_S = 2.0  # a restarted router has its full index after this
 NUM_WORKERS, NUM_CACHED_BLOCKS = 8, 5_000
 
@@ -44,8 +43,7 @@ async def wait_told(router: RunningRouter, name: str, value: object) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_degraded_until_every_snapshot_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "LEARN_TIMEOUT_S", LEARN_S)
+async def test_degraded_until_every_snapshot_has_come() -> None:
     quick, slow = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
     slow.may_tell.clear()
     async with AsyncExitStack() as stack:
@@ -139,10 +137,7 @@ async def test_redis_lost_and_back_is_told_and_nobody_notices(tmp_path: Path) ->
         assert worker.num_watches == 1  # it was never connected to anew
 
 
-async def test_a_router_that_never_saw_the_registry_is_degraded_and_not_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(app, "LEARN_TIMEOUT_S", LEARN_S)
+async def test_a_router_that_never_saw_the_registry_is_degraded_and_not_ready(tmp_path: Path) -> None:
     server = RedisServer(tmp_path)
     async with running_router(registry=server.url) as router:
         await wait_told(router, "connected", False)

@@ -2,11 +2,9 @@
 
 from contextlib import AsyncExitStack
 
-import pytest
 from prometheus_client import CollectorRegistry
 
 from protos.worker_pb2 import WORKER_ROLE_PREFILL
-from router import worker_connection
 from router.pool_series import PoolSeries
 from router.worker_connection import ConnectionState
 from rpc.registry.memory import MemoryRegistry
@@ -73,8 +71,7 @@ async def test_a_worker_that_dies_is_lost_and_one_that_drained_is_not() -> None:
         assert lost(registry, "prefill") == 0
 
 
-async def test_losses_outlive_the_connection_that_saw_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_connection, "GIVE_UP_S", 0.05)
+async def test_losses_outlive_the_connection_that_saw_them() -> None:
     worker, registry = ScriptedWorker(), CollectorRegistry()
     async with AsyncExitStack() as stack:
         stack.push_async_callback(worker.stop)
@@ -84,5 +81,5 @@ async def test_losses_outlive_the_connection_that_saw_them(monkeypatch: pytest.M
         [connection] = pool.connections
         connection.mark_listed(False)  # as when its lease ended
         await worker.stop()
-        await until(lambda: pool.connections == [])  # after a while out of reach
+        await until(lambda: pool.connections == [])  # after some seconds out of reach
         assert lost(registry, "decode") == 1

@@ -20,7 +20,7 @@ from router.openai.http_app import HttpApp
 
 NUM_BYTES = 24 << 20  # more than the kernel buffers
 SHORT_S = 0.2
-SLOW_S = 1.5  # longer than a connection without a request is kept, and then than one that takes nothing
+SLOW_S = 2.0  # longer than a connection without a request is kept, and then than one that takes nothing
 DEADLINE_S = 20.0
 REQUEST = b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 2\r\n%b\r\n{}"
 
