@@ -251,7 +251,7 @@ async def test_a_command_that_cannot_be_carried_out_loses_the_rank(tmp_path: Pat
     async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
         it.follower.gone.set()
         with pytest.raises(PeerLost, match=r"rank 1: .*99"):
-            await it.ranks.checksums([99], 1)
+            await it.follower.checksums([99], 1)
         assert len(it.lost) == 1
 
 
