@@ -23,7 +23,7 @@ async def page(cluster_url: str) -> Page:
     await wait_all_ready(cluster_url)
     async with httpx.AsyncClient(base_url=cluster_url, trust_env=False, timeout=60) as client:
         for prompt in (LONG_PROMPT, "Hello"):
-            body = {"model": "baton-bundled", "prompt": prompt, "max_tokens": 8}
+            body = {"model": "baton-bundled", "prompt": prompt, "max_tokens": 8, "ignore_eos": True}
             (await client.post("/v1/completions", json=body)).raise_for_status()
         while True:
             text = (await client.get("/metrics")).text
