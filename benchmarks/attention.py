@@ -29,6 +29,7 @@ from engine.kv_cache import KVCacheLayout
 BLOCK_SIZE = 16
 POOL_BYTES = 384 << 20  # of the layers together, at least: more than a CPU's caches
 MAX_LAYERS = 28
+MAX_PREFILL_LAYERS = 4  # chunks compute more than they read
 COLUMNS = ("heads", "dtype", "step", "torch us", "native us", "torch / native", "GB/s", "% of read bandwidth",
            "GFLOP/s", "% of GEMM rate")  # fmt: skip
 
@@ -98,7 +99,8 @@ class Layers:
         tables = block_tables(step)
         num_blocks = sum(map(len, tables)) + 1
         layer_bytes = num_blocks * BLOCK_SIZE * heads.cached_bytes(dtype)
-        self.num_layers = min(MAX_LAYERS, POOL_BYTES // layer_bytes + 1)
+        most = MAX_LAYERS if step.is_decode else MAX_PREFILL_LAYERS
+        self.num_layers = min(most, POOL_BYTES // layer_bytes + 1)
         self.batch = make_batch(step, tables)
         self.pool = self._random(num_blocks, *self._block_shape())
         num_tokens = sum(step.query_lens)
@@ -205,7 +207,7 @@ def measure(report: Report, layers: Layers, limits: MachineLimits, repeats: int,
 
 @click.command(help=__doc__)
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Writes the table there.")
-@click.option("--repeats", default=7, show_default=True)
+@click.option("--repeats", default=5, show_default=True)
 @click.option("--threads", default=os.cpu_count() or 1, show_default=True)
 @click.option("--instructions", help="Of the kernel; unset: the best that are here.")
 @click.option("--only", default="", help="Steps whose name has this in it.")
