@@ -7,7 +7,8 @@ from setuptools import Extension, setup
 # A product and a sum are one instruction where the kernel says so and nowhere else: bits would depend on the compiler.
 # The warnings that are left out are false ones, about the compiler's own headers.
 NO_FALSE_WARNINGS = ("-Wno-ignored-attributes", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
-COMPILE_ARGS = {"engine.native.paged_attention": ["-O3", "-ffp-contract=off", *NO_FALSE_WARNINGS]}
+VECTORISED = ["-O3", "-ffp-contract=off", *NO_FALSE_WARNINGS]
+COMPILE_ARGS = {"engine.native.paged_attention": VECTORISED, "engine.native.layer_ops": VECTORISED}
 
 
 def extensions() -> list[Extension]:
@@ -25,24 +26,30 @@ def extensions() -> list[Extension]:
             "router/native/holders.hpp",
         ),
         "engine.native.block_hash": ("engine/native/block_hash.cpp", "engine/native/blake2b.hpp"),
-        "engine.native.paged_attention": ("engine/native/paged_attention.cpp", *attention_headers()),
+        "engine.native.paged_attention": ("engine/native/paged_attention.cpp", *headers("attention")),
+        "engine.native.layer_ops": (
+            "engine/native/layer_ops.cpp",
+            "engine/native/attention/exponential.hpp",
+            "engine/native/attention/threads.hpp",
+            *headers("ops"),
+        ),
     }
     return [
         Pybind11Extension(
             name,
             [source],
-            depends=headers,
+            depends=depends,
             cxx_std=17,
             extra_compile_args=COMPILE_ARGS.get(name, ["-O2"]),
             optional=True,
         )
-        for name, (source, *headers) in sources.items()
+        for name, (source, *depends) in sources.items()
     ]
 
 
-def attention_headers() -> list[str]:
-    """What the kernel includes, some of it once for each instruction set."""
-    return sorted(str(path) for path in Path("engine/native/attention").iterdir())
+def headers(folder: str) -> list[str]:
+    """What a kernel includes, some of it once for each instruction set."""
+    return sorted(str(path) for path in Path("engine/native", folder).iterdir())
 
 
 setup(ext_modules=extensions())

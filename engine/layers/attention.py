@@ -1,13 +1,14 @@
 """Multi-head and grouped-query attention (arXiv 2305.13245)."""
 
+import torch
 from torch import Tensor
 
 from engine.attention.base import AttentionBackend
 from engine.batch import Batch
 from engine.config import ModelConfig
 from engine.layers.linear import Linear, Projection, load_fused, load_partial, summed
-from engine.layers.norm import RMSNorm
-from engine.layers.rotary import Rotation
+from engine.ops.base import Rotation
+from engine.ops.choice import ops_for
 from engine.tensor_parallel import TensorRanks
 from engine.weights import Weights
 
@@ -20,27 +21,26 @@ class GroupedQueryAttention:
         config: ModelConfig,
         qkv: Linear,
         output: Projection,
-        q_norm: RMSNorm | None,
-        k_norm: RMSNorm | None,
+        norm_weight: Tensor | None,
         backend: AttentionBackend,
     ) -> None:
-        """config: with the heads that are here."""
+        """config: with the heads that are here; norm_weight: [num_heads + num_kv_heads, head_dim]."""
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
         self.qkv = qkv
         self.output = output
-        self.q_norm = q_norm
-        self.k_norm = k_norm
+        self.norm_weight = norm_weight
+        self.norm_eps = config.rms_norm_eps
         self.backend = backend
 
     def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
         """x: [num_tokens, hidden]; layer_cache as the backend has it. Returns the shape of x."""
         heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
-        q, k, v = heads.split_with_sizes([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        attended = self.backend.forward(rotation(q), rotation(k), v, layer_cache, batch)
+        turned, v = heads.split_with_sizes([self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
+        turned = ops_for(x.device).rotate(turned, rotation, self.norm_weight, self.norm_eps)
+        q, k = turned.split_with_sizes([self.num_heads, self.num_kv_heads], dim=1)
+        attended = self.backend.forward(q, k, v, layer_cache, batch)
         return self.output(attended.flatten(1))
 
 
@@ -56,11 +56,12 @@ def load_attention(
     qkv = load_fused(weights, names, hidden, sizes, bias=config.qkv_bias, rows=rows)
     bias = config.attention_output_bias
     output = load_partial(weights, f"{prefix}.o_proj", q_size, hidden, q_rows, shard, bias=bias)
+    local = shard.local(config)
+    norm_weight = _load_norms(weights, prefix, local) if config.qk_norm else None
+    return GroupedQueryAttention(local, qkv, summed(output, tensor), norm_weight, backend)
 
-    def norm(name: str) -> RMSNorm | None:
-        if not config.qk_norm:
-            return None
-        return RMSNorm(weights.take(f"{prefix}.{name}.weight", config.head_dim), config.rms_norm_eps)
 
-    local, q_norm, k_norm = shard.local(config), norm("q_norm"), norm("k_norm")
-    return GroupedQueryAttention(local, qkv, summed(output, tensor), q_norm, k_norm, backend)
+def _load_norms(weights: Weights, prefix: str, config: ModelConfig) -> Tensor:
+    """The norms' weights of all heads that are here, queries first: [num_heads + num_kv_heads, head_dim]."""
+    each = (("q_norm", config.num_heads), ("k_norm", config.num_kv_heads))
+    return torch.cat([weights.take(f"{prefix}.{name}.weight", config.head_dim).repeat(n, 1) for name, n in each])

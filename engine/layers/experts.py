@@ -8,15 +8,13 @@ from torch import Tensor
 
 from engine.config import MoEConfig
 from engine.layers.linear import Linear
-from engine.layers.mlp import silu_and_mul
+from engine.ops.choice import ops_for
 from engine.tensor_shard import TensorShard
 from engine.weights import Weights, join, stack
 
 # A product's rows come out the same, bit for bit, for every number of rows that is a multiple of this: who else is in
 # the batch, and which rank computes an expert, cannot be seen in a token's result. (oneDNN and MKL: multiples of 4.)
 ROW_TILE = 8
-UNDIVIDED_ELEMENTS = 1 << 15  # torch's grain: fewer are one thread's
-EVEN_THREADS = 2  # shares of whole tiles on so many threads fill vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ class GroupedWeights:
     def __call__(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
         """See Experts."""
         ends = torch.tensor(sizes, device=rows.device).cumsum(0).to(torch.int32)
-        inner = silu_and_mul(torch._grouped_mm(rows, self.gate_up.transpose(1, 2), offs=ends))
+        inner = ops_for(rows.device).silu_and_mul(torch._grouped_mm(rows, self.gate_up.transpose(1, 2), offs=ends))
         return torch._grouped_mm(inner, self.down.transpose(1, 2), offs=ends)
 
 
@@ -101,24 +99,12 @@ class Experts:
         splits = [size for _, size in busy]
         inputs = rows.split_with_sizes(splits)
         gate_up = torch.cat([expert.gate_up(part) for (expert, _), part in zip(busy, inputs, strict=True)])
-        inner = _activated(gate_up).split_with_sizes(splits)
+        inner = ops_for(rows.device).silu_and_mul(gate_up).split_with_sizes(splits)
         return torch.cat([expert.down(part) for (expert, _), part in zip(busy, inner, strict=True)])
 
 
 def _is_faster_grouped(weight: Tensor) -> bool:
     return weight.is_cuda and weight.dtype == torch.bfloat16
-
-
-def _activated(gate_up: Tensor) -> Tensor:
-    """`silu_and_mul`, of whole rows on each thread.
-
-    torch divides many elements among threads without regard to rows, and computes the ends of a thread's share, which
-    do not fill a vector, in another way: a row's bits would depend on the other rows.
-    """
-    rows = max(1, UNDIVIDED_ELEMENTS // gate_up.shape[1])
-    if len(gate_up) <= rows or gate_up.is_cuda or torch.get_num_threads() <= EVEN_THREADS:
-        return silu_and_mul(gate_up)
-    return torch.cat([silu_and_mul(gate_up[first : first + rows]) for first in range(0, len(gate_up), rows)])
 
 
 class ExpertReader:

@@ -10,7 +10,8 @@ from engine.batch import Batch
 from engine.config import MLAConfig, ModelConfig
 from engine.layers.linear import Linear, Projection, load_linear, load_partial, summed
 from engine.layers.norm import RMSNorm
-from engine.layers.rotary import Rotation
+from engine.ops.base import Rotation
+from engine.ops.choice import ops_for
 from engine.tensor_parallel import TensorRanks
 from engine.tensor_shard import TensorShard
 from engine.weights import Weights
@@ -62,13 +63,13 @@ class LatentAttention:
 
     def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
         """x: [num_tokens, hidden]; layer_cache as the backend has it. Returns the shape of x."""
-        mla = self.mla
+        mla, ops = self.mla, ops_for(x.device)
         q = self.query(x).view(x.shape[0], -1, mla.qk_head_dim)
         q_plain, q_rope = q.split_with_sizes([mla.qk_nope_head_dim, mla.qk_rope_head_dim], dim=-1)
         compressed, k_rope = self.compress(x).split_with_sizes([mla.kv_lora_rank, mla.qk_rope_head_dim], dim=-1)
-        latent = torch.cat([self.latent_norm(compressed), rotation(k_rope.unsqueeze(1)).squeeze(1)], dim=-1)
+        latent = torch.cat([self.latent_norm(compressed), ops.rotate(k_rope.unsqueeze(1), rotation).squeeze(1)], dim=-1)
         q_latent = torch.bmm(q_plain.transpose(0, 1), self.key_expand).transpose(0, 1)  # [num_tokens, heads, lora]
-        absorbed = torch.cat([q_latent, rotation(q_rope)], dim=-1)
+        absorbed = torch.cat([q_latent, ops.rotate(q_rope, rotation)], dim=-1)
         attended = self.backend.forward_latent(absorbed, latent, layer_cache, batch)
         values = torch.bmm(attended.transpose(0, 1), self.value_expand)  # [num_heads, num_tokens, v_head_dim]
         return self.output(values.transpose(0, 1).flatten(1))

@@ -1,9 +1,9 @@
 """The feed-forward layer with a gate (SwiGLU, arXiv 2002.05202)."""
 
-import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from engine.layers.linear import Linear, Projection, load_fused, load_partial, summed
+from engine.ops.choice import ops_for
 from engine.tensor_parallel import TensorRanks
 from engine.tensor_shard import TensorShard
 from engine.weights import Weights
@@ -18,13 +18,7 @@ class MLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, hidden]. Returns the same shape."""
-        return self.down(silu_and_mul(self.gate_up(x)))
-
-
-def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """gate_up: [num_tokens, 2 * size], the gate first. Returns [num_tokens, size]."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)
+        return self.down(ops_for(x.device).silu_and_mul(self.gate_up(x)))
 
 
 def load_mlp(

@@ -1,7 +1,8 @@
 """Normalisation."""
 
-import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
+
+from engine.ops.choice import ops_for
 
 
 class RMSNorm:
@@ -10,7 +11,14 @@ class RMSNorm:
     def __init__(self, weight: Tensor, eps: float) -> None:
         self.weight = weight  # [size]
         self.eps = eps
+        self._ops = ops_for(weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [..., size]. Returns the same shape."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return self._ops.rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: Tensor, addend: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The sum of two tensors [num_tokens, size], and its norm. `x` may be overwritten."""
+        if addend is None:
+            return x, self(x)
+        return self._ops.add_rms_norm(x, addend, self.weight, self.eps)

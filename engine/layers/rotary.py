@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from engine.config import RopeConfig
+from engine.ops.base import Rotation
 
 
 class RotaryEmbedding:
@@ -17,27 +18,9 @@ class RotaryEmbedding:
         self.table = (torch.cat([angles.cos(), angles.sin()], dim=-1) * config.cos_sin_scale).to(device)
         self.interleaved = config.interleaved
 
-    def at(self, positions: Tensor, dtype: torch.dtype) -> "Rotation":
+    def at(self, positions: Tensor) -> Rotation:
         """The rotation of each of a step's tokens. positions: [num_tokens]."""
-        cos, sin = self.table[positions].to(dtype).unsqueeze(1).chunk(2, dim=-1)  # [num_tokens, 1, rotary_dim / 2]
-        return Rotation(cos, sin, self.interleaved)
-
-
-class Rotation:
-    """Turns the heads of a step's tokens by their positions."""
-
-    def __init__(self, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
-        self.cos = cos
-        self.sin = sin
-        self.interleaved = interleaved
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x: [num_tokens, num_heads, rotary_dim]. Returns the same shape.
-
-        Interleaved pairs come out as halves: queries and keys alike, so that their products are the same.
-        """
-        first, second = (x[..., 0::2], x[..., 1::2]) if self.interleaved else x.chunk(2, dim=-1)
-        return torch.cat([first * self.cos - second * self.sin, second * self.cos + first * self.sin], dim=-1)
+        return Rotation(self.table, positions, self.interleaved)
 
 
 def inverse_frequencies(config: RopeConfig) -> Tensor:

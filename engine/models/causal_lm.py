@@ -15,7 +15,8 @@ from engine.layers.embedding import Embedding
 from engine.layers.linear import Linear, Projection, gathered, load_linear
 from engine.layers.moe import MoE
 from engine.layers.norm import RMSNorm
-from engine.layers.rotary import RotaryEmbedding, Rotation
+from engine.layers.rotary import RotaryEmbedding
+from engine.ops.base import Rotation
 from engine.tensor_parallel import TensorRanks
 from engine.weights import Weights
 
@@ -45,10 +46,16 @@ class DecoderLayer:
     feed_forward_norm: RMSNorm
     feed_forward: FeedForward
 
-    def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
-        """x: [num_tokens, hidden]. Returns the same shape."""
-        x = x + self.attention(self.attention_norm(x), rotation, layer_cache, batch)
-        return x + self.feed_forward(self.feed_forward_norm(x))
+    def __call__(
+        self, x: Tensor, addend: Tensor | None, rotation: Rotation, layer_cache: Tensor, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        """x: [num_tokens, hidden], ours to change; addend: of the same shape, what the layer before adds to it.
+
+        Returns both again: whoever norms their sum next adds them up on the way.
+        """
+        x, normed = self.attention_norm.add(x, addend)
+        x, normed = self.feed_forward_norm.add(x, self.attention(normed, rotation, layer_cache, batch))
+        return x, self.feed_forward(normed)
 
 
 class CausalLM:
@@ -78,10 +85,13 @@ class CausalLM:
         """
         self.backend.plan(batch)
         x = self.embedding(batch.token_ids)  # [num_tokens, hidden]
-        rotation = self.rotary.at(batch.positions, x.dtype)
+        addend = None
+        rotation = self.rotary.at(batch.positions)
         for index, layer in enumerate(self.layers):
-            x = layer(x, rotation, KVCacheLayout.layer_cache(pool, index), batch)
-        return self.head(self.norm(x[batch.logits_indices])).float()
+            x, addend = layer(x, addend, rotation, KVCacheLayout.layer_cache(pool, index), batch)
+        wanted = batch.logits_indices
+        _, normed = self.norm.add(x[wanted], None if addend is None else addend[wanted])
+        return self.head(normed).float()
 
     @torch.inference_mode()
     def forward_idle(self) -> None:

@@ -5,7 +5,8 @@ from importlib import import_module
 
 from rpc.doctor.finding import Finding, ok, warning
 
-ENGINE_MODULES = ("engine.native.block_hash", "engine.native.paged_attention")  # what a worker uses
+# What a worker uses.
+ENGINE_MODULES = ("engine.native.block_hash", "engine.native.paged_attention", "engine.native.layer_ops")
 
 
 def check_compiled(modules: Sequence[str]) -> Finding:

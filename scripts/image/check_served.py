@@ -14,7 +14,12 @@ from urllib.request import Request, urlopen
 
 BIN = Path(sys.executable).parent
 COMMANDS = (["baton", "--help"], ["baton", "router", "--help"], ["baton", "worker", "--help"], ["ray", "--version"])
-COMPILED = ("router.native.prefix_index", "engine.native.block_hash", "engine.native.paged_attention")
+COMPILED = (
+    "router.native.prefix_index",
+    "engine.native.block_hash",
+    "engine.native.paged_attention",
+    "engine.native.layer_ops",
+)
 READY_S = 120
 PROMPT = "The module textwrap wraps and fills text. " * 20  # long enough to be prefilled elsewhere
 

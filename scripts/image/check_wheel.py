@@ -10,6 +10,7 @@ NEEDED = (
     r"router/native/prefix_index\.[^/]*\.so",
     r"engine/native/block_hash\.[^/]*\.so",
     r"engine/native/paged_attention\.[^/]*\.so",
+    r"engine/native/layer_ops\.[^/]*\.so",
     r"baton/bundled_model/model\.safetensors",
     r"baton/bundled_model/tokenizer\.json",
     r"baton/bundled_model/config\.json",

@@ -1,0 +1,48 @@
+"""What layers ask of an implementation of their small computations."""
+
+from functools import cached_property
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Rotation:
+    """By what angles the heads of a step's tokens are turned."""
+
+    def __init__(self, table: Tensor, positions: Tensor, interleaved: bool) -> None:
+        """table: [num_positions, rotary_dim] fp32, cosines in the first half and sines in the second; positions:
+        [num_tokens] int64; interleaved: whether pairs are neighbours in the checkpoint's heads, or a head's halves.
+        """
+        self.table = table
+        self.positions = positions
+        self.interleaved = interleaved
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """[num_tokens, rotary_dim]: the table's rows of the tokens, gathered once for all layers."""
+        return self.table[self.positions]
+
+
+class LayerOps(Protocol):
+    """Computations on rows, in fp32 whatever the rows' dtype, of which a row's result depends on that row alone."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x: [..., size], its last dimension contiguous; weight: [size]. Returns the same shape."""
+        ...
+
+    def add_rms_norm(self, x: Tensor, addend: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """The sum of two tensors [num_tokens, size], and its norm. `x` may be overwritten."""
+        ...
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """gate_up: [num_tokens, 2 * size], the gate first. Returns [num_tokens, size]."""
+        ...
+
+    def rotate(self, heads: Tensor, rotation: Rotation, weight: Tensor | None = None, eps: float = 0.0) -> Tensor:
+        """Heads turned by their tokens' positions, each after its norm where there is a weight.
+
+        heads: [num_tokens, num_heads, rotary_dim], may be overwritten; weight: [num_heads, rotary_dim]. Returns the
+        shape of heads. Interleaved pairs come out as halves: queries and keys alike, so that their products are the
+        same.
+        """
+        ...

@@ -1,0 +1,59 @@
+"""Computations on rows by the compiled module, on a CPU."""
+
+import torch
+from torch import Tensor
+
+from engine.native.layer_ops import Bfloat16Ops, Float32Ops, instruction_sets
+from engine.ops.base import Rotation
+
+
+class NativeOps:
+    """Each in one pass over memory. All instruction sets give the same bits."""
+
+    def __init__(self, instructions: str | None = None) -> None:
+        """instructions: None for the best that are here. Raises ValueError for those that this processor lacks."""
+        name = instructions or instruction_sets()[0]
+        self._ops = {torch.float32: Float32Ops(name), torch.bfloat16: Bfloat16Ops(name)}
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See LayerOps."""
+        rows = x if x.dim() == 2 and x.stride(1) == 1 else x.reshape(-1, x.shape[-1])
+        result = torch.empty(x.shape, dtype=x.dtype)
+        num_rows, width = rows.shape
+        stride, threads = rows.stride(0), torch.get_num_threads()
+        pointers = rows.data_ptr(), stride, weight.data_ptr(), result.data_ptr()
+        self._ops[x.dtype].norm(*pointers, num_rows, width, eps, threads)
+        return result
+
+    def add_rms_norm(self, x: Tensor, addend: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """See LayerOps."""
+        x, addend = x.contiguous(), addend.contiguous()
+        result = torch.empty_like(x)
+        num_rows, width = x.shape
+        pointers = x.data_ptr(), addend.data_ptr(), weight.data_ptr(), result.data_ptr()
+        self._ops[x.dtype].add_norm(*pointers, num_rows, width, eps, torch.get_num_threads())
+        return x, result
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """See LayerOps."""
+        gate_up = gate_up.contiguous()
+        num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        result = torch.empty(num_rows, width, dtype=gate_up.dtype)
+        pointers = gate_up.data_ptr(), result.data_ptr()
+        self._ops[gate_up.dtype].silu_and_mul(*pointers, num_rows, width, torch.get_num_threads())
+        return result
+
+    def rotate(self, heads: Tensor, rotation: Rotation, weight: Tensor | None = None, eps: float = 0.0) -> Tensor:
+        """See LayerOps. The heads are turned where they are."""
+        if heads.stride(2) != 1:
+            heads = heads.contiguous()
+        num_tokens, num_heads, width = heads.shape
+        table, positions = rotation.table, rotation.positions
+        assert table.shape[1] == width
+        assert len(positions) == num_tokens
+        self._ops[heads.dtype].rotate(
+            heads.data_ptr(), heads.stride(0), heads.stride(1), 0 if weight is None else weight.data_ptr(),
+            table.data_ptr(), len(table), positions.data_ptr(),
+            num_tokens, num_heads, width, rotation.interleaved, eps, torch.get_num_threads(),
+        )  # fmt: skip
+        return heads

@@ -1,0 +1,47 @@
+"""Computations on rows in plain torch: what the other implementations are compared with."""
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from engine.ops.base import Rotation
+
+UNDIVIDED_ELEMENTS = 1 << 15  # torch's grain: fewer are one thread's
+EVEN_THREADS = 2  # shares of whole rows on so many threads fill vectors
+
+
+class TorchOps:
+    """See LayerOps."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See LayerOps."""
+        return F.rms_norm(x, weight.shape, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, addend: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """See LayerOps."""
+        total = x + addend
+        return total, self.rms_norm(total, weight, eps)
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """See LayerOps.
+
+        torch divides many elements among threads without regard to rows, and computes the ends of a thread's share,
+        which do not fill a vector, in another way: each thread has whole rows instead.
+        """
+        rows = max(1, UNDIVIDED_ELEMENTS // gate_up.shape[1])
+        if len(gate_up) <= rows or gate_up.is_cuda or torch.get_num_threads() <= EVEN_THREADS:
+            return _silu_and_mul(gate_up)
+        return torch.cat([_silu_and_mul(part) for part in torch.split(gate_up, rows)])
+
+    def rotate(self, heads: Tensor, rotation: Rotation, weight: Tensor | None = None, eps: float = 0.0) -> Tensor:
+        """See LayerOps."""
+        if weight is not None:
+            heads = F.rms_norm(heads, heads.shape[-1:], None, eps) * weight
+        cos, sin = rotation.rows.to(heads.dtype).unsqueeze(1).chunk(2, dim=-1)
+        first, second = (heads[..., 0::2], heads[..., 1::2]) if rotation.interleaved else heads.chunk(2, dim=-1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def _silu_and_mul(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)

@@ -1,0 +1,78 @@
+// The functions on rows, on memory of exactly the size that they may touch, so that sanitizers see what is beyond. With
+// the argument "beyond" a row is taken for longer than it is, which has to be found.
+
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <random>
+
+#include "ops/instruction_sets.hpp"
+
+using namespace baton;
+
+namespace {
+
+constexpr float kEps = 1e-6f;
+
+// Owns `count` small numbers.
+template <typename T>
+std::unique_ptr<T[]> numbers(std::size_t count, std::mt19937& random) {
+    std::unique_ptr<T[]> made(new T[count]);
+    for (std::size_t i = 0; i < count; ++i) narrow(static_cast<float>(static_cast<int>(random() % 65) - 32) / 8, made[i]);
+    return made;
+}
+
+bool is_close(double found, double expected) {
+    return std::fabs(found - expected) <= 0.004 + 0.008 * std::fabs(expected);
+}
+
+template <typename T>
+bool agrees(const RowFunctions<T>& rows, std::size_t width, std::size_t told_width, std::mt19937& random) {
+    auto x = numbers<T>(width, random), addend = numbers<T>(width, random), weight = numbers<T>(width, random);
+    std::unique_ptr<T[]> result(new T[width]), before(new T[width]);
+    std::copy(x.get(), x.get() + width, before.get());
+    rows.add_norm(x.get(), addend.get(), weight.get(), told_width, kEps, result.get());
+    double squares = 0;
+    for (std::size_t i = 0; i < width; ++i) squares += static_cast<double>(widened(x[i])) * widened(x[i]);
+    const double factor = 1 / std::sqrt(squares / static_cast<double>(width) + kEps);
+    bool holds = true;
+    for (std::size_t i = 0; i < width; ++i) {
+        holds &= is_close(widened(x[i]), widened(before[i]) + widened(addend[i]));
+        holds &= is_close(widened(result[i]), widened(x[i]) * factor * widened(weight[i]));
+    }
+    rows.norm(before.get(), weight.get(), told_width, kEps, result.get());
+    rows.silu(before.get(), addend.get(), told_width, result.get());
+    for (std::size_t i = 0; i < width; ++i) {
+        const double gate = widened(before[i]);
+        holds &= is_close(widened(result[i]), gate / (1 + std::exp(-gate)) * widened(addend[i]));
+    }
+    const std::size_t half = width / 2;
+    auto cos = numbers<float>(half, random), sin = numbers<float>(half, random);
+    std::copy(before.get(), before.get() + 2 * half, result.get());
+    rows.rotate(result.get(), nullptr, kEps, cos.get(), sin.get(), half, width % 4 == 0);
+    for (std::size_t i = 0; i < half; ++i) {
+        const std::size_t step = width % 4 ? 1 : 2, second = width % 4 ? half : 1;
+        const double a = widened(before[step * i]), b = widened(before[step * i + second]);
+        holds &= is_close(widened(result[i]), a * cos[i] - b * sin[i]);
+        holds &= is_close(widened(result[half + i]), b * cos[i] + a * sin[i]);
+    }
+    rows.rotate(before.get(), weight.get(), kEps, cos.get(), sin.get(), half, false);
+    return holds;
+}
+
+}  // namespace
+
+int main(int argc, char**) {
+    std::mt19937 random(7);
+    for (const std::string& name : instruction_sets()) {
+        for (std::size_t width = 1; width < 130; ++width) {
+            if (!agrees(row_functions<float>(name), width, width, random) ||
+                !agrees(row_functions<Bfloat16>(name), width, width, random)) {
+                std::printf("%s: wrong at %zu\n", name.c_str(), width);
+                return 1;
+            }
+        }
+        std::printf("%s: all widths\n", name.c_str());
+        if (argc > 1) agrees(row_functions<float>(name), 64, 80, random);
+    }
+}
