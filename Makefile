@@ -4,10 +4,11 @@ TORCH ?= torch==2.13.0
 PORT ?= 8000
 MODEL ?=
 FUZZ_SECONDS ?= 600
+PEERS ?= $(HOME)/.cache/baton/engines/peers
 BIN := .venv/bin
 CHECKOV := 3.3.30
 
-.PHONY: setup serve test fuzz lint audit bench chaos protos image-constraints image-check
+.PHONY: setup serve test fuzz lint audit bench engines-peers chaos protos image-constraints image-check
 
 setup: .venv/.done
 
@@ -51,6 +52,10 @@ bench: setup
 	$(BIN)/python -m benchmarks.overload --json benchmarks/results/overload.json
 	$(BIN)/python -m benchmarks.simulator --json benchmarks/results/simulator.json
 	$(BIN)/python -m benchmarks.disaggregation --json benchmarks/results/disaggregation.json
+
+# The engines that ours is compared with, each in an environment of its own, outside of this folder.
+engines-peers: setup
+	$(BIN)/python -m benchmarks.engines.peers "$(PEERS)"
 
 chaos: setup
 	$(BIN)/python -m tests.faults --json benchmarks/results/chaos.json

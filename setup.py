@@ -6,7 +6,7 @@ from setuptools import Extension, setup
 
 # A product and a sum are one instruction where the kernel says so and nowhere else: bits would depend on the compiler.
 # The warnings that are left out are false ones, about the compiler's own headers.
-NO_FALSE_WARNINGS = ("-Wno-ignored-attributes", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
+NO_FALSE_WARNINGS = ("-Wno-psabi", "-Wno-ignored-attributes", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
 VECTORISED = ["-O3", "-ffp-contract=off", *NO_FALSE_WARNINGS]
 COMPILE_ARGS = {"engine.native.paged_attention": VECTORISED, "engine.native.layer_ops": VECTORISED}
 

@@ -48,7 +48,7 @@ def _fingerprints(workers: Sequence[ExaminedWorker]) -> list[Finding]:
     groups = _grouped(workers, lambda worker: worker.description.fingerprint)
     if len(groups) < 2:
         return []
-    remedy = "serve the same checkpoint, dtype and block size everywhere, or wait until the upgrade is through"
+    remedy = "serve the same checkpoint, dtypes and block size everywhere, or wait until the upgrade is through"
     lonely = [
         worker.name
         for group in groups.values()

@@ -1,9 +1,11 @@
 """What attention over the paged KV cache takes on this CPU: the compiled kernel beside the torch reference.
 
     python -m benchmarks.attention [--json FILE] [--repeats N] [--threads N] [--instructions NAME]
+                                   [--kv-cache-dtype int8]
 
 Decode steps and prefill chunks, one layer a call. Every call is for another layer of a pool that no cache holds, as in
-a model; the two backends take turns, and medians are compared.
+a model; the two that are compared take turns, and their medians count. With `--kv-cache-dtype int8` these are the
+kernel over KV in the type that is computed in, and the kernel over KV in int8.
 """
 
 import os
@@ -21,17 +23,19 @@ from torch import Tensor
 from benchmarks.machine import MachineLimits, measure_limits
 from benchmarks.report import Report
 from engine.attention.base import AttentionBackend
+from engine.attention.int8_rows import encode
 from engine.attention.native import AttentionHeads, NativeAttention
 from engine.attention.torch_reference import GATHERED_BYTES, TorchAttention
 from engine.batch import Batch
 from engine.kv_cache import KVCacheLayout
+from engine.kv_dtype import SCALE_BYTES
 
 BLOCK_SIZE = 16
 POOL_BYTES = 384 << 20  # of the layers together, at least: more than a CPU's caches
 MAX_LAYERS = 28
 MAX_PREFILL_LAYERS = 4  # chunks compute more than they read
-COLUMNS = ("heads", "dtype", "step", "torch us", "native us", "torch / native", "GB/s", "% of read bandwidth",
-           "GFLOP/s", "% of GEMM rate")  # fmt: skip
+COMPARED = {"auto": ("torch us", "native us", "torch / native"), "int8": ("own us", "int8 us", "own / int8")}
+RATES = ("GB/s", "% of read bandwidth", "GFLOP/s", "% of GEMM rate")  # of the second
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +53,21 @@ class Heads:
         """Whether this is MLA."""
         return self.value_width < self.key_width
 
-    def cached_bytes(self, dtype: torch.dtype) -> int:
+    def cached_bytes(self, dtype: torch.dtype, is_quantised: bool = False) -> int:
         """Of one token in one layer."""
-        return (1 if self.is_latent else 2) * self.num_kv_heads * self.key_width * dtype.itemsize
+        row_bytes = self.key_width + SCALE_BYTES if is_quantised else self.key_width * dtype.itemsize
+        return (1 if self.is_latent else 2) * self.num_kv_heads * row_bytes
+
+    def here(self, dtype: torch.dtype, is_quantised: bool) -> AttentionHeads:
+        """As the kernel takes them."""
+        return AttentionHeads(
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            key_width=self.key_width,
+            value_width=self.value_width,
+            dtype=dtype,
+            is_quantised=is_quantised,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +110,17 @@ STEPS = (
 class Layers:
     """Owns a pool of some layers, and what their attention is called with."""
 
-    def __init__(self, heads: Heads, dtype: torch.dtype, step: Step) -> None:
-        self.heads, self.dtype, self.step = heads, dtype, step
+    def __init__(self, heads: Heads, dtype: torch.dtype, step: Step, is_quantised: bool = False) -> None:
+        self.heads, self.dtype, self.step, self.is_quantised = heads, dtype, step, is_quantised
         tables = block_tables(step)
         num_blocks = sum(map(len, tables)) + 1
-        layer_bytes = num_blocks * BLOCK_SIZE * heads.cached_bytes(dtype)
+        layer_bytes = num_blocks * BLOCK_SIZE * heads.cached_bytes(dtype, is_quantised)
         most = MAX_LAYERS if step.is_decode else MAX_PREFILL_LAYERS
         self.num_layers = min(most, POOL_BYTES // layer_bytes + 1)
         self.batch = make_batch(step, tables)
         self.pool = self._random(num_blocks, *self._block_shape())
+        if is_quantised:
+            self.pool = encode(self.pool)
         num_tokens = sum(step.query_lens)
         self.q = self._random(num_tokens, heads.num_heads, heads.key_width)
         self.k, self.v = self._random(2, num_tokens, heads.num_kv_heads, heads.key_width)
@@ -159,45 +177,52 @@ def make_batch(step: Step, tables: Sequence[Sequence[int]]) -> Batch:
     )
 
 
-def backends(heads: Heads, dtype: torch.dtype, instructions: str | None) -> tuple[TorchAttention, NativeAttention]:
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An attention, and what it is called with."""
+
+    backend: AttentionBackend
+    layers: Layers
+
+
+def candidates(
+    heads: Heads, dtype: torch.dtype, step: Step, kv_dtype: str, instructions: str | None
+) -> tuple[Candidate, Candidate]:
     """The two that are compared."""
-    scale = heads.key_width**-0.5
+    scale, usual = heads.key_width**-0.5, Layers(heads, dtype, step)
+    native = Candidate(NativeAttention(scale, BLOCK_SIZE, heads.here(dtype, False), instructions), usual)
+    if kv_dtype == "int8":
+        kernel = NativeAttention(scale, BLOCK_SIZE, heads.here(dtype, True), instructions)
+        return native, Candidate(kernel, Layers(heads, dtype, step, is_quantised=True))
     reference = TorchAttention(
         scale,
         BLOCK_SIZE,
         kv_lora_rank=heads.value_width if heads.is_latent else 0,
         max_gathered_tokens=GATHERED_BYTES // heads.cached_bytes(dtype),
     )
-    here = AttentionHeads(
-        num_heads=heads.num_heads,
-        num_kv_heads=heads.num_kv_heads,
-        key_width=heads.key_width,
-        value_width=heads.value_width,
-        dtype=dtype,
-    )
-    return reference, NativeAttention(scale, BLOCK_SIZE, here, instructions)
+    return Candidate(reference, usual), native
 
 
-def measure(report: Report, layers: Layers, limits: MachineLimits, repeats: int, instructions: str | None) -> None:
+def measure(report: Report, compared: tuple[Candidate, Candidate], limits: MachineLimits, repeats: int) -> None:
     """Adds a row."""
+    layers = compared[1].layers
     heads, step = layers.heads, layers.step
-    reference, native = backends(heads, layers.dtype, instructions)
     times: tuple[list[float], list[float]] = ([], [])
     for repeat in range(repeats + 1):
-        for backend, taken in zip((reference, native), times, strict=True):
-            seconds = layers.seconds(backend)
+        for candidate, taken in zip(compared, times, strict=True):
+            seconds = candidate.layers.seconds(candidate.backend)
             if repeat:  # the first warms up
                 taken.append(seconds)
-    torch_s, native_s = map(median, times)
-    bytes_per_s = sum(step.context_lens) * heads.cached_bytes(layers.dtype) / native_s
-    flop_per_s = 2 * step.num_seen * heads.num_heads * (heads.key_width + heads.value_width) / native_s
+    first_s, second_s = map(median, times)
+    bytes_per_s = sum(step.context_lens) * heads.cached_bytes(layers.dtype, layers.is_quantised) / second_s
+    flop_per_s = 2 * step.num_seen * heads.num_heads * (heads.key_width + heads.value_width) / second_s
     report.add(
         heads.name,
         str(layers.dtype).removeprefix("torch."),
         step.name,
-        torch_s * 1e6,
-        native_s * 1e6,
-        torch_s / native_s,
+        first_s * 1e6,
+        second_s * 1e6,
+        first_s / second_s,
         bytes_per_s / 1e9 if step.is_decode else "",
         100 * bytes_per_s / limits.read_bytes_per_s if step.is_decode else "",
         flop_per_s / 1e9,
@@ -210,10 +235,14 @@ def measure(report: Report, layers: Layers, limits: MachineLimits, repeats: int,
 @click.option("--repeats", default=5, show_default=True)
 @click.option("--threads", default=os.cpu_count() or 1, show_default=True)
 @click.option("--instructions", help="Of the kernel; unset: the best that are here.")
+@click.option("--kv-cache-dtype", "kv_dtype", type=click.Choice(list(COMPARED)), default="auto", show_default=True)
 @click.option("--only", default="", help="Steps whose name has this in it.")
-def main(json_file: Path | None, repeats: int, threads: int, instructions: str | None, only: str) -> None:
+def main(
+    json_file: Path | None, repeats: int, threads: int, instructions: str | None, kv_dtype: str, only: str
+) -> None:
     """Measures and prints."""
-    report = Report("Attention over the paged KV cache, one layer", COLUMNS)
+    columns = ("heads", "dtype", "step", *COMPARED[kv_dtype], *RATES)
+    report = Report("Attention over the paged KV cache, one layer", columns)
     for dtype in (torch.bfloat16, torch.float32):
         limits = measure_limits(dtype, threads)
         report.notes.append(
@@ -223,7 +252,7 @@ def main(json_file: Path | None, repeats: int, threads: int, instructions: str |
         for heads in HEADS:
             for step in STEPS:
                 if only in step.name:
-                    measure(report, Layers(heads, dtype, step), limits, repeats, instructions)
+                    measure(report, candidates(heads, dtype, step, kv_dtype, instructions), limits, repeats)
     report.show()
     if json_file is not None:
         report.write(json_file)

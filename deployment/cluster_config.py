@@ -244,7 +244,7 @@ def _check_pools(roles: Collection[str]) -> None:
 
 def _check_alike(roles: Collection[str], engines: Mapping[str, Mapping[str, Value]]) -> None:
     """KV goes only between workers whose blocks are alike: a cluster of others would quietly never hand over."""
-    for name in ("dtype", "block_size"):
+    for name in ("dtype", "quantization", "kv_cache_dtype", "block_size"):
         default = engine_options()[name].default
         values = {role: engines[role].get(name, default) for role in engines if role in roles}
         if len(set(values.values())) > 1:

@@ -6,8 +6,11 @@ from pathlib import Path
 
 from deployment.cluster_config import ClusterSettings
 from deployment.kv_memory import default_kv_bytes
-from deployment.machine import Machine
+from deployment.machine import Machine, NearCores
 from engine.config import EngineConfig, ModelConfig
+from engine.cores import format_cores, parse_cores
+from engine.errors import UnsupportedModel
+from engine.kv_dtype import kv_cache_dtype
 from router.config import RouterConfig
 from rpc.child_process import ProcessSpec
 from rpc.group.config import RendezvousConfig
@@ -114,14 +117,14 @@ def plan_cluster(
             host=WORKER_HOST,
             port=port,
             served_model_name=name,
-            engine=_engine(settings, role, checkpoint, machine),
+            engine=_engine(settings, role, checkpoint, machine, machine.near(place, len(kinds))),
             tensor_parallel=cluster.num_tensor_ranks(role),
             expert_parallel=cluster.num_expert_ranks(role),
             group=f"{role}-group-{index // cluster.group_size(role)}",
             rendezvous=host_port(WORKER_HOST, rendezvous.port) if rendezvous is not None else None,
             **settings.worker,  # type: ignore[arg-type]  # checked against the fields' types when they were read
         )
-        for (role, index), port in zip(kinds, ports[: cluster.num_workers], strict=True)
+        for place, ((role, index), port) in enumerate(zip(kinds, ports[: cluster.num_workers], strict=True))
     )
     router = RouterConfig(
         model=str(checkpoint.directory),
@@ -136,10 +139,19 @@ def plan_cluster(
     return ClusterPlan(router=router, workers=workers, rendezvous=rendezvous, log_level=log_level)
 
 
-def _engine(settings: ClusterSettings, role: Role, checkpoint: Checkpoint, machine: Machine) -> EngineConfig:
+def _engine(
+    settings: ClusterSettings, role: Role, checkpoint: Checkpoint, machine: Machine, near: NearCores | None
+) -> EngineConfig:
     cluster = settings.cluster
     given = dict(settings.engine.get(role, {}))
-    given.setdefault("num_threads", max(1, machine.num_cores // cluster.num_ranks))
+    if "num_threads" not in given:
+        num_threads, num_ranks = machine.num_cores // cluster.num_ranks, cluster.num_tensor_ranks(role)
+        if (cores := given.get("cores")) is not None:
+            num_threads = len(_parse_cores(str(cores))) // num_ranks
+        elif near is not None:
+            given["cores"] = format_cores(near.cores)
+            num_threads = min(num_threads, near.num_ours // num_ranks)
+        given["num_threads"] = max(1, num_threads)
     if cluster.kv_parts > 1:
         given.setdefault("kv_parts", cluster.kv_parts)
     pool_bytes = {"prefill": cluster.prefill_kv_cache_memory_bytes, "decode": cluster.decode_kv_cache_memory_bytes}
@@ -151,7 +163,18 @@ def _engine(settings: ClusterSettings, role: Role, checkpoint: Checkpoint, machi
         raise OptionError(
             f"max_model_len: {engine.max_model_len} tokens are over the checkpoint's context of {longest}"
         )
+    try:
+        kv_cache_dtype(checkpoint.config, engine.kv_cache_dtype)
+    except UnsupportedModel as error:
+        raise OptionError(str(error)) from error
     if "kv_cache_memory_bytes" in given:
         return engine
     kv_bytes = default_kv_bytes(machine.memory_bytes, cluster.num_ranks, checkpoint.config, engine)
     return replace(engine, kv_cache_memory_bytes=kv_bytes)
+
+
+def _parse_cores(text: str) -> tuple[int, ...]:
+    try:
+        return parse_cores(text)
+    except ValueError as error:
+        raise OptionError(str(error)) from error

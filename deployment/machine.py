@@ -2,12 +2,16 @@
 
 import math
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from engine.cores import parse_cores
+
 CGROUP = Path("/sys/fs/cgroup")
+NODES = Path("/sys/devices/system/node")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +20,31 @@ class Machine:
 
     num_cores: int
     memory_bytes: int  # not in use now
+    nodes: tuple[tuple[int, ...], ...] = ()  # the cores that are near each part of the memory (NUMA), if all are ours
+
+    def near(self, index: int, count: int) -> "NearCores | None":
+        """Where one of `count` processes shall run, each on as few nodes as can be; None: anywhere."""
+        num_nodes = len(self.nodes)
+        if num_nodes < 2:
+            return None
+        starts = [each * num_nodes // count for each in range(count)]
+        end = max(starts[index] + 1, (index + 1) * num_nodes // count)
+        cores = tuple(core for node in self.nodes[starts[index] : end] for core in node)
+        return NearCores(cores, num_ours=max(1, len(cores) // starts.count(starts[index])))
 
 
-def this_machine(cgroup: Path = CGROUP) -> Machine:
+@dataclass(frozen=True, slots=True)
+class NearCores:
+    """Where a process shall run."""
+
+    cores: tuple[int, ...]
+    num_ours: int  # how many of them are its own, if others run there too
+
+
+def this_machine(cgroup: Path = CGROUP, nodes: Path = NODES) -> Machine:
     """The affinity mask and free memory, bounded by the control group's limits (cgroup v2) where there is one."""
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    num_cores = len(cores)
     quota = _read(cgroup / "cpu.max")
     if len(quota) == 2 and quota[0] != "max":
         num_cores = min(num_cores, max(1, math.floor(int(quota[0]) / int(quota[1]))))
@@ -28,7 +52,15 @@ def this_machine(cgroup: Path = CGROUP) -> Machine:
     limit, current = _read(cgroup / "memory.max"), _read(cgroup / "memory.current")
     if limit and current and limit[0] != "max":
         memory_bytes = min(memory_bytes, max(0, int(limit[0]) - int(current[0])))
-    return Machine(num_cores, memory_bytes)
+    return Machine(num_cores, memory_bytes, _nodes(nodes, cores) if num_cores == len(cores) else ())
+
+
+def _nodes(directory: Path, ours: Collection[int]) -> tuple[tuple[int, ...], ...]:
+    """Our cores of every node that has some."""
+    paths = sorted(directory.glob("node[0-9]*"), key=lambda node: int(node.name.removeprefix("node")))
+    lists = [_read(node / "cpulist") for node in paths]
+    nodes = [tuple(core for core in parse_cores(words[0]) if core in ours) for words in lists if words]
+    return tuple(filter(None, nodes))
 
 
 def _read(path: Path) -> list[str]:

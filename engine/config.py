@@ -10,9 +10,11 @@ class EngineConfig:
 
     model: str  # directory of a checkpoint
     dtype: str = "auto"  # auto (the checkpoint's), bfloat16, float32
+    quantization: str | None = None  # int8: weights and what they are multiplied with; None: as `dtype` says
     device: str = "cpu"
     block_size: int = 16  # tokens a block
     kv_cache_memory_bytes: int = 512 << 20  # of the block pool
+    kv_cache_dtype: str = "auto"  # auto (the model's), bfloat16, float32, int8 with a scale for each row
     max_model_len: int | None = None  # longest prompt plus output; None: what the checkpoint allows
     max_num_batched_tokens: int = (
         256  # token budget of a step: how much a handover cannot hide, and how long decodes wait
@@ -21,7 +23,8 @@ class EngineConfig:
     max_num_waiting: int = 1024  # bound of the waiting queue
     enable_prefix_caching: bool = True
     kv_parts: int | None = None  # of a block, at most; None: as many as the ranks of this worker need
-    num_threads: int | None = None  # of torch; None: all cores
+    num_threads: int | None = None  # of torch; None: as many as there are cores
+    cores: str | None = None  # that the engine computes on, such as 0-3,8; None: any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The engine: requests in, tokens out."""
 
+import math
 import time
 from collections.abc import Callable
 
@@ -55,7 +56,7 @@ class Engine:
         self.config = config
         loaded = load(config, allocate_pool, on_progress, group, tensor)
         self.model_config, self.layout, self.pool = loaded.config, loaded.layout, loaded.pool
-        self.kv_parts = loaded.kv_parts
+        self.kv_parts, self.cores = loaded.kv_parts, loaded.cores
         self.fingerprint = loaded.fingerprint
         self.finish_rule = FinishRule(self.model_config.eos_token_ids, loaded.max_model_len)
         model = LeadingModel(loaded.model, tensor) if tensor is not None else loaded.model
@@ -94,10 +95,17 @@ class Engine:
 
         Who waits for other ranks must outlast the one that hangs, and who forms a group may have much to read.
         """
+        if self.is_short_of_ranks:
+            return math.inf
         if self.lockstep is not None and self.lockstep.is_forming:
             return FORMING_PATIENCE
         waits = self.lockstep or self.tensor
         return WAITING_PATIENCE if waits is not None and waits.is_waiting else 1.0
+
+    @property
+    def is_short_of_ranks(self) -> bool:
+        """Whether nothing is computed until more ranks come, however late; may be asked on any thread."""
+        return self.lockstep is not None and self.lockstep.is_short
 
     def look_at_ranks(self) -> None:
         """Nothing: a call between two steps, after which `is_called` is looked at."""

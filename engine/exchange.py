@@ -9,6 +9,8 @@ from torch._C._distributed_c10d import Work
 from engine.errors import GroupBroken
 
 POLL_S = 0.2  # how soon a wait notices a newer epoch
+LOOK_S = 20e-6  # between two looks at what a GPU does; the system makes some 70 us of it, so
+SPIN_S = 1e-3  # for so long, which most collectives do not take, there is no pause between them
 
 
 class WaitingRank(Protocol):
@@ -21,14 +23,19 @@ class WaitingRank(Protocol):
         """Raises GroupBroken if a newer epoch has begun, or this rank has left."""
         ...
 
+    def give_up(self, work: Work) -> None:
+        """Nobody waits for it any more, though it may be under way: its memory must stay until its group has ended."""
+        ...
+
 
 class Exchange:
     """A collective under way."""
 
-    def __init__(self, work: Work | None, rank: WaitingRank) -> None:
-        """work: None if there was nobody to exchange with."""
+    def __init__(self, work: Work | None, rank: WaitingRank, *, is_on_gpu: bool = False) -> None:
+        """work: None if there was nobody to exchange with; is_on_gpu: it is NCCL's."""
         self._work = work
         self._rank = rank
+        self._is_on_gpu = is_on_gpu
 
     def wait(self) -> None:
         """Returns when it is done. Raises GroupBroken if a rank is gone or a newer epoch has begun."""
@@ -37,7 +44,13 @@ class Exchange:
         rank, began_s = self._rank, time.monotonic()
         rank.is_waiting = True
         try:
-            self._poll(self._work)
+            if self._is_on_gpu:
+                self._look_at(self._work)
+            else:
+                self._poll(self._work)
+        except GroupBroken:
+            rank.give_up(self._work)
+            raise
         finally:
             rank.is_waiting = False
             rank.waited_s += time.monotonic() - began_s
@@ -54,3 +67,16 @@ class Exchange:
                 if work.is_completed():
                     continue  # it ended just as the time was over: the next wait says how
                 self._rank.check_epoch()  # it timed out, and whom it waits for may be gone for good
+
+    def _look_at(self, work: Work) -> None:
+        """NCCL's wait for a certain time ends its communicator when the time is over, and without one it never ends."""
+        began_s = looked_s = time.monotonic()
+        while not work.is_completed():
+            time.sleep(0 if time.monotonic() - began_s < SPIN_S else LOOK_S)  # lets other threads run in any case
+            if time.monotonic() - looked_s > POLL_S:
+                self._rank.check_epoch()
+                looked_s = time.monotonic()
+        try:
+            work.wait()  # our stream, for the result; raises what the work has failed with
+        except RuntimeError as error:
+            raise GroupBroken(f"a collective failed: {error}") from error

@@ -6,9 +6,9 @@
    that is all experts; when a rank died, its own, except those of which others have a replica.
 3. If some rank has more to compute than it should, or none, a better placement is worked out and read on another
    thread, while steps go on, and each layer of it is taken over by all ranks between the same two steps (see
-   `expert_rebalance`).
-4. If a rank fails to read its part of that, all go on as they are. If some rank has too few experts, they try again
-   after some steps, and then nobody reads but ranks that have too few.
+   `expert_rebalance`). While some rank has too few, nobody reads but such ranks, whatever the loads.
+4. If a rank fails to read its part of that, all go on as they are, and try again after some steps if some rank has too
+   few experts.
 """
 
 import logging
@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 NOTHING = -1  # in what ranks tell each other: no expert in this slot
 RETRY_STEPS = 100  # after a rank failed to read, and twice as many each time that it fails again
 MAX_DOUBLINGS = 7
+LAST_BUFFERS_S = 15.0  # for those of the last epoch to be given back: longer than a kernel waits for a lost rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +58,15 @@ class ExpertGroup:
         device: torch.device,
         balance: BalanceSettings | None = None,
         nixl_hidden: int | None = None,
+        fewest_ranks: int = 1,
     ) -> None:
-        """host: the address of this rank's interface; nixl_hidden: width of tokens that go by `nixl_ep`, if they do."""
+        """host: the address of this rank's interface; nixl_hidden: width of tokens that go by `nixl_ep`, if they do;
+        fewest_ranks: with fewer nothing is computed, since these might not have the memory for all experts.
+        """
         self._nixl_hidden = nixl_hidden
         self._link: NixlLink | None = None
         self.membership = membership
-        self.ranks = RankGroup(membership, host, device)
+        self.ranks = RankGroup(membership, host, device, fewest_ranks)
         self.layers: list[ExpertLayer] = []
         self._device = device
         self._balance = balance or BalanceSettings()
@@ -107,14 +111,21 @@ class ExpertGroup:
         if self.ranks.is_formed:
             logger.warning("epoch %d of the group is over: %s", self.ranks.view.epoch, error)
             self.membership.report_broken(self.ranks.view.epoch, str(error))
-            self._disconnect()
-            self.ranks.drop()
+            self.leave_epoch()
 
     def close(self) -> None:
         """Ends the process group, and reads nothing more."""
         self._cancel_rebalance()
-        self._disconnect()
+        self.leave_epoch()
         self.ranks.close()
+
+    def leave_epoch(self) -> None:
+        """Leaves the process group."""
+        link, self._link = self._link, None
+        for layer in self.layers:
+            layer.exchange.link = None
+        # Only then are buffers given back: that waits for all kernels, and those of a lost rank end with the group.
+        self.ranks.drop(link.close if link is not None else None)
 
     def _place(self) -> None:
         """Has every expert stand somewhere. Raises GroupBroken, and EngineError if our part cannot be read."""
@@ -127,7 +138,7 @@ class ExpertGroup:
         )
         for layer, slots in zip(self.layers, self._slots, strict=True):
             try:
-                layer.place(slots, rank, layer.read(slots[rank]))
+                layer.place(slots, rank, layer.prepare(layer.read(slots[rank])))
             except Exception as error:  # of any kind: no memory, no file
                 raise EngineError(
                     f"rank {rank} of {self.ranks.size} cannot read its share of the experts that no rank has, "
@@ -142,21 +153,16 @@ class ExpertGroup:
 
     def _connect_directly(self) -> None:
         """Has steps of few tokens go by `nixl_ep`, if they are to. Raises GroupBroken."""
-        self._disconnect()
         if self._nixl_hidden is None or self.ranks.size == 1:
             return
+        self.ranks.wait_for_dropped(LAST_BUFFERS_S)
         most = max(layer.num_experts for layer in self.layers) + self._balance.num_redundant
-        slots_per_rank = max(-(-most // self.ranks.size), *(len(held) for slots in self._slots for held in slots))
-        self._link = NixlLink.connect(self.ranks.view, self.ranks.store, self._nixl_hidden, slots_per_rank)
+        slots_per_rank = -(-most // self.ranks.size)
+        if self._is_even:  # else all layers soon are, and until then take the other way
+            slots_per_rank = max(slots_per_rank, *(len(held) for slots in self._slots for held in slots))
+        self._link = NixlLink.connect(self.ranks, self._device, self._nixl_hidden, slots_per_rank)
         for layer in self.layers:
             layer.exchange.link = self._link
-
-    def _disconnect(self) -> None:
-        for layer in self.layers:
-            layer.exchange.link = None
-        if self._link is not None:
-            self._link.close()
-        self._link = None
 
     def step(self, num_tokens: int) -> bool:
         """Agrees with all ranks on a step; False if nobody has a token to compute. Raises GroupBroken."""
@@ -205,16 +211,19 @@ class ExpertGroup:
         loads = self.ranks.gather_tensor(here).sum(dim=0).view(counts.shape).numpy()
         self._counted, self._num_steps = counts, 0
         self.imbalances = [imbalance(slots, row) for slots, row in zip(self._slots, loads, strict=True)]
-        balance = self._balance
-        place: Place = partial(
+        self._rebalance = Rebalance(self.layers, self._slots, loads, self.ranks.view.rank, self._next_place)
+
+    @property
+    def _next_place(self) -> Place:
+        """The rule by which experts are placed anew."""
+        if not self._is_even:  # with the fewest reads, whatever the loads: by these nearly all would move
+            return _handed_over
+        return partial(
             better_slots,
-            num_redundant=balance.num_redundant,
+            num_redundant=self._balance.num_redundant,
             num_groups=self._num_expert_groups,
-            num_nodes=balance.num_nodes,
+            num_nodes=self._balance.num_nodes,
         )
-        if self._num_failures and not self._is_even:  # as few reads as can be, whatever the loads
-            place = _handed_over
-        self._rebalance = Rebalance(self.layers, self._slots, loads, self.ranks.view.rank, place)
 
     def _take(self, num_ready: int) -> None:
         """Takes over the layer that every rank has prepared, if there is one; num_ready: the fewest of all ranks."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.expert_parallel import ExpertRoutes, GroupExchange
-from engine.layers.experts import Expert, ExpertReader, Experts
+from engine.layers.experts import Expert, ExpertReader, Experts, PreparedExperts
 from engine.rank_group import RankGroup
 
 
@@ -26,9 +26,14 @@ class ExpertLayer:
         here = self._here
         return [here[expert] if expert in here else self._reader.read(expert) for expert in wanted]
 
-    def place(self, slots: Sequence[Sequence[int]], rank: int, experts: Sequence[Expert]) -> None:
+    def prepare(self, experts: Sequence[Expert]) -> PreparedExperts:
+        """Lays out what is to stand in our slots, which may copy all of it. Changes nothing; for any thread."""
+        return self.experts.prepare(experts)
+
+    def place(self, slots: Sequence[Sequence[int]], rank: int, experts: PreparedExperts) -> None:
         """Tokens go to these slots, by rank, from now on; ours hold these weights."""
-        self.held, self.experts.slots = tuple(slots[rank]), list(experts)
-        self._here = dict(zip(self.held, self.experts.slots, strict=True))
+        self.held = tuple(slots[rank])
+        self.experts.take(experts)
+        self._here = dict(zip(self.held, experts.slots, strict=True))
         self.exchange.num_slots = len(self.held)
         self.exchange.routes = ExpertRoutes(self.num_experts, slots, self._device)

@@ -10,16 +10,18 @@ from engine.expert_placement import ExpertPlacement, IntArray
 UNREACHED = np.iinfo(np.int64).max
 
 
-def with_few_moves(old: ExpertPlacement, new: ExpertPlacement, num_nodes: int = 1) -> ExpertPlacement:
-    """The new placement, its ranks and their slots so ordered that the fewest slots change their expert.
+def with_few_moves(old: Sequence[Sequence[int]], new: ExpertPlacement, num_nodes: int = 1) -> ExpertPlacement:
+    """The new placement, its ranks and their slots so ordered that the fewest experts change hands.
 
-    Ranks of a node are exchanged as a whole among each other, and nodes among nodes, which leaves what a node holds
-    together. With one node, or ranks that do not divide evenly over the nodes, any rank may be exchanged.
+    old: the experts of each rank, perhaps not equally many on all. Ranks of a node are exchanged as a whole among each
+    other, and nodes among nodes, which leaves what a node holds together. With one node, or ranks that do not divide
+    evenly over the nodes, any rank may be exchanged.
     """
-    _check_pair(old, new)
+    if len(old) != new.num_ranks:
+        raise ValueError(f"experts stand on {len(old)} ranks, and are to stand on {new.num_ranks}: must be as many")
     nodes = num_nodes if num_nodes > 0 and new.num_ranks % num_nodes == 0 else 1
     sources = _sources(_num_kept(old, new), nodes)
-    slots = (kept_in_place(held, new.slots[source]) for held, source in zip(old.slots, sources, strict=True))
+    slots = (kept_in_place(held, new.slots[source]) for held, source in zip(old, sources, strict=True))
     return ExpertPlacement(new.num_experts, tuple(slots))
 
 
@@ -90,16 +92,15 @@ def _shortest_path(
         via[closer] = owner
 
 
-def _num_kept(old: ExpertPlacement, new: ExpertPlacement) -> IntArray:
+def _num_kept(old: Sequence[Sequence[int]], new: ExpertPlacement) -> IntArray:
     """How many slots an old rank that becomes a new one need not load, [num_ranks, num_ranks]."""
-    olds = _num_held([experts[: new.slots_per_rank] for experts in old.slots], old.num_experts)
-    news = _num_held(new.slots, new.num_experts)
+    olds, news = _num_held(old, new.num_experts), _num_held(new.slots, new.num_experts)
     return np.stack([np.minimum(held, news).sum(axis=1) for held in olds])
 
 
 def _num_held(slots: Sequence[Sequence[int]], num_experts: int) -> IntArray:
     """How often each rank holds each expert, [num_ranks, num_experts]."""
-    return np.stack([np.bincount(experts, minlength=num_experts) for experts in slots]).astype(np.int64)
+    return np.stack([np.bincount(np.array(held, dtype=np.int64), minlength=num_experts) for held in slots])
 
 
 def _sources(num_kept: IntArray, num_nodes: int) -> list[int]:
@@ -113,11 +114,3 @@ def _sources(num_kept: IntArray, num_nodes: int) -> list[int]:
     ]
     nodes = best_assignment(np.array(totals, dtype=np.int64))
     return [node * size + rank for old, node in enumerate(nodes) for rank in inner[old][node]]
-
-
-def _check_pair(old: ExpertPlacement, new: ExpertPlacement) -> None:
-    if (old.num_experts, old.num_ranks) != (new.num_experts, new.num_ranks):
-        raise ValueError(
-            f"placements of {old.num_experts} experts on {old.num_ranks} ranks and of {new.num_experts} on "
-            f"{new.num_ranks}: they must have the same experts and ranks"
-        )

@@ -127,6 +127,14 @@ class ExpertRoutes:
         return self._replicas[chosen, turn % self._num_replicas[chosen]]
 
 
+@dataclass(frozen=True, slots=True)
+class LayerSlots:
+    """How many slots the experts of a layer stand in."""
+
+    per_rank: int  # the most of any rank; replicas are numbered by it
+    here: int
+
+
 class DirectLink(Protocol):
     """Another way between the ranks, for steps of few tokens."""
 
@@ -134,7 +142,7 @@ class DirectLink(Protocol):
         """Whether a step of so many tokens on each rank goes this way; the same on all ranks."""
         ...
 
-    def dispatch(self, x: Tensor, replicas: Tensor, slots_per_rank: int, on_rows: Callable[[int], None]) -> Dispatch:
+    def dispatch(self, x: Tensor, replicas: Tensor, slots: LayerSlots, on_rows: Callable[[int], None]) -> Dispatch:
         """See ExpertExchange; replicas as `ExpertRoutes` numbers them. `on_rows` hears how many rows came."""
         ...
 
@@ -156,7 +164,7 @@ class GroupExchange:
         self.counts += chosen.flatten().bincount(minlength=len(self.counts))
         replicas, slots_per_rank = self.routes.of(chosen, self.group.view.rank), self.routes.slots_per_rank
         if self.link is not None and self.link.takes(self.group.num_tokens, slots_per_rank):
-            return self.link.dispatch(x, replicas, slots_per_rank, self.note_rows)
+            return self.link.dispatch(x, replicas, LayerSlots(slots_per_rank, self.num_slots), self.note_rows)
         return GroupDispatch(self, slots_per_rank, x, replicas)
 
     def note_rows(self, count: int) -> None:

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.expert_balance import balanced
+from engine.expert_balance import balanced, imbalance
 from engine.expert_layer import ExpertLayer
 from engine.expert_moves import with_few_moves
-from engine.expert_placement import ExpertPlacement
-from engine.layers.experts import Expert
+from engine.layers.experts import Expert, PreparedExperts
 
 logger = logging.getLogger(__name__)
 
 FAILED = -1  # instead of a number of layers
+WORTH_MOVING = 1.02  # times the best imbalance: below that most experts would be read again for next to nothing
 
 Slots = list[list[int]]  # experts of one layer, by rank and slot
 Loads = NDArray[np.int64]  # tokens by expert, of one layer
@@ -29,7 +29,7 @@ class PreparedLayer:
     """A layer's new experts, of which nobody makes use yet."""
 
     slots: Slots
-    experts: list[Expert]  # in our slots
+    experts: PreparedExperts  # in our slots
 
 
 class Rebalance:
@@ -81,7 +81,8 @@ class Rebalance:
             for layer, slots, loads in self._work:
                 better = self._place(slots, loads)
                 num_read += len(set(better[self._rank]) - set(layer.held))
-                if not self._hand_in(PreparedLayer(better, self._read(layer, better[self._rank]))):
+                experts = layer.prepare(self._read(layer, better[self._rank]))
+                if not self._hand_in(PreparedLayer(better, experts)):
                     return
         except Exception:  # the present placement serves on
             self._num_ready = FAILED
@@ -110,11 +111,12 @@ class Rebalance:
 
 
 def better_slots(slots: Slots, loads: Loads, num_redundant: int, num_groups: int = 1, num_nodes: int = 1) -> Slots:
-    """Where a layer's experts should stand, given where they do: experts move to another rank only if that helps.
+    """Where a layer's experts should stand, given where they do: they move only if that helps.
 
     The rest is as in `balanced`.
     """
     best = balanced(loads, len(slots), num_redundant, num_groups, num_nodes)
-    if all(len(held) == best.slots_per_rank for held in slots):
-        best = with_few_moves(ExpertPlacement(best.num_experts, tuple(map(tuple, slots))), best, num_nodes)
-    return [list(held) for held in best.slots]
+    has_its_slots = all(len(held) == best.slots_per_rank for held in slots)
+    if num_nodes == 1 and has_its_slots and imbalance(slots, loads) < WORTH_MOVING * imbalance(best.slots, loads):
+        return [list(held) for held in slots]
+    return [list(held) for held in with_few_moves(slots, best, num_nodes).slots]

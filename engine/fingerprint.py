@@ -12,12 +12,19 @@ from engine.kv_cache import KVCacheLayout
 PROTOCOL_VERSION = 2  # raised whenever a block's bytes come to mean something else
 
 
-def compatibility_fingerprint(directory: Path, config: ModelConfig, block_size: int, num_parts: int = 1) -> str:
+def compatibility_fingerprint(
+    directory: Path,
+    config: ModelConfig,
+    block_size: int,
+    num_parts: int = 1,
+    kv_dtype: str = "auto",
+    quantization: str | None = None,
+) -> str:
     """Equal for two engines if and only if each can use the other's blocks: model, weights, dtype, layout, protocol.
 
     `config` is that of the whole model: ranks that hold some of its blocks' `num_parts` parts have one fingerprint.
     """
-    layout = KVCacheLayout.of(config, block_size, num_parts)
-    parts = [PROTOCOL_VERSION, asdict(config), repr(layout), weights_revision(directory)]
+    layout = KVCacheLayout.of(config, block_size, num_parts, kv_dtype=kv_dtype)
+    parts = [PROTOCOL_VERSION, asdict(config), repr(layout), weights_revision(directory), quantization]
     described = json.dumps(parts, sort_keys=True, default=sorted)  # sets have no order of their own
     return blake2b(described.encode(), digest_size=16).hexdigest()

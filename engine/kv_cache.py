@@ -11,6 +11,9 @@ A layer's keys, and likewise its values, are a strided view `[num_blocks, num_kv
 pool wherever a rank holds one part, or each part is one head. FlashInfer's paged wrappers take such a pair of views in
 their HND form without a copy: they read the strides of page, head and token from the tensors, require that keys and
 values have the same ones, and that the last dimension is contiguous.
+
+KV in int8 has a scale for each row (engine/kv_dtype.py), behind the row's elements in the last dimension. So a block
+that is handed over, pulled, checksummed or read by its parts carries its scales, and attention alone knows of them.
 """
 
 from dataclasses import dataclass
@@ -20,6 +23,7 @@ import torch
 from torch import Tensor
 
 from engine.config import ModelConfig
+from engine.kv_dtype import kv_cache_dtype, row_items
 
 LATENT_DIMS = 4  # of a pool for MLA
 
@@ -34,16 +38,21 @@ class KVCacheLayout:
     num_parts: int  # of one of these blocks
 
     @classmethod
-    def of(cls, config: ModelConfig, block_size: int, num_parts: int = 1, num_ranks: int = 1) -> "KVCacheLayout":
+    def of(
+        cls, config: ModelConfig, block_size: int, num_parts: int = 1, num_ranks: int = 1, kv_dtype: str = "auto"
+    ) -> "KVCacheLayout":
         """The layout of each of `num_ranks` ranks that share a model whose blocks have `num_parts` parts.
 
         A block is [parts, num_layers, 2, heads of a part, block_size, head_dim]. With MLA, whose latent serves all
         heads, it is [num_layers, block_size, latent_dim] on every rank, and has one part. More ranks than KV heads hold
-        them several times. Raises ValueError for numbers that do not divide each other.
+        them several times. With the `kv_dtype` int8 the last dimension has a scale's four bytes more. Raises ValueError
+        for numbers that do not divide each other, UnsupportedModel for a type that the model's KV cannot have.
         """
-        dtype = torch_dtype(config.dtype)
+        named = kv_cache_dtype(config, kv_dtype)
+        dtype = torch_dtype(named)
         if config.mla is not None:
-            return cls(block_size, (config.num_layers, block_size, config.mla.latent_dim), dtype, 1)
+            row = row_items(config.mla.latent_dim, named)
+            return cls(block_size, (config.num_layers, block_size, row), dtype, 1)
         num_heads = config.num_kv_heads
         if num_parts < 1 or num_heads % num_parts:
             raise ValueError(f"{num_heads} KV heads cannot be divided into {num_parts} equal parts")
@@ -51,7 +60,8 @@ class KVCacheLayout:
         if num_ranks < 1 or (num_parts % num_ranks and not is_replicated):
             raise ValueError(f"{num_parts} parts of {num_heads} KV heads cannot be divided among {num_ranks} ranks")
         share = max(1, num_parts // num_ranks)
-        shape = (share, config.num_layers, 2, num_heads // num_parts, block_size, config.head_dim)
+        row = row_items(config.head_dim, named)
+        shape = (share, config.num_layers, 2, num_heads // num_parts, block_size, row)
         return cls(block_size, shape, dtype, share)
 
     @property
@@ -71,4 +81,4 @@ class KVCacheLayout:
 
 def torch_dtype(name: str) -> torch.dtype:
     """The dtype that a config names."""
-    return {"bfloat16": torch.bfloat16, "float32": torch.float32}[name]
+    return {"bfloat16": torch.bfloat16, "float32": torch.float32, "int8": torch.int8}[name]

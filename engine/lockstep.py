@@ -11,7 +11,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from engine.errors import GroupBroken
+from engine.errors import EngineEnded, GroupBroken
 from engine.expert_group import ExpertGroup
 
 T = TypeVar("T")
@@ -48,6 +48,11 @@ class Lockstep:
         return self._group.ranks.is_forming
 
     @property
+    def is_short(self) -> bool:
+        """Whether the group has too few ranks, and waits for more."""
+        return self._group.ranks.is_short
+
+    @property
     def epoch(self) -> int:
         """The one that steps are made in; 0 while there is none."""
         return self._group.ranks.view.epoch if self._group.ranks.is_formed else 0
@@ -72,6 +77,10 @@ class Lockstep:
                 self._group.give_up(error)
                 if self._group.ranks.has_left and not num_tokens:
                     return None
+            except EngineEnded:  # it left while the group formed anew
+                if num_tokens:
+                    raise
+                return None
 
     def leave(self) -> None:
         """Takes part in no further step; may be called on any thread, before the membership tells the others."""
@@ -82,7 +91,7 @@ class Lockstep:
         self._group.close()
 
     def _form(self) -> None:
-        self._group.ranks.drop()
+        self._group.leave_epoch()
         self._group.form()
         self._round = 0
         self._is_asleep = False

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from engine.cores import running_on
 from engine.engine import Engine
 from engine.errors import EngineEnded, EngineError
 from engine.outputs import StepOutput
@@ -90,10 +91,12 @@ class EngineLoop:
         self._is_stopping = True
 
     def _run(self) -> None:
-        if self._engine.config.num_threads is not None:
-            torch.set_num_threads(self._engine.config.num_threads)
+        config = self._engine.config
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
         try:
-            self._step_until_stopped()
+            with running_on(self._engine.cores):
+                self._step_until_stopped()
         except BaseException as error:
             is_plain = isinstance(error, EngineError) and not logger.isEnabledFor(logging.DEBUG)
             logger.error("the engine failed: %s", error, exc_info=not is_plain)

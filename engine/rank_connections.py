@@ -1,5 +1,6 @@
 """How the ranks of an epoch are connected: its store, gloo on CPUs, NCCL between GPUs."""
 
+import os
 import socket
 import threading
 import time
@@ -25,6 +26,10 @@ COLLECTIVE_TIMEOUT_S = 600.0  # longer than any step: whoever hangs is ended bef
 JOIN_POLL_S = 0.02
 STORE_POLL_S = 0.002
 ANY_PORT = 0
+
+# Torch's own watchdog ends the whole process when NCCL fails or is late. With this there is none: whoever waits sees
+# the failure. Read when a group is made; set here, before threads that look at the environment.
+os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
 
 
 class Collectives(Protocol):
@@ -158,4 +163,7 @@ class RankConnector:
         options = ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
         prefixed = PrefixStore(f"nccl/{view.epoch}", store)
-        return cast(Collectives, ProcessGroupNCCL(prefixed, view.rank, len(view.members), options))
+        group = ProcessGroupNCCL(prefixed, view.rank, len(view.members), options)
+        # Here, where it can be given up, and not within the first step; torch knows it by the number of its device.
+        group.eager_connect_single_device(torch.device("cuda", self._device.index or 0))
+        return cast(Collectives, group)

@@ -1,12 +1,12 @@
 """The ranks of a group, and how bytes get from each to each."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import Store, Work
 
 from engine.ending_threads import EndingThreads
 from engine.errors import EngineEnded, GroupBroken
@@ -24,17 +24,22 @@ CLOSE_TIMEOUT_S = 2.0
 class RankGroup:
     """Owns the process group of the newest epoch; one thread calls everything."""
 
-    def __init__(self, membership: Membership, host: str, device: torch.device) -> None:
-        """host: the address of this rank's interface, on which the others reach it."""
+    def __init__(self, membership: Membership, host: str, device: torch.device, fewest: int = 1) -> None:
+        """host: the address of this rank's interface, on which the others reach it; fewest: ranks of an epoch that is
+        joined.
+        """
         self._membership = membership
+        self._fewest = fewest
         self._ending = EndingThreads()
         self._connector = RankConnector(membership, host, device, self._ending)
         self._view: GroupView | None = None
         self._last_epoch = 0  # that was joined, or could not be
         self._connections: Connections | None = None  # of a single rank there are none
+        self._given_up: list[Work] = []  # whose memory a GPU may still write, until their group has ended
         self._has_left = False
         self.is_waiting = False  # for other ranks
         self.is_forming = False  # an epoch, and reading what it lacks
+        self.is_short = False  # of ranks, and waits for more
         self.num_sent_bytes = 0  # to other ranks, since the start
         self.waited_s = 0.0  # for exchanges, since the start
         self.num_tokens: list[int] = []  # of each rank in the present step, as all have agreed
@@ -77,6 +82,10 @@ class RankGroup:
         if not self.is_current:
             raise GroupBroken(f"epoch {self._membership.epoch} of the group has begun")
 
+    def give_up(self, work: Work) -> None:
+        """See WaitingRank."""
+        self._given_up.append(work)
+
     def form(self) -> None:
         """Joins the process group of the newest epoch after the last one, however many come and go meanwhile.
 
@@ -90,6 +99,8 @@ class RankGroup:
             if view is None or view.epoch <= self._last_epoch:
                 continue
             self._last_epoch = view.epoch
+            if self._lacks_ranks(view):
+                continue
             try:
                 self._join(view)
                 return
@@ -100,21 +111,40 @@ class RankGroup:
 
         raise EngineEnded("this rank has left its group")
 
+    def _lacks_ranks(self, view: GroupView) -> bool:
+        """Whether an epoch has too few of them; the same on all ranks."""
+        is_short = len(view.members) < self._fewest
+        if is_short:
+            logger.warning(
+                "epoch %d of the group has %d of the %d ranks that it needs: nothing is computed until more come",
+                view.epoch,
+                len(view.members),
+                self._fewest,
+            )
+        self.is_short = is_short
+        return is_short
+
     def leave(self) -> None:
         """No epoch is joined from now on. May be called on any thread."""
         self._has_left = True
 
-    def drop(self) -> None:
-        """Leaves the process group, which tells the others' collectives that we are gone. Never waits."""
+    def drop(self, and_then: Callable[[], None] | None = None) -> None:
+        """Leaves the process group, which tells the others' collectives that we are gone. Never waits.
+
+        and_then: called on another thread once nothing of the group is under way, if there was one.
+        """
         self._view = None
         if self._connections is None:
             return
-        kept = [self._connections]
-        self._connections = None
+        kept, given_up = [self._connections], self._given_up
+        self._connections, self._given_up = None, []
 
         def end() -> None:
             kept[0].end()
             kept.clear()
+            given_up.clear()
+            if and_then is not None:
+                and_then()
 
         # Its end waits for collectives under way, and those with a rank that hangs end late.
         self._ending.start(end)
@@ -122,7 +152,11 @@ class RankGroup:
     def close(self) -> None:
         """The same, before the process ends: gives what is dropped a little time, for its threads die badly."""
         self.drop()
-        self._ending.join(CLOSE_TIMEOUT_S)
+        self.wait_for_dropped(CLOSE_TIMEOUT_S)
+
+    def wait_for_dropped(self, timeout_s: float) -> None:
+        """Gives what was dropped so much time to end."""
+        self._ending.join(timeout_s)
 
     def exchange(self, output: Tensor, data: Tensor, received: Sequence[int], sent: Sequence[int]) -> Exchange:
         """Begins to send rows of `data` to each rank and to receive rows of `output`, both in order of ranks.
@@ -142,7 +176,7 @@ class RankGroup:
         if self.size == 1:
             return Exchange(None, self)
         try:
-            return Exchange(self._connected.data.allreduce([x]), self)
+            return Exchange(self._connected.data.allreduce([x]), self, is_on_gpu=x.is_cuda)
         except RuntimeError as error:
             raise GroupBroken(f"a collective failed: {error}") from error
 
@@ -194,7 +228,8 @@ class RankGroup:
         row_bytes = data.numel() * data.itemsize // len(data) if len(data) else 0
         self.num_sent_bytes += (sum(sent) - sent[self.view.rank]) * row_bytes
         try:
-            return Exchange(group.alltoall_base(output, data, list(received), list(sent), timeout), self)
+            work = group.alltoall_base(output, data, list(received), list(sent), timeout)
+            return Exchange(work, self, is_on_gpu=data.is_cuda)
         except RuntimeError as error:
             raise GroupBroken(f"a collective failed: {error}") from error
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine.batch import Batch
 from engine.config import EngineConfig
+from engine.cores import running_on
 from engine.errors import EngineError
 from engine.loaded_model import load, zeros
 from engine.models import Model
@@ -58,6 +59,7 @@ class Follower:
         self.layout = loaded.layout
         self.kv_parts = loaded.kv_parts
         self.pool = loaded.pool
+        self._cores = loaded.cores
         self.fingerprint = loaded.fingerprint
         self._model = loaded.model
         self._tensor = tensor
@@ -78,11 +80,12 @@ class Follower:
         if self.config.num_threads is not None:
             torch.set_num_threads(self.config.num_threads)
         try:
-            while True:
-                batch = self._tensor.listen()
-                self._busy_since_s = time.monotonic()
-                self._model.forward(batch, self.pool)
-                self._busy_since_s = None
+            with running_on(self._cores):
+                while True:
+                    batch = self._tensor.listen()
+                    self._busy_since_s = time.monotonic()
+                    self._model.forward(batch, self.pool)
+                    self._busy_since_s = None
         finally:
             self._busy_since_s = None
             self._tensor.close()

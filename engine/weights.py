@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 Part = tuple[int | slice, ...]
 WHOLE: Part = ()
 
+RELEASE_BYTES = 8 << 20  # read between two times that the mapped pages are given back
+
 STORED = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 
 
@@ -32,14 +34,17 @@ class Weights:
         dtype: torch.dtype,
         device: torch.device,
         on_progress: Callable[[float], None] | None = None,
+        quantization: str | None = None,
     ) -> None:
         self.dtype = dtype
         self.device = device
+        self.quantization = quantization  # of what products are made with, as EngineConfig has it
         self._tensors = read_tensors(directory)
         self._total_bytes = max(sum(tensor.num_bytes for tensor in self._tensors.values()), 1)
         self._taken: set[str] = set()
         self._taken_bytes = 0
         self._read_bytes = 0
+        self._mapped_bytes = 0  # read since their pages were given back
         self._started_s = time.monotonic()
         self._maps: dict[Path, mmap.mmap] = {}
         self._on_progress = on_progress
@@ -60,6 +65,7 @@ class Weights:
         stored = self._find(name, shape)
         view = self._view(stored)[part]
         self._read_bytes += view.nbytes
+        self._release(view.nbytes)
         self._count(stored)
         return view
 
@@ -72,6 +78,7 @@ class Weights:
 
     def finish(self, ignored: Callable[[str], bool]) -> None:
         """Every tensor must have been taken, or be one that `ignored` knows; the error names the others."""
+        self._on_progress = None  # what is read from now on is not loading
         left = sorted(name for name in self._tensors.keys() - self._taken if not ignored(name))
         if left:
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""
@@ -96,6 +103,14 @@ class Weights:
         if stored.dtype not in STORED:
             raise UnsupportedModel(f"tensor {name} has dtype {stored.dtype}, which is not supported")
         return stored
+
+    def _release(self, num_bytes: int) -> None:
+        """Gives the mapped pages back now and then: what was read is in the model. A view of them stays good."""
+        self._mapped_bytes += num_bytes
+        if self._mapped_bytes > RELEASE_BYTES:
+            self._mapped_bytes = num_bytes  # which are read next
+            for mapped in self._maps.values():
+                mapped.madvise(mmap.MADV_DONTNEED)
 
     def _count(self, stored: StoredTensor) -> None:
         if stored.name not in self._taken:  # a tensor may be taken part by part

@@ -48,12 +48,18 @@ class EngineHost:
         self.max_step_s = max_step_s
         self._loop = asyncio.get_running_loop()
         self._listeners: list[Callable[[StepOutput], None]] = []
+        self._engine = engine
         self._engine_loop = EngineLoop(engine, self._post_step, self._post_failure)
 
     @property
     def turn_s(self) -> float:
         """Seconds that the engine's present turn has taken so far; 0 while it has nothing to do."""
         return self._engine_loop.turn_s
+
+    @property
+    def is_short_of_ranks(self) -> bool:
+        """Whether the engine computes nothing until more ranks come to its group."""
+        return self._engine.is_short_of_ranks
 
     @property
     def is_stuck(self) -> bool:
@@ -71,6 +77,8 @@ class EngineHost:
     async def stop(self) -> None:
         """Ends after the step in progress."""
         await asyncio.to_thread(self._engine_loop.stop)
+        if self.failed.done():
+            self.failed.exception()  # what fails while we end need not be known to anybody
 
     def call(self, function: Callable[[Engine], T]) -> "asyncio.Future[T]":
         """Runs `function(engine)` between two steps; need not be awaited."""

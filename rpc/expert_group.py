@@ -42,7 +42,8 @@ class WorkerGroup:
             num_nodes=config.eplb_num_nodes,
         )
         device = torch.device(config.engine.device)
-        self.experts = ExpertGroup(member, config.host, device, balance, _nixl_hidden(config, device))
+        fewest = min(config.min_expert_ranks, config.group_size)
+        self.experts = ExpertGroup(member, config.host, device, balance, _nixl_hidden(config, device), fewest)
         self._call: Callable[[Callable[[Engine], None]], object] | None = None
 
     @property
@@ -105,7 +106,8 @@ def _nixl_hidden(config: WorkerConfig, device: torch.device) -> int | None:
     if config.all2all_backend != "nixl_ep":
         return None
     model = read_model_config(Path(config.engine.model), config.engine.dtype)
-    check_nixl(model.hidden_size, torch_dtype(model.dtype), device)
+    num_chosen = model.moe.num_experts_per_token if model.moe is not None else 0
+    check_nixl(model.hidden_size, num_chosen, torch_dtype(model.dtype), device)
     return model.hidden_size
 
 
@@ -114,5 +116,5 @@ def _fingerprint(config: WorkerConfig) -> str:
     directory, engine = Path(config.engine.model), config.engine
     model = read_model_config(directory, engine.dtype)
     balance = f"{config.enable_eplb}/{config.num_redundant_experts}/{config.eplb_step_interval}"
-    rules = f"{balance}/{config.eplb_num_nodes}/{config.all2all_backend}"
+    rules = f"{balance}/{config.eplb_num_nodes}/{config.all2all_backend}/{config.min_expert_ranks}"
     return f"{compatibility_fingerprint(directory, model, engine.block_size)}/{PROTOCOL_VERSION}/{rules}"

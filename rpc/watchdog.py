@@ -32,8 +32,8 @@ class Watchdog:
         progress: ProgressReporter,
         tell_ready: Callable[[bool], Awaitable[None]],
     ) -> None:
-        """`tell_ready` hears when the worker should get no more to do, since it drains or is long at a step, and when
-        that is over.
+        """`tell_ready` hears when the worker should get no more to do, since it drains, is long at a step or waits for
+        ranks of its group, and when that is over.
         """
         self._host = host
         self._drain = drain
@@ -56,7 +56,7 @@ class Watchdog:
 
     async def _look(self) -> None:
         is_slow = self._host.turn_s > self._host.max_step_s / 2
-        is_ready = not is_slow and not self._drain.has_begun
+        is_ready = not is_slow and not self._host.is_short_of_ranks and not self._drain.has_begun
         if is_ready is self._is_ready:
             return
         self._is_ready = is_ready

@@ -37,6 +37,7 @@ class WorkerConfig:
     rendezvous: str | None = None  # host:port of what knows the group's ranks; None, registry/NAME: where that says
     group: str = "experts"  # its name there
     group_port: int = 0  # where the other ranks wake this one, 0: any free one
+    min_expert_ranks: int = 1  # with fewer ranks left the group computes nothing, and waits for more
     all2all_backend: str = "all_to_all"  # how tokens get to experts of other ranks: or nixl_ep
     enable_eplb: bool = False  # place experts anew by their measured load
     num_redundant_experts: int = 0  # replicas of a layer's experts over all ranks

@@ -1,5 +1,6 @@
 """What a worker's options mean, in words and bounds."""
 
+from engine.kv_dtype import KV_CACHE_DTYPES
 from rpc.options import OptionInfo
 from rpc.tls_options import TLS_OPTIONS
 
@@ -8,11 +9,19 @@ TRANSPORTS = ("auto", "shared_memory", "nixl", "tcp")
 ENGINE_OPTIONS = {
     "model": OptionInfo("Directory of a checkpoint in Hugging Face's format."),
     "dtype": OptionInfo(
-        "Type of weights and KV cache; auto is the checkpoint's.", choices=("auto", "bfloat16", "float32")
+        "Type of weights and of what is computed; auto is the checkpoint's.", choices=("auto", "bfloat16", "float32")
+    ),
+    "quantization": OptionInfo(
+        "int8: weights, and what they are multiplied with, have 8 bits each, on CPUs. Unset: as dtype says.",
+        choices=("int8",),
     ),
     "device": OptionInfo("Device of the model, as torch names it."),
     "block_size": OptionInfo("Tokens a KV block.", minimum=1, maximum=1024),
     "kv_cache_memory_bytes": OptionInfo("Memory of the KV cache.", minimum=1 << 16),
+    "kv_cache_dtype": OptionInfo(
+        "Type of the KV cache; auto is that of what is computed, int8 takes about half of bfloat16's memory, on CPUs.",
+        choices=KV_CACHE_DTYPES,
+    ),
     "max_model_len": OptionInfo("Longest prompt plus output in tokens; unset: what the checkpoint allows.", minimum=1),
     "max_num_batched_tokens": OptionInfo("Token budget of an engine step.", minimum=1),
     "max_num_seqs": OptionInfo("Most requests in a batch.", minimum=1),
@@ -25,6 +34,10 @@ ENGINE_OPTIONS = {
         maximum=1024,
     ),
     "num_threads": OptionInfo("Threads of torch.", minimum=1, maximum=4096),
+    "cores": OptionInfo(
+        "Cores that the engine computes on, and loads its weights from, such as 0-3,8; several ranks share them out. "
+        "Unset: any."
+    ),
 }
 
 WORKER_OPTIONS = {
@@ -69,6 +82,12 @@ WORKER_OPTIONS = {
     ),
     "group": OptionInfo("Name of the group of ranks at the rendezvous."),
     "group_port": OptionInfo("Port where other ranks wake this one; 0 for any free one.", minimum=0, maximum=65535),
+    "min_expert_ranks": OptionInfo(
+        "Ranks whose memory holds all experts: with fewer left the group computes nothing, and waits for more; at most "
+        "as many as it begins with count.",
+        minimum=1,
+        maximum=1024,
+    ),
     "all2all_backend": OptionInfo(
         "How tokens get to experts of other ranks: by the process group's all-to-all, or, in steps of few tokens, by "
         "nixl_ep between GPUs.",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.choice import attention_for
+from engine.attention.int8_rows import encode
 from engine.batch import Batch
 from engine.kv_cache import KVCacheLayout
 from engine.model_config import read_model_config
@@ -19,13 +20,24 @@ CPU = torch.device("cpu")
 class PagedModel:
     """A loaded model, a pool full of other requests' leavings, and sequences in scattered blocks of it."""
 
-    def __init__(self, directory: Path, *, dtype: str = "auto", block_size: int = 16, seed: int = 0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        dtype: str = "auto",
+        kv_dtype: str = "auto",
+        quantization: str | None = None,
+        block_size: int = 16,
+        seed: int = 0,
+    ) -> None:
         self.config = read_model_config(directory, dtype)
-        self.model = load_model(directory, self.config, CPU, attention_for(self.config, block_size, CPU))
-        self.layout = KVCacheLayout.of(self.config, block_size)
+        attention = attention_for(self.config, block_size, CPU, kv_dtype)
+        self.model = load_model(directory, self.config, CPU, attention, quantization=quantization)
+        self.layout = KVCacheLayout.of(self.config, block_size, kv_dtype=kv_dtype)
         generator = torch.Generator().manual_seed(seed)
-        shape = self.layout.pool_shape(160)
-        self.pool = torch.empty(shape).normal_(generator=generator).mul_(5).to(self.layout.dtype)
+        leavings = KVCacheLayout.of(self.config, block_size).pool_shape(160)
+        rows = torch.empty(leavings).normal_(generator=generator).mul_(5)
+        self.pool = encode(rows) if self.layout.dtype == torch.int8 else rows.to(self.layout.dtype)
         self._free = random.Random(seed).sample(range(1, 160), 159)
         self._tables: dict[str, list[int]] = {}
         self._computed: dict[str, int] = {}

@@ -22,7 +22,8 @@ class AttentionBackend(Protocol):
         """Attention of one layer.
 
         q: [num_tokens, num_heads, head_dim]; k, v: [num_tokens, num_kv_heads, head_dim];
-        layer_cache: [num_blocks, parts, 2, num_kv_heads / parts, block_size, head_dim], a view of the pool, updated.
+        layer_cache: [num_blocks, parts, 2, num_kv_heads / parts, block_size, head_dim], a view of the pool, updated;
+        in int8 each row has its scale behind it (engine/kv_cache.py).
         Returns [num_tokens, num_heads, head_dim]. Scores are scaled by `scale`, given at construction.
         """
         ...
@@ -31,7 +32,7 @@ class AttentionBackend(Protocol):
         """Attention of one MLA layer in absorbed form (DeepSeek-V2, section 2.1): one latent head serves all queries.
 
         q: [num_tokens, num_heads, kv_lora_rank + rope_dim]; latent: [num_tokens, kv_lora_rank + rope_dim];
-        layer_cache: [num_blocks, block_size, kv_lora_rank + rope_dim], updated in place.
+        layer_cache: [num_blocks, block_size, kv_lora_rank + rope_dim], updated in place; as above in int8.
         Returns [num_tokens, num_heads, kv_lora_rank], to be projected by the value half of `kv_b_proj`.
         """
         ...

@@ -9,6 +9,7 @@ from torch import Tensor
 from engine.batch import Batch
 from engine.config import ModelConfig
 from engine.kv_cache import torch_dtype
+from engine.kv_dtype import SCALE_BYTES
 from engine.native.paged_attention import Cache, PagedAttention, Rows, has_threads, instruction_sets
 
 log = logging.getLogger(__name__)
@@ -22,10 +23,21 @@ class AttentionHeads:
     num_kv_heads: int
     key_width: int
     value_width: int  # of MLA, less than key_width: values are the keys' first columns
-    dtype: torch.dtype
+    dtype: torch.dtype  # of queries, new KV and results
+    is_quantised: bool = False  # the cached KV is int8
+
+    @property
+    def cached_dtype(self) -> torch.dtype:
+        """Of the cached KV."""
+        return torch.int8 if self.is_quantised else self.dtype
+
+    @property
+    def row_items(self) -> int:
+        """Of a cached row, with its scale if it has one."""
+        return self.key_width + SCALE_BYTES * self.is_quantised
 
     @classmethod
-    def of(cls, config: ModelConfig) -> "AttentionHeads":
+    def of(cls, config: ModelConfig, is_quantised: bool = False) -> "AttentionHeads":
         """Those of a model; with MLA one latent head serves all queries."""
         mla, dtype = config.mla, torch_dtype(config.dtype)
         return cls(
@@ -34,6 +46,7 @@ class AttentionHeads:
             key_width=mla.latent_dim if mla else config.head_dim,
             value_width=mla.kv_lora_rank if mla else config.head_dim,
             dtype=dtype,
+            is_quantised=is_quantised,
         )
 
 
@@ -53,6 +66,7 @@ class NativeAttention:
             log.warning("the runtime of torch's threads was not found: attention is computed by one thread")
         self.heads = heads
         self.block_size = block_size
+        self._caches: dict[tuple[object, ...], Cache] = {}  # one a layer
         self._kernel = PagedAttention(
             scale=scale,
             block_size=block_size,
@@ -61,13 +75,14 @@ class NativeAttention:
             key_width=heads.key_width,
             value_width=heads.value_width,
             is_bfloat16=heads.dtype == torch.bfloat16,
+            is_quantised=heads.is_quantised,
             instructions=instructions or instruction_sets()[0],
         )
 
     @classmethod
-    def for_model(cls, config: ModelConfig, block_size: int) -> "NativeAttention":
-        """The attention that a model asks for."""
-        return cls(config.attention_scale, block_size, AttentionHeads.of(config))
+    def for_model(cls, config: ModelConfig, block_size: int, *, is_quantised: bool = False) -> "NativeAttention":
+        """The attention that a model asks for, over KV in its own type or in int8."""
+        return cls(config.attention_scale, block_size, AttentionHeads.of(config, is_quantised))
 
     def plan(self, batch: Batch) -> None:
         """Divides the step among torch's threads, once for all layers."""
@@ -88,17 +103,13 @@ class NativeAttention:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
         """See AttentionBackend."""
         heads, num_tokens = self.heads, q.shape[0]
-        num_blocks, num_parts, two, heads_per_part, block_size, width = layer_cache.shape
-        assert (two, num_parts * heads_per_part, block_size) == (2, heads.num_kv_heads, self.block_size)
-        assert width == heads.key_width == heads.value_width
-        assert layer_cache.dtype == heads.dtype
-        assert k.shape == v.shape == (num_tokens, heads.num_kv_heads, width)
-        item = layer_cache.element_size()
-        block, part, value, head, token, _ = (item * stride for stride in layer_cache.stride())
-        cache = Cache(layer_cache.data_ptr(), num_blocks, heads_per_part, block, part, value, head, token)
-        result = torch.empty(num_tokens, heads.num_heads, width, dtype=heads.dtype)
-        q, k, v = (_dense(rows, heads.dtype) for rows in (q, k, v))
+        cache = self._caches.get(place := _place(layer_cache))
+        if cache is None:
+            cache = self._caches[place] = self._cache(layer_cache)
+        assert k.shape == v.shape == (num_tokens, heads.num_kv_heads, heads.key_width)
+        result = torch.empty(num_tokens, heads.num_heads, heads.value_width, dtype=heads.dtype)
         assert q.shape == result.shape
+        q, k, v = _dense(q, heads.dtype), _dense(k, heads.dtype), _dense(v, heads.dtype)
         self._kernel.forward(_rows(q), _rows(k), _rows(v), cache, _rows(result), num_tokens)
         return result
 
@@ -106,18 +117,39 @@ class NativeAttention:
         """See AttentionBackend."""
         heads, num_tokens = self.heads, q.shape[0]
         assert heads.num_kv_heads == 1
-        num_blocks, block_size, width = layer_cache.shape
-        assert (block_size, width) == (self.block_size, heads.key_width)
-        assert layer_cache.dtype == heads.dtype
+        width = heads.key_width
+        cache = self._caches.get(place := _place(layer_cache))
+        if cache is None:
+            cache = self._caches[place] = self._latent_cache(layer_cache)
         assert latent.shape == (num_tokens, width)
-        block, token, _ = (layer_cache.element_size() * stride for stride in layer_cache.stride())
-        cache = Cache(layer_cache.data_ptr(), num_blocks, 1, block, 0, 0, 0, token)
         result = torch.empty(num_tokens, heads.num_heads, heads.value_width, dtype=heads.dtype)
         q, latent = _dense(q, heads.dtype), _dense(latent, heads.dtype)
         assert q.shape == (num_tokens, heads.num_heads, width)
         keys = _rows(latent.unsqueeze(1))
         self._kernel.forward(_rows(q), keys, keys, cache, _rows(result), num_tokens)
         return result
+
+    def _cache(self, layer_cache: Tensor) -> Cache:
+        heads = self.heads
+        num_blocks, num_parts, two, heads_per_part, block_size, row_items = layer_cache.shape
+        assert (two, num_parts * heads_per_part, block_size) == (2, heads.num_kv_heads, self.block_size)
+        assert (layer_cache.dtype, row_items) == (heads.cached_dtype, heads.row_items)
+        assert heads.key_width == heads.value_width
+        item = layer_cache.element_size()
+        block, part, value, head, token, _ = (item * stride for stride in layer_cache.stride())
+        return Cache(layer_cache.data_ptr(), num_blocks, heads_per_part, block, part, value, head, token)
+
+    def _latent_cache(self, layer_cache: Tensor) -> Cache:
+        num_blocks, block_size, row_items = layer_cache.shape
+        assert (block_size, row_items) == (self.block_size, self.heads.row_items)
+        assert layer_cache.dtype == self.heads.cached_dtype
+        block, token, _ = (layer_cache.element_size() * stride for stride in layer_cache.stride())
+        return Cache(layer_cache.data_ptr(), num_blocks, 1, block, 0, 0, 0, token)
+
+
+def _place(layer_cache: Tensor) -> tuple[object, ...]:
+    """All that a Cache says: one for the same says the same."""
+    return layer_cache.data_ptr(), layer_cache.shape, layer_cache.stride(), layer_cache.dtype
 
 
 def _dense(rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -129,5 +161,5 @@ def _dense(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _rows(rows: Tensor) -> Rows:
     """rows: [num_tokens, num_heads, width], which the caller keeps."""
-    item = rows.element_size()
-    return Rows(rows.data_ptr(), item * rows.stride(0), item * rows.stride(1))
+    item, (token, head, _) = rows.element_size(), rows.stride()
+    return Rows(rows.data_ptr(), item * token, item * head)

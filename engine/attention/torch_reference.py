@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from engine.attention.int8_rows import decode, encode
 from engine.batch import Batch
 from engine.config import ModelConfig
 
@@ -65,13 +66,13 @@ class TorchAttention:
         """See AttentionBackend."""
         # [num_blocks, block_size, parts, heads of a part, head_dim]
         keys_by_slot, values_by_slot = layer_cache.permute(2, 0, 4, 1, 3, 5)
-        written = (k.shape[0], *keys_by_slot.shape[2:])
-        keys_by_slot.index_put_(self._slots, k.view(written))
-        values_by_slot.index_put_(self._slots, v.view(written))
+        written = (k.shape[0], *keys_by_slot.shape[2:-1], k.shape[-1])
+        keys_by_slot.index_put_(self._slots, _cached(k.view(written), layer_cache.dtype))
+        values_by_slot.index_put_(self._slots, _cached(v.view(written), layer_cache.dtype))
         by_head = layer_cache.permute(2, 1, 3, 0, 4, 5)  # [2, parts, heads of a part, num_blocks, block_size, head_dim]
         result = torch.empty_like(q)
         for segment in self._segments:
-            gathered = self._gather(by_head, 3, segment.blocks)
+            gathered = _uncached(self._gather(by_head, 3, segment.blocks), q.dtype)
             # 2 x [num_seqs, num_kv_heads, context_len, head_dim]
             keys, values = gathered.view(2, k.shape[1], segment.num_seqs, -1, k.shape[2]).transpose(1, 2)
             result[segment.tokens] = self._attend(q[segment.tokens], keys, values, segment)
@@ -80,10 +81,10 @@ class TorchAttention:
     def forward_latent(self, q: Tensor, latent: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
         """See AttentionBackend. Values are the keys' first `kv_lora_rank` columns; the rest is cut off at the end."""
         assert self.kv_lora_rank, "the attention was not made for this model; see for_model"
-        layer_cache.index_put_(self._slots, latent)
+        layer_cache.index_put_(self._slots, _cached(latent, layer_cache.dtype))
         result = q.new_empty(q.shape[0], q.shape[1], self.kv_lora_rank)
         for segment in self._segments:
-            gathered = self._gather(layer_cache, 0, segment.blocks)
+            gathered = _uncached(self._gather(layer_cache, 0, segment.blocks), q.dtype)
             keys = gathered.view(segment.num_seqs, 1, -1, q.shape[2])
             attended = self._attend(q[segment.tokens], keys, keys, segment)
             result[segment.tokens] = attended[..., : self.kv_lora_rank]
@@ -137,3 +138,13 @@ class TorchAttention:
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+
+def _cached(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """New rows as a cache of `dtype` has them."""
+    return encode(rows) if dtype == torch.int8 else rows
+
+
+def _uncached(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """A cache's rows as attention takes them."""
+    return decode(rows, dtype) if rows.dtype == torch.int8 else rows

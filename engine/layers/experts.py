@@ -1,5 +1,6 @@
 """The experts of one layer that stand on this rank, and how they are read from a checkpoint."""
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -60,6 +61,14 @@ class GroupedWeights:
         return torch._grouped_mm(inner, self.down.transpose(1, 2), offs=ends)
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedExperts:
+    """The experts of a rank's slots, laid out as they are computed with."""
+
+    slots: tuple[Expert, ...]
+    grouped: GroupedWeights | None = None  # the same weights
+
+
 class Experts:
     """Weights by slot; a slot holds one expert of the layer."""
 
@@ -69,22 +78,30 @@ class Experts:
         On a CPU one product for all took 1.02 to 1.5 times as long as one for each, laid out for oneDNN.
         """
         self._is_grouped = is_grouped
-        self._grouped: GroupedWeights | None = None
-        self._slots: list[Expert] = []
-        self.slots = list(slots)
+        self._standing = PreparedExperts(())
+        self.take(self.prepare(slots))
 
     @property
-    def slots(self) -> list[Expert]:
-        """The experts, by slot; to be replaced whole."""
-        return self._slots
+    def slots(self) -> tuple[Expert, ...]:
+        """The experts, by slot."""
+        return self._standing.slots
 
-    @slots.setter
-    def slots(self, slots: Sequence[Expert]) -> None:
+    def prepare(self, slots: Sequence[Expert]) -> PreparedExperts:
+        """Lays out experts that may be taken; for any thread, since it may copy all of them."""
+        standing = self._standing
+        if len(slots) == len(standing.slots) and all(map(operator.is_, slots, standing.slots)):
+            return standing
         is_grouped = self._is_grouped
         if is_grouped is None:
             is_grouped = bool(slots) and _is_faster_grouped(slots[0].gate_up.weight)
-        self._grouped = GroupedWeights.of(slots) if is_grouped and slots else None
-        self._slots = self._grouped.split() if self._grouped is not None else list(slots)
+        if not (is_grouped and slots):
+            return PreparedExperts(tuple(slots))
+        grouped = GroupedWeights.of(slots)
+        return PreparedExperts(tuple(grouped.split()), grouped)
+
+    def take(self, prepared: PreparedExperts) -> None:
+        """These stand in the slots from now on."""
+        self._standing = prepared
 
     def __call__(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
         """rows: [sum(sizes), hidden], the first slot's `sizes[0]` rows first; sizes are multiples of ROW_TILE.
@@ -93,8 +110,8 @@ class Experts:
         """
         if not rows.shape[0]:
             return rows
-        if self._grouped is not None:
-            return self._grouped(rows, sizes)
+        if self._standing.grouped is not None:
+            return self._standing.grouped(rows, sizes)
         busy = [(expert, size) for expert, size in zip(self.slots, sizes, strict=True) if size]
         splits = [size for _, size in busy]
         inputs = rows.split_with_sizes(splits)
@@ -141,7 +158,7 @@ class ExpertReader:
         names, hidden, size, ours = self._of(expert), self._hidden_size, self._size, self._ours
         gate_up = stack(self._weights, names[:2], [size, size], hidden, wanted=[(ours,), (ours,)])
         down = stack(self._weights, names[2:], [hidden], size, wanted=[(slice(None), ours)])
-        return Expert(_expert_linear(gate_up), _expert_linear(down))
+        return Expert(self._linear(gate_up), self._linear(down))
 
     def _read_fused(self, expert: int) -> Expert:
         (both, both_shape), (down, down_shape) = self._tensors()
@@ -149,7 +166,11 @@ class ExpertReader:
         ups = slice(gates.start + self._size, gates.stop + self._size)
         gate_up = join(weights, [weights.peek(both, *both_shape, part=(expert, rows)) for rows in (gates, ups)])
         columns = weights.peek(down, *down_shape, part=(expert, slice(None), gates))
-        return Expert(_expert_linear(gate_up), _expert_linear(join(weights, [columns])))
+        return Expert(self._linear(gate_up), self._linear(join(weights, [columns])))
+
+    def _linear(self, weight: Tensor) -> Linear:
+        """In fp32 oneDNN's layout loses to the plain one for experts, which see few rows each; in bf16 it wins."""
+        return Linear(weight, packed=weight.dtype != torch.float32, quantization=self._weights.quantization)
 
     def _tensors(self) -> list[tuple[str, tuple[int, ...]]]:
         """Names and shapes of all tensors; of fused ones first gate and up, then down."""
@@ -165,8 +186,3 @@ class ExpertReader:
     def _of(self, expert: int) -> list[str]:
         names = (self._names.gate, self._names.up, self._names.down)
         return [f"{self._prefix}.{expert}.{name}.weight" for name in names]
-
-
-def _expert_linear(weight: Tensor) -> Linear:
-    """In fp32 oneDNN's layout loses to the plain one for experts, which see few rows each; in bf16 it wins."""
-    return Linear(weight, packed=weight.dtype != torch.float32)

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from engine.layers.int8_weight import Int8Weight
 from engine.tensor_parallel import TensorRanks
 from engine.tensor_shard import TensorShard
 from engine.weights import Weights, stack
@@ -16,14 +17,24 @@ Projection = Callable[[Tensor], Tensor]  # [num_tokens, in_features] to [num_tok
 class Linear:
     """`x @ weight.T + bias`. On a CPU the weight is laid out for oneDNN once, and the plain copy is given up."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, packed: bool = True) -> None:
-        """weight: [out_features, in_features]; bias: [out_features]. `packed` false keeps the plain layout on a CPU."""
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, *, packed: bool = True, quantization: str | None = None
+    ) -> None:
+        """weight: [out_features, in_features]; bias: [out_features]. `packed` false keeps the plain layout on a CPU.
+
+        quantization: "int8", see Int8Weight, or None.
+        """
         self.bias = bias
-        self.is_packed = packed and _can_pack(weight)
+        self.quantised = Int8Weight(weight) if quantization == "int8" else None
+        self.is_packed = packed and self.quantised is None and _can_pack(weight)
         self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight) if self.is_packed else weight
+        if self.quantised is not None:
+            self.weight = self.quantised.packed
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, in_features]. Returns [num_tokens, out_features]."""
+        if self.quantised is not None:
+            return self.quantised(x, self.bias)
         if self.is_packed:
             result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             return result
@@ -93,9 +104,8 @@ def load_fused(
     """
     wanted = [(part,) for part in rows] if rows is not None else None
     weight = stack(weights, [f"{prefix}.weight" for prefix in prefixes], out_features, in_features, wanted=wanted)
-    if not bias:
-        return Linear(weight)
-    return Linear(weight, stack(weights, [f"{prefix}.bias" for prefix in prefixes], out_features, wanted=wanted))
+    addend = stack(weights, [f"{prefix}.bias" for prefix in prefixes], out_features, wanted=wanted) if bias else None
+    return Linear(weight, addend, quantization=weights.quantization)
 
 
 def load_partial(
@@ -111,10 +121,8 @@ def load_partial(
     """What these columns of the input bring: all ranks' outputs add up to the whole. The first one has the bias."""
     part = (slice(None), columns)
     weight = stack(weights, [f"{prefix}.weight"], [out_features], in_features, wanted=[part])
-    if not bias:
-        return Linear(weight)
-    addend = stack(weights, [f"{prefix}.bias"], [out_features])
-    return Linear(weight, addend if shard.rank == 0 else None)
+    addend = stack(weights, [f"{prefix}.bias"], [out_features]) if bias else None
+    return Linear(weight, addend if shard.rank == 0 else None, quantization=weights.quantization)
 
 
 def _can_pack(weight: Tensor) -> bool:

@@ -14,6 +14,7 @@ from engine.config import ModelConfig
 from engine.errors import UnsupportedModel
 from engine.expert_group import ExpertGroup
 from engine.kv_cache import torch_dtype
+from engine.layers.int8_weight import check_quantization
 from engine.tensor_parallel import ONE_RANK, TensorRanks
 from engine.weights import Weights
 
@@ -38,15 +39,18 @@ def load_model(
     on_progress: Callable[[float], None] | None = None,
     group: ExpertGroup | None = None,
     tensor: TensorRanks = ONE_RANK,
+    quantization: str | None = None,
 ) -> Model:
     """Reads a checkpoint's weights into a model that uses `attention` in every layer.
 
     `on_progress` is told the part done, up to 1. With a group no experts are read: it gives them out when it forms.
     Of a model that is divided among ranks only our part is read. Raises InvalidCheckpoint naming a tensor that is
-    missing, not explained by the config or of the wrong shape, UnsupportedModel for sizes that cannot be divided.
+    missing, not explained by the config or of the wrong shape, UnsupportedModel for sizes that cannot be divided and
+    for a quantization that is not to be had.
     """
     tensor.shard.check(config)
-    weights = Weights(directory, torch_dtype(config.dtype), device, on_progress)
+    check_quantization(quantization, device)
+    weights = Weights(directory, torch_dtype(config.dtype), device, on_progress, quantization)
     with torch.inference_mode():
         model = _loader(config.architecture, group)(weights, config, attention, tensor)
     weights.finish(lambda name: _is_not_of_model(name, config))

@@ -128,7 +128,7 @@ def load_causal_lm(
     embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size, part=(rows,))
     layers = [layer(index) for index in range(config.num_layers)]
     if config.tie_word_embeddings:
-        head = Linear(embedding)
+        head = Linear(embedding, quantization=weights.quantization)
     else:
         head = load_linear(weights, "lm_head", config.hidden_size, config.vocab_size, rows=rows)
     return CausalLM(

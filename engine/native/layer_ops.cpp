@@ -98,6 +98,22 @@ public:
         });
     }
 
+    // `scales`: one for each row, written.
+    void quantise(Address x, std::size_t stride, Address result, Address scales, std::size_t num_rows,
+                  std::size_t width, std::size_t num_threads) const {
+        loop_.run(num_rows, width, num_threads, [=](std::size_t row) {
+            *at<float>(scales, row, 1) = rows_.quantise(at<T>(x, row, stride), width, at<std::uint8_t>(result, row, width));
+        });
+    }
+
+    // `bias`: a row, or 0.
+    void scale(Address x, Address scales, Address bias, std::size_t num_rows, std::size_t width,
+               std::size_t num_threads) const {
+        loop_.run(num_rows, width, num_threads, [=](std::size_t row) {
+            rows_.scale(at<T>(x, row, width), *at<float>(scales, row, 1), at<T>(bias, 0, 0), width);
+        });
+    }
+
     // `weight`: a row for each head, or 0; `table`: a row for each position, cosines first.
     void rotate(Address x, std::size_t token_stride, std::size_t head_stride, Address weight, Address table,
                 std::size_t num_positions, Address positions, std::size_t num_tokens, std::size_t num_heads,
@@ -132,6 +148,8 @@ void define(py::module_& module, const char* name) {
         .def("norm", &Ops::norm)
         .def("add_norm", &Ops::add_norm)
         .def("silu_and_mul", &Ops::silu_and_mul)
+        .def("quantise", &Ops::quantise)
+        .def("scale", &Ops::scale)
         .def("rotate", &Ops::rotate);
 }
 

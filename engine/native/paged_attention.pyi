@@ -39,6 +39,7 @@ class PagedAttention:
         key_width: int,
         value_width: int,
         is_bfloat16: bool,
+        is_quantised: bool = False,
         instructions: str,
     ) -> None: ...
     def plan(

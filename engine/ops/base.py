@@ -38,6 +38,18 @@ class LayerOps(Protocol):
         """gate_up: [num_tokens, 2 * size], the gate first. Returns [num_tokens, size]."""
         ...
 
+    def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x: [num_tokens, size], its last dimension contiguous. Returns it as uint8 around 128, and each row's scale.
+
+        A row is `(result - 128) * scale`, with a scale of max(|row|) / 127, [num_tokens] fp32: elements are rounded to
+        the nearest, to the even one of two. The scale of a row that is not finite is not finite.
+        """
+        ...
+
+    def scale(self, x: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Each row of [num_tokens, size] times its scale, plus a bias [size]. `x` may be overwritten."""
+        ...
+
     def rotate(self, heads: Tensor, rotation: Rotation, weight: Tensor | None = None, eps: float = 0.0) -> Tensor:
         """Heads turned by their tokens' positions, each after its norm where there is a weight.
 

@@ -43,6 +43,24 @@ class NativeOps:
         self._ops[gate_up.dtype].silu_and_mul(*pointers, num_rows, width, torch.get_num_threads())
         return result
 
+    def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """See LayerOps."""
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        num_rows, width = x.shape
+        result, scales = torch.empty(num_rows, width, dtype=torch.uint8), torch.empty(num_rows)
+        pointers = x.data_ptr(), x.stride(0), result.data_ptr(), scales.data_ptr()
+        self._ops[x.dtype].quantise(*pointers, num_rows, width, torch.get_num_threads())
+        return result, scales
+
+    def scale(self, x: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+        """See LayerOps."""
+        x = x.contiguous()
+        pointers = x.data_ptr(), scales.data_ptr(), 0 if bias is None else bias.data_ptr()
+        num_rows, width = x.shape
+        self._ops[x.dtype].scale(*pointers, num_rows, width, torch.get_num_threads())
+        return x
+
     def rotate(self, heads: Tensor, rotation: Rotation, weight: Tensor | None = None, eps: float = 0.0) -> Tensor:
         """See LayerOps. The heads are turned where they are."""
         if heads.stride(2) != 1:

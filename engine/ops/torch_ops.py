@@ -6,6 +6,7 @@ from torch import Tensor
 
 from engine.ops.base import Rotation
 
+LEAST_SCALED = 1e-35  # of what is quantised; less is nothing
 UNDIVIDED_ELEMENTS = 1 << 15  # torch's grain: fewer are one thread's
 EVEN_THREADS = 2  # shares of whole rows on so many threads fill vectors
 
@@ -32,6 +33,20 @@ class TorchOps:
         if len(gate_up) <= rows or gate_up.is_cuda or torch.get_num_threads() <= EVEN_THREADS:
             return _silu_and_mul(gate_up)
         return torch.cat([_silu_and_mul(part) for part in torch.split(gate_up, rows)])
+
+    def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """See LayerOps."""
+        x = x.float()
+        most = x.abs().amax(1, keepdim=True)
+        is_scaled = most >= LEAST_SCALED
+        factor = torch.where(is_scaled, torch.full_like(most, 127) / most, 0.0)
+        scales = torch.where(is_scaled, most / 127, most * 0.0)
+        return ((x * factor).round() + 128).to(torch.uint8), scales[:, 0]
+
+    def scale(self, x: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+        """See LayerOps."""
+        scaled = x.float() * scales[:, None]
+        return (scaled if bias is None else scaled + bias.float()).to(x.dtype)
 
     def rotate(self, heads: Tensor, rotation: Rotation, weight: Tensor | None = None, eps: float = 0.0) -> Tensor:
         """See LayerOps."""

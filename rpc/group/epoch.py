@@ -36,8 +36,15 @@ class Epoch:
 
 
 def in_rank_order(lives: Iterable[Life]) -> tuple[Life, ...]:
-    """Ordered by name, numbers in it by their value: decode-2 stands before decode-10."""
-    return tuple(sorted(lives, key=lambda life: (_natural(life.name), life.name)))
+    """Ordered by host, so that ranks of a node follow each other, and there by name.
+
+    Numbers are ordered by their value: decode-2 stands before decode-10.
+    """
+    return tuple(sorted(lives, key=lambda life: (_natural(_host(life)), _natural(life.name), life.name)))
+
+
+def _host(life: Life) -> str:
+    return life.address.rpartition(":")[0]
 
 
 def _natural(name: str) -> tuple[str | int, ...]:

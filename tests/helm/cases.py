@@ -62,7 +62,8 @@ EXTERNAL = {
 EXPERTS = {
     "prefill": {"expertParallelSize": 2, "minReplicas": 2},
     "decode": {"expertParallelSize": 3, "minReplicas": 4, "maxReplicas": 9, "replicasPerPod": 2},
-    "eplb": {"enabled": True, "numRedundantExperts": 2, "stepInterval": 500},
+    "minExpertRanks": 2,
+    "eplb": {"enabled": True, "numRedundantExperts": 2, "stepInterval": 500, "numNodes": 2},
 }
 # Workers of several GPUs, the pools' of different sizes, two of them in a pod of the second.
 RANKS = {

@@ -20,7 +20,13 @@ def test_a_pools_group_is_the_one_that_the_values_say() -> None:
     settings.check()
     assert settings.has_rendezvous
     assert [settings.group_size(role) for role in ROLES] == [2, 3, 3]
-    told = {"enable_eplb": True, "num_redundant_experts": 2, "eplb_step_interval": 500}
+    told = {
+        "enable_eplb": True,
+        "num_redundant_experts": 2,
+        "eplb_step_interval": 500,
+        "eplb_num_nodes": 2,
+        "min_expert_ranks": 2,
+    }
     assert told.items() <= settings.cluster.worker.items()
     [application] = charts.serve_config(objects)["applications"]
     for deployment, least in zip(application["deployments"], (2, 4), strict=True):
@@ -59,6 +65,8 @@ GROUP_CHANGES: list[dict[str, Any]] = [
     {"engine": {"dtype": "float32"}},
     {"decode": {"engine": {"blockSize": 32}}},
     {"eplb": {"stepInterval": 100}},
+    {"eplb": {"numNodes": 4}},
+    {"minExpertRanks": 1},
     {"eplb": {"enabled": False}},
 ]
 

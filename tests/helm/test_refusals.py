@@ -42,6 +42,7 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"eplb": {"enabled": True}}, "eplb: each worker has all experts"),
     ({"eplb": {"numRedundantExperts": 8}}, "eplb: each worker has all experts"),
+    ({"minExpertRanks": 2}, "minExpertRanks: each worker has all experts"),
     ({"router": {"config": {"targetTpotMs": 50}}}, "targetTtftMs needs targetTpotMs"),
     ({"decode": {"shmGi": 100}}, "count as the pod's memory"),
     ({"decode": {"extraResources": {"nvidia.com/gpu": 2}}}, "nvidia.com/gpu is set twice"),

@@ -76,6 +76,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"decode": {"maxReplicas": 0}}, "maxReplicas"),
     ({"decode": {"expertParallelSize": 0}}, "expertParallelSize"),
     ({"eplb": {"stepInterval": 0}}, "stepInterval"),
+    ({"eplb": {"numNodes": 0}}, "numNodes"),
+    ({"minExpertRanks": 0}, "minExpertRanks"),
     ({"eplb": {"enable": True}}, "enable"),
     ({"router": {"config": {"trafficWindowS": 0}}}, "trafficWindowS"),
     ({"decode": {"maxReplicas": "4"}}, "maxReplicas"),

@@ -4,17 +4,21 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
 
+import grpc
 import httpx
 import psutil
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.server import served
 from deployment.ports import free_ports
 from protos import worker_pb2
 from tests.integration.completion_load import completion_load
-from tests.integration.worker_process import worker_processes
+from tests.integration.worker_process import WorkerProcess, worker_processes
 from tests.integration.workers_view import wait_all_ready, workers
 
 NUM_PROMPTS, NUM_TOKENS = 8, 24
@@ -62,20 +66,60 @@ async def test_a_rank_killed_under_load_costs_no_request_and_no_token() -> None:
             await load.more(5)  # with the one that has come back
 
 
+async def test_a_rank_that_is_one_too_few_waits_for_another() -> None:
+    """It answers nothing meanwhile, and what it was asked is answered then."""
+    flags = ("--decode", "2", "--expert-parallel", "2", "--min-expert-ranks", "2", "--dtype", "float32")
+    async with (
+        served("", *flags, "--num-threads", "1") as url,
+        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,
+        completion_load(*[client] * 4) as load,
+    ):
+        await load.more(3)
+        [staying] = [worker for worker in await workers(url) if worker["worker_id"] == "decode-0"]
+        os.kill(pid_of("decode-1", url), signal.SIGKILL)
+        async with asyncio.timeout(60), grpc.aio.insecure_channel(staying["address"]) as channel:
+            statuses = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            async for answer in statuses:
+                if answer.status == health_pb2.HealthCheckResponse.NOT_SERVING:
+                    break
+            await load.more(5)  # once the other has come back
+            assert (await anext(aiter(statuses))).status == health_pb2.HealthCheckResponse.SERVING
+        assert await incarnation_of("decode-0", url) == staying["incarnation"]
+
+
 async def test_ranks_end_well_in_any_order(tmp_path: Path) -> None:
     """Their statuses are looked at when they have ended."""
+    async with ranks_of_a_group(tmp_path, 3) as ranks:
+        ranks[0].child.terminate()  # the first, where the epoch's store is
+        assert await ranks[0].child.wait() == 0
+        for rank in ranks[1:]:
+            assert (await rank.describe()).role == worker_pb2.WORKER_ROLE_DECODE
+
+
+async def test_a_rank_that_waits_for_others_ends_well(tmp_path: Path) -> None:
+    async with ranks_of_a_group(tmp_path, 2, "--min-expert-ranks=2") as ranks:
+        log = tmp_path / "decode-0.log"
+        ranks[1].child.kill()
+        async with asyncio.timeout(30):
+            while "nothing is computed until more come" not in log.read_text():
+                await asyncio.sleep(0.05)
+        ranks[0].child.terminate()
+        assert await ranks[0].child.wait() == 0
+        assert " ERROR " not in log.read_text()
+
+
+@asynccontextmanager
+async def ranks_of_a_group(directory: Path, size: int, *flags: str) -> AsyncIterator[list[WorkerProcess]]:
+    """Decode workers and their rendezvous; their logs are in the directory."""
     [port] = free_ports("127.0.0.1", 1)
     rendezvous = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "rpc.group", f"--port={port}", "--log-level=warning"
     )
-    flags = ("--expert-parallel=3", f"--rendezvous=127.0.0.1:{port}")
-    model = files("baton") / "bundled_model"
+    flags = (f"--expert-parallel={size}", f"--rendezvous=127.0.0.1:{port}", *flags)
+    model = Path(str(files("baton") / "bundled_model"))
     try:
-        async with worker_processes(Path(str(model)), tmp_path, *[("decode", *flags)] * 3) as ranks:
-            ranks[0].child.terminate()  # the first, where the epoch's store is
-            assert await ranks[0].child.wait() == 0
-            for rank in ranks[1:]:
-                assert (await rank.describe()).role == worker_pb2.WORKER_ROLE_DECODE
+        async with worker_processes(model, directory, *[("decode", *flags)] * size) as ranks:
+            yield ranks
     finally:
         rendezvous.terminate()
         await rendezvous.wait()

@@ -10,11 +10,19 @@
 
 namespace baton {
 
+// The kernels of one set: by the type of what is computed, and of what is cached.
 struct InstructionSet {
     const char* name;
     bool (*is_here)();
     Kernel float32;
     Kernel bfloat16;
+    Kernel float32_of_int8;
+    Kernel bfloat16_of_int8;
+
+    const Kernel& kernel(const AttentionShape& shape) const {
+        if (shape.is_quantised) return shape.is_bfloat16 ? bfloat16_of_int8 : float32_of_int8;
+        return shape.is_bfloat16 ? bfloat16 : float32;
+    }
 };
 
 inline bool always() { return true; }
@@ -30,25 +38,27 @@ inline bool has_avx512() {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
-inline bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+inline bool has_avx512_bf16() {
+    return has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+}
 #endif
 
 // The best first.
 inline const InstructionSet kInstructionSets[] = {
 #if defined(__x86_64__)
     {"avx512_bf16", has_avx512_bf16,
-     {avx512::attend<float, avx512::SingleCells>, avx512::combine<float, avx512::SingleCells>},
-     {avx512_bf16::attend<Bfloat16, avx512_bf16::PairCells>, avx512_bf16::combine<Bfloat16, avx512_bf16::PairCells>}},
+     avx512::kKernel<float, float, avx512::SingleCells>, avx512_bf16::kKernel<Bfloat16, Bfloat16, avx512_bf16::PairCells>,
+     avx512::kKernel<float, Int8, avx512::SingleCells>, avx512_bf16::kKernel<Bfloat16, Int8, avx512_bf16::PairCells>},
     {"avx512", has_avx512,
-     {avx512::attend<float, avx512::SingleCells>, avx512::combine<float, avx512::SingleCells>},
-     {avx512::attend<Bfloat16, avx512::SingleCells>, avx512::combine<Bfloat16, avx512::SingleCells>}},
+     avx512::kKernel<float, float, avx512::SingleCells>, avx512::kKernel<Bfloat16, Bfloat16, avx512::SingleCells>,
+     avx512::kKernel<float, Int8, avx512::SingleCells>, avx512::kKernel<Bfloat16, Int8, avx512::SingleCells>},
     {"avx2", has_avx2,
-     {avx2::attend<float, avx2::SingleCells>, avx2::combine<float, avx2::SingleCells>},
-     {avx2::attend<Bfloat16, avx2::SingleCells>, avx2::combine<Bfloat16, avx2::SingleCells>}},
+     avx2::kKernel<float, float, avx2::SingleCells>, avx2::kKernel<Bfloat16, Bfloat16, avx2::SingleCells>,
+     avx2::kKernel<float, Int8, avx2::SingleCells>, avx2::kKernel<Bfloat16, Int8, avx2::SingleCells>},
 #endif
     {"plain", always,
-     {plain::attend<float, plain::SingleCells>, plain::combine<float, plain::SingleCells>},
-     {plain::attend<Bfloat16, plain::SingleCells>, plain::combine<Bfloat16, plain::SingleCells>}},
+     plain::kKernel<float, float, plain::SingleCells>, plain::kKernel<Bfloat16, Bfloat16, plain::SingleCells>,
+     plain::kKernel<float, Int8, plain::SingleCells>, plain::kKernel<Bfloat16, Int8, plain::SingleCells>},
 };
 
 // Null if this processor lacks it, or nothing has that name.

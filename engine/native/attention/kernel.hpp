@@ -11,6 +11,11 @@ struct Bfloat16 {
     std::uint16_t bits;
 };
 
+// Of a row that is its elements times one scale.
+struct Int8 {
+    std::int8_t value;
+};
+
 // One layer's attention.
 struct Task {
     const AttentionShape& shape;
@@ -28,6 +33,8 @@ struct Kernel {
     void (*attend)(const Task& task, const Tile& tile, const Item& item, Scratch& scratch);
     // Merges a divided tile's partial results and writes the rows' results.
     void (*combine)(const Task& task, const Tile& tile, Scratch& scratch);
+    // Brings a new key or value into the cache.
+    void (*store)(const char* row, std::size_t width, char* to);
 };
 
 }  // namespace baton

@@ -13,15 +13,22 @@ static BATON_INLINE float widened(std::uint16_t bits) {
     return value;
 }
 
+#include "quantised.inl"
+
 #include "packing.inl"
 
 #include "product.inl"
 
 #include "softmax.inl"
 
-template <typename Storage, typename Cells>
+// `Storage` is the type of queries, new KV and results, `Cached` that of the KV in the cache.
+template <typename Storage, typename Cached, typename Cells>
 struct Attention {
     using Cell = typename Cells::Cell;
+    // Weights that are multiplied by their values' scales become cells only then.
+    static constexpr bool kWeightsInPlace = Cells::kPerCell == 1 || kIsInt8<Cached>;
+    static constexpr bool kInQuads = kIsInt8<Cached> && Cells::kHasQuads;
+    static constexpr std::size_t kScoredRows = kInQuads ? Lanes::kRows / 2 : Lanes::kRows;  // each has two digits
     static constexpr std::size_t kCellsOfSplit = kSplit / Cells::kPerCell;
 
     const Task& task;
@@ -37,7 +44,7 @@ struct Attention {
 
     Attention(const Task& task, const Tile& tile, Scratch& scratch)
         : task(task), tile(tile), scratch(scratch), shape(task.shape), sequence(task.sequences[tile.sequence]),
-          key_cells((shape.key_width + Cells::kPerCell - 1) / Cells::kPerCell),
+          key_cells(kInQuads ? (shape.key_width + 3) / 4 : (shape.key_width + Cells::kPerCell - 1) / Cells::kPerCell),
           head_offset(task.cache.keys(0, tile.kv_head) - task.cache.data), seen(scratch.seen.as<std::size_t>()),
           states(scratch.states.as<RowState>()), merges(scratch.merges.as<Merge>()) {
         for (std::size_t row = 0; row < tile.num_rows; ++row) {
@@ -83,8 +90,14 @@ struct Attention {
 private:
     void load_queries() {
         Cell* cells = scratch.queries.as<Cell>();
-        for (std::size_t row = 0; row < tile.num_rows; ++row, cells += key_cells) {
-            load_query<Storage, Cells>(task.queries.at(token_of(row), head_of(row)), shape.key_width, cells);
+        for (std::size_t row = 0; row < tile.num_rows; ++row) {
+            const char* query = task.queries.at(token_of(row), head_of(row));
+            if constexpr (kInQuads) {
+                scratch.digits.as<QueryDigits>()[row] =
+                    Cells::Quads::template load_query<Storage>(query, shape.key_width, cells + row * 2 * key_cells);
+            } else {
+                load_query<Storage, Cells>(query, shape.key_width, cells + row * key_cells);
+            }
         }
     }
 
@@ -100,7 +113,7 @@ private:
     // Asks for keys or values that packing has not asked for yet, few enough for the processor to wait for at a time.
     void prefetch_later(const char* const* rows) const {
         if (tile.num_rows > kFewRows) return;
-        const std::size_t num_bytes = shape.key_width * sizeof(Storage);
+        const std::size_t num_bytes = shape.row_bytes();
         const std::size_t num_rows = smaller(kAhead - kDistance, 1 + kBurstBytes / num_bytes);
         for (std::size_t row = 0; row < num_rows; ++row) {
             for (std::size_t byte = 0; byte < num_bytes; byte += 64) __builtin_prefetch(rows[kDistance + row] + byte);
@@ -138,23 +151,44 @@ private:
         for (std::size_t first = 0; first < num_keys; first += kPanel) {
             const std::size_t count = smaller(padded - first, kPanel);
             const char* const* keys = scratch.touched.as<const char*>() + first;
-            pack_keys<Storage, Cells>(keys, count, shape.key_width, packed);
+            pack_keys<Cached, Cells>(keys, count, shape.key_width, packed);
+            if constexpr (kIsInt8<Cached>) load_scales(keys, count, shape.scale);
             prefetch_later(keys + count);
-            for (std::size_t row = 0; row < tile.num_rows; row += Lanes::kRows) {
-                const std::size_t num_rows = smaller(Lanes::kRows, tile.num_rows - row);
+            for (std::size_t row = 0; row < tile.num_rows; row += kScoredRows) {
+                const std::size_t num_rows = smaller(kScoredRows, tile.num_rows - row);
                 if (seen_of(split, row + num_rows - 1) <= first) continue;
-                const Scores scores{scratch.scores.as<float>() + row * kSplit + first, Lanes::broadcast(shape.scale)};
-                multiply<Cells>(Factors<Cells>{scratch.queries.as<Cell>() + row * key_cells, key_cells, packed, key_cells,
-                                               nullptr, 0},
-                                num_rows, count / Lanes::kWidth, scores);
+                score_rows(row, num_rows, count / Lanes::kWidth, scratch.scores.as<float>() + row * kSplit + first);
             }
         }
+    }
+
+    // Of `num_vectors` vectors of keys.
+    void score_rows(std::size_t row, std::size_t num_rows, std::size_t num_vectors, float* to) const {
+        const Cell* packed = scratch.packed_keys.as<Cell>();
+        const float* scales = scratch.scales.as<float>();
+        if constexpr (kInQuads) {
+            const Cell* queries = scratch.queries.as<Cell>() + row * 2 * key_cells;
+            Cells::Quads::score(queries, scratch.digits.as<QueryDigits>() + row, packed, key_cells, scales, to, num_rows,
+                                num_vectors);
+        } else {
+            const Cell* queries = scratch.queries.as<Cell>() + row * key_cells;
+            const Factors<Cells> factors{queries, key_cells, packed, key_cells, nullptr, 0};
+            if constexpr (kIsInt8<Cached>) multiply<Cells>(factors, num_rows, num_vectors, KeyScores{to, scales});
+            else multiply<Cells>(factors, num_rows, num_vectors, Scores{to, Lanes::broadcast(shape.scale)});
+        }
+    }
+
+    // The scales of some rows, times a factor.
+    void load_scales(const char* const* rows, std::size_t count, float factor) {
+        float* scales = scratch.scales.as<float>();
+        for (std::size_t i = 0; i < count; ++i) scales[i] = scale_of(rows[i], shape.key_width) * factor;
     }
 
     void weigh(std::size_t split, std::size_t row, std::size_t padded) {
         const std::size_t num_keys = seen_of(split, row);
         float* scores = scratch.scores.as<float>() + row * kSplit;
-        const RowState found = softmax<Cells>(scores, num_keys, padded, scratch.weights.as<std::uint32_t>() + row * kSplit / 2);
+        std::uint32_t* cells = scratch.weights.as<std::uint32_t>() + row * kSplit / 2;
+        const RowState found = softmax<Cells, kWeightsInPlace>(scores, num_keys, padded, cells);
         if (is_divided()) {
             task.partial_states[partial_of(split, row)] = found;
         } else {
@@ -169,9 +203,22 @@ private:
         const std::size_t at_once = tile.num_rows > kFewRows || !task.cache.value_offset ? kSplit : kKeysAtOnce;
         for (std::size_t first = 0; first < num_keys; first += at_once) {
             const std::size_t count = smaller(num_keys - first, at_once);
-            pack_values<Storage, Cells>(values + first, count, shape.value_width, packed);
+            pack_values<Cached, Cells>(values + first, count, shape.value_width, packed);
+            if constexpr (kIsInt8<Cached>) scale_weights(split, first, count, values + first);
             prefetch_later(values + first + count);
             add_values(split, first, count, is_first, num_keys);
+        }
+    }
+
+    // Multiplies the weights of keys `first` to `first + count` of the split by the scales of their values.
+    void scale_weights(std::size_t split, std::size_t first, std::size_t count, const char* const* values) {
+        load_scales(values, count, 1.0f);
+        for (std::size_t row = 0; row < tile.num_rows; ++row) {
+            const std::size_t num_seen = seen_of(split, row);
+            float* weights = scratch.scores.as<float>() + row * kSplit + first;
+            std::uint32_t* cells = scratch.weights.as<std::uint32_t>() + (row * kSplit + first) / 2;
+            scale<Cells>(weights, scratch.scales.as<float>(), num_seen > first ? smaller(num_seen - first, count) : 0, count,
+                         cells);
         }
     }
 
@@ -211,12 +258,21 @@ private:
     }
 };
 
-template <typename Storage, typename Cells>
+template <typename Storage, typename Cached, typename Cells>
 static void attend(const Task& task, const Tile& tile, const Item& item, Scratch& scratch) {
-    Attention<Storage, Cells>(task, tile, scratch).attend(item);
+    Attention<Storage, Cached, Cells>(task, tile, scratch).attend(item);
 }
 
-template <typename Storage, typename Cells>
+template <typename Storage, typename Cached, typename Cells>
 static void combine(const Task& task, const Tile& tile, Scratch& scratch) {
-    Attention<Storage, Cells>(task, tile, scratch).combine();
+    Attention<Storage, Cached, Cells>(task, tile, scratch).combine();
 }
+
+template <typename Storage, typename Cached>
+static void store(const char* row, std::size_t width, char* to) {
+    if constexpr (kIsInt8<Cached>) quantise<Storage>(row, width, to);
+    else std::memcpy(to, row, width * sizeof(Storage));
+}
+
+template <typename Storage, typename Cached, typename Cells>
+static constexpr Kernel kKernel{attend<Storage, Cached, Cells>, combine<Storage, Cached, Cells>, store<Storage, Cached>};

@@ -38,6 +38,16 @@ struct Lanes {
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
     }
 
+    static BATON_INLINE Floats load_int8(const char* from) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+    }
+
+    // Of cells of four int8, those in one place.
+    template <int kPlace>
+    static BATON_INLINE Floats int8_at(const std::uint32_t* cells) {
+        return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(load_cells(cells), 24 - 8 * kPlace), 24));
+    }
+
     // Of pairs of bfloat16, the first ones and the second ones.
     static BATON_INLINE Floats low_halves(const std::uint32_t* pairs) {
         return _mm256_castsi256_ps(_mm256_slli_epi32(load_cells(pairs), 16));

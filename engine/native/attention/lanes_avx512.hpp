@@ -31,11 +31,11 @@ namespace baton::avx512 {
 
 #if defined(__clang__)
 #pragma clang attribute pop
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni"))), apply_to = function)
 #else
 #pragma GCC pop_options
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni")
 #endif
 
 namespace baton::avx512_bf16 {
@@ -45,6 +45,8 @@ namespace baton::avx512_bf16 {
 #include "pair_cells.inl"
 
 #include "kernel.inl"
+
+#include "quad_products.inl"
 
 }  // namespace baton::avx512_bf16
 

@@ -17,6 +17,17 @@ struct Lanes {
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
     }
 
+    static BATON_INLINE Floats load_int8(const char* from) {
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+    }
+
+    // Of cells of four int8, those in one place.
+    template <int kPlace>
+    static BATON_INLINE Floats int8_at(const std::uint32_t* cells) {
+        const __m512i upper = _mm512_slli_epi32(_mm512_loadu_si512(cells), 24 - 8 * kPlace);
+        return _mm512_cvtepi32_ps(_mm512_srai_epi32(upper, 24));
+    }
+
     // Of pairs of bfloat16, the first ones and the second ones.
     static BATON_INLINE Floats low_halves(const std::uint32_t* pairs) {
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(pairs), 16));

@@ -38,6 +38,21 @@ struct Lanes {
         return load_bits(bits);
     }
 
+    static BATON_INLINE Floats load_int8(const char* from) {
+        std::int8_t values[kWidth];
+        std::memcpy(values, from, sizeof values);
+        return Floats{static_cast<float>(values[0]), static_cast<float>(values[1]), static_cast<float>(values[2]),
+                      static_cast<float>(values[3])};
+    }
+
+    // Of cells of four int8, those in one place.
+    template <int kPlace>
+    static BATON_INLINE Floats int8_at(const std::uint32_t* cells) {
+        std::int8_t values[kWidth];
+        for (std::size_t i = 0; i < kWidth; ++i) values[i] = static_cast<std::int8_t>(cells[i] >> 8 * kPlace);
+        return load_int8(reinterpret_cast<const char*>(values));
+    }
+
     // Of pairs of bfloat16, the first ones and the second ones.
     static BATON_INLINE Floats low_halves(const std::uint32_t* pairs) {
         std::uint32_t bits[kWidth];

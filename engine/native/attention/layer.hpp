@@ -19,7 +19,7 @@ namespace baton {
 class LayerAttention {
 public:
     LayerAttention(const AttentionShape& shape, const InstructionSet& instructions, RunOnThreads run_on_threads)
-        : shape_(shape), kernel_(shape.is_bfloat16 ? instructions.bfloat16 : instructions.float32),
+        : shape_(shape), kernel_(instructions.kernel(shape)),
           run_on_threads_(run_on_threads) {}
 
     const AttentionShape& shape() const { return shape_; }
@@ -96,13 +96,12 @@ private:
 
     void write_token(const Writing& writing, std::size_t token) const {
         const auto slot = static_cast<std::size_t>(plan_.slots[token]);
-        const std::size_t num_bytes = shape_.key_width * shape_.element_bytes();
         for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
             char* key = writing.cache.keys(slot / shape_.block_size, head) +
                         static_cast<std::ptrdiff_t>(slot % shape_.block_size) * writing.cache.token_stride;
-            std::memcpy(key, writing.keys.at(token, head), num_bytes);
+            kernel_.store(writing.keys.at(token, head), shape_.key_width, key);
             if (writing.cache.value_offset) {
-                std::memcpy(key + writing.cache.value_offset, writing.values.at(token, head), num_bytes);
+                kernel_.store(writing.values.at(token, head), shape_.key_width, key + writing.cache.value_offset);
             }
         }
     }

@@ -1,4 +1,5 @@
-// Brings queries, keys and values into cells, in the order in which products read them.
+// Brings queries, keys and values into cells, in the order in which products read them. `Storage` is the type of what is
+// brought.
 
 template <typename Storage, typename Cells>
 static inline void load_query(const char* from, std::size_t width, typename Cells::Cell* to) {
@@ -55,7 +56,8 @@ static inline void pack_key_group(const char* const* rows, std::size_t width, ty
 template <typename Storage, typename Cells>
 static inline void pack_keys(const char* const* rows, std::size_t count, std::size_t width, typename Cells::Cell* out) {
     for (std::size_t key = 0; key < count; key += Lanes::kWidth) {
-        pack_key_group<Storage, Cells>(rows + key, width, out + key);
+        if constexpr (kIsInt8<Storage>) pack_int8_keys<Cells>(rows + key, width, out + key);
+        else pack_key_group<Storage, Cells>(rows + key, width, out + key);
     }
 }
 
@@ -89,7 +91,9 @@ static inline void pack_values(const char* const* rows, std::size_t num_keys, st
                 __builtin_prefetch(rows[key + ahead + kDistance] + byte);
             }
         }
-        if constexpr (Cells::kPerCell == 1) {
+        if constexpr (kIsInt8<Storage>) {
+            spread_int8_values<Cells>(rows + key, width, out, kPanelStride);
+        } else if constexpr (Cells::kPerCell == 1) {
             spread_value<Storage, Cells>(rows[key], width, out, kPanelStride);
         } else {
             for (std::size_t place = 0; place < width; place += 32) {

@@ -1,9 +1,13 @@
 // Products of pairs of bfloat16, summed in single precision; a cell holds two elements.
 
+struct QuadProducts;
+
 struct PairCells {
+    using Quads = QuadProducts;  // for scores of keys in int8
     using Cell = std::uint32_t;
     using Vector = __m512bh;
     static constexpr std::size_t kPerCell = 2;
+    static constexpr bool kHasQuads = true;
 
     static BATON_INLINE Vector load(const Cell* from) { return (__m512bh)_mm512_loadu_si512(from); }
     static BATON_INLINE Vector broadcast(const Cell* from) { return (__m512bh)_mm512_set1_epi32(static_cast<int>(*from)); }
@@ -30,5 +34,12 @@ struct PairCells {
         const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
         _mm512_storeu_si512(to, _mm512_permutex2var_epi16(left, low, right));
         if (count > 16) _mm512_storeu_si512(to + 16, _mm512_permutex2var_epi16(left, high, right));
+    }
+
+    // 16 elements of each of two values, from int8.
+    static BATON_INLINE void spread_values(const char* const* rows, Cell* to) {
+        const __m512i first = _mm512_castps_si512(Lanes::load_int8(rows[0]));  // as bfloat16 has them: the rest is zeros
+        const __m512i second = _mm512_castps_si512(Lanes::load_int8(rows[1]));
+        _mm512_storeu_si512(to, _mm512_or_si512(_mm512_srli_epi32(first, 16), second));
     }
 };

@@ -26,6 +26,22 @@ struct Scores {
     }
 };
 
+// Takes the sums as scores of keys that have scales of their own, in which that of the scores is.
+struct KeyScores {
+    float* to;
+    const float* scales;
+
+    template <std::size_t kRows, std::size_t kVectors>
+    BATON_INLINE void take(const Lanes::Floats (&sums)[kRows][kVectors]) const {
+        for (std::size_t vector = 0; vector < kVectors; ++vector) {
+            const Lanes::Floats scale = Lanes::load(scales + vector * Lanes::kWidth);
+            for (std::size_t row = 0; row < kRows; ++row) {
+                Lanes::store(to + row * kSplit + vector * Lanes::kWidth, Lanes::multiply(sums[row][vector], scale));
+            }
+        }
+    }
+};
+
 // Joins one split's value to what came before, a vector of it.
 static BATON_INLINE Lanes::Floats joined(Lanes::Floats before, Lanes::Floats value, Lanes::Floats keep, Lanes::Floats add) {
     return Lanes::multiply_add(before, keep, Lanes::multiply(value, add));

@@ -65,29 +65,39 @@ struct Merge {
     float add;
 };
 
+// Of a query that is kept in two digits of eight bits, high and low.
+struct QueryDigits {
+    float scale;
+    std::int32_t bias[2];  // what is too much in each digit's products, as keys come to them 128 too great
+};
+
 // Owns what a thread needs for one item; the kernels say what lies in it. A cell has 4 bytes.
 struct Scratch {
     explicit Scratch(const AttentionShape& shape)
-        : queries(4 * kMaxRows * shape.key_width),
+        : queries(4 * kMaxRows * (shape.key_width + 1)),
+          digits(kMaxRows * sizeof(QueryDigits)),
           packed_keys(4 * kMaxPanel * shape.key_width),
           packed_values(4 * kSplit * shape.value_stride()),
           scores(4 * kMaxRows * kSplit),
           weights(4 * kMaxRows * kSplit / 2),
           values(4 * kMaxRows * shape.value_stride()),
           sums(4 * kFewRows * shape.value_stride()),
-          no_key(shape.element_bytes() * shape.key_width),
+          scales(4 * (kSplit + kMaxPanel)),
+          no_key(shape.row_bytes()),
           touched((2 * kSplit + kAhead) * sizeof(const char*)),
           seen(kMaxRows * sizeof(std::size_t)),
           states(kMaxRows * sizeof(RowState)),
           merges(kMaxRows * sizeof(Merge)) {}
 
-    AlignedMemory queries;        // [rows, cells of a key]
+    AlignedMemory queries;        // [rows, cells of a key], or in digits [rows, 2, cells of a key]
+    AlignedMemory digits;         // of a row, where queries are kept so
     AlignedMemory packed_keys;    // [cells of a key, keys of a panel]
     AlignedMemory packed_values;  // [panels of a value, cells of a split, elements of a panel]
     AlignedMemory scores;         // [rows, keys of a split]
     AlignedMemory weights;        // [rows, cells of a split], where they are not the scores' own memory
     AlignedMemory values;         // [rows, value_stride]
     AlignedMemory sums;           // [few rows, value_stride]: of a split's first keys
+    AlignedMemory scales;         // of a panel's keys, or of values, where they are quantised
     AlignedMemory no_key;         // zeros, in the place of keys and values that nobody sees
     AlignedMemory touched;        // pointers to a split's keys, its values and first keys of the next, as they are read
     AlignedMemory seen;           // keys that a row sees

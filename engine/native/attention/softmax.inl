@@ -15,14 +15,14 @@ static BATON_INLINE Lanes::Floats weights_at(const float* scores, std::size_t ke
 }
 
 // Weights of the first `seen` keys, zeros for the others of the `padded`: in place, or in `cells` of two keys each.
-template <typename Cells>
+template <typename Cells, bool kInPlace>
 static inline RowState softmax(float* scores, std::size_t seen, std::size_t padded, std::uint32_t* cells) {
     const float max = greatest(scores, seen);
     const Lanes::Floats maxima = Lanes::broadcast(max);
     Lanes::Floats sum = Lanes::broadcast(0.0f);
-    for (std::size_t key = 0; key < padded; key += Lanes::kWidth * Cells::kPerCell) {
+    for (std::size_t key = 0; key < padded; key += Lanes::kWidth * (kInPlace ? 1 : Cells::kPerCell)) {
         const Lanes::Floats weights = weights_at(scores, key, seen, maxima);
-        if constexpr (Cells::kPerCell == 1) {
+        if constexpr (kInPlace) {
             Lanes::store(scores + key, weights);
             sum = Lanes::add(sum, weights);
         } else {

@@ -10,6 +10,7 @@ constexpr std::size_t kSplit = 256;    // keys whose scores share one softmax; s
 constexpr std::size_t kMaxRows = 96;   // query rows that are attended to together
 constexpr std::size_t kMaxPanel = 64;  // the widest panel of any instruction set
 constexpr std::size_t kMaxWidth = 4096;
+constexpr std::size_t kScaleBytes = 4;      // of a cached row in eight bits, behind its elements
 constexpr std::size_t kFewRows = 8;        // with more, the processor is busy while memory brings what is next
 constexpr std::size_t kKeysAtOnce = 32;    // whose values are packed and added, for few rows
 constexpr std::size_t kDistance = 32;      // keys between what is packed and what is prefetched
@@ -25,9 +26,13 @@ struct AttentionShape {
     std::size_t block_size;
     bool is_bfloat16;
     float scale;  // of the scores, log2(e) included: all exponentials are powers of two
+    bool is_quantised = false;  // cached rows are int8, each followed by its scale
 
     std::size_t group() const { return num_heads / num_kv_heads; }
-    std::size_t element_bytes() const { return is_bfloat16 ? 2 : 4; }
+    std::size_t element_bytes() const { return is_bfloat16 ? 2 : 4; }  // of all that is not cached
+    std::size_t row_bytes() const {  // of a cached key or value
+        return is_quantised ? key_width + kScaleBytes : key_width * element_bytes();
+    }
     std::size_t value_stride() const { return (value_width + kMaxPanel - 1) / kMaxPanel * kMaxPanel; }  // padded
 };
 
@@ -42,7 +47,7 @@ struct Rows {
     }
 };
 
-// One layer's view of the pool: [num_blocks, parts, keys and values, heads of a part, block_size, width].
+// One layer's view of the pool: [num_blocks, parts, keys and values, heads of a part, block_size, row].
 struct Cache {
     char* data;
     std::size_t num_blocks;

@@ -13,6 +13,7 @@ constexpr float kLn2High = 0.693359375f;  // few digits: its products with whole
 constexpr float kLn2Low = -2.12194440e-4f;
 constexpr float kMinExp = -87.0f;
 constexpr float kMaxExp = 89.0f;  // beyond: infinite
+constexpr float kLeastScaled = 1e-35f;  // of what is quantised; less is nothing
 constexpr std::size_t kMaxHalf = 512;  // of a head that is rotated
 
 template <typename T>
@@ -20,6 +21,8 @@ struct RowFunctions {
     void (*norm)(const T* x, const T* weight, std::size_t width, float eps, T* result);
     void (*add_norm)(T* x, const T* addend, const T* weight, std::size_t width, float eps, T* result);
     void (*silu)(const T* gate, const T* up, std::size_t width, T* result);
+    float (*quantise)(const T* x, std::size_t width, std::uint8_t* result);
+    void (*scale)(T* x, float factor, const T* bias, std::size_t width);
     void (*rotate)(T* x, const T* weight, float eps, const float* cos, const float* sin, std::size_t half,
                    bool is_interleaved);
 };
@@ -43,18 +46,17 @@ namespace rows_plain {
 #include "rows.inl"
 }
 
+#define BATON_ROW_FUNCTIONS(rows) \
+    {rows::norm_row<T>, rows::add_norm_row<T>, rows::silu_row<T>, \
+     rows::quantise_row<T>, rows::scale_row<T>, rows::rotate_row<T>}
+
 template <typename T>
 RowFunctions<T> row_functions(const std::string& name) {
 #if defined(__x86_64__)
-    if (name == "avx512") {
-        return {rows_avx512::norm_row<T>, rows_avx512::add_norm_row<T>, rows_avx512::silu_row<T>,
-                rows_avx512::rotate_row<T>};
-    }
-    if (name == "avx2") {
-        return {rows_avx2::norm_row<T>, rows_avx2::add_norm_row<T>, rows_avx2::silu_row<T>, rows_avx2::rotate_row<T>};
-    }
+    if (name == "avx512") return BATON_ROW_FUNCTIONS(rows_avx512);
+    if (name == "avx2") return BATON_ROW_FUNCTIONS(rows_avx2);
 #endif
-    return {rows_plain::norm_row<T>, rows_plain::add_norm_row<T>, rows_plain::silu_row<T>, rows_plain::rotate_row<T>};
+    return BATON_ROW_FUNCTIONS(rows_plain);
 }
 
 // The best first.

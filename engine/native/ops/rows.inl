@@ -1,114 +1,154 @@
-// What is done to one row. Included once for each instruction set: the compiler makes its vectors of the loops over
-// lanes. Sums are made in the same order everywhere, so that all instruction sets give the same bits.
+// What is done to one row. Included once for each instruction set. Sums are made in the same order everywhere, so that all
+// instruction sets give the same bits.
 
+template <typename To, typename From>
+static BATON_INLINE To bits_of(From from) {
+    static_assert(sizeof(To) == sizeof(From), "the same bits");
+    To to;
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+static BATON_INLINE Floats chosen(Words is_first, Floats first, Floats second) {
+    return bits_of<Floats>((is_first & bits_of<Words>(first)) | (~is_first & bits_of<Words>(second)));
+}
+
+static BATON_INLINE Floats load_all(const float* from) {
+    Floats to;
+    std::memcpy(&to, from, sizeof to);
+    return to;
+}
+
+static BATON_INLINE Floats load_all(const Bfloat16* from) {
+    Halves halves;
+    std::memcpy(&halves, from, sizeof halves);
+    return bits_of<Floats>(__builtin_convertvector(halves, Words) << 16);
+}
+
+static BATON_INLINE void store_all(Floats from, float* to) { std::memcpy(to, &from, sizeof from); }
+
+// To the nearest, ties to even.
+static BATON_INLINE void store_all(Floats from, Bfloat16* to) {
+    const Words bits = bits_of<Words>(from), is_none = bits_of<Words>(from != from);
+    const Words rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+    const Halves halves = __builtin_convertvector((is_none & 0x7FC0) | (~is_none & rounded), Halves);
+    std::memcpy(to, &halves, sizeof halves);
+}
+
+// The first `count` numbers, if they are fewer than there are lanes, and zeros.
 template <typename T>
-static BATON_INLINE void load(const T* from, std::size_t count, Lanes& to) {
-    if (count >= kLanes) {
-        for (std::size_t i = 0; i < kLanes; ++i) to.at[i] = widened(from[i]);
-    } else {
-        for (std::size_t i = 0; i < kLanes; ++i) to.at[i] = i < count ? widened(from[i]) : 0.0f;
-    }
+static BATON_INLINE Floats load(const T* from, std::size_t count) {
+    if (count >= kLanes) return load_all(from);
+    T some[kLanes] = {};
+    std::memcpy(some, from, count * sizeof(T));
+    return load_all(some);
 }
 
 template <typename T>
-static BATON_INLINE void store(const Lanes& from, std::size_t count, T* to) {
-    if (count >= kLanes) {
-        for (std::size_t i = 0; i < kLanes; ++i) narrow(from.at[i], to[i]);
-    } else {
-        for (std::size_t i = 0; i < count; ++i) narrow(from.at[i], to[i]);
-    }
+static BATON_INLINE void store(Floats from, std::size_t count, T* to) {
+    if (count >= kLanes) return store_all(from, to);
+    T some[kLanes];
+    store_all(from, some);
+    std::memcpy(to, some, count * sizeof(T));
 }
 
-static BATON_INLINE float sum(Lanes lanes) {
+template <typename Add>
+static BATON_INLINE float folded(Floats lanes, const Add& add) {
     for (std::size_t half = kLanes / 2; half; half /= 2) {
-        for (std::size_t i = 0; i < half; ++i) lanes.at[i] += lanes.at[i + half];
+        for (std::size_t i = 0; i < half; ++i) lanes[i] = add(lanes[i], lanes[i + half]);
     }
-    return lanes.at[0];
+    return lanes[0];
 }
 
-static BATON_INLINE void add_squares(const Lanes& values, Lanes& sums) {
-    for (std::size_t i = 0; i < kLanes; ++i) sums.at[i] += values.at[i] * values.at[i];
+static BATON_INLINE float sum(Floats lanes) {
+    return folded(lanes, [](float a, float b) { return a + b; });
 }
 
-static BATON_INLINE float inverse_rms(const Lanes& squares, std::size_t width, float eps) {
+static BATON_INLINE float inverse_rms(Floats squares, std::size_t width, float eps) {
     return 1.0f / std::sqrt(sum(squares) / static_cast<float>(width) + eps);
 }
 
 template <typename T>
-static BATON_INLINE Lanes sum_of_squares(const T* x, std::size_t width) {
-    Lanes squares = {}, values;
+static BATON_INLINE Floats sum_of_squares(const T* x, std::size_t width) {
+    Floats squares = {};
     for (std::size_t i = 0; i < width; i += kLanes) {
-        load(x + i, width - i, values);
-        add_squares(values, squares);
+        const Floats values = load(x + i, width - i);
+        squares += values * values;
     }
     return squares;
 }
 
 template <typename T>
-static BATON_INLINE void scale(const T* x, const T* weight, std::size_t width, float factor, T* result) {
-    Lanes values, weights;
+static BATON_INLINE void multiply(const T* x, const T* weight, std::size_t width, float factor, T* result) {
     for (std::size_t i = 0; i < width; i += kLanes) {
-        load(x + i, width - i, values);
-        load(weight + i, width - i, weights);
-        for (std::size_t j = 0; j < kLanes; ++j) values.at[j] = values.at[j] * factor * weights.at[j];
-        store(values, width - i, result + i);
+        store(load(x + i, width - i) * factor * load(weight + i, width - i), width - i, result + i);
     }
 }
 
 // result = x / rms(x) * weight
 template <typename T>
 static void norm_row(const T* x, const T* weight, std::size_t width, float eps, T* result) {
-    scale(x, weight, width, inverse_rms(sum_of_squares(x, width), width, eps), result);
+    multiply(x, weight, width, inverse_rms(sum_of_squares(x, width), width, eps), result);
 }
 
 // x += addend; result = x / rms(x) * weight
 template <typename T>
 static void add_norm_row(T* x, const T* addend, const T* weight, std::size_t width, float eps, T* result) {
-    Lanes squares = {}, values, addends;
     for (std::size_t i = 0; i < width; i += kLanes) {
-        load(x + i, width - i, values);
-        load(addend + i, width - i, addends);
-        for (std::size_t j = 0; j < kLanes; ++j) values.at[j] += addends.at[j];
-        store(values, width - i, x + i);
-        load(x + i, width - i, values);  // as it was rounded
-        add_squares(values, squares);
+        store(load(x + i, width - i) + load(addend + i, width - i), width - i, x + i);
     }
-    scale(x, weight, width, inverse_rms(squares, width, eps), result);
+    norm_row(x, weight, width, eps, result);
 }
 
 // e^x of each lane; a small one becomes the least normal number.
-static BATON_INLINE void exponentiate(Lanes& lanes) {
-    for (std::size_t i = 0; i < kLanes; ++i) {
-        float x = lanes.at[i];
-        x = x < kMinExp ? kMinExp : x > kMaxExp ? kMaxExp : x;
-        const float shifted = x * kLog2E + kRounding;
-        const float whole = shifted - kRounding;
-        const float f = (x - whole * kLn2High - whole * kLn2Low) * kLog2E;
-        float result = kExp2[0];
-        for (std::size_t k = 1; k < sizeof kExp2 / sizeof *kExp2; ++k) result = result * f + kExp2[k];
-        result = result * f + 1.0f;
-        std::uint32_t exponent;
-        std::memcpy(&exponent, &shifted, sizeof exponent);  // whose last digits are those of `whole`
-        exponent = (exponent + 127) << 23;
-        float factor;
-        std::memcpy(&factor, &exponent, sizeof factor);
-        lanes.at[i] = result * factor;
-    }
+static BATON_INLINE Floats exponential(Floats x) {
+    const Floats zeros = {};
+    x = chosen(bits_of<Words>(x < zeros + kMinExp), zeros + kMinExp, x);
+    x = chosen(bits_of<Words>(x > zeros + kMaxExp), zeros + kMaxExp, x);
+    const Floats shifted = x * kLog2E + kRounding;
+    const Floats whole = shifted - kRounding;
+    const Floats f = (x - whole * kLn2High - whole * kLn2Low) * kLog2E;
+    Floats result = zeros + kExp2[0];
+    for (std::size_t k = 1; k < sizeof kExp2 / sizeof *kExp2; ++k) result = result * f + kExp2[k];
+    // The last digits of `shifted` are those of `whole`.
+    return (result * f + 1.0f) * bits_of<Floats>((bits_of<Words>(shifted) + 127) << 23);
 }
 
 // result = silu(gate) * up
 template <typename T>
 static void silu_row(const T* gate, const T* up, std::size_t width, T* result) {
-    Lanes gates, ups, exponentials;
     for (std::size_t i = 0; i < width; i += kLanes) {
-        load(gate + i, width - i, gates);
-        load(up + i, width - i, ups);
-        for (std::size_t j = 0; j < kLanes; ++j) exponentials.at[j] = -gates.at[j];
-        exponentiate(exponentials);
-        for (std::size_t j = 0; j < kLanes; ++j) {
-            gates.at[j] = gates.at[j] / (1.0f + exponentials.at[j]) * ups.at[j];
-        }
-        store(gates, width - i, result + i);
+        const Floats gates = load(gate + i, width - i);
+        store(gates / (1.0f + exponential(-gates)) * load(up + i, width - i), width - i, result + i);
+    }
+}
+
+// result = x / scale + 128, to the nearest, ties to even; returns the scale, max(|x|) / 127. If an element is not finite
+// the scale is not either.
+template <typename T>
+static float quantise_row(const T* x, std::size_t width, std::uint8_t* result) {
+    Floats greatest = {}, nothing = {};
+    for (std::size_t i = 0; i < width; i += kLanes) {
+        const Floats sizes = bits_of<Floats>(bits_of<Words>(load(x + i, width - i)) & 0x7FFFFFFF);
+        greatest = chosen(bits_of<Words>(sizes > greatest), sizes, greatest);
+        nothing += sizes * 0.0f;
+    }
+    const float most = folded(greatest, [](float a, float b) { return a > b ? a : b; });
+    const float factor = most >= kLeastScaled ? 127.0f / most : 0.0f;
+    for (std::size_t i = 0; i < width; i += kLanes) {
+        const Floats shifted = load(x + i, width - i) * factor + (kRounding + 128.0f);
+        const Bytes bytes = __builtin_convertvector(bits_of<Words>(shifted) & 0xFF, Bytes);
+        std::memcpy(result + i, &bytes, width - i < kLanes ? width - i : kLanes);
+    }
+    return (factor != 0.0f ? most / 127.0f : 0.0f) + sum(nothing);
+}
+
+// x = x * scale + bias; `bias` may be null
+template <typename T>
+static void scale_row(T* x, float factor, const T* bias, std::size_t width) {
+    for (std::size_t i = 0; i < width; i += kLanes) {
+        const Floats addends = bias ? load(bias + i, width - i) : Floats{};
+        store(load(x + i, width - i) * factor + addends, width - i, x + i);
     }
 }
 
@@ -117,17 +157,22 @@ static void silu_row(const T* gate, const T* up, std::size_t width, T* result) {
 template <typename T>
 static void rotate_row(T* x, const T* weight, float eps, const float* cos, const float* sin, std::size_t half,
                        bool is_interleaved) {
-    float values[2 * kMaxHalf];
+    float values[2 * kMaxHalf + kLanes], first[kMaxHalf + kLanes], second[kMaxHalf + kLanes];
     const std::size_t width = 2 * half;
     const float factor = weight ? inverse_rms(sum_of_squares(x, width), width, eps) : 1.0f;
-    for (std::size_t i = 0; i < width; ++i) values[i] = widened(x[i]);
-    if (weight) {
-        for (std::size_t i = 0; i < width; ++i) values[i] = values[i] * factor * widened(weight[i]);
+    for (std::size_t i = 0; i < width; i += kLanes) {
+        const Floats numbers = load(x + i, width - i);
+        store_all(weight ? numbers * factor * load(weight + i, width - i) : numbers, values + i);
     }
-    const std::size_t step = is_interleaved ? 2 : 1, second = is_interleaved ? 1 : half;
+    const std::size_t step = is_interleaved ? 2 : 1, offset = is_interleaved ? 1 : half;
     for (std::size_t i = 0; i < half; ++i) {
-        const float a = values[step * i], b = values[step * i + second];
-        narrow(a * cos[i] - b * sin[i], x[i]);
-        narrow(b * cos[i] + a * sin[i], x[half + i]);
+        first[i] = values[step * i];
+        second[i] = values[step * i + offset];
+    }
+    for (std::size_t i = 0; i < half; i += kLanes) {
+        const Floats a = load_all(first + i), b = load_all(second + i);
+        const Floats c = load(cos + i, half - i), s = load(sin + i, half - i);
+        store(a * c - b * s, half - i, x + i);
+        store(b * c + a * s, half - i, x + half + i);
     }
 }

@@ -12,6 +12,9 @@
 {{- if and (not (include "baton.hasGroups" .)) (or $v.eplb.enabled (int $v.eplb.numRedundantExperts)) -}}
 {{- fail "eplb: each worker has all experts, so there is nothing to place; give a pool an expertParallelSize over 1" -}}
 {{- end -}}
+{{- if and (not (include "baton.hasGroups" .)) (gt (int $v.minExpertRanks) 1) -}}
+{{- fail "minExpertRanks: each worker has all experts, so there are no ranks; give a pool an expertParallelSize over 1" -}}
+{{- end -}}
 {{- if lt (int (include "baton.leastDecode" .)) 1 -}}
 {{- fail "decode: no worker decodes; decode.minReplicas (decode.replicas without autoscaling) must be at least 1" -}}
 {{- end -}}

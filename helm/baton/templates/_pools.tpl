@@ -41,8 +41,8 @@ podMemoryMi: {{ int64 (mulf (addf (mulf $pool.memoryGi $replicasPerPod) $pool.ov
 {{- define "baton.groupIdentity" -}}
 {{- $values := index .root.Values .name -}}
 {{- $engine := merge (dict) (fromYaml (include "baton.options" $values.engine)) (fromYaml (include "baton.options" .root.Values.engine)) -}}
-{{- $eplb := ternary (printf "eplb %v/%v" .root.Values.eplb.numRedundantExperts .root.Values.eplb.stepInterval) (printf "redundant %v" .root.Values.eplb.numRedundantExperts) .root.Values.eplb.enabled -}}
-{{- printf "%v ranks of %s, dtype %v, block_size %v, %s" $values.expertParallelSize (include "baton.modelPath" .root) ($engine.dtype | default "auto") ($engine.block_size | default "as usual") $eplb -}}
+{{- $eplb := ternary (printf "eplb %v/%v/%v" .root.Values.eplb.numRedundantExperts .root.Values.eplb.stepInterval .root.Values.eplb.numNodes) (printf "redundant %v" .root.Values.eplb.numRedundantExperts) .root.Values.eplb.enabled -}}
+{{- printf "%v ranks (%v at least) of %s, dtype %v, block_size %v, %s" $values.expertParallelSize .root.Values.minExpertRanks (include "baton.modelPath" .root) ($engine.dtype | default "auto") ($engine.block_size | default "as usual") $eplb -}}
 {{- end }}
 
 {{/* The arguments of the application: the keys of `baton serve`'s file and docs/ray.md's. */}}
@@ -72,10 +72,12 @@ engine:
 {{- if .Values.eplb.enabled }}
 enable_eplb: true
 eplb_step_interval: {{ .Values.eplb.stepInterval }}
+eplb_num_nodes: {{ .Values.eplb.numNodes }}
 {{- end }}
 {{- with .Values.eplb.numRedundantExperts }}
 num_redundant_experts: {{ . }}
 {{- end }}
+min_expert_ranks: {{ .Values.minExpertRanks }}
 rendezvous_ray: # it takes no CPU of Ray's; where decode workers are is always a node
   label_selector:
     pool: decode

@@ -1,5 +1,6 @@
 """Cluster settings from a file and flags, and the plan that follows from them."""
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -159,6 +160,8 @@ def test_flags_win_over_every_section(tmp_path: Path) -> None:
             "engine: {dtype: bfloat16}\ndecode_engine: {dtype: float32}",
             "dtype: bfloat16 for prefill, float32 for decode",
         ),
+        ("prefill_engine: {kv_cache_dtype: int8}", "kv_cache_dtype: int8 for prefill, auto for decode"),
+        ("engine: {kv_cache_dtype: fp8}", "kv_cache_dtype: 'fp8' is not allowed; it must be one of auto"),
         ("prefill: -1", "prefill: -1 is not allowed; it must be a whole number from 0 to 256"),
         ("engine: {kv_cache_memory_bytes: lots}", "engine.kv_cache_memory_bytes: 'lots' is not allowed"),
         ("transport: pigeon", "transport: 'pigeon' is not allowed; it must be one of auto"),
@@ -182,6 +185,14 @@ def test_a_context_beyond_the_checkpoints_is_refused(tmp_path: Path) -> None:
         plan(settings(tmp_path, "", max_model_len=40961))
 
 
+def test_a_type_of_kv_that_the_model_cannot_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"kv_cache_dtype 'float32' .* in bfloat16, only auto, bfloat16, int8"):
+        plan(settings(tmp_path, "", kv_cache_dtype="float32"))
+    planned = plan(settings(tmp_path, "", kv_cache_dtype="int8"))
+    assert {worker.engine.kv_cache_dtype for worker in planned.workers} == {"int8"}
+    assert all("--kv-cache-dtype=int8" in spec.argv for spec in planned.specs(tmp_path) if "router" not in spec.name)
+
+
 def test_memory_for_kv_has_bounds(tmp_path: Path) -> None:
     ports = [21000, 21001]
     small = plan_cluster(settings(tmp_path), CHECKPOINT, Machine(1, 1 << 30), ports)
@@ -198,6 +209,11 @@ def test_no_more_kv_than_a_full_batch_could_fill(tmp_path: Path) -> None:
     assert {worker.engine.kv_cache_memory_bytes for worker in planned.workers} == {100 * 50 * 114688}
     mla = MLAConfig(kv_lora_rank=512, q_lora_rank=None, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
     assert kv_bytes_per_token(replace(MODEL, mla=mla, dtype="float32")) == 28 * 576 * 4
+    assert kv_bytes_per_token(MODEL, "int8") == 28 * 2 * 8 * (128 + 4)
+    assert kv_bytes_per_token(replace(MODEL, mla=mla), "int8") == 28 * (576 + 4)
+    in_int8 = settings(tmp_path, "", max_model_len=100, max_num_seqs=50, kv_cache_dtype="int8")
+    planned = plan_cluster(in_int8, CHECKPOINT, Machine(1, 1 << 40), [21000, 21001])
+    assert {worker.engine.kv_cache_memory_bytes for worker in planned.workers} == {100 * 50 * 59136}
 
 
 def test_the_processes_are_the_packages_of_their_roles(tmp_path: Path) -> None:
@@ -227,6 +243,46 @@ def test_a_container_limits_what_is_shared_out(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("400000\n")
     assert this_machine(tmp_path) == Machine(num_cores=1, memory_bytes=600_000)
+
+
+def test_cores_are_known_by_the_memory_beside_them(tmp_path: Path) -> None:
+    ours = sorted(os.sched_getaffinity(0))
+    for name, cores in (("node0", f"{ours[0]},7000-7003"), ("node10", "8000-8003"), ("node2", f"{ours[-1]}")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cpulist").write_text(f"{cores}\n")
+    assert this_machine(tmp_path, tmp_path).nodes == ((ours[0],), (ours[-1],))
+    (tmp_path / "cpu.max").write_text(f"{len(ours) * 100_000 - 50_000} 100000\n")
+    assert this_machine(tmp_path, tmp_path).nodes == ()  # the cores are not ours alone
+
+
+@pytest.mark.parametrize(
+    ("num_decode", "expected"),
+    [
+        (0, [("0-3,8-11", 8)]),
+        (1, [("0-3", 4), ("8-11", 4)]),
+        (2, [("0-3", 2), ("0-3", 2), ("8-11", 2)]),
+        (3, [("0-3", 2), ("0-3", 2), ("8-11", 2), ("8-11", 2)]),
+        (9, [("0-3", 1)] * 5 + [("8-11", 1)] * 5),
+    ],
+)
+def test_workers_keep_to_the_cores_beside_their_memory(
+    tmp_path: Path, num_decode: int, expected: list[tuple[str, int]]
+) -> None:
+    machine = Machine(8, 32 << 30, ((0, 1, 2, 3), (8, 9, 10, 11)))
+    given = {"prefill": 1, "decode": num_decode} if num_decode else {"both": 1}
+    ports = list(range(21000, 21020))
+    planned = plan_cluster(settings(tmp_path, **given), CHECKPOINT, machine, ports).workers
+    assert [(worker.engine.cores, worker.engine.num_threads) for worker in planned] == expected
+
+
+def test_cores_that_somebody_gave_are_those(tmp_path: Path) -> None:
+    machine, ports = Machine(8, 32 << 30, ((0, 1, 2, 3), (8, 9, 10, 11))), [21000, 21001]
+    text = "prefill_engine:\n  cores: 0-2\ndecode_engine:\n  num_threads: 2\n"
+    prefill, decode = plan_cluster(settings(tmp_path, text), CHECKPOINT, machine, ports).workers
+    assert (prefill.engine.cores, prefill.engine.num_threads) == ("0-2", 3)
+    assert (decode.engine.cores, decode.engine.num_threads) == (None, 2)
+    with pytest.raises(OptionError, match="such as 0-3,8"):
+        plan_cluster(settings(tmp_path, "engine:\n  cores: 3-1\n"), CHECKPOINT, machine, ports)
 
 
 def test_without_limits_the_whole_machine_is_shared_out(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.base import AttentionBackend
+from engine.attention.int8_rows import encode
 from engine.attention.native import AttentionHeads, NativeAttention
 from engine.attention.torch_reference import TorchAttention
 from engine.batch import Batch
@@ -68,16 +69,18 @@ class Sequences:
     def pool(self, computed: Chunks, unseen: float = 0.0) -> Tensor:
         """A pool with the KV of the computed tokens, and `unseen` wherever there is none."""
         heads, size = self.paged.heads, self.paged.block_size
-        shape: tuple[int, ...] = (NUM_LAYERS, size, heads.key_width)
+        shape: tuple[int, ...] = (NUM_LAYERS, size)
         if not self.paged.is_latent:
             parts = self.paged.num_parts
-            shape = (parts, NUM_LAYERS, 2, heads.num_kv_heads // parts, size, heads.key_width)
-        pool = torch.full((self.num_blocks, *shape), unseen, dtype=heads.dtype)
+            shape = (parts, NUM_LAYERS, 2, heads.num_kv_heads // parts, size)
+        nowhere = self._cached(torch.full((heads.key_width,), unseen, dtype=heads.dtype))
+        pool = nowhere.expand(self.num_blocks, *shape, -1).clone()
         cache = KVCacheLayout.layer_cache(pool, LAYER)
         for seq, places in computed.items():
+            rows = self._cached(self.tokens[seq][: places.stop, heads.num_heads :])
             for place in places:
                 block, offset = self.tables[seq][place // size], place % size
-                keys, values = self.tokens[seq][place, heads.num_heads :].chunk(2)
+                keys, values = rows[place].chunk(2)
                 if self.paged.is_latent:
                     cache[block, offset] = keys[0]
                 else:
@@ -107,13 +110,24 @@ class Sequences:
             num_decodes=query_lens.count(1),
         )
 
-    def attend(self, backend: AttentionBackend, chunks: Chunks, pool: Tensor) -> Tensor:
-        """One layer's attention, by sequence and place: [num_tokens, num_heads, value_width]."""
+    def attend(
+        self, backend: AttentionBackend, chunks: Chunks, pool: Tensor, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """One layer's attention, by sequence and place: [num_tokens, num_heads, value_width].
+
+        dtype: of what is computed, if not that of the heads.
+        """
         heads, batch = self.paged.heads, self.batch(chunks)
         rows = torch.cat([self.tokens[seq][places.start : places.stop] for seq, places in chunks.items()])
-        q, k, v = rows.to(pool.dtype).split_with_sizes([heads.num_heads, *[heads.num_kv_heads] * 2], dim=1)  # strided
+        q, k, v = rows.to(dtype or heads.dtype).split_with_sizes(
+            [heads.num_heads, *[heads.num_kv_heads] * 2], dim=1
+        )  # strided
         backend.plan(batch)
         cache = KVCacheLayout.layer_cache(pool, LAYER)
         if self.paged.is_latent:
             return backend.forward_latent(q.contiguous(), k[:, 0], cache, batch)
         return backend.forward(q, k, v, cache, batch)
+
+    def _cached(self, rows: Tensor) -> Tensor:
+        """Rows as the cache has them."""
+        return encode(rows) if self.paged.heads.is_quantised else rows

@@ -102,9 +102,11 @@ class Rank:
         name: str,
         config: EngineConfig,
         balance: BalanceSettings | None,
+        fewest: int = 1,
         on_join: OnJoin = lambda _: None,
     ) -> None:
         self._balance = balance
+        self._fewest = fewest
         self._on_join = on_join
         self._group = group
         self._name = name
@@ -120,7 +122,7 @@ class Rank:
 
     def _make(self) -> Engine:
         member = Member(self._group, self._name)
-        group = ExpertGroup(member, HOST, CPU, self._balance)
+        group = ExpertGroup(member, HOST, CPU, self._balance, fewest_ranks=self._fewest)
         member.on_join = lambda: self._on_join(group)
         return Engine(self._config, group=group)
 
@@ -215,12 +217,14 @@ class Ranks:
         names: Sequence[str],
         balance: BalanceSettings | None = None,
         models: Mapping[str, Path] | None = None,
+        fewest: int = 1,
         **config: object,
     ) -> None:
-        """models: of ranks that have their own files of the model, as on other hosts."""
+        """models: of ranks that have their own files of the model, as on other hosts; fewest: ranks of an epoch."""
         self.group = Group()
         self._models = models or {}
         self._balance = balance
+        self._fewest = fewest
         self._config = EngineConfig(
             model=str(model),
             num_threads=1,
@@ -235,7 +239,9 @@ class Ranks:
 
     def join(self, *names: str, on_join: OnJoin = lambda _: None) -> None:
         """New ranks come, while others step."""
-        new = {name: Rank(self.group, name, self._config_of(name), self._balance, on_join) for name in names}
+        new = {
+            name: Rank(self.group, name, self._config_of(name), self._balance, self._fewest, on_join) for name in names
+        }
         self.group.set_members(*self.ranks, *names)
         for rank in new.values():
             rank.start()

@@ -14,6 +14,24 @@ namespace {
 
 constexpr float kEps = 1e-6f;
 
+float widened(float number) { return number; }
+
+float widened(Bfloat16 number) {
+    const std::uint32_t bits = static_cast<std::uint32_t>(number.bits) << 16;
+    float result;
+    std::memcpy(&result, &bits, sizeof result);
+    return result;
+}
+
+void narrow(float number, float& to) { to = number; }
+
+// Of numbers that have few digits.
+void narrow(float number, Bfloat16& to) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &number, sizeof bits);
+    to.bits = static_cast<std::uint16_t>(bits >> 16);
+}
+
 // Owns `count` small numbers.
 template <typename T>
 std::unique_ptr<T[]> numbers(std::size_t count, std::mt19937& random) {
@@ -57,6 +75,13 @@ bool agrees(const RowFunctions<T>& rows, std::size_t width, std::size_t told_wid
         holds &= is_close(widened(result[half + i]), b * cos[i] + a * sin[i]);
     }
     rows.rotate(before.get(), weight.get(), kEps, cos.get(), sin.get(), half, false);
+    std::unique_ptr<std::uint8_t[]> bytes(new std::uint8_t[width]);
+    const float scale = rows.quantise(addend.get(), told_width, bytes.get());
+    for (std::size_t i = 0; i < width; ++i) {
+        holds &= std::fabs((bytes[i] - 128.0) * scale - widened(addend[i])) <= 0.501 * scale;
+    }
+    rows.scale(addend.get(), scale, weight.get(), told_width);
+    rows.scale(addend.get(), scale, nullptr, told_width);
     return holds;
 }
 

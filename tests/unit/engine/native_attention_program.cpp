@@ -26,47 +26,66 @@ void run_on_threads(void (*function)(void*), void* argument, unsigned num_thread
     for (std::thread& thread : threads) thread.join();
 }
 
-// Owns [rows, width] of one of the two types, each element a small number that both can hold.
+// Owns [rows, width] of elements of 4, 2 or 1 bytes, each a small number that all can hold. Rows of int8 have a scale.
 struct Matrix {
-    Matrix(std::size_t num_rows, std::size_t width, bool is_bfloat16, std::mt19937& random)
-        : width(width), bytes(is_bfloat16 ? 2 : 4), data(new char[num_rows * width * bytes]) {
-        for (std::size_t i = 0; i < num_rows * width; ++i) {
-            const float value = static_cast<float>(static_cast<int>(random() % 33) - 16) / 8;
-            std::uint32_t bits;
-            std::memcpy(&bits, &value, sizeof bits);
-            const auto upper = static_cast<std::uint16_t>(bits >> 16);
-            std::memcpy(data.get() + i * bytes, is_bfloat16 ? static_cast<const void*>(&upper) : &bits, bytes);
+    Matrix(std::size_t num_rows, std::size_t width, std::size_t bytes, std::mt19937& random)
+        : width(width), bytes(bytes), row_bytes(width * bytes + (bytes == 1 ? kScaleBytes : 0)),
+          data(new char[num_rows * row_bytes]) {
+        for (std::size_t row = 0; row < num_rows; ++row) {
+            for (std::size_t i = 0; i < width; ++i) set(row, i, static_cast<int>(random() % 33) - 16);
+            const float scale = static_cast<float>(1 + row % 3) / 16;
+            if (bytes == 1) std::memcpy(place(row, width), &scale, sizeof scale);
         }
     }
 
     float at(std::size_t row, std::size_t column) const {
+        if (bytes == 1) return scale_of(row) * static_cast<float>(static_cast<std::int8_t>(*place(row, column)));
         std::uint32_t bits = 0;
         char* upper = reinterpret_cast<char*>(&bits) + sizeof bits - bytes;
-        std::memcpy(upper, data.get() + (row * width + column) * bytes, bytes);
+        std::memcpy(upper, place(row, column), bytes);
         float value;
         std::memcpy(&value, &bits, sizeof value);
         return value;
     }
 
     Rows rows(std::size_t num_heads) const {
-        const auto stride = static_cast<std::ptrdiff_t>(width * bytes);
+        const auto stride = static_cast<std::ptrdiff_t>(row_bytes);
         return {data.get(), static_cast<std::ptrdiff_t>(num_heads) * stride, stride};
     }
 
-    const std::size_t width, bytes;
+    const std::size_t width, bytes, row_bytes;
     const std::unique_ptr<char[]> data;
+
+private:
+    char* place(std::size_t row, std::size_t column) const { return data.get() + row * row_bytes + column * bytes; }
+
+    float scale_of(std::size_t row) const {
+        float scale;
+        std::memcpy(&scale, place(row, width), sizeof scale);
+        return scale;
+    }
+
+    void set(std::size_t row, std::size_t column, int eighths) {
+        const float value = static_cast<float>(eighths) / 8;
+        std::uint32_t bits;
+        std::memcpy(&bits, &value, sizeof bits);
+        const auto upper = static_cast<std::uint16_t>(bits >> 16);
+        const auto whole = static_cast<std::int8_t>(eighths);
+        const void* from = bytes == 4 ? static_cast<const void*>(&bits) : bytes == 2 ? static_cast<const void*>(&upper) : &whole;
+        std::memcpy(place(row, column), from, bytes);
+    }
 };
 
 std::size_t pick(std::mt19937& random, std::initializer_list<std::size_t> from) {
     return from.begin()[random() % from.size()];
 }
 
-AttentionShape random_shape(std::mt19937& random, bool is_bfloat16) {
+AttentionShape random_shape(std::mt19937& random, bool is_bfloat16, bool is_quantised) {
     const bool is_latent = random() % 4 == 0;
     const std::size_t num_kv_heads = is_latent ? 1 : pick(random, {1, 2, 3});
     const std::size_t key_width = pick(random, {1, 7, 8, 31, 64, 80, 128, 200, 576});
     return {num_kv_heads * pick(random, {1, 2, 3, 8, 16}), num_kv_heads, key_width,
-            is_latent ? (key_width + 1) / 2 : key_width, pick(random, {1, 8, 16, 64}), is_bfloat16, 0.1f};
+            is_latent ? (key_width + 1) / 2 : key_width, pick(random, {1, 8, 16, 64}), is_bfloat16, 0.1f, is_quantised};
 }
 
 // Owns a step of a few sequences. Every sequence's blocks are in order in the pool: [blocks, keys and values, heads, tokens].
@@ -94,7 +113,7 @@ struct Step {
     }
 
     Cache cache(const Matrix& pool) const {
-        const auto token = static_cast<std::ptrdiff_t>(shape.key_width * shape.element_bytes());
+        const auto token = static_cast<std::ptrdiff_t>(pool.row_bytes);
         const std::ptrdiff_t head = token * static_cast<std::ptrdiff_t>(shape.block_size);
         const std::ptrdiff_t value = is_latent() ? 0 : head * static_cast<std::ptrdiff_t>(shape.num_kv_heads);
         const std::ptrdiff_t block = value ? 2 * value : head;
@@ -140,10 +159,11 @@ double error_of(const Step& step, const Sequence& sequence, std::size_t query, s
 
 bool attend(const Step& step, const InstructionSet& instructions, std::mt19937& random) {
     const AttentionShape& shape = step.shape;
-    const Matrix queries(step.num_tokens * shape.num_heads, shape.key_width, shape.is_bfloat16, random);
-    const Matrix keys(step.num_tokens * shape.num_kv_heads, shape.key_width, shape.is_bfloat16, random);
-    const Matrix pool(step.pool_rows(), shape.key_width, shape.is_bfloat16, random);
-    const Matrix results(step.num_tokens * shape.num_heads, shape.value_width, shape.is_bfloat16, random);
+    const std::size_t bytes = shape.element_bytes();
+    const Matrix queries(step.num_tokens * shape.num_heads, shape.key_width, bytes, random);
+    const Matrix keys(step.num_tokens * shape.num_kv_heads, shape.key_width, bytes, random);
+    const Matrix pool(step.pool_rows(), shape.key_width, shape.is_quantised ? 1 : bytes, random);
+    const Matrix results(step.num_tokens * shape.num_heads, shape.value_width, bytes, random);
     LayerAttention layer(shape, instructions, run_on_threads);
     layer.set_plan(step.plan, 1 + random() % kThreads);
     layer.write(keys.rows(shape.num_kv_heads), keys.rows(shape.num_kv_heads), step.cache(pool));
@@ -169,7 +189,7 @@ int main(int argc, char** argv) {
     for (const InstructionSet& instructions : kInstructionSets) {
         if (!instructions.is_here()) continue;
         for (int trial = 0; trial < kTrials; ++trial) {
-            const AttentionShape shape = random_shape(random, trial % 2);
+            const AttentionShape shape = random_shape(random, trial % 2, trial % 4 > 1);
             is_good &= attend(Step(shape, random, is_beyond), instructions, random);
         }
         std::printf("%s: %d steps\n", instructions.name, kTrials);

@@ -153,6 +153,23 @@ def test_one_rank_may_be_all_that_is_left(mixtral: Path, groups: Groups) -> None
     assert group.wait_for_all() == alone(mixtral, make_requests(1, 4), "float32")
 
 
+def test_with_too_few_ranks_nothing_is_computed_until_one_comes(mixtral: Path, groups: Groups) -> None:
+    """Those that are left might not have the memory for all experts."""
+    group = groups(mixtral, ["rank-0", "rank-1", "rank-2"], fewest=3, dtype="float32")
+    staying = [group["rank-0"], group["rank-1"]]
+    staying[0].add(*make_requests(1, 4))
+    staying[0].wait(lambda rank: any(rank.said.values()))
+    group.lose("rank-2")
+    for rank in staying:
+        wait_until(lambda rank=rank: rank.engine.is_short_of_ranks)  # type: ignore[misc]
+        assert rank.turn_s == 0  # nobody is to end it for that
+    assert [len(layer.held) for layer in staying[0].experts.layers] == [3, 3, 3]
+    group.join("rank-3")
+    assert group.wait_for_all() == alone(mixtral, make_requests(1, 4), "float32")
+    assert held(group) == [(0, 1, 2), (3, 4, 5), (6, 7)]
+    assert not any(rank.engine.is_short_of_ranks for rank in staying)
+
+
 def test_who_joins_takes_part_while_others_go_on(mixtral: Path, groups: Groups) -> None:
     group = groups(mixtral, ["rank-0"], dtype="float32")
     group["rank-0"].add(*make_requests(1, 6))

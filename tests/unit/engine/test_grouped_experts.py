@@ -34,14 +34,21 @@ def test_experts_that_are_replaced_are_computed_with_from_then_on() -> None:
     rows = torch.ones(ROW_TILE, HIDDEN, dtype=torch.bfloat16)
     results = []
     for slots in (first, [second[0], first[1]]):
-        experts.slots = slots
+        experts.take(experts.prepare(slots))
         assert all(torch.equal(a.down.weight, b.down.weight) for a, b in zip(experts.slots, slots, strict=True))
         results.append(experts(rows, [ROW_TILE, *[0] * (len(slots) - 1)]))
     assert not torch.equal(*results)
-    experts.slots = first  # views of what was there before may be among those that come
+    experts.take(experts.prepare(first))  # views of what was there before may be among those that come
     assert torch.equal(experts(rows, [ROW_TILE, 0, 0, 0, 0]), results[0])
+
+
+def test_experts_that_stand_already_are_not_copied() -> None:
+    experts = Experts(make_experts(1), is_grouped=True)
+    weights = experts.slots[0].down.weight
+    experts.take(experts.prepare(experts.slots))
+    assert experts.slots[0].down.weight.data_ptr() == weights.data_ptr()
 
 
 def test_on_a_cpu_each_has_its_own_product() -> None:
     experts = make_experts(1)
-    assert Experts(experts).slots == experts
+    assert list(Experts(experts).slots) == experts

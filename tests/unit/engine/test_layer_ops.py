@@ -63,6 +63,38 @@ def test_silu(instructions: str, dtype: torch.dtype, shape: tuple[int, int]) -> 
 
 @INSTRUCTIONS
 @DTYPES
+@pytest.mark.parametrize("shape", SHAPES)
+def test_int8(instructions: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    """All bits are torch's."""
+    ops, reference, draw = NativeOps(instructions), TorchOps(), torch.Generator().manual_seed(2)
+    x = drawn(shape[0], shape[1] + 3, dtype=dtype)[:, 3:] * torch.rand(shape[0], 1, generator=draw).to(dtype)
+    x[0], x[-1, -1] = 0, -5
+    rows, scales = ops.quantise(x)
+    expected_rows, expected_scales = reference.quantise(x)
+    assert torch.equal(rows, expected_rows)
+    assert torch.equal(scales, expected_scales)
+    assert ((rows.float() - 128) * scales[:, None] - x.float()).abs().le(0.5001 * scales[:, None]).all()
+    products, bias = drawn(*shape, dtype=dtype), drawn(shape[1], dtype=dtype, seed=1)
+    for addend in (None, bias):
+        expected = reference.scale(products, scales, addend)
+        assert torch.equal(ops.scale(products.clone(), scales, addend), expected)
+
+
+@INSTRUCTIONS
+@pytest.mark.parametrize("wrong", [torch.inf, -torch.inf, torch.nan])
+def test_a_row_that_is_not_finite_comes_out_as_none(instructions: str, wrong: float) -> None:
+    x = torch.ones(2, 40)
+    x[1, 33] = wrong
+    for ops in (NativeOps(instructions), TorchOps()):
+        rows, scales = ops.quantise(x)
+        assert scales[0] == 1 / 127
+        assert not scales[1].isfinite()
+        assert ops.scale(rows.float() - 128, scales)[0].isfinite().all()
+        assert not ops.scale(rows.float() - 128, scales)[1].isfinite().any()
+
+
+@INSTRUCTIONS
+@DTYPES
 @pytest.mark.parametrize("has_norm", [True, False])
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("seed", range(4))
@@ -92,7 +124,8 @@ def test_bits_depend_on_the_row_alone(dtype: torch.dtype) -> None:
 
     def results(ops: LayerOps, rows: slice) -> list[Tensor]:
         normed = ops.add_rms_norm(x[rows].clone(), addend[rows], weight, EPS)[1]
-        return [ops.rms_norm(x[rows], weight, EPS), normed, ops.silu_and_mul(x[rows])]
+        scaled = ops.scale(addend[rows].clone(), ops.quantise(x[rows])[1])
+        return [ops.rms_norm(x[rows], weight, EPS), normed, ops.silu_and_mul(x[rows]), scaled]
 
     expected = results(NativeOps(), slice(None))
     for instructions in instruction_sets():

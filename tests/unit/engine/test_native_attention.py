@@ -1,6 +1,7 @@
 """The compiled attention against the torch reference, over random shapes."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -16,23 +17,25 @@ from engine.native.paged_attention import has_threads, instruction_sets
 from tests.unit.engine.attention_rig import LAYER, Chunks, PagedHeads, Sequences
 
 DTYPES = (torch.float32, torch.bfloat16)
+QUANTISED = pytest.mark.parametrize("is_quantised", [False, True])
 MLA = MLAConfig(kv_lora_rank=24, q_lora_rank=None, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16)
 INSTRUCTIONS = pytest.mark.parametrize("instructions", instruction_sets())
 
 
-def random_heads(draw: random.Random, dtype: torch.dtype) -> PagedHeads:
+def random_heads(draw: random.Random, dtype: torch.dtype, is_quantised: bool) -> PagedHeads:
     """Multi-head, grouped-query or latent."""
+    kind: dict[str, Any] = {"dtype": dtype, "is_quantised": is_quantised}
     block_size = draw.choice((8, 16, 32, 64))
     if draw.random() < 0.25:
         rank, rope_dim = draw.choice(((512, 64), (24, 8), (13, 4)))
         latent = AttentionHeads(
-            num_heads=draw.randint(1, 16), num_kv_heads=1, key_width=rank + rope_dim, value_width=rank, dtype=dtype
+            num_heads=draw.randint(1, 16), num_kv_heads=1, key_width=rank + rope_dim, value_width=rank, **kind
         )
         return PagedHeads(latent, block_size)
     num_kv_heads, group = draw.choice((1, 2, 4, 6)), draw.randint(1, 16)
     width = draw.choice((64, 128, 80, 96, 256, 8, 7))
     heads = AttentionHeads(
-        num_heads=num_kv_heads * group, num_kv_heads=num_kv_heads, key_width=width, value_width=width, dtype=dtype
+        num_heads=num_kv_heads * group, num_kv_heads=num_kv_heads, key_width=width, value_width=width, **kind
     )
     return PagedHeads(heads, block_size, draw.choice((1, num_kv_heads)))
 
@@ -52,10 +55,12 @@ def check(paged: PagedHeads, chunks: Chunks, instructions: str, seed: int) -> No
     sequences = Sequences(paged, [places.stop for places in chunks.values()], seed)
     before = {seq: range(places.start) for seq, places in chunks.items()}
     pool = sequences.pool(before, unseen=float("nan"))  # nothing of it may come to a result
-    expected_pool = torch.nan_to_num(pool).float()
+    expected_pool = sequences.pool(before)
+    if not paged.heads.is_quantised:
+        expected_pool = expected_pool.float()
     result = sequences.attend(paged.native(instructions), chunks, pool)
-    expected = sequences.attend(paged.in_float32().reference(), chunks, expected_pool)
-    assert torch.equal(torch.nan_to_num(pool).float(), expected_pool)
+    expected = sequences.attend(paged.in_float32().reference(), chunks, expected_pool, torch.float32)
+    assert_same_where_written(pool, expected_pool, sequences.pool({}, unseen=float("nan")))
     assert result.dtype == paged.heads.dtype
     if paged.heads.dtype == torch.float32:
         torch.testing.assert_close(result, expected, atol=3e-6, rtol=3e-6)
@@ -63,18 +68,30 @@ def check(paged: PagedHeads, chunks: Chunks, instructions: str, seed: int) -> No
         torch.testing.assert_close(result.float(), expected, atol=2**-8, rtol=2**-7)
 
 
+def assert_same_where_written(pool: Tensor, expected: Tensor, unwritten: Tensor) -> None:
+    """Rows that are `unwritten` have to be so still, and all others as expected."""
+    rows, never = pool.flatten(0, -2), unwritten.flatten(0, -2)[:1]
+    is_written = ~rows.isnan().all(-1) if pool.is_floating_point() else (rows != never).any(-1)
+    assert torch.equal(rows[is_written].to(expected.dtype), expected.flatten(0, -2)[is_written])
+    assert not expected.flatten(0, -2)[~is_written].any()
+
+
 @INSTRUCTIONS
+@QUANTISED
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", range(12))
-def test_results_are_the_references(instructions: str, dtype: torch.dtype, seed: int) -> None:
+def test_results_are_the_references(instructions: str, dtype: torch.dtype, is_quantised: bool, seed: int) -> None:
     draw = random.Random(seed)
-    check(random_heads(draw, dtype), random_chunks(draw, 1200), instructions, seed)
+    check(random_heads(draw, dtype, is_quantised), random_chunks(draw, 1200), instructions, seed)
 
 
+@QUANTISED
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("context_len", [1, 2, 255, 256, 257, 512, 513, 8191, 8192])
-def test_contexts_of_every_length(dtype: torch.dtype, context_len: int) -> None:
-    heads = AttentionHeads(num_heads=4, num_kv_heads=2, key_width=64, value_width=64, dtype=dtype)
+def test_contexts_of_every_length(dtype: torch.dtype, is_quantised: bool, context_len: int) -> None:
+    heads = AttentionHeads(
+        num_heads=4, num_kv_heads=2, key_width=64, value_width=64, dtype=dtype, is_quantised=is_quantised
+    )
     paged = PagedHeads(heads, 16)
     for query_len in {1, min(40, context_len)}:
         check(paged, {0: range(context_len - query_len, context_len)}, instruction_sets()[0], context_len)
@@ -94,7 +111,7 @@ def test_weights_of_scores_far_apart(instructions: str, dtype: torch.dtype) -> N
     pool = sequences.pool({0: range(699)})
     result = sequences.attend(paged.native(instructions), chunks, pool)
     assert torch.equal(result[0, 0], tokens[600, 3])
-    expected = sequences.attend(paged.in_float32().reference(), chunks, pool.float())
+    expected = sequences.attend(paged.in_float32().reference(), chunks, pool.float(), torch.float32)
     torch.testing.assert_close(result.float(), expected, atol=2**-8, rtol=2**-7)
 
 

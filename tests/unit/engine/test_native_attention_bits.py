@@ -14,7 +14,7 @@ from engine.native.paged_attention import instruction_sets
 from tests.unit.engine.attention_rig import Chunks, PagedHeads, Sequences
 
 DTYPES = (torch.float32, torch.bfloat16)
-CASES = [(name, dtype) for name in instruction_sets() for dtype in DTYPES]
+CASES = [(name, dtype, int8) for name in instruction_sets() for dtype in DTYPES for int8 in (False, True)]
 HEADS = {"grouped": (6, 2, 80, 80), "many": (32, 2, 64, 64), "latent": (5, 1, 72, 56)}
 
 
@@ -25,10 +25,15 @@ def _threads_as_before() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
-def paged_heads(kind: str, dtype: torch.dtype, block_size: int = 16) -> PagedHeads:
+def paged_heads(kind: str, dtype: torch.dtype, is_quantised: bool, block_size: int = 16) -> PagedHeads:
     num_heads, num_kv_heads, key_width, value_width = HEADS[kind]
     heads = AttentionHeads(
-        num_heads=num_heads, num_kv_heads=num_kv_heads, key_width=key_width, value_width=value_width, dtype=dtype
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        key_width=key_width,
+        value_width=value_width,
+        dtype=dtype,
+        is_quantised=is_quantised,
     )
     return PagedHeads(heads, block_size)
 
@@ -41,11 +46,13 @@ def at_once(sequences: Sequences, seq: int, instructions: str) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", HEADS)
-@pytest.mark.parametrize(("instructions", "dtype"), CASES)
-def test_in_chunks_with_other_sequences_and_threads(kind: str, instructions: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("instructions", "dtype", "is_quantised"), CASES)
+def test_in_chunks_with_other_sequences_and_threads(
+    kind: str, instructions: str, dtype: torch.dtype, is_quantised: bool
+) -> None:
     draw = random.Random(5)
     lens = [610, 257, 90]
-    sequences = Sequences(paged_heads(kind, dtype), lens, 1)
+    sequences = Sequences(paged_heads(kind, dtype, is_quantised), lens, 1)
     expected = [at_once(sequences, seq, instructions) for seq in range(len(lens))]
     pool, done = sequences.pool({}, unseen=1e30), [0] * len(lens)
     native = sequences.paged.native(instructions)
@@ -63,9 +70,11 @@ def test_in_chunks_with_other_sequences_and_threads(kind: str, instructions: str
 
 
 @pytest.mark.parametrize("kind", HEADS)
-@pytest.mark.parametrize(("instructions", "dtype"), CASES)
-def test_a_decode_whose_context_is_divided_among_threads(kind: str, instructions: str, dtype: torch.dtype) -> None:
-    sequences = Sequences(paged_heads(kind, dtype), [3000], 2)
+@pytest.mark.parametrize(("instructions", "dtype", "is_quantised"), CASES)
+def test_a_decode_whose_context_is_divided_among_threads(
+    kind: str, instructions: str, dtype: torch.dtype, is_quantised: bool
+) -> None:
+    sequences = Sequences(paged_heads(kind, dtype, is_quantised), [3000], 2)
     chunks, pool = {0: range(2999, 3000)}, sequences.pool({0: range(2999)})
     native, results = sequences.paged.native(instructions), []
     for num_threads in (1, 2, 3, 8, 2):
@@ -75,18 +84,20 @@ def test_a_decode_whose_context_is_divided_among_threads(kind: str, instructions
     assert torch.equal(results[0][0], at_once(sequences, 0, instructions)[-1])
 
 
+@pytest.mark.parametrize("is_quantised", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_blocks_of_any_size(dtype: torch.dtype) -> None:
+def test_blocks_of_any_size(dtype: torch.dtype, is_quantised: bool) -> None:
     results = []
     for block_size in (1, 8, 16, 60, 64):
-        sequences = Sequences(paged_heads("grouped", dtype, block_size), [400], 4)
+        sequences = Sequences(paged_heads("grouped", dtype, is_quantised, block_size), [400], 4)
         results.append(at_once(sequences, 0, instruction_sets()[0]))
     assert all(torch.equal(result, results[0]) for result in results[1:])
 
 
-def test_many_tokens_are_written_by_several_threads() -> None:
+@pytest.mark.parametrize("is_quantised", [False, True])
+def test_many_tokens_are_written_by_several_threads(is_quantised: bool) -> None:
     torch.set_num_threads(4)
-    sequences = Sequences(paged_heads("many", torch.float32), [1500], 6)
+    sequences = Sequences(paged_heads("many", torch.float32, is_quantised), [1500], 6)
     chunks = {0: range(1500)}
     pool = sequences.pool({})
     sequences.attend(sequences.paged.native(), chunks, pool)

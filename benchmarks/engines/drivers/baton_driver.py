@@ -1,0 +1,76 @@
+"""Our engine, stepped by its own thread."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from queue import SimpleQueue
+
+import torch
+from driver import NewTokens, Setting, serve
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.kv_cache import KVCacheLayout
+from engine.loop import EngineLoop
+from engine.model_config import read_model_config
+from engine.outputs import StepOutput
+from engine.request import Request, RequestId
+from engine.sampling_params import SamplingParams
+
+INT8_OPTIONS = {"weights": "quantization", "kv_cache": "kv_cache_dtype"}  # by the setting's fields
+
+
+def engine_config(setting: Setting) -> EngineConfig:
+    """The engine's own defaults, but for what the setting says. Raises ValueError for options that it lacks."""
+    known = {field.name for field in fields(EngineConfig)}
+    quantised = {option: "int8" for name, option in INT8_OPTIONS.items() if getattr(setting, name) == "int8"}
+    if missing := quantised.keys() - known:
+        raise ValueError(f"the engine has no option {', '.join(sorted(missing))}")
+    block_size = EngineConfig(model=setting.model).block_size
+    layout = KVCacheLayout.of(read_model_config(Path(setting.model)), block_size)
+    num_blocks = setting.num_kv_tokens // block_size + 2 * setting.max_num_seqs + 2  # one each in reserve
+    return EngineConfig(
+        model=setting.model,
+        kv_cache_memory_bytes=num_blocks * layout.block_bytes,
+        max_model_len=setting.max_model_len,
+        enable_prefix_caching=setting.prefix_caching,
+        num_threads=setting.num_threads,
+        **quantised,
+    )
+
+
+class BatonEngine:
+    """Owns an engine and its thread."""
+
+    version = "this tree"
+
+    def __init__(self, setting: Setting) -> None:
+        torch.set_num_threads(setting.num_threads)
+        self._outputs: SimpleQueue[StepOutput | BaseException] = SimpleQueue()
+        self._loop = EngineLoop(Engine(engine_config(setting)), self._outputs.put, self._outputs.put)
+        self._loop.start()
+
+    def add(self, request: int, prompt: Sequence[int], num_output_tokens: int) -> None:
+        """Between two steps of the engine's thread."""
+        sampling = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=num_output_tokens)
+        added = Request(RequestId(str(request)), list(prompt), len(prompt), sampling)
+        self._loop.call(lambda engine: engine.add(added))
+
+    def step(self) -> Iterable[NewTokens]:
+        """Waits for the next step's end."""
+        output = self._outputs.get()
+        if isinstance(output, BaseException):
+            raise output
+        return [
+            NewTokens(int(each.request_id), [each.sampled.token_id])
+            for each in output.outputs
+            if each.sampled is not None
+        ]
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._loop.stop()
+
+
+if __name__ == "__main__":
+    serve(BatonEngine)

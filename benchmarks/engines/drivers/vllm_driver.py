@@ -1,0 +1,57 @@
+"""vLLM's CPU backend, its engine in this process."""
+
+from collections.abc import Iterable, Sequence
+
+import vllm
+from driver import NewTokens, Setting, serve
+from vllm import EngineArgs, LLMEngine, SamplingParams, TokensPrompt
+from vllm.sampling_params import RequestOutputKind
+
+BLOCK_SIZE = 128  # tokens; its default on a CPU
+
+
+class VllmEngine:
+    """Owns an engine. Its own defaults, but for what the setting says."""
+
+    version = f"vLLM {vllm.__version__}"
+
+    def __init__(self, setting: Setting) -> None:
+        num_blocks = setting.num_kv_tokens // BLOCK_SIZE + setting.max_num_seqs + 2
+        arguments = EngineArgs(
+            model=setting.model,
+            dtype="bfloat16",
+            max_model_len=setting.max_model_len,
+            max_num_seqs=setting.max_num_seqs,
+            num_gpu_blocks_override=num_blocks,
+            kv_cache_memory_bytes=num_blocks * BLOCK_SIZE * kv_token_bytes(setting.model),
+            enable_prefix_caching=setting.prefix_caching,
+            skip_tokenizer_init=True,
+            disable_log_stats=True,
+        )
+        self._engine = LLMEngine.from_engine_args(arguments)
+
+    def add(self, request: int, prompt: Sequence[int], num_output_tokens: int) -> None:
+        """By its tokens, and tokens come back."""
+        params = SamplingParams(
+            temperature=0.0, max_tokens=num_output_tokens, ignore_eos=True, detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )  # fmt: skip
+        self._engine.add_request(str(request), TokensPrompt(prompt_token_ids=list(prompt)), params)
+
+    def step(self) -> Iterable[NewTokens]:
+        """One step."""
+        return [
+            NewTokens(int(output.request_id), list(output.outputs[0].token_ids))
+            for output in self._engine.step()
+            if output.outputs and output.outputs[0].token_ids
+        ]
+
+
+def kv_token_bytes(model: str) -> int:
+    """Of a token in all layers, in bf16."""
+    config = vllm.config.ModelConfig(model=model, dtype="bfloat16", skip_tokenizer_init=True).hf_config
+    return 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+
+
+if __name__ == "__main__":
+    serve(VllmEngine)

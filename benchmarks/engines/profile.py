@@ -1,0 +1,149 @@
+"""Where the time of our engine's decode steps goes."""
+
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from benchmarks.engines.drivers.driver import Setting
+from benchmarks.report import Report
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.kv_cache import KVCacheLayout
+from engine.model_config import read_model_config
+from engine.outputs import SampledToken
+from engine.request import Request, RequestId
+from engine.sampler import Sampler
+from engine.sampling_params import SamplingParams
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+BATCHES = (1, 64)
+PROMPT_LEN = 128
+NUM_STEPS = 32  # measured, once for the parts and once for the operators
+NUM_OPERATORS = 12
+SCHEDULING, BUILDING, FORWARD, SAMPLING = "scheduling", "batch building", "model forward", "sampling"
+PARTS = (FORWARD, SAMPLING, BUILDING, SCHEDULING)
+
+
+class Stopwatch:
+    """Owns the seconds spent in each part."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def timed(self, part: str, function: Callable[P, T]) -> Callable[P, T]:
+        """The same function, its time added to a part's."""
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            started_s = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds[part] += time.perf_counter() - started_s
+
+        return call
+
+
+class TimedSampler:
+    """A sampler under a stopwatch."""
+
+    def __init__(self, sampler: Sampler, stopwatch: Stopwatch) -> None:
+        self._sample = stopwatch.timed(SAMPLING, sampler.sample)
+        self.prompt_logprobs = sampler.prompt_logprobs
+
+    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
+        """As the sampler's."""
+        return self._sample(logits, requests)
+
+
+def profile(checkpoint: Path, num_threads: int) -> list[Report]:
+    """Decode steps of one request and of many: the engine's parts, then torch's operators inside the forward."""
+    torch.set_num_threads(num_threads)
+    return [report for batch in BATCHES for report in _profile(checkpoint, num_threads, batch)]
+
+
+def _profile(checkpoint: Path, num_threads: int, batch: int) -> list[Report]:
+    engine = _decoding_engine(checkpoint, num_threads, batch)
+    stopwatch = Stopwatch()
+    watch(engine, stopwatch)
+    total_s = _steps_s(engine)
+    parts = Report(f"A decode step of {batch} x {PROMPT_LEN}", ("part", "ms a step", "share"))
+    for part in PARTS:
+        parts.add(part, 1e3 * stopwatch.seconds[part] / NUM_STEPS, stopwatch.seconds[part] / total_s)
+    rest_s = total_s - sum(stopwatch.seconds.values())
+    parts.add("the rest", 1e3 * rest_s / NUM_STEPS, rest_s / total_s)
+    parts.add("all", 1e3 * total_s / NUM_STEPS, 1.0)
+    operators = _operators(engine, batch)
+    engine.close()
+    return [parts, operators]
+
+
+def watch(engine: Engine, stopwatch: Stopwatch) -> None:
+    """Puts the stopwatch around the parts of an engine, which is not changed otherwise."""
+    runner, scheduler, model = engine.runner, engine.scheduler, engine.runner.model
+    for owner, name, part in (
+        (scheduler, "schedule", SCHEDULING),
+        (scheduler, "update", SCHEDULING),
+        (runner, "_batch", BUILDING),
+        (runner, "_logits_rows", BUILDING),
+        (model, "forward", FORWARD),
+    ):
+        setattr(owner, name, stopwatch.timed(part, getattr(owner, name)))
+    setattr(runner, "sampler", TimedSampler(runner.sampler, stopwatch))  # noqa: B010  # of another type
+
+
+def _decoding_engine(checkpoint: Path, num_threads: int, batch: int) -> Engine:
+    """An engine whose requests have their first tokens, and more to come than are measured."""
+    config = read_model_config(checkpoint)
+    num_output_tokens = 2 * NUM_STEPS + batch  # the first ones while others' prompts are computed
+    setting = Setting(str(checkpoint), "bf16", "bf16", num_threads, batch, PROMPT_LEN + num_output_tokens, False)
+    engine_config = EngineConfig(model=setting.model, num_threads=num_threads)
+    block_bytes = KVCacheLayout.of(config, engine_config.block_size).block_bytes
+    num_blocks = setting.num_kv_tokens // engine_config.block_size + 2 * batch
+    engine = Engine(
+        EngineConfig(
+            model=setting.model,
+            num_threads=num_threads,
+            kv_cache_memory_bytes=num_blocks * block_bytes,
+            max_model_len=setting.max_model_len,
+            enable_prefix_caching=False,
+        )
+    )
+    rng = random.Random(0)
+    for number in range(batch):
+        prompt = [rng.randrange(config.vocab_size) for _ in range(PROMPT_LEN)]
+        sampling = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=num_output_tokens)
+        engine.add(Request(RequestId(str(number)), prompt, PROMPT_LEN, sampling))
+    while len(engine.scheduler.waiting) or any(not request.num_output_tokens for request in engine.scheduler.running):
+        engine.run(engine.schedule())
+    return engine
+
+
+def _steps_s(engine: Engine) -> float:
+    started_s = time.perf_counter()
+    for _ in range(NUM_STEPS):
+        engine.run(engine.schedule())
+    return time.perf_counter() - started_s
+
+
+def _operators(engine: Engine, batch: int) -> Report:
+    """What torch's profiler sees; it takes some time itself, and compiled code called past torch is in the rest."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        total_s = _steps_s(engine)
+    columns = ("operator", "calls a step", "ms a step", "share")
+    report = Report(f"Operators of a decode step of {batch} x {PROMPT_LEN}, profiler on", columns)
+    events = sorted(profiler.key_averages(), key=lambda event: event.self_cpu_time_total, reverse=True)
+    rest_s = total_s
+    for event in events[:NUM_OPERATORS]:
+        seconds = event.self_cpu_time_total / 1e6
+        rest_s -= seconds
+        report.add(event.key, event.count / NUM_STEPS, 1e3 * seconds / NUM_STEPS, seconds / total_s)
+    report.add("the rest", "", 1e3 * rest_s / NUM_STEPS, rest_s / total_s)
+    return report

@@ -1,0 +1,112 @@
+"""KV in int8 goes from worker to worker with its scales, and between workers that both have it so."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.request import Request, RequestId
+from engine.sampling_params import SamplingParams
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.integration.decode_client import decode_client
+from tests.integration.worker_process import worker_processes
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+NUM_BATCHED_TOKENS = 48
+COMMON = ("--dtype=float32", f"--max-num-batched-tokens={NUM_BATCHED_TOKENS}", "--max-num-seqs=16")
+INT8 = (*COMMON, "--kv-cache-dtype=int8")
+
+
+class Colocated:
+    """One engine with KV in int8, which computes requests one by one."""
+
+    def __init__(self, model: Path) -> None:
+        self._engine = Engine(
+            EngineConfig(
+                model=str(model),
+                dtype="float32",
+                kv_cache_dtype="int8",
+                kv_cache_memory_bytes=16 << 20,
+                max_num_batched_tokens=NUM_BATCHED_TOKENS,
+                max_num_seqs=16,
+                enable_prefix_caching=False,
+            )
+        )
+        self.bytes_per_block = self._engine.layout.block_bytes
+
+    def greedy(self, prompt: list[int]) -> list[int]:
+        """The tokens that follow."""
+        self._engine.add(Request(RequestId("one"), [*prompt], len(prompt), GREEDY))
+        said = []
+        while self._engine.has_work:
+            outputs = self._engine.run(self._engine.schedule()).outputs
+            said += [each.sampled.token_id for each in outputs if each.sampled is not None]
+        return said
+
+
+def random_prompts(seed: int, *lens: int) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(3, VOCAB_SIZE) for _ in range(count)] for count in lens]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "transport", "num_prefill", "num_decode"),
+    [
+        ("qwen3", "shared_memory", 1, 1),
+        ("deepseek-v3", "tcp", 1, 1),
+        ("llama3", "nixl", 1, 1),
+        ("llama3", "tcp", 2, 1),
+        ("llama3", "shared_memory", 1, 2),
+    ],
+)
+async def test_tokens_are_those_of_one_engine(
+    architecture: str, transport: str, num_prefill: int, num_decode: int, tmp_path: Path
+) -> None:
+    model = make_checkpoint(architecture, tmp_path / "model")
+    colocated = Colocated(model)
+    flags = (f"--transport={transport}", f"--kv-parts={max(num_prefill, num_decode)}", *INT8)
+    shapes = [("prefill", f"--tensor-parallel={num_prefill}"), ("decode", f"--tensor-parallel={num_decode}")]
+    workers = worker_processes(model, tmp_path, *((*shape, *flags) for shape in shapes))
+    prompts = random_prompts(1, 1, 40, 100, 190)
+    async with workers as (prefill, decode), decode_client(decode) as client:
+        peer = await prefill.peer()
+        for prompt in prompts * 2:  # then from both workers' prefix caches
+            generation = await client.generate(prompt, GREEDY, peer)
+            assert generation.token_ids == colocated.greedy(prompt)
+            assert generation.served_by.prefill_worker == peer.worker_id
+        load = await decode.wait_idle()
+        assert load.handover_failures == 0
+        num_blocks = sum(-(-len(prompt) // 16) for prompt in prompts)
+        assert load.handover_bytes >= num_blocks * colocated.bytes_per_block
+        await prefill.wait_idle()
+
+
+async def test_a_prefix_is_pulled_with_its_scales(tmp_path: Path) -> None:
+    model = make_checkpoint("llama3", tmp_path / "model")
+    [prompt] = random_prompts(2, 155)
+    async with worker_processes(model, tmp_path, ("decode", *INT8), ("decode", *INT8)) as (source, puller):
+        async with decode_client(source) as client:
+            await client.generate(prompt, GREEDY)
+        async with decode_client(puller) as client:
+            pulled = await client.submit(prompt, GREEDY, prefix_source=await source.peer())
+            await pulled.ended.wait()
+    assert pulled.token_ids == Colocated(model).greedy(prompt)
+    assert pulled.served_by.prefix_pulled_tokens >= 144
+
+
+async def test_workers_of_another_type_of_kv_hand_nothing_over(tmp_path: Path) -> None:
+    model = make_checkpoint("llama3", tmp_path / "model")
+    [prompt] = random_prompts(3, 100)
+    async with (
+        worker_processes(model, tmp_path, ("prefill", *COMMON), ("decode", *INT8)) as (prefill, decode),
+        decode_client(decode) as client,
+    ):
+        described = [await each.describe() for each in (prefill, decode)]
+        assert described[0].fingerprint != described[1].fingerprint  # routers pair equal ones alone
+        generation = await client.generate(prompt, GREEDY, await prefill.peer())
+        load = await decode.wait_idle()
+    assert generation.token_ids == Colocated(model).greedy(prompt)
+    assert generation.served_by.prefill_worker == generation.served_by.decode_worker
+    assert (load.handovers, load.handover_failures, load.handover_bytes) == (0, 1, 0)

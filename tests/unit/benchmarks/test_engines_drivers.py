@@ -1,0 +1,81 @@
+"""Drivers in processes of their own, on a tiny checkpoint: ours and transformers', whose greedy tokens are the same."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from benchmarks.engines.cells import BF16, Cell
+from benchmarks.engines.contestants import CONTESTANTS, OURS
+from benchmarks.engines.drivers.driver import Answer
+from benchmarks.engines.engine_process import EngineFailed, EngineProcess
+from benchmarks.engines.profile import BATCHES, PARTS, profile
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+
+CELL = Cell(BF16, 48, 2)
+NUM_OUTPUT_TOKENS = 6
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("qwen3", tmp_path_factory.mktemp("qwen3"), dtype=torch.bfloat16)
+
+
+def with_engine(name: str, model: Path, use: Callable[[EngineProcess], None]) -> None:
+    """Runs a driver on one core, and checks that nothing of it is left."""
+    contestant = next(each for each in CONTESTANTS if each.name == name)
+    cores, nowhere = sorted(os.sched_getaffinity(0))[:1], Path("nowhere")  # both are of our own environment
+    with (
+        tempfile.TemporaryFile() as log,
+        EngineProcess(
+            contestant.python(nowhere), contestant.driver, contestant.environment(nowhere), cores, log
+        ) as engine,
+    ):
+        engine.load(CELL.setting(str(model), 1))
+        use(engine)
+        pid = engine.pid
+    assert not psutil.pid_exists(pid)
+
+
+def answers_of(name: str, model: Path) -> list[Answer]:
+    """Two clients, four prompts."""
+    found: list[Answer] = []
+
+    def use(engine: EngineProcess) -> None:
+        engine.reset_peak()
+        found.extend(engine.run(CELL.prompts(VOCAB_SIZE, seed=0), NUM_OUTPUT_TOKENS, CELL.concurrency))
+        assert psutil.Process(engine.pid).memory_info().rss * 0.5 < engine.peak_bytes() < 8e9
+        assert psutil.Process(engine.pid).cpu_affinity() == sorted(os.sched_getaffinity(0))[:1]
+
+    with_engine(name, model, use)
+    return found
+
+
+def test_our_driver_answers_as_transformers_does(checkpoint: Path) -> None:
+    ours, theirs = (answers_of(name, checkpoint) for name in (OURS, "transformers"))
+    assert len(ours) == len(theirs) == CELL.num_requests
+    assert [answer.token_ids for answer in ours] == [answer.token_ids for answer in theirs]
+    for answer in (*ours, *theirs):
+        assert len(answer.token_ids) == NUM_OUTPUT_TOKENS
+        assert answer.submitted_s < answer.first_s < answer.last_s
+
+
+def test_what_an_engine_says_when_it_fails_is_told(tmp_path: Path) -> None:
+    with pytest.raises(EngineFailed, match=r"InvalidCheckpoint: .*config\.json"):
+        with_engine(OURS, tmp_path, lambda engine: None)
+
+
+def test_the_parts_of_a_step_make_up_the_whole(checkpoint: Path) -> None:
+    reports = profile(checkpoint, torch.get_num_threads())
+    assert len(reports) == 2 * len(BATCHES)
+    for parts, operators in zip(reports[::2], reports[1::2], strict=True):
+        *rows, whole = parts.rows
+        assert [row[0] for row in rows] == [*PARTS, "the rest"]
+        assert all(float(row[1]) > 0 for row in rows)  # the rest too: nothing is counted twice
+        assert sum(float(row[1]) for row in rows) == pytest.approx(float(whole[1]))
+        assert float(rows[0][1]) == max(float(row[1]) for row in rows)  # the model's forward
+        assert any(str(row[0]).startswith(("aten::", "mkldnn::", "onednn::")) for row in operators.rows)

@@ -1,0 +1,55 @@
+"""What memory a checkpoint takes while it is loaded."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.checkpoints import make_checkpoint
+
+SIZES = {
+    "hidden_size": 768,
+    "intermediate_size": 2304,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "num_hidden_layers": 20,
+}
+# Its memory before and at its highest, in KiB, of a process that has used torch.
+PROGRAM = """
+import sys
+import torch
+from engine.config import EngineConfig
+from engine.engine import Engine
+
+def memory(name):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(name + ":"))
+
+torch.ops.mkldnn._linear_pointwise(torch.ones(8, 64), torch.ones(64, 64), None, "none", [], "")
+before = memory("VmRSS")
+config = EngineConfig(model=sys.argv[1], quantization=sys.argv[2] or None, kv_cache_memory_bytes=4 << 20)
+engine = Engine(config)
+print(before, memory("VmHWM"))
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of some hundred megabytes."""
+    return make_checkpoint("llama2", tmp_path_factory.mktemp("large"), dtype=torch.bfloat16, **SIZES)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+@pytest.mark.parametrize(("quantization", "most"), [("", 1.3), ("int8", 0.8)])
+def test_no_second_copy_of_the_weights_is_made(checkpoint: Path, quantization: str, most: float) -> None:
+    """Neither of the mapped files' pages, nor of what is laid out anew."""
+    if quantization and not torch.cpu._is_vnni_supported():
+        pytest.skip("products in int8 need VNNI")
+    command = [sys.executable, "-c", PROGRAM, str(checkpoint), quantization]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    before, highest = map(int, done.stdout.split())
+    weights = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
+    assert weights > 200e6
+    assert (highest - before) * 1024 < most * weights
