@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from torch import Tensor
 
 from engine.attention.choice import attention_for
 from engine.capacity import num_blocks_in
@@ -23,23 +21,8 @@ from engine.request import Request, RequestId
 from engine.sampling_params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.paged_model import CPU, PagedModel
+from tests.unit.engine.perplexity import logits_of, perplexity
 from tests.unit.engine.tensor_rig import TensorRig
-
-BUNDLED = Path(__file__).parents[3] / "baton" / "bundled_model"
-TEXT = """\
-Return a list of the words in the string, using sep as the delimiter string. If maxsplit is given, at most maxsplit
-splits are done, the rightmost ones. If sep is not specified, any whitespace string is a separator.
-
-Open a file and return a stream. The mode is an optional string that specifies the mode in which the file is opened. It
-defaults to 'r', which means open for reading in text mode. Other common values are 'w' for writing (truncating the file
-if it already exists), 'x' for exclusive creation of a new file, and 'a' for appending. If the file cannot be opened, an
-OSError is raised.
-
-This module provides functions for working with dictionaries, lists and sets of objects. Each function takes an
-iterable and returns a new object; the original one is not changed. The keys are compared with the operator ==, and
-their order is the order in which they were added. If a key is missing, KeyError is raised unless a default value is
-given.
-"""
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +45,6 @@ def random_tokens(count: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(3, VOCAB_SIZE), k=count)
 
 
-def logits_of(paged: PagedModel, tokens: list[int], chunk: int) -> Tensor:
-    """After every token, computed in chunks."""
-    parts = [paged.step({"text": tokens[first : first + chunk]})["text"] for first in range(0, len(tokens), chunk)]
-    return torch.cat(parts)
-
-
 def greedy(engine: Engine, name: str, prompt: list[int]) -> list[int]:
     """A request's tokens, nothing beside it."""
     sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -79,19 +56,11 @@ def greedy(engine: Engine, name: str, prompt: list[int]) -> list[int]:
     return said
 
 
-def perplexity(kv_dtype: str, dtype: str) -> float:
-    """Of the bundled model on the text."""
-    tokens = Tokenizer.from_file(str(BUNDLED / "tokenizer.json")).encode(TEXT).ids
-    assert len(tokens) > 200
-    logits = logits_of(PagedModel(BUNDLED, dtype=dtype, kv_dtype=kv_dtype), tokens, 64)
-    return float(torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(tokens[1:])).exp())
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_bundled_models_perplexity_stays(dtype: str) -> None:
-    usual = perplexity("auto", dtype)
+    usual = perplexity(dtype=dtype)
     assert usual < 200  # it knows such texts
-    assert perplexity("int8", dtype) == pytest.approx(usual, rel=0.01)
+    assert perplexity(dtype=dtype, kv_dtype="int8") == pytest.approx(usual, rel=0.01)
 
 
 def test_logits_are_as_near_as_in_bfloat16(model: Path) -> None:
