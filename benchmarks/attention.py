@@ -23,8 +23,9 @@ from torch import Tensor
 from benchmarks.machine import MachineLimits, measure_limits
 from benchmarks.report import Report
 from engine.attention.base import AttentionBackend
+from engine.attention.heads import AttentionHeads
 from engine.attention.int8_rows import encode
-from engine.attention.native import AttentionHeads, NativeAttention
+from engine.attention.native import NativeAttention
 from engine.attention.torch_reference import GATHERED_BYTES, TorchAttention
 from engine.batch import Batch
 from engine.kv_cache import KVCacheLayout

@@ -84,7 +84,8 @@ def _load(
             ("number of KV blocks", "max_model_len", "model, weights, dtype or block size"),
             (num_blocks, max_model_len, compared),
         )
-    attention = attention_for(shard.local(whole), config.block_size, device, config.kv_cache_dtype)
+    heads, kv_dtype = shard.local(whole), config.kv_cache_dtype
+    attention = attention_for(heads, config.block_size, device, kv_dtype, layout.num_parts)
     served = replace(whole, max_model_len=max_model_len)
     ranks = tensor or ONE_RANK
     model = load_model(directory, served, device, attention, on_progress, group, ranks, config.quantization)

@@ -5,6 +5,8 @@ import logging
 import torch
 
 from engine.attention.base import AttentionBackend
+from engine.attention.flashinfer import FlashInferAttention, is_made_for
+from engine.attention.heads import AttentionHeads
 from engine.attention.torch_reference import TorchAttention
 from engine.config import ModelConfig
 from engine.errors import UnsupportedModel
@@ -19,11 +21,12 @@ log = logging.getLogger(__name__)
 
 
 def attention_for(
-    config: ModelConfig, block_size: int, device: torch.device, kv_dtype: str = "auto"
+    config: ModelConfig, block_size: int, device: torch.device, kv_dtype: str = "auto", num_parts: int = 1
 ) -> AttentionBackend:
-    """On a CPU the compiled kernel, or where there is none torch's, which the log then says; elsewhere torch's.
+    """On a CPU the compiled kernel, on a GPU FlashInfer's; where they are not to be had torch's, as the log then says.
 
-    config: with the heads that are here. Raises UnsupportedModel for a type of KV that is not for this model or device.
+    config: with the heads that are here; num_parts: of the blocks that are here. Raises UnsupportedModel for a type of
+    KV that is not for this model or device.
     """
     is_quantised = kv_cache_dtype(config, kv_dtype) == "int8"
     if device.type != "cpu":
@@ -31,8 +34,23 @@ def attention_for(
             raise UnsupportedModel(
                 f"kv_cache_dtype int8 is for CPUs, and the device is {device}: there it is auto or {config.dtype}"
             )
-        return TorchAttention.for_model(config, block_size)
+        return _on_gpu(config, block_size, device, num_parts)
     if NativeAttention is None:
         log.warning("attention was not compiled when this was installed; torch's serves, at half the speed or less")
         return TorchAttention.for_model(config, block_size)
     return NativeAttention.for_model(config, block_size, is_quantised=is_quantised)
+
+
+def _on_gpu(config: ModelConfig, block_size: int, device: torch.device, num_parts: int) -> AttentionBackend:
+    heads = AttentionHeads.of(config)
+    if not is_made_for(heads):
+        width = (
+            f"{heads.key_width} elements a head" if config.mla is None else f"a latent of {heads.key_width} elements"
+        )
+        log.warning("FlashInfer has no kernels for %s in %s: torch's attention serves, slowly", width, config.dtype)
+        return TorchAttention.for_model(config, block_size)
+    try:
+        return FlashInferAttention(config.attention_scale, block_size, heads, device, num_parts)
+    except ImportError as error:
+        log.warning("FlashInfer cannot be imported (%s): torch's attention serves, slowly", error)
+        return TorchAttention.for_model(config, block_size)

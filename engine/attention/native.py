@@ -1,53 +1,16 @@
 """Attention by the compiled kernel, on a CPU."""
 
 import logging
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from engine.attention.heads import AttentionHeads
 from engine.batch import Batch
 from engine.config import ModelConfig
-from engine.kv_cache import torch_dtype
-from engine.kv_dtype import SCALE_BYTES
 from engine.native.paged_attention import Cache, PagedAttention, Rows, has_threads, instruction_sets
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionHeads:
-    """The heads that are here, and what of them is cached."""
-
-    num_heads: int
-    num_kv_heads: int
-    key_width: int
-    value_width: int  # of MLA, less than key_width: values are the keys' first columns
-    dtype: torch.dtype  # of queries, new KV and results
-    is_quantised: bool = False  # the cached KV is int8
-
-    @property
-    def cached_dtype(self) -> torch.dtype:
-        """Of the cached KV."""
-        return torch.int8 if self.is_quantised else self.dtype
-
-    @property
-    def row_items(self) -> int:
-        """Of a cached row, with its scale if it has one."""
-        return self.key_width + SCALE_BYTES * self.is_quantised
-
-    @classmethod
-    def of(cls, config: ModelConfig, is_quantised: bool = False) -> "AttentionHeads":
-        """Those of a model; with MLA one latent head serves all queries."""
-        mla, dtype = config.mla, torch_dtype(config.dtype)
-        return cls(
-            num_heads=config.num_heads,
-            num_kv_heads=1 if mla else config.num_kv_heads,
-            key_width=mla.latent_dim if mla else config.head_dim,
-            value_width=mla.kv_lora_rank if mla else config.head_dim,
-            dtype=dtype,
-            is_quantised=is_quantised,
-        )
 
 
 class NativeAttention:

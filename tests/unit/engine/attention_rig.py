@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from engine.attention.base import AttentionBackend
+from engine.attention.heads import AttentionHeads
 from engine.attention.int8_rows import encode
-from engine.attention.native import AttentionHeads, NativeAttention
+from engine.attention.native import NativeAttention
 from engine.attention.torch_reference import TorchAttention
 from engine.batch import Batch
+from engine.config import MLAConfig, ModelConfig, RopeConfig
 from engine.kv_cache import KVCacheLayout
 
 NUM_LAYERS, LAYER = 2, 1
@@ -131,3 +133,32 @@ class Sequences:
     def _cached(self, rows: Tensor) -> Tensor:
         """Rows as the cache has them."""
         return encode(rows) if self.paged.heads.is_quantised else rows
+
+
+def random_chunks(draw: random.Random, longest: int) -> dict[int, range]:
+    """Some decodes, then some chunks of prompts, with and without earlier context."""
+    query_lens = [1] * draw.randint(0, 4) + [draw.randint(2, 150) for _ in range(draw.randint(0, 2))]
+    chunks = {}
+    for seq, query_len in enumerate(query_lens or [1]):
+        start = draw.choice((0, draw.randint(0, 300), draw.randint(0, longest - query_len)))
+        chunks[seq] = range(start, start + query_len)
+    return chunks
+
+
+def model_config(mla: MLAConfig | None, dtype: str, head_dim: int = 16) -> ModelConfig:
+    """As much of a model as attention asks for."""
+    return ModelConfig(
+        architecture="any",
+        vocab_size=1,
+        hidden_size=1,
+        num_layers=1,
+        num_heads=4,
+        num_kv_heads=4 if mla else 2,
+        head_dim=mla.qk_head_dim if mla else head_dim,
+        intermediate_size=1,
+        rms_norm_eps=1e-6,
+        rope=RopeConfig(theta=1e4, rotary_dim=8),
+        max_model_len=64,
+        dtype=dtype,
+        mla=mla,
+    )

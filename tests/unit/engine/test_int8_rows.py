@@ -64,7 +64,7 @@ def hard_rows(width: int, dtype: torch.dtype, draw: random.Random) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [1, 7, 64, 80, 128])
 def test_the_kernel_writes_the_same_bits(dtype: torch.dtype, width: int) -> None:
-    from engine.attention.native import AttentionHeads
+    from engine.attention.heads import AttentionHeads
     from engine.native.paged_attention import instruction_sets
 
     rows = hard_rows(width, dtype, random.Random(width))

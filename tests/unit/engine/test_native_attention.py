@@ -10,11 +10,12 @@ from torch import Tensor
 pytest.importorskip("engine.native.paged_attention", reason="attention was not compiled when this was installed")
 
 from engine.attention.choice import attention_for
-from engine.attention.native import AttentionHeads, NativeAttention
+from engine.attention.heads import AttentionHeads
+from engine.attention.native import NativeAttention
 from engine.attention.torch_reference import TorchAttention
-from engine.config import MLAConfig, ModelConfig, RopeConfig
+from engine.config import MLAConfig
 from engine.native.paged_attention import has_threads, instruction_sets
-from tests.unit.engine.attention_rig import LAYER, Chunks, PagedHeads, Sequences
+from tests.unit.engine.attention_rig import LAYER, Chunks, PagedHeads, Sequences, model_config, random_chunks
 
 DTYPES = (torch.float32, torch.bfloat16)
 QUANTISED = pytest.mark.parametrize("is_quantised", [False, True])
@@ -38,16 +39,6 @@ def random_heads(draw: random.Random, dtype: torch.dtype, is_quantised: bool) ->
         num_heads=num_kv_heads * group, num_kv_heads=num_kv_heads, key_width=width, value_width=width, **kind
     )
     return PagedHeads(heads, block_size, draw.choice((1, num_kv_heads)))
-
-
-def random_chunks(draw: random.Random, longest: int) -> dict[int, range]:
-    """Some decodes, then some chunks of prompts, with and without earlier context."""
-    query_lens = [1] * draw.randint(0, 4) + [draw.randint(2, 150) for _ in range(draw.randint(0, 2))]
-    chunks = {}
-    for seq, query_len in enumerate(query_lens or [1]):
-        start = draw.choice((0, draw.randint(0, 300), draw.randint(0, longest - query_len)))
-        chunks[seq] = range(start, start + query_len)
-    return chunks
 
 
 def check(paged: PagedHeads, chunks: Chunks, instructions: str, seed: int) -> None:
@@ -113,25 +104,6 @@ def test_weights_of_scores_far_apart(instructions: str, dtype: torch.dtype) -> N
     assert torch.equal(result[0, 0], tokens[600, 3])
     expected = sequences.attend(paged.in_float32().reference(), chunks, pool.float(), torch.float32)
     torch.testing.assert_close(result.float(), expected, atol=2**-8, rtol=2**-7)
-
-
-def model_config(mla: MLAConfig | None, dtype: str) -> ModelConfig:
-    """As much of a model as attention asks for."""
-    return ModelConfig(
-        architecture="any",
-        vocab_size=1,
-        hidden_size=1,
-        num_layers=1,
-        num_heads=4,
-        num_kv_heads=4 if mla else 2,
-        head_dim=mla.qk_head_dim if mla else 16,
-        intermediate_size=1,
-        rms_norm_eps=1e-6,
-        rope=RopeConfig(theta=1e4, rotary_dim=8),
-        max_model_len=64,
-        dtype=dtype,
-        mla=mla,
-    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

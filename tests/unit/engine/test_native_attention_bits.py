@@ -9,7 +9,7 @@ from torch import Tensor
 
 pytest.importorskip("engine.native.paged_attention", reason="attention was not compiled when this was installed")
 
-from engine.attention.native import AttentionHeads
+from engine.attention.heads import AttentionHeads
 from engine.native.paged_attention import instruction_sets
 from tests.unit.engine.attention_rig import Chunks, PagedHeads, Sequences
 

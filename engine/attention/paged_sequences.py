@@ -1,0 +1,47 @@
+"""A step's sequences as kernels take them that know no padding."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class PagedSequences:
+    """Block tables one after another (CSR), all int32; what is needed for planning stands on the CPU.
+
+    Made without waiting for the device.
+    """
+
+    query_starts: Tensor  # [num_seqs + 1] on the CPU: first new token of each sequence, counted from the first one's
+    block_starts: Tensor  # [num_seqs + 1] on the CPU: first of each sequence's blocks
+    blocks: Tensor  # [all blocks] on the device
+    context_lens: Tensor  # [num_seqs] on the CPU
+    last_block_lens: Tensor  # [num_seqs] on the CPU: tokens in the last block
+
+    @classmethod
+    def of(cls, batch: Batch, block_size: int, first: int, end: int) -> "PagedSequences":
+        """The batch's sequences from `first` to before `end`, in their order."""
+        query_lens = np.array(batch.query_lens_list[first:end], dtype=np.int32)
+        context_lens = np.array(batch.context_lens_list[first:end], dtype=np.int32)
+        num_blocks = (context_lens + block_size - 1) // block_size
+        block_starts = starts(num_blocks)
+        row_of_block = np.repeat(np.arange(first, end), num_blocks)
+        place_in_row = np.arange(block_starts[-1]) - np.repeat(block_starts[:-1], num_blocks)
+        places = torch.from_numpy(row_of_block * batch.block_tables.shape[1] + place_in_row)
+        table = batch.block_tables.flatten()
+        return cls(
+            query_starts=torch.from_numpy(starts(query_lens)),
+            block_starts=torch.from_numpy(block_starts),
+            blocks=table[places.to(table.device, non_blocking=True)].to(torch.int32),
+            context_lens=torch.from_numpy(context_lens),
+            last_block_lens=torch.from_numpy((context_lens - 1) % block_size + 1),
+        )
+
+
+def starts(counts: np.ndarray) -> np.ndarray:
+    """Where each of several runs begins, and where the last one ends: [len(counts) + 1] int32."""
+    return np.concatenate(([0], np.cumsum(counts))).astype(np.int32)

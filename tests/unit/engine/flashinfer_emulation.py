@@ -1,0 +1,199 @@
+"""What FlashInfer's wrappers promise and demand, in torch: enough to find a wrong plan without a GPU.
+
+After the documentation and the checks of flashinfer 0.7.2: metadata are contiguous int32, starts begin with 0, page
+counts follow from lengths, keys and values have the same strides, the last dimension is contiguous, causality is
+aligned to the end, decode takes one query a sequence.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.attention.flashinfer import FlashInferKernels
+
+
+def check_metadata(*tensors: Tensor) -> None:
+    for tensor in tensors:
+        assert tensor.dtype == torch.int32
+        assert tensor.dim() == 1
+        assert tensor.is_contiguous()
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Where each sequence's KV is."""
+
+    starts: Tensor
+    pages: Tensor
+    page_size: int
+    lens: list[int]
+
+    @classmethod
+    def of(cls, starts: Tensor, pages: Tensor, last_lens: Tensor, page_size: int) -> "Pages":
+        check_metadata(starts, pages, last_lens)
+        assert starts[0] == 0
+        assert starts[-1] == len(pages)
+        assert len(starts) == len(last_lens) + 1
+        assert ((last_lens >= 1) & (last_lens <= page_size)).all()
+        counts = starts.diff()
+        assert (counts >= 1).all()
+        return cls(starts, pages, page_size, ((counts - 1) * page_size + last_lens).tolist())
+
+    def rows(self, cache: Tensor, sequence: int) -> Tensor:
+        """cache: [num_pages, heads, page_size, width]. Returns [length, heads, width]."""
+        pages = self.pages[self.starts[sequence] : self.starts[sequence + 1]].long()
+        return cache[pages].transpose(1, 2).flatten(0, 1)[: self.lens[sequence]]
+
+
+def attended(q: Tensor, keys: Tensor, values: Tensor, scale: float, is_causal: bool) -> Tensor:
+    """q: [num_new, num_heads, width]; keys, values: [length, num_kv_heads, width]."""
+    group = q.shape[1] // keys.shape[1]
+    keys, values = (rows.repeat_interleave(group, dim=1).float() for rows in (keys, values))
+    scores = torch.einsum("qhd,khd->hqk", q.float(), keys) * scale
+    if is_causal:
+        sees = torch.arange(len(keys)) <= torch.arange(len(keys) - len(q), len(keys))[:, None]
+        scores = scores.masked_fill(~sees, -torch.inf)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).to(q.dtype)
+
+
+def check_cache(cache: tuple[Tensor, Tensor], dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    keys, values = cache
+    assert keys.stride() == values.stride()
+    assert keys.stride(-1) == 1
+    assert keys.dtype == values.dtype == dtype
+    assert keys.shape[1:] == values.shape[1:] == shape
+
+
+class PagedWrapper:
+    """Both paged wrappers: a plan for heads, then runs of layers."""
+
+    def __init__(self, workspace: Tensor, kv_layout: str = "NHD", **_: Any) -> None:
+        assert workspace.dtype == torch.uint8
+        assert kv_layout == "HND"
+        self.planned: dict[str, Any] | None = None
+
+    def _plan(self, query_starts: Tensor, pages: Pages, heads: tuple[int, int, int], is_causal: bool, kw: Any) -> None:
+        assert kw["q_data_type"] == kw["kv_data_type"]
+        self.planned = {"starts": query_starts, "pages": pages, "heads": heads, "is_causal": is_causal, **kw}
+
+    def run(self, q: Tensor, cache: tuple[Tensor, Tensor]) -> Tensor:
+        assert self.planned is not None
+        plan, pages = self.planned, self.planned["pages"]
+        num_heads, num_kv_heads, width = plan["heads"]
+        assert q.dtype == plan["q_data_type"]
+        assert q.shape == (plan["starts"][-1], num_heads, width)
+        assert q.stride(-1) == 1
+        check_cache(cache, plan["kv_data_type"], (num_kv_heads, pages.page_size, width))
+        return torch.cat(
+            [
+                attended(new, *(pages.rows(part, seq) for part in cache), plan["sm_scale"], plan["is_causal"])
+                for seq, new in enumerate(q.split(plan["starts"].diff().tolist()))
+            ]
+        )
+
+
+class Decode(PagedWrapper):
+    """BatchDecodeWithPagedKVCacheWrapper."""
+
+    def plan(self, starts: Tensor, pages: Tensor, last_lens: Tensor, num_heads: int, num_kv_heads: int, width: int,
+             page_size: int, **kw: Any) -> None:  # fmt: skip
+        assert not starts.is_cuda
+        queries = torch.arange(len(last_lens) + 1, dtype=torch.int32)
+        paged = Pages.of(starts, pages, last_lens, page_size)
+        self._plan(queries, paged, (num_heads, num_kv_heads, width), is_causal=False, kw=kw)
+
+
+class Prefill(PagedWrapper):
+    """BatchPrefillWithPagedKVCacheWrapper."""
+
+    def plan(self, query_starts: Tensor, starts: Tensor, pages: Tensor, last_lens: Tensor, num_heads: int,
+             num_kv_heads: int, width: int, page_size: int, *, causal: bool, **kw: Any) -> None:  # fmt: skip
+        check_metadata(query_starts)
+        assert query_starts[0] == 0
+        paged = Pages.of(starts, pages, last_lens, page_size)
+        assert (query_starts.diff() <= torch.tensor(paged.lens)).all()
+        self._plan(query_starts, paged, (num_heads, num_kv_heads, width), is_causal=causal, kw=kw)
+
+
+@dataclass(frozen=True)
+class LatentMetadata:
+    """MLAPlanMetadata."""
+
+    query_starts: Tensor
+    starts: Tensor
+    pages: Tensor
+    lens: Tensor
+
+    @classmethod
+    def csr(cls, query_starts: Tensor, starts: Tensor, pages: Tensor, lens: Tensor) -> "LatentMetadata":
+        check_metadata(query_starts, starts, pages, lens)
+        return cls(query_starts, starts, pages, lens)
+
+
+class Latent:
+    """BatchMLAPagedAttentionWrapper."""
+
+    def __init__(self, workspace: Tensor) -> None:
+        assert workspace.dtype == torch.uint8
+
+    def plan(self, *, metadata: LatentMetadata, page_size: int, causal: bool, query_layout: str, kv_cache_layout: str,
+             **kw: Any) -> None:  # fmt: skip
+        assert (query_layout, kv_cache_layout) == ("split", "split")
+        assert causal
+        pages = -(-metadata.lens // page_size)
+        assert torch.equal(metadata.starts.diff(), pages)
+        last = (metadata.lens - 1) % page_size + 1
+        self.pages = Pages.of(metadata.starts, metadata.pages, last.to(torch.int32), page_size)
+        self.metadata, self.kw = metadata, kw
+
+    def run(self, *, query: tuple[Tensor, Tensor], kv_cache: tuple[Tensor, Tensor]) -> Tensor:
+        widths = (self.kw["head_dim_ckv"], self.kw["head_dim_kpe"])
+        for rows in (*query, *kv_cache):
+            assert rows.dim() == 3
+            assert rows.stride(-1) == 1
+            assert rows.dtype == self.kw["q_data_type"]
+        assert tuple(rows.shape[-1] for rows in query) == tuple(rows.shape[-1] for rows in kv_cache) == widths
+        assert query[0].shape[1] == self.kw["num_heads"]
+        whole, q = torch.cat(kv_cache, dim=-1).unsqueeze(1), torch.cat(query, dim=-1)
+        results = []
+        for seq, new in enumerate(q.split(self.metadata.query_starts.diff().tolist())):
+            keys = self.pages.rows(whole, seq)
+            results.append(attended(new, keys, keys[..., : widths[0]], self.kw["sm_scale"], is_causal=True))
+        return torch.cat(results)
+
+
+def append(keys: Tensor, values: Tensor, sequences: Tensor, positions: Tensor, cache: tuple[Tensor, Tensor],
+           pages: Tensor, starts: Tensor, last_lens: Tensor, kv_layout: str) -> None:  # fmt: skip
+    """append_paged_kv_cache."""
+    assert kv_layout == "HND"
+    check_metadata(sequences, positions)
+    assert cache[0].stride() == cache[1].stride()
+    page_size = cache[0].shape[2]
+    Pages.of(starts, pages, last_lens, page_size)
+    page = pages[starts[sequences.long()] + positions // page_size].long()
+    for rows, part in ((keys, cache[0]), (values, cache[1])):
+        assert rows.shape == (len(sequences), *part.shape[1:4:2])
+        part[page, :, (positions % page_size).long()] = rows
+
+
+def append_latent(latent: Tensor, rope: Tensor, sequences: Tensor, positions: Tensor, latents: Tensor, ropes: Tensor,
+                  pages: Tensor, starts: Tensor, last_lens: Tensor) -> None:  # fmt: skip
+    """append_paged_mla_kv_cache."""
+    check_metadata(sequences, positions)
+    page_size = latents.shape[1]
+    Pages.of(starts, pages, last_lens, page_size)
+    page = pages[starts[sequences.long()] + positions // page_size].long()
+    latents[page, (positions % page_size).long()] = latent
+    ropes[page, (positions % page_size).long()] = rope
+
+
+EMULATION = FlashInferKernels(
+    decode=Decode,
+    prefill=Prefill,
+    latent=Latent,
+    latent_metadata=LatentMetadata,
+    append=append,
+    append_latent=append_latent,
+)
