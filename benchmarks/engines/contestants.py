@@ -5,14 +5,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.engines.cells import Series
 from benchmarks.engines.compressed_tensors import write_int8
 from benchmarks.engines.engine_process import DRIVERS, ROOT
 from benchmarks.engines.peers import LLAMA_CPP, OPENVINO, VLLM, PeerEnvironment
-from engine.config import EngineConfig
 
 OURS = "baton"
 
@@ -77,15 +76,6 @@ def _run(*command: str) -> None:
         raise RuntimeError(f"{' '.join(command)} ended with status {done.returncode}:\n{done.stderr[-3000:]}")
 
 
-def _baton_lacks(series: Series) -> str:
-    known = {option.name for option in fields(EngineConfig)}
-    if series.weights == "int8" and "quantization" not in known:
-        return "it has no int8 weights yet"
-    if series.kv_cache == "int8" and "kv_cache_dtype" not in known:
-        return "it has no int8 KV cache yet"
-    return ""
-
-
 def _vllm_lacks(series: Series) -> str:
     return "its CPU backend has no int8 KV cache" if series.kv_cache == "int8" else ""
 
@@ -95,7 +85,7 @@ def _transformers_lacks(series: Series) -> str:
 
 
 CONTESTANTS = (
-    Contestant(OURS, "baton_driver", None, {"PYTHONPATH": "{folder}"}, lacks=_baton_lacks),
+    Contestant(OURS, "baton_driver", None, {"PYTHONPATH": "{folder}"}),
     Contestant("openvino", "openvino_driver", OPENVINO, convert=_to_openvino),
     Contestant(
         "vllm",

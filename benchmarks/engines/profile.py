@@ -3,7 +3,7 @@
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -63,13 +63,14 @@ class TimedSampler:
         return self._sample(logits, requests)
 
 
-def profile(checkpoint: Path, num_threads: int) -> list[Report]:
+def profile(checkpoint: Path, num_threads: int) -> Iterator[Report]:
     """Decode steps of one request and of many: the engine's parts, then torch's operators inside the forward."""
     torch.set_num_threads(num_threads)
-    return [report for batch in BATCHES for report in _profile(checkpoint, num_threads, batch)]
+    for batch in BATCHES:
+        yield from _profile(checkpoint, num_threads, batch)
 
 
-def _profile(checkpoint: Path, num_threads: int, batch: int) -> list[Report]:
+def _profile(checkpoint: Path, num_threads: int, batch: int) -> Iterator[Report]:
     engine = _decoding_engine(checkpoint, num_threads, batch)
     stopwatch = Stopwatch()
     watch(engine, stopwatch)
@@ -80,9 +81,9 @@ def _profile(checkpoint: Path, num_threads: int, batch: int) -> list[Report]:
     rest_s = total_s - sum(stopwatch.seconds.values())
     parts.add("the rest", 1e3 * rest_s / NUM_STEPS, rest_s / total_s)
     parts.add("all", 1e3 * total_s / NUM_STEPS, 1.0)
-    operators = _operators(engine, batch)
+    yield parts
+    yield _operators(engine, batch)
     engine.close()
-    return [parts, operators]
 
 
 def watch(engine: Engine, stopwatch: Stopwatch) -> None:

@@ -98,7 +98,7 @@ class LlamaCppEngine:
 
 
 def context_params(setting: Setting) -> ctypes.Structure:
-    """Each sequence has its own part of the cache, which is faster than one for all, and the default."""
+    """Each sequence has its own part of the cache, as in the server with a given number of slots."""
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = setting.max_num_seqs * -(-setting.max_model_len // CONTEXT_STEP) * CONTEXT_STEP
     params.n_batch = BATCH_TOKENS

@@ -70,7 +70,7 @@ def test_what_an_engine_says_when_it_fails_is_told(tmp_path: Path) -> None:
 
 
 def test_the_parts_of_a_step_make_up_the_whole(checkpoint: Path) -> None:
-    reports = profile(checkpoint, torch.get_num_threads())
+    reports = list(profile(checkpoint, torch.get_num_threads()))
     assert len(reports) == 2 * len(BATCHES)
     for parts, operators in zip(reports[::2], reports[1::2], strict=True):
         *rows, whole = parts.rows
