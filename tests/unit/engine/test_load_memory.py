@@ -16,10 +16,9 @@ SIZES = {
     "num_key_value_heads": 12,
     "num_hidden_layers": 20,
 }
-# Its memory before and at its highest, in KiB, of a process that has used torch.
+# Its memory before and at its highest, in KiB, of a process that has loaded a small model of the kind.
 PROGRAM = """
 import sys
-import torch
 from engine.config import EngineConfig
 from engine.engine import Engine
 
@@ -27,29 +26,36 @@ def memory(name):
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith(name + ":"))
 
-torch.ops.mkldnn._linear_pointwise(torch.ones(8, 64), torch.ones(64, 64), None, "none", [], "")
+def load(model):
+    return Engine(EngineConfig(model=model, quantization=sys.argv[3] or None, kv_cache_memory_bytes=4 << 20))
+
+small = load(sys.argv[1])
 before = memory("VmRSS")
-config = EngineConfig(model=sys.argv[1], quantization=sys.argv[2] or None, kv_cache_memory_bytes=4 << 20)
-engine = Engine(config)
+large = load(sys.argv[2])
 print(before, memory("VmHWM"))
 """
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("llama2", tmp_path_factory.mktemp("small"), dtype=torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of some hundred megabytes."""
     return make_checkpoint("llama2", tmp_path_factory.mktemp("large"), dtype=torch.bfloat16, **SIZES)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-@pytest.mark.parametrize(("quantization", "most"), [("", 1.3), ("int8", 0.8)])
-def test_no_second_copy_of_the_weights_is_made(checkpoint: Path, quantization: str, most: float) -> None:
+@pytest.mark.parametrize(("quantization", "most"), [("", 1.3), ("int8", 1.1)])
+def test_no_second_copy_of_the_weights_is_made(small: Path, large: Path, quantization: str, most: float) -> None:
     """Neither of the mapped files' pages, nor of what is laid out anew."""
     if quantization and not torch.cpu._is_vnni_supported():
         pytest.skip("products in int8 need VNNI")
-    command = [sys.executable, "-c", PROGRAM, str(checkpoint), quantization]
+    command = [sys.executable, "-c", PROGRAM, str(small), str(large), quantization]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     before, highest = map(int, done.stdout.split())
-    weights = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
+    weights = sum(file.stat().st_size for file in large.glob("*.safetensors"))
     assert weights > 200e6
     assert (highest - before) * 1024 < most * weights
