@@ -26,7 +26,14 @@ WORKER_COMMANDS: dict[Role, tuple[str, ...]] = {
     "decode": ("decode_worker",),
     "both": ("baton", "worker"),
 }
-MMAP_THRESHOLD_BYTES = 32 << 20  # the most that glibc accepts
+# Of glibc, for a process that computes.
+ALLOCATOR = {
+    # A step's tensors come and go; kept by the allocator, their pages are not faulted in again each time.
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the most that it accepts
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    # Every step reads all weights: in huge pages (where the kernel gives them to who asks) a fifth faster.
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +64,7 @@ class ClusterPlan:
     def _worker_spec(self, worker: WorkerConfig, log_dir: Path) -> ProcessSpec:
         num_threads = worker.engine.num_threads
         env = {"OMP_NUM_THREADS": str(num_threads)} if num_threads is not None else {}
-        # A step's tensors come and go; kept by the allocator, their pages are not faulted in again each time.
-        env |= {"MALLOC_MMAP_THRESHOLD_": str(MMAP_THRESHOLD_BYTES), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
-        # Every step reads all weights: in huge pages (where the kernel gives them to who asks) a fifth faster.
-        env |= {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+        env |= ALLOCATOR
         words = [*WORKER_COMMANDS[worker.role], *_common(self.log_level), *flags_of(worker)]
         return _spec(worker.worker_id, words, log_dir, env)
 

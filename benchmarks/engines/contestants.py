@@ -12,6 +12,7 @@ from benchmarks.engines.cells import Series
 from benchmarks.engines.compressed_tensors import write_int8
 from benchmarks.engines.engine_process import DRIVERS, ROOT
 from benchmarks.engines.peers import LLAMA_CPP, OPENVINO, VLLM, PeerEnvironment
+from deployment.cluster_plan import ALLOCATOR
 
 OURS = "baton"
 
@@ -85,7 +86,7 @@ def _transformers_lacks(series: Series) -> str:
 
 
 CONTESTANTS = (
-    Contestant(OURS, "baton_driver", None, {"PYTHONPATH": "{folder}"}),
+    Contestant(OURS, "baton_driver", None, {"PYTHONPATH": "{folder}", **ALLOCATOR}),
     Contestant("openvino", "openvino_driver", OPENVINO, convert=_to_openvino),
     Contestant(
         "vllm",
