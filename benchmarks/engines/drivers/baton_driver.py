@@ -1,6 +1,7 @@
 """Our engine, stepped by its own thread."""
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -42,7 +43,9 @@ class BatonEngine:
     def __init__(self, setting: Setting) -> None:
         torch.set_num_threads(setting.num_threads)
         self._outputs: SimpleQueue[StepOutput | BaseException] = SimpleQueue()
-        self._loop = EngineLoop(Engine(engine_config(setting)), self._outputs.put, self._outputs.put)
+        with ThreadPoolExecutor(1) as loader:  # as a worker does: its team of OpenMP threads ends with it
+            engine = loader.submit(Engine, engine_config(setting)).result()
+        self._loop = EngineLoop(engine, self._outputs.put, self._outputs.put)
         self._loop.start()
 
     def add(self, request: int, prompt: Sequence[int], num_output_tokens: int) -> None:
