@@ -8,18 +8,10 @@ from pathlib import Path
 import torch
 import transformers
 
-from scripts.make_random_checkpoint import random_tensor, save_tokenizer
+from scripts.make_random_checkpoint import QWEN3_06B, random_tensor, save_tokenizer
 
 SEED = 0
 DONE = "complete"
-COMMON = {
-    "vocab_size": 32000,
-    "max_position_embeddings": 40960,
-    "rope_theta": 1_000_000.0,
-    "tie_word_embeddings": True,
-    "bos_token_id": None,
-    "eos_token_id": 2,
-}
 # Of the norms of queries and keys. With plain norms attention is a mean of all values, so that each token follows from
 # the last one alone and answers soon go in circles; with twice this gain a rounding in bf16 makes other tokens.
 ATTENTION_GAIN = 1.4
@@ -32,30 +24,21 @@ class Shape:
 
     name: str
     config_class: str
-    options: Mapping[str, int]
+    options: Mapping[str, object]
 
 
-DENSE = Shape(
-    "qwen3-0.6b",
-    "Qwen3Config",
-    {
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-    },
-)
+DENSE = Shape("qwen3-0.6b", "Qwen3Config", QWEN3_06B)
 MOE = Shape(
     "qwen3-moe",
     "Qwen3MoeConfig",
     {
+        **QWEN3_06B,
         "hidden_size": 512,
         "intermediate_size": 1536,
         "moe_intermediate_size": 512,
         "num_experts": 32,
         "num_experts_per_tok": 4,
+        "norm_topk_prob": True,
         "num_hidden_layers": 12,
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
@@ -75,10 +58,7 @@ def ensure_checkpoint(shape: Shape, directory: Path) -> Path:
 
 def make_checkpoint(shape: Shape, target: Path) -> None:
     """Weights in bf16 whose matrices keep the size of what passes through them; always the same ones."""
-    options = {**COMMON, **shape.options}
-    if "num_experts" in options:
-        options["norm_topk_prob"] = True
-    config = getattr(transformers, shape.config_class)(**options, dtype="bfloat16")
+    config = getattr(transformers, shape.config_class)(**shape.options, dtype="bfloat16")
     with torch.device("meta"):  # there is nothing to initialise
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.to_empty(device="cpu").tie_weights()
@@ -91,7 +71,7 @@ def make_checkpoint(shape: Shape, target: Path) -> None:
     transformers.GenerationConfig(eos_token_id=[2, 0]).save_pretrained(target)
     save_tokenizer(target, config.vocab_size, config.max_position_embeddings)
     # Some readers know the names of older versions only.
-    _set(target / "config.json", **options, torch_dtype="bfloat16")
+    _set(target / "config.json", **shape.options, torch_dtype="bfloat16")
     _set(target / "tokenizer_config.json", tokenizer_class=TOKENIZER_CLASS)
 
 

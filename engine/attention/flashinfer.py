@@ -102,16 +102,19 @@ class FlashInferAttention:
 
     def plan(self, batch: Batch) -> None:
         """Divides the step's work among the GPU's processors, once for all layers."""
-        paged = PagedSequences.of(batch, self._block_size, 0, batch.num_seqs)
+        paged = PagedSequences.of(batch, self._block_size)
         self._new = NewTokens.of(batch, paged)
         if self.heads.value_width < self.heads.key_width:
             self._plan_latent(paged)
             return
         num_decodes = batch.num_decodes
         if num_decodes:
-            self._plan_decodes(PagedSequences.of(batch, self._block_size, 0, num_decodes))
+            decodes = paged.part(0, num_decodes)
+            self._decode.plan(*_blocks(decodes), *self._sizes(), **self._types())
         if num_decodes < batch.num_seqs:
-            self._plan_chunks(PagedSequences.of(batch, self._block_size, num_decodes, batch.num_seqs))
+            chunks = paged.part(num_decodes, batch.num_seqs)
+            # Causality is aligned to the end: a chunk sees what came before it.
+            self._prefill.plan(chunks.query_starts, *_blocks(chunks), *self._sizes(), causal=True, **self._types())
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
         """See AttentionBackend."""
@@ -147,37 +150,18 @@ class FlashInferAttention:
             new.blocks, new.block_starts, new.last_block_lens, kv_layout=LAYOUT,
         )  # fmt: skip
 
-    def _plan_decodes(self, paged: PagedSequences) -> None:
+    def _sizes(self) -> tuple[int, ...]:
+        """Query and KV heads of a part, their width, and tokens a block."""
         heads = self.heads
-        self._decode.plan(
-            paged.block_starts,
-            paged.blocks,
-            paged.last_block_lens,
+        return (
             heads.num_heads // self._num_parts,
             heads.num_kv_heads // self._num_parts,
             heads.key_width,
             self._block_size,
-            q_data_type=heads.dtype,
-            kv_data_type=heads.dtype,
-            sm_scale=self._scale,
         )
 
-    def _plan_chunks(self, paged: PagedSequences) -> None:
-        heads = self.heads
-        self._prefill.plan(
-            paged.query_starts,
-            paged.block_starts,
-            paged.blocks,
-            paged.last_block_lens,
-            heads.num_heads // self._num_parts,
-            heads.num_kv_heads // self._num_parts,
-            heads.key_width,
-            self._block_size,
-            causal=True,  # aligned to the end: a chunk sees what came before it
-            q_data_type=heads.dtype,
-            kv_data_type=heads.dtype,
-            sm_scale=self._scale,
-        )
+    def _types(self) -> dict[str, Any]:
+        return {"q_data_type": self.heads.dtype, "kv_data_type": self.heads.dtype, "sm_scale": self._scale}
 
     def _plan_latent(self, paged: PagedSequences) -> None:
         heads = self.heads
@@ -190,12 +174,14 @@ class FlashInferAttention:
             head_dim_kpe=heads.key_width - heads.value_width,
             page_size=self._block_size,
             causal=True,
-            sm_scale=self._scale,
-            q_data_type=heads.dtype,
-            kv_data_type=heads.dtype,
+            **self._types(),
             query_layout="split",
             kv_cache_layout="split",
         )
+
+
+def _blocks(paged: PagedSequences) -> tuple[Tensor, Tensor, Tensor]:
+    return paged.block_starts, paged.blocks, paged.last_block_lens
 
 
 def is_made_for(heads: AttentionHeads) -> bool:

@@ -23,13 +23,13 @@ class PagedSequences:
     last_block_lens: Tensor  # [num_seqs] on the CPU: tokens in the last block
 
     @classmethod
-    def of(cls, batch: Batch, block_size: int, first: int, end: int) -> "PagedSequences":
-        """The batch's sequences from `first` to before `end`, in their order."""
-        query_lens = np.array(batch.query_lens_list[first:end], dtype=np.int32)
-        context_lens = np.array(batch.context_lens_list[first:end], dtype=np.int32)
+    def of(cls, batch: Batch, block_size: int) -> "PagedSequences":
+        """All of the batch's sequences, in their order."""
+        query_lens = np.array(batch.query_lens_list, dtype=np.int32)
+        context_lens = np.array(batch.context_lens_list, dtype=np.int32)
         num_blocks = (context_lens + block_size - 1) // block_size
         block_starts = starts(num_blocks)
-        row_of_block = np.repeat(np.arange(first, end), num_blocks)
+        row_of_block = np.repeat(np.arange(batch.num_seqs), num_blocks)
         place_in_row = np.arange(block_starts[-1]) - np.repeat(block_starts[:-1], num_blocks)
         places = torch.from_numpy(row_of_block * batch.block_tables.shape[1] + place_in_row)
         table = batch.block_tables.flatten()
@@ -39,6 +39,17 @@ class PagedSequences:
             blocks=table[places.to(table.device, non_blocking=True)].to(torch.int32),
             context_lens=torch.from_numpy(context_lens),
             last_block_lens=torch.from_numpy((context_lens - 1) % block_size + 1),
+        )
+
+    def part(self, first: int, end: int) -> "PagedSequences":
+        """The sequences from `first` to before `end`: views, but for the starts, which begin with 0 again."""
+        query_starts, block_starts = self.query_starts[first : end + 1], self.block_starts[first : end + 1]
+        return PagedSequences(
+            query_starts=query_starts - query_starts[0],
+            block_starts=block_starts - block_starts[0],
+            blocks=self.blocks[int(block_starts[0]) : int(block_starts[-1])],
+            context_lens=self.context_lens[first:end],
+            last_block_lens=self.last_block_lens[first:end],
         )
 
 

@@ -1,8 +1,8 @@
 """What layers ask of an implementation of their small computations."""
 
-from functools import cached_property
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -16,11 +16,13 @@ class Rotation:
         self.table = table
         self.positions = positions
         self.interleaved = interleaved
+        self._cos_sin: tuple[Tensor, ...] = ()
 
-    @cached_property
-    def rows(self) -> Tensor:
-        """[num_tokens, rotary_dim]: the table's rows of the tokens, gathered once for all layers."""
-        return self.table[self.positions]
+    def cos_sin(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Of every token, [num_tokens, 1, rotary_dim / 2] each; gathered once for all layers."""
+        if not self._cos_sin or self._cos_sin[0].dtype != dtype:
+            self._cos_sin = self.table[self.positions].to(dtype).unsqueeze(1).chunk(2, dim=-1)
+        return self._cos_sin
 
 
 class LayerOps(Protocol):

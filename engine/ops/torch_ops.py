@@ -52,7 +52,7 @@ class TorchOps:
         """See LayerOps."""
         if weight is not None:
             heads = F.rms_norm(heads, heads.shape[-1:], None, eps) * weight
-        cos, sin = rotation.rows.to(heads.dtype).unsqueeze(1).chunk(2, dim=-1)
+        cos, sin = rotation.cos_sin(heads.dtype)
         first, second = (heads[..., 0::2], heads[..., 1::2]) if rotation.interleaved else heads.chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 

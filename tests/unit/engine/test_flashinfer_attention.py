@@ -72,7 +72,7 @@ def test_sequences_without_padding() -> None:
     paged = PagedHeads(heads_of(2, 1, 8), 4)
     sequences = Sequences(paged, [1, 9, 12, 4], 3)
     batch = sequences.batch({0: range(1), 1: range(8, 9), 2: range(3, 12), 3: range(4)})
-    found = PagedSequences.of(batch, 4, 1, 4)
+    found = PagedSequences.of(batch, 4).part(1, 4)
     assert found.query_starts.tolist() == [0, 1, 10, 14]
     assert found.block_starts.tolist() == [0, 3, 6, 7]
     assert found.blocks.tolist() == [block for seq in (1, 2, 3) for block in sequences.tables[seq]]
