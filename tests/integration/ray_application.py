@@ -12,8 +12,9 @@ import yaml
 
 import baton
 from deployment.ports import free_ports
-from tests.integration.ray_cluster import HOST, RayCluster
+from tests.integration.ray_cluster import HOST, RayCluster, ray_cluster
 from tests.integration.workers_view import workers
+from tests.redis_server import redis_server
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_serve.yaml"
 MODEL = Path(baton.__file__).parent / "bundled_model"
@@ -78,6 +79,17 @@ async def ray_application(ray: RayCluster, registry: str, **args: object) -> Asy
     except TimeoutError as error:
         raise AssertionError(ray.logs()) from error
     yield app
+
+
+@asynccontextmanager
+async def application_of_its_own(directory: Path, **args: object) -> AsyncIterator[RayApplication]:
+    """An application on a Ray and beside a Redis, in this directory, that nobody else uses."""
+    async with (
+        redis_server(directory / "redis", "--requirepass", "secret") as redis,
+        ray_cluster() as ray,
+        ray_application(ray, f"redis://:secret@{HOST}:{redis.port}/0", **args) as application,
+    ):
+        yield application
 
 
 async def wait_listening(url: str) -> None:

@@ -13,11 +13,10 @@ import pytest_asyncio
 
 from router.openai.post_exchange import STALL_S
 from tests.integration.completion_load import completion_load
-from tests.integration.ray_application import DEADLINE_S, NAME, RayApplication, ray_application
-from tests.integration.ray_cluster import HOST, left_of, ray_cluster
+from tests.integration.ray_application import DEADLINE_S, NAME, RayApplication, application_of_its_own
+from tests.integration.ray_cluster import left_of
 from tests.integration.test_stopped_worker import BODY, tokens_of
 from tests.integration.workers_view import wait_idle, workers
-from tests.redis_server import redis_server
 
 # Choices, and tokens of each: nearly all that the model can have, and the work of a long time.
 NUM_CHOICES, NUM_LONG = 8, 3900
@@ -27,12 +26,7 @@ LONG_PROMPT = "Return the names of all files in a directory, and of those below 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def app(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RayApplication]:
     """An application for all tests here."""
-    directory = tmp_path_factory.mktemp("ray") / "redis"
-    async with (
-        redis_server(directory, "--requirepass", "secret") as redis,
-        ray_cluster() as ray,
-        ray_application(ray, f"redis://:secret@{HOST}:{redis.port}/0") as application,
-    ):
+    async with application_of_its_own(tmp_path_factory.mktemp("ray")) as application:
         yield application
 
 

@@ -12,11 +12,10 @@ import pytest
 import pytest_asyncio
 
 from tests.integration.completion_load import CompletionLoad, completion_load
-from tests.integration.ray_application import DEADLINE_S, RayApplication, ray_application
-from tests.integration.ray_cluster import HOST, command_line, ray_cluster
+from tests.integration.ray_application import DEADLINE_S, RayApplication, application_of_its_own
+from tests.integration.ray_cluster import command_line
 from tests.integration.test_expert_parallel import completions
 from tests.integration.workers_view import workers
-from tests.redis_server import redis_server
 
 RANKS = 2
 
@@ -24,17 +23,8 @@ RANKS = 2
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def app(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RayApplication]:
     """An application for all tests here: a prefill worker that has all experts, and decode workers that share them."""
-    directory = tmp_path_factory.mktemp("ray") / "redis"
-    async with (
-        redis_server(directory, "--requirepass", "secret") as redis,
-        ray_cluster() as ray,
-        ray_application(
-            ray,
-            f"redis://:secret@{HOST}:{redis.port}/0",
-            expert_parallel=RANKS,
-            router={"local_prefill_below": 0},
-        ) as application,
-    ):
+    options = {"expert_parallel": RANKS, "router": {"local_prefill_below": 0}}
+    async with application_of_its_own(tmp_path_factory.mktemp("ray"), **options) as application:
         yield application
 
 
