@@ -67,7 +67,7 @@ class Heads:
             key_width=self.key_width,
             value_width=self.value_width,
             dtype=dtype,
-            is_quantised=is_quantised,
+            kv_dtype=torch.int8 if is_quantised else None,
         )
 
 

@@ -141,7 +141,9 @@ LOCAL_PREFILL_BELOW = 64
 ENGINE_INFOS = {
     **WORKER_OPTIONS,
     "kv_cache_memory_bytes": OptionInfo(
-        "Memory of each worker's KV cache; unset: a share of the free memory.", minimum=1 << 16
+        "Memory of each worker's KV cache; unset: a share of the free memory, on a GPU what gpu_memory_utilization "
+        "leaves.",
+        minimum=1 << 16,
     ),
     "num_threads": OptionInfo(
         "Threads of torch in each worker; unset: its share of the cores.", minimum=1, maximum=4096

@@ -171,7 +171,7 @@ def _engine(
         kv_cache_dtype(checkpoint.config, engine.kv_cache_dtype)
     except UnsupportedModel as error:
         raise OptionError(str(error)) from error
-    if "kv_cache_memory_bytes" in given:
+    if "kv_cache_memory_bytes" in given or not engine.is_on_cpu:  # of a GPU's memory the engine takes its share
         return engine
     kv_bytes = default_kv_bytes(machine.memory_bytes, cluster.num_ranks, checkpoint.config, engine)
     return replace(engine, kv_cache_memory_bytes=kv_bytes)

@@ -10,7 +10,7 @@ MIN_BYTES, MAX_BYTES = 128 << 20, 4 << 30  # of one worker
 def default_kv_bytes(free_bytes: int, num_workers: int, model: ModelConfig, engine: EngineConfig) -> int:
     """A worker's share of the free memory, but no more than a full batch of the longest requests could fill."""
     share_bytes = min(max(int(free_bytes * FREE_MEMORY_SHARE) // num_workers, MIN_BYTES), MAX_BYTES)
-    max_tokens = engine.max_num_seqs * min(engine.max_model_len or model.max_model_len, model.max_model_len)
+    max_tokens = engine.batch_seqs * min(engine.max_model_len or model.max_model_len, model.max_model_len)
     return min(share_bytes, max(max_tokens * kv_bytes_per_token(model, engine.kv_cache_dtype), MIN_BYTES))
 
 

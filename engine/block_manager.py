@@ -56,9 +56,10 @@ class BlockManager:
         request.num_computed_tokens = len(cached) * self.block_size
         return True
 
-    def grow(self, request: Request) -> bool:
-        """Gives the request blocks for all its tokens; False, and nothing changes, if too few are free."""
-        lacking = self.num_blocks_for(request.num_tokens) - len(request.block_table)
+    def grow(self, request: Request, num_unknown: int = 0) -> bool:
+        """Gives the request blocks for all its tokens, and so many more; False, and nothing changes, if too few are
+        free."""
+        lacking = self.num_blocks_for(request.num_tokens + num_unknown) - len(request.block_table)
         if lacking > self.cache.pool.num_free:
             return False
         if lacking > 0:

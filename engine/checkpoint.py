@@ -18,8 +18,8 @@ MAX_HEADER_BYTES = 100 << 20  # what the format allows
 MAX_NAME_CHARS = 512
 MAX_DIMENSIONS = 64
 MAX_COUNT = (1 << 63) - 1
-DTYPES = {"BF16": "bfloat16", "F32": "float32", "F16": "float16"}
-ITEM_BYTES = {"BF16": 2, "F32": 4, "F16": 2}
+DTYPES = {"BF16": "bfloat16", "F32": "float32", "F16": "float16", "F8_E4M3": "float8_e4m3fn"}
+ITEM_BYTES = {"BF16": 2, "F32": 4, "F16": 2, "F8_E4M3": 1}
 SAMPLE_BYTES = 4096
 NUM_SAMPLES = 256  # of a file
 
@@ -30,7 +30,7 @@ class StoredTensor:
 
     name: str
     file: Path
-    dtype: str  # bfloat16, float32, float16, or the format's own name of another
+    dtype: str  # bfloat16, float32, float16, float8_e4m3fn, or the format's own name of another
     shape: tuple[int, ...]
     offset: int  # of the first byte in the file
     num_bytes: int

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from engine.stored_quantization import StoredQuantization
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -13,18 +15,34 @@ class EngineConfig:
     quantization: str | None = None  # int8: weights and what they are multiplied with; None: as `dtype` says
     device: str = "cpu"
     block_size: int = 16  # tokens a block
-    kv_cache_memory_bytes: int = 512 << 20  # of the block pool
-    kv_cache_dtype: str = "auto"  # auto (the model's), bfloat16, float32, int8 with a scale for each row
+    kv_cache_memory_bytes: int | None = None  # of the block pool; None: 512 MiB, on a GPU what is left
+    gpu_memory_utilization: float = 0.9  # share of a GPU's memory to take, if the pool's is not said
+    kv_cache_dtype: str = "auto"  # auto (the model's), bfloat16, float32; int8 with a scale for each row; fp8
     max_model_len: int | None = None  # longest prompt plus output; None: what the checkpoint allows
-    max_num_batched_tokens: int = (
-        256  # token budget of a step: how much a handover cannot hide, and how long decodes wait
-    )
-    max_num_seqs: int = 64  # requests in the batch
+    max_num_batched_tokens: int | None = None  # token budget of a step; None: 256, on a GPU 8192
+    max_num_seqs: int | None = None  # requests in the batch; None: 64, on a GPU 256
     max_num_waiting: int = 1024  # bound of the waiting queue
     enable_prefix_caching: bool = True
     kv_parts: int | None = None  # of a block, at most; None: as many as the ranks of this worker need
     num_threads: int | None = None  # of torch; None: as many as there are cores
     cores: str | None = None  # that the engine computes on, such as 0-3,8; None: any
+    async_scheduling: bool | None = None  # launch a step while the one before is under way; None: on a GPU
+    enforce_eager: bool = False  # on a GPU decodes are not recorded as CUDA graphs
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the device is a CPU."""
+        return self.device.split(":")[0] == "cpu"
+
+    @property
+    def step_tokens(self) -> int:
+        """Token budget of a step: how much a handover cannot hide, and how long decodes wait."""
+        return self.max_num_batched_tokens or (256 if self.is_on_cpu else 8192)
+
+    @property
+    def batch_seqs(self) -> int:
+        """Most requests in the batch."""
+        return self.max_num_seqs or (64 if self.is_on_cpu else 256)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +145,7 @@ class ModelConfig:
     mla: MLAConfig | None = None
     num_nextn_predict_layers: int = 0  # speculative layers after the last one, in the files and not loaded
     eos_token_ids: frozenset[int] = frozenset()
+    stored_quantization: StoredQuantization | None = None  # of the files' matrices in FP8; None: there are none
 
     @property
     def attention_scale(self) -> float:

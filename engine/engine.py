@@ -1,8 +1,9 @@
 """The engine: requests in, tokens out."""
 
+import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from engine.config import EngineConfig
 from engine.errors import EngineError, InvalidRequest, UnsupportedModel
 from engine.expert_group import ExpertGroup
 from engine.finish_rule import FinishRule
+from engine.launched_step import LaunchedStep
 from engine.loaded_model import load, zeros
 from engine.lockstep import Lockstep
 from engine.model_runner import ModelRunner
@@ -21,8 +23,11 @@ from engine.sampler import Sampler
 from engine.schedule import Received, Schedule, ScheduledRequest, StepResult
 from engine.scheduler import Scheduler
 from engine.step_rates import StepTimes, StepWork
+from engine.step_under_way import StepUnderWay
 from engine.tensor_model import LeadingModel
 from engine.tensor_parallel import TensorGroup
+
+log = logging.getLogger(__name__)
 
 STEP_TIME_WEIGHT = 0.1  # of the newest step in the running mean
 WAITING_PATIENCE = 2.0
@@ -70,6 +75,7 @@ class Engine:
         self.lockstep = Lockstep(group) if group is not None else None
         self.tensor = tensor
         self._step_s = 0.0
+        self._collected_at_s = 0.0  # monotonic clock
         self._step_times = StepTimes()
         self._num_generated_tokens = 0
         self._num_prefilled_tokens = 0
@@ -129,33 +135,79 @@ class Engine:
 
     def run(self, schedule: Schedule) -> StepOutput:
         """Computes a step, in a group together with the other ranks."""
-        started_at_s = time.monotonic()
-        # Before the update, which moves the requests on.
-        work = StepWork.of(schedule.requests)
-        num_prompt_tokens = sum(item.num_new_prompt_tokens for item in schedule.requests)
-        epoch = self._epoch
-        outputs = self.scheduler.update(schedule.requests, self._compute(schedule.requests))
+        under_way = self.launch(schedule.requests)
+        return self.collect(under_way) if under_way is not None else StepOutput(finished_at_s=time.monotonic())
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether a step may be launched before the tokens of the one before it are known."""
+        wanted = self.config.async_scheduling
+        is_alone = self.lockstep is None and self.tensor is None
+        return is_alone and (self.pool.device.type != "cpu" if wanted is None else wanted)
+
+    def launch(self, scheduled: Sequence[ScheduledRequest], behind: StepUnderWay | None = None) -> StepUnderWay | None:
+        """Begins a step; None if there was not enough memory: the next one is smaller.
+
+        On a GPU it is under way when this returns. In a group it is done: whoever has others waits for them.
+        """
+        started_at_s, epoch = time.monotonic(), self._epoch
+        # Now, before requests move on.
+        work, num_prompt_tokens = StepWork.of(scheduled), sum(item.num_new_prompt_tokens for item in scheduled)
+        if self.tensor is not None or self.lockstep is not None:
+            outcome: LaunchedStep | list[StepResult] = self._compute_together(scheduled)
+        elif (launched := self._launch_alone(scheduled, behind)) is not None:
+            outcome = launched
+        else:
+            return None
+        return StepUnderWay(scheduled, outcome, work, num_prompt_tokens, epoch, started_at_s)
+
+    def collect(self, step: StepUnderWay) -> StepOutput:
+        """Waits for what a step says, and takes it in. Steps are collected in the order of their launch."""
+        outcome = step.outcome
+        results = self.runner.collect(outcome) if isinstance(outcome, LaunchedStep) else outcome
+        outputs = self.scheduler.update(step.scheduled, results)
+        now_s = time.monotonic()
         if not outputs:
-            return StepOutput(finished_at_s=time.monotonic())
-        self._num_prefilled_tokens += num_prompt_tokens
+            return StepOutput(finished_at_s=now_s)
+        self._num_prefilled_tokens += step.num_prompt_tokens
         self._num_generated_tokens += sum(output.sampled is not None for output in outputs)
-        if self._epoch == epoch:  # else the group formed anew meanwhile, which is no step's time
-            step_s = time.monotonic() - started_at_s
+        if self._epoch == step.epoch:  # else the group formed anew meanwhile, which is no step's time
+            step_s = now_s - max(step.started_at_s, self._collected_at_s)
             self._step_s += STEP_TIME_WEIGHT * (step_s - self._step_s)
-            self._step_times.add(work, step_s)
-        return StepOutput(outputs, finished_at_s=time.monotonic())
+            self._step_times.add(step.work, step_s)
+        self._collected_at_s = now_s
+        return StepOutput(outputs, finished_at_s=now_s)
+
+    def schedule_behind(self, step: StepUnderWay) -> list[ScheduledRequest]:
+        """What is launched next, if that can be said while a step is under way; nothing otherwise."""
+        return self.scheduler.schedule_behind(step.scheduled)
 
     @property
     def _epoch(self) -> int:
         return self.lockstep.epoch if self.lockstep is not None else 0
 
-    def _compute(self, scheduled: list[ScheduledRequest]) -> list[StepResult]:
+    def _compute_together(self, scheduled: Sequence[ScheduledRequest]) -> list[StepResult]:
         if self.tensor is not None:
             self.tensor.check()
-        if self.lockstep is None:
             return self.runner.run(scheduled)
+        assert self.lockstep is not None
         num_tokens = sum(item.num_new_tokens for item in scheduled)
         return self.lockstep.run(num_tokens, lambda: self.runner.run(scheduled), self.runner.run_idle) or []
+
+    def _launch_alone(self, scheduled: Sequence[ScheduledRequest], behind: StepUnderWay | None) -> LaunchedStep | None:
+        num_tokens = sum(item.num_new_tokens for item in scheduled)
+        try:
+            before = behind.outcome if behind is not None else None
+            launched = self.runner.launch(scheduled, before if isinstance(before, LaunchedStep) else None)
+        except torch.OutOfMemoryError as error:
+            if not self.scheduler.budget.shrink(num_tokens):
+                raise
+            log.warning("a step of %d tokens did not fit into memory, the next is smaller: %s", num_tokens, error)
+        else:
+            self.scheduler.budget.recover()
+            return launched
+        torch.cuda.empty_cache()  # once the error, and with it what the step had, is gone
+        return None
 
     def abort(self, request_id: RequestId) -> bool:
         """Ends a request wherever it stands and frees the blocks that it kept; False if there is none of that id."""

@@ -21,10 +21,10 @@ MAX_BROADCAST_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class ExpertRows:
-    """Rows by slot, each slot's padded to a multiple of ROW_TILE."""
+    """Rows by slot. Where the host knows how many each has, these are padded to a multiple of ROW_TILE."""
 
     rows: Tensor  # [sum(sizes), hidden]
-    sizes: list[int]  # by slot
+    sizes: list[int] | Tensor  # by slot: known to the host, or [num_slots] int64 on the device
     places: Tensor  # [num_entries]: in which row each (token, chosen expert) is
 
 

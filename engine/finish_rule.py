@@ -19,6 +19,9 @@ class FinishRule:
         is_eos = token_id in self.eos_token_ids and not sampling.ignore_eos
         if num_output_tokens >= sampling.min_tokens and (is_eos or token_id in sampling.stop_token_ids):
             return FinishReason.STOP
-        if num_output_tokens >= sampling.max_tokens or request.num_tokens + 1 >= self.max_model_len:
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if self.ends_by_length(request) else None
+
+    def ends_by_length(self, request: Request) -> bool:
+        """Whether the request ends with the next token, whichever it is."""
+        is_last = request.num_output_tokens + 1 >= request.sampling.max_tokens
+        return is_last or request.num_tokens + 1 >= self.max_model_len

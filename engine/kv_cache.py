@@ -14,6 +14,7 @@ values have the same ones, and that the last dimension is contiguous.
 
 KV in int8 has a scale for each row (engine/kv_dtype.py), behind the row's elements in the last dimension. So a block
 that is handed over, pulled, checksummed or read by its parts carries its scales, and attention alone knows of them.
+Those of KV in FP8 are the layer's, and not in the blocks (engine/kv_scales.py).
 """
 
 from dataclasses import dataclass
@@ -81,4 +82,4 @@ class KVCacheLayout:
 
 def torch_dtype(name: str) -> torch.dtype:
     """The dtype that a config names."""
-    return {"bfloat16": torch.bfloat16, "float32": torch.float32, "int8": torch.int8}[name]
+    return {"bfloat16": torch.bfloat16, "float32": torch.float32, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[name]

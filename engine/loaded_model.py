@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 
 from engine.attention.choice import attention_for
-from engine.capacity import context_length, num_blocks_in
+from engine.capacity import CPU_KV_BYTES, context_length, given_context, num_blocks_in
 from engine.config import EngineConfig, ModelConfig
 from engine.cores import cores_of_rank, running_on
-from engine.errors import UnsupportedModel
+from engine.device_memory import bytes_for_kv
+from engine.errors import EngineError, UnsupportedModel
 from engine.expert_group import ExpertGroup
 from engine.fingerprint import compatibility_fingerprint
+from engine.graphed_model import GraphedModel, can_be_recorded, recorded_sizes
 from engine.kv_cache import KVCacheLayout
+from engine.layers.fp8_weight import products_of
 from engine.model_config import read_model_config
 from engine.models import Model, load_model
 from engine.tensor_parallel import ONE_RANK, TensorGroup
@@ -73,10 +76,19 @@ def _load(
         layout = KVCacheLayout.of(whole, config.block_size, num_parts, shard.size, config.kv_cache_dtype)
     except ValueError as error:
         raise UnsupportedModel(f"kv_parts: {error}") from error
-    num_blocks = num_blocks_in(config, layout)
-    max_model_len = context_length(config, whole, num_blocks)
+    kv_bytes, num_blocks, max_model_len = config.kv_cache_memory_bytes, 0, given_context(config, whole)
+    if kv_bytes is None and device.type == "cpu":
+        kv_bytes = CPU_KV_BYTES
+    if kv_bytes is not None:  # else it is known when the model is loaded
+        num_blocks = num_blocks_in(kv_bytes, layout)
+        max_model_len = context_length(config, whole, num_blocks, kv_bytes)
+    elif group is not None:
+        raise EngineError(
+            "expert_parallel on GPUs needs kv_cache_memory_bytes: how much a rank has left is not measured"
+        )
+    products = config.quantization or products_of(whole.stored_quantization, whole.dtype, device)
     fingerprint = compatibility_fingerprint(
-        directory, whole, config.block_size, num_parts, config.kv_cache_dtype, config.quantization
+        directory, whole, config.block_size, num_parts, config.kv_cache_dtype, products
     )
     if tensor is not None:
         compared = int(fingerprint[:FINGERPRINT_DIGITS], 16)
@@ -88,8 +100,20 @@ def _load(
     attention = attention_for(heads, config.block_size, device, kv_dtype, layout.num_parts)
     served = replace(whole, max_model_len=max_model_len)
     ranks = tensor or ONE_RANK
-    model = load_model(directory, served, device, attention, on_progress, group, ranks, config.quantization)
-    pool = allocate_pool(layout.pool_shape(num_blocks), layout.dtype).to(device)
+    loaded = load_model(directory, served, device, attention, on_progress, group, ranks, config.quantization)
+    if kv_bytes is None:
+        kv_bytes = bytes_for_kv(config, served, loaded, layout)
+        if tensor is not None:
+            kv_bytes = tensor.least(kv_bytes)
+        num_blocks = num_blocks_in(kv_bytes, layout)
+        max_model_len = context_length(config, whole, num_blocks, kv_bytes)
+    shape = layout.pool_shape(num_blocks)
+    is_on_cpu = device.type == "cpu"  # what is allocated for peers to map is the host's memory
+    pool = allocate_pool(shape, layout.dtype) if is_on_cpu else torch.zeros(shape, dtype=layout.dtype, device=device)
+    model: Model = loaded
     if tensor is not None:
         tensor.meet()
+    elif group is None and can_be_recorded(loaded, config):
+        max_blocks = -(-max_model_len // config.block_size)
+        model = GraphedModel(loaded, pool, recorded_sizes(config.batch_seqs), max_blocks)
     return LoadedModel(whole, model, layout, num_parts, pool, max_model_len, fingerprint, cores)

@@ -15,6 +15,7 @@ from engine.cores import running_on
 from engine.engine import Engine
 from engine.errors import EngineEnded, EngineError
 from engine.outputs import StepOutput
+from engine.schedule import Schedule
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +117,22 @@ class EngineLoop:
                 if schedule.receiving:  # whoever fills their blocks need not wait for the step
                     self._on_step(StepOutput(receiving=schedule.receiving, finished_at_s=time.monotonic()))
                 if schedule.requests or engine.is_called:
-                    self._on_step(engine.run(schedule))
+                    self._run_steps(schedule)
+
+    def _run_steps(self, schedule: Schedule) -> None:
+        """A step, and more of the same requests for as long as nobody calls, each launched before the last one's end.
+
+        When this returns nothing is under way: calls find the engine between two steps.
+        """
+        engine = self._engine
+        step = engine.launch(schedule.requests)
+        while step is not None:
+            following = None
+            if engine.looks_ahead and self._calls.empty() and (scheduled := engine.schedule_behind(step)):
+                following = engine.launch(scheduled, behind=step)
+            self._on_step(engine.collect(step))
+            self._busy_since_s = time.monotonic()
+            step = following
 
     def _run_calls(self, wait: bool) -> None:
         """Runs the calls that are there; waits for one if nothing but a call can change anything."""

@@ -11,6 +11,7 @@ from engine.json_object import JsonObject, shown
 from engine.moe_config import read_moe
 from engine.rope_config import max_context, read_rope
 from engine.sampling_params import SamplingParams
+from engine.stored_quantization import read_stored_quantization
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +111,7 @@ def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
         mla=mla,
         num_nextn_predict_layers=config.size("num_nextn_predict_layers", 0, minimum=0, maximum=MAX_LAYERS),
         eos_token_ids=_eos_token_ids(config, directory, vocab_size),
+        stored_quantization=read_stored_quantization(config),
     )
 
 
@@ -126,9 +128,6 @@ def _refuse_options(config: JsonObject, architecture: str) -> None:
     def refuse(what: str) -> UnsupportedModel:
         return UnsupportedModel(f"{config.source}: {what} is not supported with {architecture}")
 
-    if "quantization_config" in config:
-        method = config.inner("quantization_config").text("quant_method", "unknown")
-        raise refuse(f"quantization_config (quant_method {shown(method)})")
     if (activation := config.text("hidden_act", "silu")) not in ("silu", "swish"):
         raise refuse(f"hidden_act {shown(activation)}")
     for kind in config.texts("layer_types"):
@@ -181,7 +180,9 @@ def _choose_dtype(config: JsonObject, directory: Path, requested: str) -> str:
             raise UnsupportedModel(f"dtype {requested!r} is not supported, only auto, {', '.join(DTYPES)}")
         return requested
     named = config.text("dtype", config.text("torch_dtype", "unnamed")).removeprefix("torch.")
-    stored = stored_dtype(directory) if named == "unnamed" else named
+    stored = named
+    if named == "unnamed":  # the dtype of most tensors says nothing where they are in FP8 and scales
+        stored = "bfloat16" if "quantization_config" in config else stored_dtype(directory)
     if stored == "float16":
         log.warning(
             "%s is float16: served as float32, which holds it exactly; bfloat16 takes half the memory", directory

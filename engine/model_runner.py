@@ -1,7 +1,7 @@
 """Runs the model on a step's work: builds the batch, computes logits, samples."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from engine.batch import Batch
 from engine.block_pool import NULL_BLOCK
+from engine.launched_step import HostCopy, LaunchedStep
 from engine.models import Model
-from engine.outputs import PositionLogprobs, SampledToken
+from engine.outputs import PositionLogprobs
 from engine.sampler import Sampler
 from engine.schedule import ScheduledRequest, StepResult
 
@@ -33,18 +34,36 @@ class ModelRunner:
         self.block_size = block_size
         self.sampler = sampler
 
-    @torch.inference_mode()
     def run(self, scheduled: Sequence[ScheduledRequest]) -> list[StepResult]:
         """Computes the scheduled tokens' KV and samples where a request has caught up; results in the same order."""
+        return self.collect(self.launch(scheduled))
+
+    @torch.inference_mode()
+    def launch(self, scheduled: Sequence[ScheduledRequest], behind: LaunchedStep | None = None) -> LaunchedStep:
+        """Begins a step, perhaps behind the one that samples its tokens, without waiting for what it computes."""
         rows = self._logits_rows(scheduled)
-        logits = self.model.forward(self._batch(scheduled, rows), self.pool)
+        batch = self._batch(scheduled, rows)
+        if behind is not None:
+            batch = replace(batch, sampled_ids=_taken(behind.token_ids, scheduled))
+        logits = self.model.forward(batch, self.pool)
         sampling = [item.request for item in scheduled if item.samples]
-        tokens = iter(self.sampler.sample(self._select(logits, rows.sampled_rows), sampling) if sampling else [])
-        results = []
-        for place, item in enumerate(scheduled):
-            sampled: SampledToken | None = next(tokens) if item.samples else None
-            results.append(StepResult(sampled, self._prompt_logprobs(logits, item, rows.prompt_rows.get(place))))
-        return results
+        sampled = self._select(logits, rows.sampled_rows)
+        token_ids = self.sampler.draw(sampled, sampling, num_unknown=behind is not None)
+        return LaunchedStep(
+            scheduled,
+            token_ids,
+            HostCopy(token_ids),
+            self.sampler.logprobs(sampled, token_ids, sampling),
+            [self._prompt_logprobs(logits, item, rows.prompt_rows.get(place)) for place, item in enumerate(scheduled)],
+        )
+
+    def collect(self, launched: LaunchedStep) -> list[StepResult]:
+        """What a launched step says, once it is known; in the order of its requests."""
+        tokens = iter(self.sampler.described(launched.copy.wait(), launched.logprobs))
+        return [
+            StepResult(next(tokens) if item.samples else None, prompt_logprobs)
+            for item, prompt_logprobs in zip(launched.scheduled, launched.prompt_logprobs, strict=True)
+        ]
 
     def run_idle(self) -> None:
         """A step of the group in which there is nothing to compute here but the experts."""
@@ -57,10 +76,10 @@ class ModelRunner:
             start, end = end, end + item.num_new_tokens
             request = item.request
             if request.sampling.prompt_logprobs is not None:
-                first = max(request.num_computed_tokens, request.num_prompt_logprobs)
-                last = min(request.num_computed_tokens + item.num_new_tokens, request.num_prompt_tokens - 1)
+                first = max(item.start, request.num_prompt_logprobs)
+                last = min(item.start + item.num_new_tokens, request.num_prompt_tokens - 1)
                 if first < last:
-                    offset = start - request.num_computed_tokens
+                    offset = start - item.start
                     rows.prompt_rows[place] = range(len(rows.token_indices), len(rows.token_indices) + last - first)
                     rows.token_indices += range(first + offset, last + offset)
             if item.samples:
@@ -70,13 +89,14 @@ class ModelRunner:
 
     def _batch(self, scheduled: Sequence[ScheduledRequest], rows: LogitsRows) -> Batch:
         query_lens = [item.num_new_tokens for item in scheduled]
-        context_lens = [item.request.num_computed_tokens + item.num_new_tokens for item in scheduled]
+        context_lens = [item.start + item.num_new_tokens for item in scheduled]
         max_blocks = -(-max(context_lens) // self.block_size)
         tables = np.full((len(scheduled), max_blocks), NULL_BLOCK, dtype=np.int64)
         token_ids: list[int] = []
         for row, item in enumerate(scheduled):
-            request, start = item.request, item.request.num_computed_tokens
-            token_ids += request.token_ids[start : start + item.num_new_tokens]
+            request, start = item.request, item.start
+            known = request.token_ids[start : start + item.num_new_tokens]
+            token_ids += known or [0]  # what the step before samples is filled in on the device
             num_blocks = min(len(request.block_table), max_blocks)
             tables[row, :num_blocks] = request.block_table[:num_blocks]
         query_starts = np.concatenate(([0], np.cumsum(query_lens)))
@@ -85,20 +105,17 @@ class ModelRunner:
         positions = np.arange(query_starts[-1]) + starts[seq_of_token]
         slots = tables[seq_of_token, positions // self.block_size] * self.block_size + positions % self.block_size
         return Batch(
-            token_ids=self._tensor(np.array(token_ids, dtype=np.int64)),
-            positions=self._tensor(positions),
-            slot_mapping=self._tensor(slots),
-            query_starts=self._tensor(query_starts),
-            context_lens=self._tensor(np.array(context_lens)),
-            block_tables=self._tensor(tables),
-            logits_indices=self._tensor(np.array(rows.token_indices, dtype=np.int64)),
+            token_ids=torch.tensor(token_ids),
+            positions=torch.from_numpy(positions),
+            slot_mapping=torch.from_numpy(slots),
+            query_starts=torch.from_numpy(query_starts),
+            context_lens=torch.tensor(context_lens),
+            block_tables=torch.from_numpy(tables),
+            logits_indices=torch.tensor(rows.token_indices, dtype=torch.int64),
             query_lens_list=query_lens,
             context_lens_list=context_lens,
             num_decodes=sum(query_len == 1 for query_len in query_lens),
         )
-
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.pool.device, non_blocking=True)
 
     def _select(self, logits: Tensor, rows: list[int]) -> Tensor:
         return logits if len(rows) == logits.shape[0] else logits[rows]
@@ -107,6 +124,14 @@ class ModelRunner:
         num_top = item.request.sampling.prompt_logprobs
         if rows is None or num_top is None:
             return []
-        first = max(item.request.num_computed_tokens, item.request.num_prompt_logprobs)
+        first = max(item.start, item.request.num_prompt_logprobs)
         targets = item.request.token_ids[first + 1 : first + 1 + len(rows)]
         return self.sampler.prompt_logprobs(logits[rows.start : rows.stop], targets, num_top)
+
+
+def _taken(token_ids: Tensor, scheduled: Sequence[ScheduledRequest]) -> Tensor:
+    """The token of each request's row, where they are."""
+    rows = [item.source for item in scheduled]
+    if rows == list(range(len(token_ids))):
+        return token_ids
+    return token_ids[torch.tensor(rows).to(token_ids.device, non_blocking=True)]

@@ -24,7 +24,7 @@ _SECOND_FACTOR = 0x94D049BB133111EB - (1 << 64)
 def row_keys(seeds: Sequence[int], positions: Sequence[int], device: torch.device) -> Tensor:
     """[num_rows] int64: a key for each pair of a 64-bit unsigned seed and a position."""
     seed_bits = torch.from_numpy(np.array(seeds, dtype=np.uint64).view(np.int64))
-    return _mix(_mix(seed_bits) ^ torch.tensor(positions, dtype=torch.int64)).to(device)
+    return _mix(_mix(seed_bits) ^ torch.tensor(positions, dtype=torch.int64)).to(device, non_blocking=True)
 
 
 def gumbel_noise(keys: Tensor, counters: Tensor) -> Tensor:

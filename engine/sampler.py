@@ -13,9 +13,8 @@ from engine.noise import row_keys
 from engine.outputs import PositionLogprobs, SampledToken
 from engine.random_choice import RandomRows, draw_truncated, draw_whole
 from engine.request import Request
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import GREEDY_BELOW, SamplingParams
 
-GREEDY_BELOW = 1e-5  # temperature; as in vLLM
 ARGMAX_BLOCK = 64  # tokens
 CHUNK_ELEMENTS = 1 << 21  # logits drawn from at a time, so that intermediates stay small
 
@@ -38,13 +37,25 @@ class Sampler:
         order: logit bias, minimum length, penalties, temperature, min-p, top-k, top-p, Gumbel-max. Log-probabilities
         are those of the logits as given. Raises `ValueError` if the shapes do not fit.
         """
+        token_ids = self.draw(logits, requests)
+        return self.described(token_ids.tolist(), self.logprobs(logits, token_ids, requests))
+
+    def draw(self, logits: Tensor, requests: Sequence[Request], num_unknown: int = 0) -> Tensor:
+        """[num_rows] int64, a token for each request, where the logits are; see `sample`.
+
+        num_unknown: tokens of each request that the host does not know yet, before the one that is drawn. Nothing
+        waits for a device, unless requests edit their logits or have top-k or top-p.
+        """
         if logits.shape != (len(requests), self.vocab_size):
             raise ValueError(f"logits are {list(logits.shape)} for {len(requests)} requests x {self.vocab_size} tokens")
         if not requests:
-            return []
-        token_ids = self._choose(edit_logits(logits, requests, self.eos_token_ids), requests)
-        logprobs = self._logprobs(logits, token_ids, requests)
-        return [SampledToken(token, part) for token, part in zip(token_ids.tolist(), logprobs, strict=True)]
+            return torch.empty(0, dtype=torch.int64, device=logits.device)
+        return self._choose(edit_logits(logits, requests, self.eos_token_ids), requests, num_unknown)
+
+    @staticmethod
+    def described(token_ids: Sequence[int], logprobs: Sequence[PositionLogprobs | None]) -> list[SampledToken]:
+        """Tokens with their log-probabilities."""
+        return [SampledToken(token, part) for token, part in zip(token_ids, logprobs, strict=True)]
 
     def prompt_logprobs(
         self, logits: Tensor, target_token_ids: Sequence[int] | Tensor, num_top: int
@@ -58,7 +69,7 @@ class Sampler:
             raise ValueError(f"logits are {list(logits.shape)} for {len(targets)} tokens of {self.vocab_size}")
         return position_logprobs(logits, targets, num_top)
 
-    def _choose(self, logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    def _choose(self, logits: Tensor, requests: Sequence[Request], num_unknown: int) -> Tensor:
         greedy, whole, truncated = [], [], []
         for row, request in enumerate(requests):
             sampling = request.sampling
@@ -72,38 +83,40 @@ class Sampler:
             return _argmax(logits)
         token_ids = torch.empty(len(requests), dtype=torch.int64, device=logits.device)
         if greedy:
-            token_ids[greedy] = _argmax(_take(logits, greedy))
+            token_ids[_on(greedy, logits)] = _argmax(_take(logits, greedy))
         for chunk in self._chunks(whole):
-            drawn = self._random_rows(logits, requests, chunk)
-            token_ids[chunk] = draw_whole(drawn.logits, drawn.peak, drawn.keys)
+            drawn = self._random_rows(logits, requests, chunk, num_unknown)
+            token_ids[_on(chunk, logits)] = draw_whole(drawn.logits, drawn.peak, drawn.keys)
         for chunk in self._chunks(truncated):
-            token_ids[chunk] = draw_truncated(self._random_rows(logits, requests, chunk))
+            token_ids[_on(chunk, logits)] = draw_truncated(self._random_rows(logits, requests, chunk, num_unknown))
         return token_ids
 
     def _chunks(self, rows: Sequence[int]) -> Iterator[Sequence[int]]:
         size = max(1, CHUNK_ELEMENTS // self.vocab_size)
         return (rows[start : start + size] for start in range(0, len(rows), size))
 
-    def _random_rows(self, logits: Tensor, requests: Sequence[Request], rows: Sequence[int]) -> RandomRows:
+    def _random_rows(
+        self, logits: Tensor, requests: Sequence[Request], rows: Sequence[int], num_unknown: int
+    ) -> RandomRows:
         sampling = [requests[row].sampling for row in rows]
-        device = logits.device
-        temperature = torch.tensor([params.temperature for params in sampling], device=device)
+        temperature = _on([params.temperature for params in sampling], logits)
         scaled = _take(logits, rows) / temperature[:, None]
         peak = scaled.amax(-1, keepdim=True).clamp_(min=torch.finfo(scaled.dtype).min)  # finite if all are -inf
         _apply_min_p(scaled, peak, sampling)
-        positions = [requests[row].num_tokens for row in rows]
+        positions = [requests[row].num_tokens + num_unknown for row in rows]
         top_k = [min(params.top_k or self.vocab_size, self.vocab_size) for params in sampling]
         return RandomRows(
             logits=scaled,
-            keys=row_keys([params.seed for params in sampling], positions, device),
+            keys=row_keys([params.seed for params in sampling], positions, logits.device),
             peak=peak,
-            top_k=torch.tensor(top_k, device=device)[:, None],
-            top_p=torch.tensor([params.top_p for params in sampling], dtype=torch.float64, device=device)[:, None],
+            top_k=_on(top_k, logits)[:, None],
+            top_p=_on([params.top_p for params in sampling], logits, torch.float64)[:, None],
         )
 
-    def _logprobs(
+    def logprobs(
         self, logits: Tensor, token_ids: Tensor, requests: Sequence[Request]
     ) -> Sequence[PositionLogprobs | None]:
+        """Of each request's token, if it asks for them: of the logits as given."""
         counts = [request.sampling.logprobs for request in requests]
         rows = [row for row, count in enumerate(counts) if count is not None]
         found: list[PositionLogprobs | None] = [None] * len(requests)
@@ -119,14 +132,19 @@ def _apply_min_p(scaled: Tensor, peak: Tensor, sampling: Sequence[SamplingParams
     """Rules out tokens whose probability is below min-p times the largest one."""
     if any(params.min_p > 0 for params in sampling):
         distances = [math.log(params.min_p) if params.min_p > 0 else -math.inf for params in sampling]
-        floor = peak + torch.tensor(distances, device=scaled.device)[:, None]
+        floor = peak + _on(distances, scaled)[:, None]
         scaled.masked_fill_(scaled < floor, -torch.inf)
 
 
 def _take(logits: Tensor, rows: Sequence[int]) -> Tensor:
     """Some rows, in ascending order; without a copy where they stand together."""
     together = rows[-1] - rows[0] == len(rows) - 1
-    return logits[rows[0] : rows[-1] + 1] if together else logits[list(rows)]
+    return logits[rows[0] : rows[-1] + 1] if together else logits[_on(rows, logits)]
+
+
+def _on(numbers: Sequence[float], logits: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers where the logits are, without waiting for what is under way there."""
+    return torch.tensor(numbers, dtype=dtype).to(logits.device, non_blocking=True)
 
 
 def _argmax(logits: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from engine.errors import InvalidRequest
 
 MAX_LOGPROBS = 20
+GREEDY_BELOW = 1e-5  # temperature; as in vLLM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

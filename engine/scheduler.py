@@ -13,7 +13,9 @@ from engine.errors import InvalidRequest, QueueFull
 from engine.finish_rule import FinishRule
 from engine.outputs import RequestOutput, SampledToken
 from engine.request import FinishReason, Request, RequestId, RequestStatus
+from engine.sampling_params import GREEDY_BELOW
 from engine.schedule import Received, Schedule, ScheduledRequest, StepResult
+from engine.step_budget import StepBudget
 from engine.waiting_queue import OrderedRequests
 
 
@@ -21,14 +23,15 @@ class Scheduler:
     """Owns the requests of an engine."""
 
     def __init__(self, config: EngineConfig, blocks: BlockManager, finish_rule: FinishRule) -> None:
-        if config.max_num_batched_tokens <= config.max_num_seqs:
+        if config.step_tokens <= config.batch_seqs:
             raise ValueError(
-                f"max_num_batched_tokens is {config.max_num_batched_tokens}, but must exceed max_num_seqs "
-                f"({config.max_num_seqs}), or prompts would starve behind decodes"
+                f"max_num_batched_tokens is {config.step_tokens}, but must exceed max_num_seqs "
+                f"({config.batch_seqs}), or prompts would starve behind decodes"
             )
         self.config = config
         self.blocks = blocks
         self.finish_rule = finish_rule
+        self.budget = StepBudget(config.step_tokens)
         self.waiting = OrderedRequests()
         self.running = OrderedRequests()
         self.num_preemptions = 0
@@ -36,6 +39,7 @@ class Scheduler:
         self.num_looked_up_tokens = 0
         self._requests: dict[RequestId, Request] = {}
         self._num_arrivals = 0
+        self._may_admit = False  # whether a schedule might admit somebody
 
     @property
     def num_unfinished(self) -> int:
@@ -65,24 +69,45 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Picks a step's work: decodes, then prompts begun, then requests that wait."""
         schedule = Schedule()
-        budget = self.config.max_num_batched_tokens - self._schedule_decodes(schedule)
+        budget = self.budget.num_tokens - self._schedule_decodes(schedule)
         for request in self.running:
             missing = request.num_tokens - request.num_computed_tokens
-            if missing > 1 and budget > 0 and len(schedule.requests) < self.config.max_num_seqs:
+            if missing > 1 and budget > 0 and len(schedule.requests) < self.config.batch_seqs:
                 # Blocks lack at most for the last token, when that came with a prompt that did not come whole.
                 room = len(request.block_table) * self.config.block_size - request.num_computed_tokens
-                schedule.requests.append(ScheduledRequest(request, min(missing, budget, room)))
+                schedule.requests.append(ScheduledRequest.of(request, min(missing, budget, room)))
                 budget -= schedule.requests[-1].num_new_tokens
         self._admit(schedule, budget)
         schedule.requests.sort(key=lambda item: item.num_new_tokens > 1)
+        self._may_admit = schedule.leaves_waiting
         return schedule
+
+    def schedule_behind(self, under_way: Sequence[ScheduledRequest]) -> list[ScheduledRequest]:
+        """The step behind one whose tokens are not known yet: one more of each request that surely goes on.
+
+        Nothing, if anything else is to be done next, or may be, when those are known.
+        """
+        going_on = [item for item in under_way if item.request.status is RequestStatus.RUNNING]
+        if self._may_admit or len(going_on) != len(self.running):
+            return []
+        items = []
+        for row, item in enumerate(under_way):
+            request = item.request
+            if request.status is not RequestStatus.RUNNING or self.finish_rule.ends_by_length(request):
+                continue
+            if not (item.samples and _is_plain(request) and self.blocks.grow(request, num_unknown=1)):
+                return []
+            items.append(ScheduledRequest.behind(item, row))
+        return items
 
     def update(self, scheduled: Sequence[ScheduledRequest], results: Sequence[StepResult]) -> list[RequestOutput]:
         """Takes in a step's results: computed tokens, sampled tokens, ends."""
         outputs = []
         for item, result in zip(scheduled, results, strict=True):
             request = item.request
-            self.blocks.advance(request, request.num_computed_tokens + item.num_new_tokens)
+            if request.status is not RequestStatus.RUNNING:  # it ended with the step before, which was not known yet
+                continue
+            self.blocks.advance(request, item.start + item.num_new_tokens)
             request.num_prompt_logprobs += len(result.prompt_logprobs)
             if result.sampled is not None:
                 self._append(request, result.sampled)
@@ -164,12 +189,13 @@ class Scheduler:
 
     def _schedule_decodes(self, schedule: Schedule) -> int:
         """Schedules every request with one token missing, preempting the last in order while blocks lack."""
+        most = min(self.config.batch_seqs, self.budget.num_tokens)
         for request in list(self.running):
-            if len(schedule.requests) == self.config.max_num_seqs:
+            if len(schedule.requests) == most:
                 break
             is_running = request.status is RequestStatus.RUNNING
             if is_running and request.num_tokens - request.num_computed_tokens == 1 and self._grow(request):
-                schedule.requests.append(ScheduledRequest(request, 1))
+                schedule.requests.append(ScheduledRequest.of(request, 1))
         return len(schedule.requests)
 
     def _grow(self, request: Request) -> bool:
@@ -203,7 +229,8 @@ class Scheduler:
         while len(self.waiting) > 0:
             request = self.waiting.first
             is_computed_here = not request.receives_kv
-            if is_computed_here and (budget == 0 or len(self.running) >= self.config.max_num_seqs):
+            if is_computed_here and (budget == 0 or len(self.running) >= self.config.batch_seqs):
+                schedule.leaves_waiting = len(self.running) < self.config.batch_seqs
                 return
             if not self._take_blocks(request):
                 return
@@ -216,7 +243,7 @@ class Scheduler:
                 request.status = RequestStatus.RUNNING
                 self.running.add(request)
                 num_new_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
-                schedule.requests.append(ScheduledRequest(request, num_new_tokens))
+                schedule.requests.append(ScheduledRequest.of(request, num_new_tokens))
                 budget -= num_new_tokens
 
     def _take_blocks(self, request: Request) -> bool:
@@ -244,9 +271,25 @@ class Scheduler:
 
     def _finish(self, request: Request) -> None:
         request.status = RequestStatus.FINISHED
+        self._may_admit = len(self.waiting) > 0
         if not request.keep_blocks:
             self.blocks.free(request)
             del self._requests[request.request_id]
+
+
+def _is_plain(request: Request) -> bool:
+    """Whether a token can be drawn, and need not be told more of, before the host knows the one before it.
+
+    With top-k or top-p it could be, but the host waits for some of their numbers.
+    """
+    sampling = request.sampling
+    is_edited = bool(sampling.logit_bias or sampling.presence_penalty or sampling.frequency_penalty)
+    return (
+        not (is_edited or sampling.repetition_penalty != 1 or request.num_output_tokens < sampling.min_tokens)
+        and (sampling.temperature < GREEDY_BELOW or (sampling.top_k == 0 and sampling.top_p == 1))
+        and sampling.logprobs is sampling.prompt_logprobs is None
+        and not request.keep_blocks  # others are told what is in them
+    )
 
 
 def _tokens_to_compute(request: Request) -> int:

@@ -30,7 +30,7 @@ class StepWork:
         return cls(
             len(scheduled) - len(prompts),
             sum(item.num_new_tokens for item in prompts),
-            sum(_num_attended(item.request.num_computed_tokens, item.num_new_tokens) for item in prompts),
+            sum(_num_attended(item.start, item.num_new_tokens) for item in prompts),
         )
 
 

@@ -67,7 +67,6 @@ class TensorGroup:
         self._has_whole_experts = has_whole_experts
         self._ranks = RankGroup(membership, host, device)
         self._size = size
-        self._device = device
 
     @property
     def shard(self) -> TensorShard:
@@ -110,6 +109,10 @@ class TensorGroup:
                     f"rank {rank} differs from the first one in {', '.join(differ)}: ranks of one model need the same "
                     "checkpoint and options"
                 )
+
+    def least(self, number: int) -> int:
+        """The least of all ranks' numbers. Raises GroupBroken."""
+        return min(theirs[0] for theirs in self._ranks.gather([number]))
 
     def meet(self) -> None:
         """Waits until every rank has come here, however long that takes. Raises GroupBroken."""
@@ -157,7 +160,7 @@ class TensorGroup:
         numbers = first[1 : 1 + count]
         if count > len(numbers):
             numbers = torch.cat([numbers, self._ranks.listen(count - len(numbers))])
-        return unpack(numbers, self._device)
+        return unpack(numbers)
 
     def leave(self) -> None:
         """Waits for no other rank from now on; may be called on any thread."""

@@ -12,21 +12,23 @@ from torch import Tensor
 from engine.checkpoint import StoredTensor, read_tensors
 from engine.checkpoint import weights_revision as weights_revision
 from engine.errors import InvalidCheckpoint, UnsupportedModel
+from engine.stored_matrix import WHOLE, Part, StoredMatrix, part_of_scales, scale_shapes
+from engine.stored_quantization import SCALE_SUFFIXES, StoredQuantization
 
 log = logging.getLogger(__name__)
 
-# What is wanted of a tensor, as an index of its dimensions; () is all of it. Only that is copied out of the mapped
-# file: of rows that are not wanted nothing is read, of columns what lies on other pages.
-Part = tuple[int | slice, ...]
-WHOLE: Part = ()
-
 RELEASE_BYTES = 8 << 20  # read between two times that the mapped pages are given back
 
-STORED = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
+FP8 = "float8_e4m3fn"
+STORED = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16, FP8: torch.float8_e4m3fn}
 
 
 class Weights:
-    """The tensors of a checkpoint on their way into a model. The mapped pages are never a second copy of it."""
+    """The tensors of a checkpoint on their way into a model. The mapped pages are never a second copy of it.
+
+    Only the part that is wanted of a tensor is copied out of the mapped file: of rows that are not wanted nothing is
+    read, of columns what lies on other pages.
+    """
 
     def __init__(
         self,
@@ -35,10 +37,12 @@ class Weights:
         device: torch.device,
         on_progress: Callable[[float], None] | None = None,
         quantization: str | None = None,
+        stored_quantization: StoredQuantization | None = None,
     ) -> None:
         self.dtype = dtype
         self.device = device
         self.quantization = quantization  # of what products are made with, as EngineConfig has it
+        self.stored_quantization = stored_quantization
         self._tensors = read_tensors(directory)
         self._total_bytes = max(sum(tensor.num_bytes for tensor in self._tensors.values()), 1)
         self._taken: set[str] = set()
@@ -48,6 +52,7 @@ class Weights:
         self._started_s = time.monotonic()
         self._maps: dict[Path, mmap.mmap] = {}
         self._on_progress = on_progress
+        self._dequantised_for: set[str] = set()  # reasons that the log has
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -55,9 +60,11 @@ class Weights:
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None, part: Part = WHOLE) -> Tensor:
         """A tensor of the model's own, or a part of it, in its dtype and on its device unless told otherwise."""
         view = self.peek(name, *shape, part=part)
-        return view.to(device=self.device, dtype=dtype or self.dtype, copy=True, memory_format=torch.contiguous_format)
+        target = torch.empty(view.values.shape, dtype=dtype or self.dtype, device=self.device)
+        view.copy_to(target)
+        return target
 
-    def peek(self, name: str, *shape: int, part: Part = WHOLE) -> Tensor:
+    def peek(self, name: str, *shape: int, part: Part = WHOLE) -> StoredMatrix:
         """A read-only view of a tensor of this shape, or of a part of it, as it is stored; it counts as taken.
 
         Valid until `close`.
@@ -67,19 +74,32 @@ class Weights:
         self._read_bytes += view.nbytes
         self._release(view.nbytes)
         self._count(stored)
-        return view
+        if stored.dtype != FP8:
+            return StoredMatrix(view)
+        block, found = self._block, self._find_scales(stored)
+        self._count(found)
+        return StoredMatrix(view, part_of_scales(self._view(found), shape, block, part))
 
     def expect(self, name: str, *shape: int) -> None:
         """Makes sure of a tensor that is read later, or by somebody else: it counts as taken, and not as progress."""
         stored = self._find(name, shape)
-        if name not in self._taken:
-            self._taken.add(name)
-            self._total_bytes = max(self._total_bytes - stored.num_bytes, 1)
+        for each in (stored, self._find_scales(stored)) if stored.dtype == FP8 else (stored,):
+            if each.name not in self._taken:
+                self._taken.add(each.name)
+                self._total_bytes = max(self._total_bytes - each.num_bytes, 1)
+
+    def note_dequantised(self, why: str) -> None:
+        """Says in the log that matrices in FP8 are not computed with as they are; each reason once."""
+        if why not in self._dequantised_for:
+            self._dequantised_for.add(why)
+            log.info("weights in FP8 are dequantised to %s: %s", str(self.dtype).removeprefix("torch."), why)
 
     def finish(self, ignored: Callable[[str], bool]) -> None:
         """Every tensor must have been taken, or be one that `ignored` knows; the error names the others."""
         self._on_progress = None  # what is read from now on is not loading
+        stored = self.stored_quantization
         left = sorted(name for name in self._tensors.keys() - self._taken if not ignored(name))
+        left = [name for name in left if stored is None or not stored.is_unused(name)]
         if left:
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""
             raise InvalidCheckpoint(f"tensors that the config does not explain: {', '.join(left[:5])}{more}")
@@ -94,15 +114,36 @@ class Weights:
         log.info("%.2f MB of weights read in %.1f s", self._read_bytes / 1e6, time.monotonic() - self._started_s)
         self._maps.clear()
 
-    def _find(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+    def _find(self, name: str, *shapes: tuple[int, ...]) -> StoredTensor:
+        """A tensor of one of these shapes."""
         stored = self._tensors.get(name)
         if stored is None:
             raise InvalidCheckpoint(f"tensor {name} is missing from the checkpoint")
-        if stored.shape != shape:
-            raise InvalidCheckpoint(f"tensor {name} has shape {list(stored.shape)}, the config asks for {list(shape)}")
+        if stored.shape not in shapes:
+            wanted = " or ".join(str(list(shape)) for shape in shapes)
+            raise InvalidCheckpoint(f"tensor {name} has shape {list(stored.shape)}, the config asks for {wanted}")
         if stored.dtype not in STORED:
             raise UnsupportedModel(f"tensor {name} has dtype {stored.dtype}, which is not supported")
+        if stored.dtype == FP8 and self.stored_quantization is None:
+            raise UnsupportedModel(f"tensor {name} is in FP8, and the config has no quantization_config for it")
         return stored
+
+    def _find_scales(self, stored: StoredTensor) -> StoredTensor:
+        """The scales of a tensor in FP8."""
+        if len(stored.shape) < 2:
+            raise InvalidCheckpoint(f"tensor {stored.name} is in FP8, which only a matrix may be")
+        names = [stored.name + suffix for suffix in SCALE_SUFFIXES]
+        name = next((name for name in names if name in self._tensors), None)
+        if name is None:
+            raise InvalidCheckpoint(f"tensor {stored.name} is in FP8, and there is no {' or '.join(names)} beside it")
+        scales = self._find(name, *scale_shapes(stored.shape, self._block))
+        if scales.dtype == FP8:
+            raise UnsupportedModel(f"tensor {name} has dtype {FP8}, which is not supported for scales")
+        return scales
+
+    @property
+    def _block(self) -> tuple[int, int] | None:
+        return self.stored_quantization.block if self.stored_quantization is not None else None
 
     def _release(self, num_bytes: int) -> None:
         """Gives the mapped pages back now and then: what was read is in the model. A view of them stays good."""
@@ -139,21 +180,29 @@ class Weights:
         return mapped
 
 
+def look(
+    weights: Weights, names: Sequence[str], sizes: Iterable[int], *inner: int, wanted: Iterable[Part] | None = None
+) -> list[StoredMatrix]:
+    """Tensors of shape [size, *inner], or the wanted part of each; no memory is taken before all are found to be so."""
+    each = zip(names, sizes, wanted or [WHOLE] * len(names), strict=True)
+    return [weights.peek(name, size, *inner, part=part) for name, size, part in each]
+
+
 def stack(
     weights: Weights, names: Sequence[str], sizes: Iterable[int], *inner: int, wanted: Iterable[Part] | None = None
 ) -> Tensor:
     """Tensors of shape [size, *inner], or the wanted part of each, one after another in one of the model's own."""
-    # All of them are looked at first: no memory is taken for what a wrong config makes of their sizes.
-    each = zip(names, sizes, wanted or [WHOLE] * len(names), strict=True)
-    return join(weights, [weights.peek(name, size, *inner, part=part) for name, size, part in each])
+    return join(weights, look(weights, names, sizes, *inner, wanted=wanted))
 
 
-def join(weights: Weights, parts: Sequence[Tensor]) -> Tensor:
+def join(weights: Weights, parts: Sequence[StoredMatrix]) -> Tensor:
     """Stored tensors one after another in one of the model's own, without a copy of each in between."""
-    shape = (sum(map(len, parts)), *parts[0].shape[1:])
+    first = parts[0].values
+    shape = (sum(len(part.values) for part in parts), *first.shape[1:])
     target = torch.empty(shape, dtype=weights.dtype, device=weights.device)
     start = 0
     for part in parts:
-        target[start : start + len(part)].copy_(part)
-        start += len(part)
+        end = start + len(part.values)
+        part.copy_to(target[start:end])
+        start = end
     return target

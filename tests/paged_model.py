@@ -1,18 +1,20 @@
 """Drives a model over paged KV with any mixture of prefill chunks and decodes."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from engine.attention.base import AttentionBackend
 from engine.attention.choice import attention_for
 from engine.attention.int8_rows import encode
 from engine.batch import Batch
+from engine.config import ModelConfig
 from engine.kv_cache import KVCacheLayout
 from engine.model_config import read_model_config
-from engine.models import load_model
+from engine.models import Model, load_model
 
 CPU = torch.device("cpu")
 
@@ -29,10 +31,15 @@ class PagedModel:
         quantization: str | None = None,
         block_size: int = 16,
         seed: int = 0,
+        attention_of: Callable[[ModelConfig, int], AttentionBackend] | None = None,
     ) -> None:
+        """attention_of: what serves instead of what the config asks for; of the model and a block's tokens."""
         self.config = read_model_config(directory, dtype)
-        attention = attention_for(self.config, block_size, CPU, kv_dtype)
-        self.model = load_model(directory, self.config, CPU, attention, quantization=quantization)
+        if attention_of is not None:
+            attention = attention_of(self.config, block_size)
+        else:
+            attention = attention_for(self.config, block_size, CPU, kv_dtype)
+        self.model: Model = load_model(directory, self.config, CPU, attention, quantization=quantization)
         self.layout = KVCacheLayout.of(self.config, block_size, kv_dtype=kv_dtype)
         generator = torch.Generator().manual_seed(seed)
         leavings = KVCacheLayout.of(self.config, block_size).pool_shape(160)

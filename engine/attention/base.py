@@ -5,6 +5,7 @@ from typing import Protocol
 from torch import Tensor
 
 from engine.batch import Batch
+from engine.kv_scales import UNSCALED, KVScales
 
 
 class AttentionBackend(Protocol):
@@ -18,12 +19,14 @@ class AttentionBackend(Protocol):
         """Prepares for a step; called once before the layers."""
         ...
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, layer_cache: Tensor, batch: Batch, scales: KVScales = UNSCALED
+    ) -> Tensor:
         """Attention of one layer.
 
         q: [num_tokens, num_heads, head_dim]; k, v: [num_tokens, num_kv_heads, head_dim];
         layer_cache: [num_blocks, parts, 2, num_kv_heads / parts, block_size, head_dim], a view of the pool, updated;
-        in int8 each row has its scale behind it (engine/kv_cache.py).
+        in int8 each row has its scale behind it (engine/kv_cache.py); scales: of the layer, for a cache in FP8.
         Returns [num_tokens, num_heads, head_dim]. Scores are scaled by `scale`, given at construction.
         """
         ...

@@ -10,6 +10,7 @@ from engine.attention.heads import AttentionHeads
 from engine.attention.torch_reference import TorchAttention
 from engine.config import ModelConfig
 from engine.errors import UnsupportedModel
+from engine.kv_cache import torch_dtype
 from engine.kv_dtype import kv_cache_dtype
 
 try:
@@ -28,21 +29,26 @@ def attention_for(
     config: with the heads that are here; num_parts: of the blocks that are here. Raises UnsupportedModel for a type of
     KV that is not for this model or device.
     """
-    is_quantised = kv_cache_dtype(config, kv_dtype) == "int8"
+    cached = kv_cache_dtype(config, kv_dtype)
     if device.type != "cpu":
-        if is_quantised:
+        if cached == "int8":
             raise UnsupportedModel(
-                f"kv_cache_dtype int8 is for CPUs, and the device is {device}: there it is auto or {config.dtype}"
+                f"kv_cache_dtype int8 is for CPUs, and the device is {device}: there it is auto, {config.dtype} or fp8"
             )
-        return _on_gpu(config, block_size, device, num_parts)
+        return _on_gpu(config, block_size, device, torch_dtype(cached), num_parts)
+    if cached == "fp8":
+        log.warning("KV in fp8 is for GPUs: on a CPU torch's attention serves it, slowly; int8 is fast there")
+        return TorchAttention.for_model(config, block_size)
     if NativeAttention is None:
         log.warning("attention was not compiled when this was installed; torch's serves, at half the speed or less")
         return TorchAttention.for_model(config, block_size)
-    return NativeAttention.for_model(config, block_size, is_quantised=is_quantised)
+    return NativeAttention.for_model(config, block_size, torch_dtype(cached))
 
 
-def _on_gpu(config: ModelConfig, block_size: int, device: torch.device, num_parts: int) -> AttentionBackend:
-    heads = AttentionHeads.of(config)
+def _on_gpu(
+    config: ModelConfig, block_size: int, device: torch.device, kv_dtype: torch.dtype, num_parts: int
+) -> AttentionBackend:
+    heads = AttentionHeads.of(config, kv_dtype)
     if not is_made_for(heads):
         width = (
             f"{heads.key_width} elements a head" if config.mla is None else f"a latent of {heads.key_width} elements"

@@ -6,74 +6,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.attention import fp8_rows
+from engine.attention.flashinfer_kernels import LAYOUT, FlashInferKernels
 from engine.attention.heads import AttentionHeads
+from engine.attention.new_tokens import NewTokens
 from engine.attention.paged_sequences import PagedSequences
+from engine.attention.shared_prefix import LEAST_SAVED_BYTES, SharedPrefixDecode, num_shared_blocks
 from engine.batch import Batch
+from engine.kv_scales import UNSCALED, KVScales
 
 WORKSPACE_BYTES = 256 << 20  # for partial results of long contexts; one for all wrappers, which run in turn
-LAYOUT = "HND"  # of a block: heads, tokens, elements
 HEAD_DIMS = (64, 128, 256)  # that the kernels are made for
 LATENT_DIMS = (512, 64)  # likewise, with MLA: latent, rotary key
+HOPPER = 9  # compute capability
 PLAIN_GROUPS = (1, 2, 3)  # query heads a KV head that are decoded without tensor cores; with more these win
 
 
 @dataclass(frozen=True, slots=True)
-class FlashInferKernels:
-    """What of the library is used: its wrappers' classes, and functions."""
+class ReplayedDecode:
+    """What plans decodes of one number of sequences, always in the same memory, and where their new KV goes."""
 
-    decode: Any
-    prefill: Any
-    latent: Any
-    latent_metadata: Any
-    append: Any
-    append_latent: Any
-
-    @classmethod
-    def load(cls) -> "FlashInferKernels":
-        """Imports the library. Raises ImportError."""
-        import flashinfer
-        from flashinfer.mla import MLAPlanMetadata
-
-        return cls(
-            decode=flashinfer.BatchDecodeWithPagedKVCacheWrapper,
-            prefill=flashinfer.BatchPrefillWithPagedKVCacheWrapper,
-            latent=flashinfer.mla.BatchMLAPagedAttentionWrapper,
-            latent_metadata=MLAPlanMetadata,
-            append=flashinfer.append_paged_kv_cache,
-            append_latent=flashinfer.page.append_paged_mla_kv_cache,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class NewTokens:
-    """Where a step's new KV goes: all of it on the device, int32."""
-
-    sequences: Tensor  # [num_tokens] which sequence each is of
-    positions: Tensor  # [num_tokens] its place there
-    blocks: Tensor  # as in PagedSequences, of the whole batch
-    block_starts: Tensor
-    last_block_lens: Tensor
-
-    @classmethod
-    def of(cls, batch: Batch, paged: PagedSequences) -> "NewTokens":
-        """Those of a batch whose sequences are all in `paged`."""
-        device = batch.positions.device
-        counts = torch.tensor(batch.query_lens_list)
-        sequences = torch.arange(batch.num_seqs, dtype=torch.int32).repeat_interleave(counts)
-        return cls(
-            sequences=sequences.to(device, non_blocking=True),
-            positions=batch.positions.to(torch.int32),
-            blocks=paged.blocks,
-            block_starts=paged.block_starts.to(device, non_blocking=True),
-            last_block_lens=paged.last_block_lens.to(device, non_blocking=True),
-        )
+    wrapper: Any
+    new: NewTokens
 
 
 class FlashInferAttention:
     """Plans a step on the host, then appends and attends layer by layer, reading blocks where they lie.
 
-    Decodes and chunks of prompts have a kernel each. A block's parts are attended to one after another: the heads of
-    one lie at even distances, those of several do not.
+    Decodes and chunks of prompts have a kernel each; decodes that share much share the reading of it. A block's parts
+    are attended to one after another: the heads of one lie at even distances, those of several do not.
     """
 
     def __init__(
@@ -84,50 +45,99 @@ class FlashInferAttention:
         device: torch.device,
         num_parts: int = 1,
         kernels: FlashInferKernels | None = None,
+        least_saved_bytes: int = LEAST_SAVED_BYTES,
     ) -> None:
-        """scale: factor on the scores; num_parts: of a block, which divides the KV heads."""
+        """scale: factor on the scores; num_parts: of a block, which divides the KV heads.
+
+        least_saved_bytes: in a layer, for which decodes share the reading of what they begin with.
+        """
         self.heads = heads
+        self._least_saved_bytes = least_saved_bytes
         self._scale = scale
         self._block_size = block_size
         self._num_parts = num_parts
         self._kernels = kernels = kernels or FlashInferKernels.load()
-        workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        if heads.value_width < heads.key_width:
-            self._latent = kernels.latent(workspace)
+        self._device = device
+        self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._is_latent = heads.value_width < heads.key_width
+        self._has_tensor_cores = heads.num_heads // heads.num_kv_heads not in PLAIN_GROUPS
+        self._is_fp8 = heads.cached_dtype == fp8_rows.DTYPE
+        self._backend = "fa2" if self._is_fp8 else "auto"  # fa3 takes KV in FP8 only with queries in FP8
+        if self._is_latent:
+            self._latent = kernels.latent(self._workspace)
         else:
-            group = heads.num_heads // heads.num_kv_heads
-            self._decode = kernels.decode(workspace, LAYOUT, use_tensor_cores=group not in PLAIN_GROUPS)
-            self._prefill = kernels.prefill(workspace, LAYOUT)
+            self._decode = kernels.decode(
+                self._workspace, LAYOUT, use_tensor_cores=self._has_tensor_cores, backend=self._backend
+            )
+            self._prefill = kernels.prefill(self._workspace, LAYOUT, backend=self._backend)
+            prefix = kernels.prefill(self._workspace, LAYOUT, backend=self._backend)
+            self._shared = SharedPrefixDecode(prefix, self._decode, kernels.merge)
         self._new: NewTokens | None = None
+        self._copied: torch.cuda.Event | None = None  # the last plan
+        self._planned: Any = None  # what decodes, or with MLA all, in this step
+        self._replayed: dict[int, ReplayedDecode] = {}  # by number of sequences
+        self._replayed_blocks = torch.empty(0)  # of all of them, which run in turn
 
     def plan(self, batch: Batch) -> None:
         """Divides the step's work among the GPU's processors, once for all layers."""
-        paged = PagedSequences.of(batch, self._block_size)
+        if self._copied is not None:
+            self._copied.synchronize()  # a plan is copied from where the next one is written
+        self._plan(batch, PagedSequences.of(batch, self._block_size))
+        if self._device.type == "cuda":
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+
+    def _plan(self, batch: Batch, paged: PagedSequences) -> None:
+        if batch.is_replayed:
+            self._plan_replayed(batch, paged)
+            return
         self._new = NewTokens.of(batch, paged)
-        if self.heads.value_width < self.heads.key_width:
+        if self._is_latent:
+            self._planned = self._latent
             self._plan_latent(paged)
             return
         num_decodes = batch.num_decodes
-        if num_decodes:
-            decodes = paged.part(0, num_decodes)
-            self._decode.plan(*_blocks(decodes), *self._sizes(), **self._types())
+        if num_shared := self.num_shared_blocks(batch):
+            self._planned = self._shared
+            self._shared.plan(batch, num_shared, self._block_size, self._sizes(), self._types())
+        elif num_decodes:
+            self._planned = self._decode
+            self._plan_decode(paged.part(0, num_decodes))
         if num_decodes < batch.num_seqs:
             chunks = paged.part(num_decodes, batch.num_seqs)
             # Causality is aligned to the end: a chunk sees what came before it.
             self._prefill.plan(chunks.query_starts, *_blocks(chunks), *self._sizes(), causal=True, **self._types())
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
+    def num_shared_blocks(self, batch: Batch) -> int:
+        """Blocks at the beginning of all decodes that are read once for all; 0 where that does not pay."""
+        if self._is_latent:
+            return 0
+        heads = self.heads
+        block_bytes = 2 * heads.num_kv_heads * self._block_size * heads.key_width * heads.cached_dtype.itemsize
+        return num_shared_blocks(batch, self._block_size, block_bytes, self._least_saved_bytes)
+
+    def reserve(self, max_num_seqs: int, max_blocks: int) -> None:
+        """Memory for replayed decodes of so many sequences, each with at most so many blocks."""
+        self._replayed_blocks = torch.zeros(max_num_seqs * max_blocks, dtype=torch.int32, device=self._device)
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, layer_cache: Tensor, batch: Batch, scales: KVScales = UNSCALED
+    ) -> Tensor:
         """See AttentionBackend."""
         assert layer_cache.shape[1] == self._num_parts
+        scaled = {}
+        if self._is_fp8:
+            k, v = fp8_rows.encode(k, scales.key), fp8_rows.encode(v, scales.value)
+            scaled = {"k_scale": scales.key, "v_scale": scales.value}
         result = torch.empty_like(q)
         parts = zip(*(rows.chunk(self._num_parts, dim=1) for rows in (q, k, v, result)), strict=True)
         for part, (queries, keys, values, into) in enumerate(parts):
             cache = layer_cache[:, part].unbind(1)  # keys and values, [num_blocks, heads, block_size, head_dim] each
             self._append(keys, values, cache)
             if batch.num_decodes:
-                into[: batch.num_decodes] = self._decode.run(queries[: batch.num_decodes], cache)
+                into[: batch.num_decodes] = self._planned.run(queries[: batch.num_decodes], cache, **scaled)
             if batch.num_decodes < batch.num_seqs:
-                into[batch.num_decodes :] = self._prefill.run(queries[batch.num_decodes :], cache)
+                into[batch.num_decodes :] = self._prefill.run(queries[batch.num_decodes :], cache, **scaled)
         return result
 
     def forward_latent(self, q: Tensor, latent: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
@@ -139,7 +149,7 @@ class FlashInferAttention:
             latent[:, :rank], latent[:, rank:], new.sequences, new.positions, *cache,
             new.blocks, new.block_starts, new.last_block_lens,
         )  # fmt: skip
-        result: Tensor = self._latent.run(query=(q[..., :rank], q[..., rank:]), kv_cache=cache)
+        result: Tensor = self._planned.run(query=(q[..., :rank], q[..., rank:]), kv_cache=cache)
         return result
 
     def _append(self, keys: Tensor, values: Tensor, cache: tuple[Tensor, ...]) -> None:
@@ -161,11 +171,64 @@ class FlashInferAttention:
         )
 
     def _types(self) -> dict[str, Any]:
-        return {"q_data_type": self.heads.dtype, "kv_data_type": self.heads.dtype, "sm_scale": self._scale}
+        heads = self.heads
+        return {"q_data_type": heads.dtype, "kv_data_type": heads.cached_dtype, "sm_scale": self._scale}
+
+    def _plan_replayed(self, batch: Batch, paged: PagedSequences) -> None:
+        if batch.num_seqs not in self._replayed:
+            self._replayed[batch.num_seqs] = self._make_replayed(batch.num_seqs)
+        replayed = self._replayed[batch.num_seqs]
+        self._planned, self._new = replayed.wrapper, replayed.new
+        replayed.new.positions.copy_(batch.positions)
+        if self._is_latent:
+            replayed.new.last_block_lens.copy_(paged.last_block_lens, non_blocking=True)
+            self._plan_latent(paged)
+        else:
+            self._plan_decode(paged)
+
+    def _make_replayed(self, num_seqs: int) -> ReplayedDecode:
+        """The wrapper writes each plan's metadata to the tensors that it is given, which appending reads too."""
+
+        def numbers(count: int) -> Tensor:
+            return torch.zeros(count, dtype=torch.int32, device=self._device)
+
+        queries = torch.arange(num_seqs + 1, dtype=torch.int32, device=self._device)
+        new = NewTokens(
+            sequences=queries[:-1],
+            positions=numbers(num_seqs),
+            blocks=self._replayed_blocks,
+            block_starts=numbers(num_seqs + 1),
+            last_block_lens=numbers(num_seqs),
+        )
+        if self._is_latent:
+            wrapper = self._kernels.latent(
+                self._workspace,
+                use_cuda_graph=True,
+                qo_indptr=queries.clone(),
+                kv_indptr=new.block_starts,
+                kv_indices=new.blocks,
+                kv_len_arr=numbers(num_seqs),
+                backend=_latent_backend(self._device),
+            )
+        else:
+            wrapper = self._kernels.decode(
+                self._workspace,
+                LAYOUT,
+                use_cuda_graph=True,
+                use_tensor_cores=self._has_tensor_cores,
+                backend=self._backend,
+                paged_kv_indptr_buffer=new.block_starts,
+                paged_kv_indices_buffer=new.blocks,
+                paged_kv_last_page_len_buffer=new.last_block_lens,
+            )
+        return ReplayedDecode(wrapper, new)
+
+    def _plan_decode(self, paged: PagedSequences) -> None:
+        self._planned.plan(*_blocks(paged), *self._sizes(), **self._types())
 
     def _plan_latent(self, paged: PagedSequences) -> None:
         heads = self.heads
-        self._latent.plan(
+        self._planned.plan(
             metadata=self._kernels.latent_metadata.csr(
                 paged.query_starts, paged.block_starts, paged.blocks, paged.context_lens
             ),
@@ -182,6 +245,11 @@ class FlashInferAttention:
 
 def _blocks(paged: PagedSequences) -> tuple[Tensor, Tensor, Tensor]:
     return paged.block_starts, paged.blocks, paged.last_block_lens
+
+
+def _latent_backend(device: torch.device) -> str:
+    """Which of its kernels replays: chosen once, since a wrapper that chooses by itself plans anew in other memory."""
+    return "fa3" if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == HOPPER else "fa2"
 
 
 def is_made_for(heads: AttentionHeads) -> bool:

@@ -18,12 +18,17 @@ class AttentionHeads:
     key_width: int
     value_width: int  # of MLA, less than key_width: values are the keys' first columns
     dtype: torch.dtype  # of queries, new KV and results
-    is_quantised: bool = False  # the cached KV is int8
+    kv_dtype: torch.dtype | None = None  # of the cached KV, where it is another one
 
     @property
     def cached_dtype(self) -> torch.dtype:
         """Of the cached KV."""
-        return torch.int8 if self.is_quantised else self.dtype
+        return self.kv_dtype or self.dtype
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether the cached KV is int8."""
+        return self.kv_dtype == torch.int8
 
     @property
     def row_items(self) -> int:
@@ -31,7 +36,7 @@ class AttentionHeads:
         return self.key_width + SCALE_BYTES * self.is_quantised
 
     @classmethod
-    def of(cls, config: ModelConfig, is_quantised: bool = False) -> "AttentionHeads":
+    def of(cls, config: ModelConfig, kv_dtype: torch.dtype | None = None) -> "AttentionHeads":
         """Those of a model; with MLA one latent head serves all queries."""
         mla, dtype = config.mla, torch_dtype(config.dtype)
         return cls(
@@ -40,5 +45,5 @@ class AttentionHeads:
             key_width=mla.latent_dim if mla else config.head_dim,
             value_width=mla.kv_lora_rank if mla else config.head_dim,
             dtype=dtype,
-            is_quantised=is_quantised,
+            kv_dtype=kv_dtype,
         )

@@ -8,6 +8,7 @@ from torch import Tensor
 from engine.attention.heads import AttentionHeads
 from engine.batch import Batch
 from engine.config import ModelConfig
+from engine.kv_scales import UNSCALED, KVScales
 from engine.native.paged_attention import Cache, PagedAttention, Rows, has_threads, instruction_sets
 
 log = logging.getLogger(__name__)
@@ -43,9 +44,9 @@ class NativeAttention:
         )
 
     @classmethod
-    def for_model(cls, config: ModelConfig, block_size: int, *, is_quantised: bool = False) -> "NativeAttention":
+    def for_model(cls, config: ModelConfig, block_size: int, kv_dtype: torch.dtype | None = None) -> "NativeAttention":
         """The attention that a model asks for, over KV in its own type or in int8."""
-        return cls(config.attention_scale, block_size, AttentionHeads.of(config, is_quantised))
+        return cls(config.attention_scale, block_size, AttentionHeads.of(config, kv_dtype))
 
     def plan(self, batch: Batch) -> None:
         """Divides the step among torch's threads, once for all layers."""
@@ -63,7 +64,9 @@ class NativeAttention:
             num_threads=torch.get_num_threads(),
         )
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, layer_cache: Tensor, batch: Batch, scales: KVScales = UNSCALED
+    ) -> Tensor:
         """See AttentionBackend."""
         heads, num_tokens = self.heads, q.shape[0]
         cache = self._caches.get(place := _place(layer_cache))

@@ -23,20 +23,21 @@ class PagedSequences:
     last_block_lens: Tensor  # [num_seqs] on the CPU: tokens in the last block
 
     @classmethod
-    def of(cls, batch: Batch, block_size: int) -> "PagedSequences":
-        """All of the batch's sequences, in their order."""
+    def of(cls, batch: Batch, block_size: int, num_skipped: int = 0) -> "PagedSequences":
+        """All of the batch's sequences, in their order; num_skipped: blocks that decodes begin with, left out."""
         query_lens = np.array(batch.query_lens_list, dtype=np.int32)
         context_lens = np.array(batch.context_lens_list, dtype=np.int32)
+        first_blocks = np.where(np.arange(batch.num_seqs) < batch.num_decodes, num_skipped, 0).astype(np.int32)
+        context_lens -= first_blocks * block_size
         num_blocks = (context_lens + block_size - 1) // block_size
         block_starts = starts(num_blocks)
-        row_of_block = np.repeat(np.arange(batch.num_seqs), num_blocks)
-        place_in_row = np.arange(block_starts[-1]) - np.repeat(block_starts[:-1], num_blocks)
-        places = torch.from_numpy(row_of_block * batch.block_tables.shape[1] + place_in_row)
-        table = batch.block_tables.flatten()
+        tables, places = batch.block_tables.numpy(), np.arange(batch.block_tables.shape[1])
+        firsts, ends = first_blocks[:, None], (first_blocks + num_blocks)[:, None]
+        blocks = torch.from_numpy(tables[(places >= firsts) & (places < ends)].astype(np.int32))
         return cls(
             query_starts=torch.from_numpy(starts(query_lens)),
             block_starts=torch.from_numpy(block_starts),
-            blocks=table[places.to(table.device, non_blocking=True)].to(torch.int32),
+            blocks=blocks.to(batch.positions.device, non_blocking=True),
             context_lens=torch.from_numpy(context_lens),
             last_block_lens=torch.from_numpy((context_lens - 1) % block_size + 1),
         )

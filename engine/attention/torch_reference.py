@@ -6,9 +6,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from engine.attention import fp8_rows
 from engine.attention.int8_rows import decode, encode
 from engine.batch import Batch
 from engine.config import ModelConfig
+from engine.kv_scales import UNSCALED, KVScales
 
 GATHERED_BYTES = 8 << 20  # gathered at once and attended to while it is in a CPU's cache; measured best at 8 MiB
 
@@ -62,21 +64,27 @@ class TorchAttention:
             self._segments.append(self._prefill(batch, seq, start))
             start += batch.query_lens_list[seq]
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, layer_cache: Tensor, batch: Batch, scales: KVScales = UNSCALED
+    ) -> Tensor:
         """See AttentionBackend."""
+        if layer_cache.dtype == fp8_rows.DTYPE:
+            layer_cache = layer_cache.view(torch.uint8)  # not every operation takes FP8 on every device
+        else:
+            scales = UNSCALED
         # [num_blocks, block_size, parts, heads of a part, head_dim]
         keys_by_slot, values_by_slot = layer_cache.permute(2, 0, 4, 1, 3, 5)
         written = (k.shape[0], *keys_by_slot.shape[2:-1], k.shape[-1])
-        keys_by_slot.index_put_(self._slots, _cached(k.view(written), layer_cache.dtype))
-        values_by_slot.index_put_(self._slots, _cached(v.view(written), layer_cache.dtype))
+        keys_by_slot.index_put_(self._slots, _cached(k.view(written), layer_cache.dtype, scales.key))
+        values_by_slot.index_put_(self._slots, _cached(v.view(written), layer_cache.dtype, scales.value))
         by_head = layer_cache.permute(2, 1, 3, 0, 4, 5)  # [2, parts, heads of a part, num_blocks, block_size, head_dim]
         result = torch.empty_like(q)
         for segment in self._segments:
             gathered = _uncached(self._gather(by_head, 3, segment.blocks), q.dtype)
             # 2 x [num_seqs, num_kv_heads, context_len, head_dim]
             keys, values = gathered.view(2, k.shape[1], segment.num_seqs, -1, k.shape[2]).transpose(1, 2)
-            result[segment.tokens] = self._attend(q[segment.tokens], keys, values, segment)
-        return result
+            result[segment.tokens] = self._attend(q[segment.tokens], keys, values, segment, self.scale * scales.key)
+        return result if scales.value == 1.0 else result * scales.value
 
     def forward_latent(self, q: Tensor, latent: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
         """See AttentionBackend. Values are the keys' first `kv_lora_rank` columns; the rest is cut off at the end."""
@@ -86,11 +94,11 @@ class TorchAttention:
         for segment in self._segments:
             gathered = _uncached(self._gather(layer_cache, 0, segment.blocks), q.dtype)
             keys = gathered.view(segment.num_seqs, 1, -1, q.shape[2])
-            attended = self._attend(q[segment.tokens], keys, keys, segment)
+            attended = self._attend(q[segment.tokens], keys, keys, segment, self.scale)
             result[segment.tokens] = attended[..., : self.kv_lora_rank]
         return result
 
-    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, segment: Segment) -> Tensor:
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float) -> Tensor:
         """q: [num_tokens, num_heads, head_dim]; keys, values: [num_seqs, num_kv_heads, context_len, head_dim]."""
         num_seqs, num_kv_heads, _, head_dim = keys.shape
         group, query_len = q.shape[1] // num_kv_heads, q.shape[0] // num_seqs
@@ -98,7 +106,7 @@ class TorchAttention:
         # A group's heads become more rows of one head's queries: keys and values are read once for all of them.
         rows = queries.reshape(num_seqs, num_kv_heads, group * query_len, head_dim)
         mask = segment.mask if query_len == 1 else segment.mask.repeat(1, 1, group, 1)
-        attended = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=self.scale)
+        attended = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale)
         by_token = attended.view(num_seqs, num_kv_heads, group, query_len, head_dim).permute(0, 3, 1, 2, 4)
         return by_token.reshape(q.shape)
 
@@ -125,7 +133,8 @@ class TorchAttention:
         num_blocks = self._num_blocks(batch.context_lens_list[seqs[-1]])  # the longest is the last
         rows = torch.tensor(seqs, device=device)
         seen = torch.arange(num_blocks * self.block_size, device=device) < batch.context_lens[rows, None]
-        return Segment(rows, len(seqs), batch.block_tables[rows, :num_blocks].flatten(), seen[:, None, None])
+        blocks = batch.block_tables[seqs, :num_blocks].flatten().to(device)
+        return Segment(rows, len(seqs), blocks, seen[:, None, None])
 
     def _prefill(self, batch: Batch, seq: int, start: int) -> Segment:
         device = batch.positions.device
@@ -134,17 +143,21 @@ class TorchAttention:
         last_seen = torch.arange(context_len - query_len, context_len, device=device)
         seen = torch.arange(num_blocks * self.block_size, device=device) <= last_seen[:, None]
         tokens = torch.arange(start, start + query_len, device=device)
-        return Segment(tokens, 1, batch.block_tables[seq, :num_blocks], seen[None, None])
+        return Segment(tokens, 1, batch.block_tables[seq, :num_blocks].to(device), seen[None, None])
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
 
-def _cached(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """New rows as a cache of `dtype` has them."""
+def _cached(rows: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    """New rows as a cache of `dtype` has them; uint8: of FP8, the bytes, with one scale for all."""
+    if dtype == torch.uint8:
+        return fp8_rows.encode(rows, scale).view(torch.uint8)
     return encode(rows) if dtype == torch.int8 else rows
 
 
 def _uncached(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """A cache's rows as attention takes them."""
+    """A cache's rows as attention takes them; those in FP8, which every dtype holds exactly, without their scale."""
+    if rows.dtype == torch.uint8:
+        return rows.view(fp8_rows.DTYPE).to(dtype)
     return decode(rows, dtype) if rows.dtype == torch.int8 else rows

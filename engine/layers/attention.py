@@ -6,8 +6,9 @@ from torch import Tensor
 from engine.attention.base import AttentionBackend
 from engine.batch import Batch
 from engine.config import ModelConfig
+from engine.kv_scales import KVScales, load_kv_scales
 from engine.layers.linear import Linear, Projection, load_fused, load_partial, summed
-from engine.ops.base import Rotation
+from engine.ops.base import HeadNorms, Rotation
 from engine.ops.choice import ops_for
 from engine.tensor_parallel import TensorRanks
 from engine.weights import Weights
@@ -21,26 +22,27 @@ class GroupedQueryAttention:
         config: ModelConfig,
         qkv: Linear,
         output: Projection,
-        norm_weight: Tensor | None,
+        norms: HeadNorms | None,
+        scales: KVScales,
         backend: AttentionBackend,
     ) -> None:
-        """config: with the heads that are here; norm_weight: [num_heads + num_kv_heads, head_dim]."""
+        """config: with the heads that are here; norms: of queries and keys; scales: of KV in FP8."""
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
         self.qkv = qkv
         self.output = output
-        self.norm_weight = norm_weight
-        self.norm_eps = config.rms_norm_eps
+        self.norms = norms
+        self.scales = scales
         self.backend = backend
 
     def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
         """x: [num_tokens, hidden]; layer_cache as the backend has it. Returns the shape of x."""
         heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
         turned, v = heads.split_with_sizes([self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
-        turned = ops_for(x.device).rotate(turned, rotation, self.norm_weight, self.norm_eps)
+        turned = ops_for(x.device).rotate(turned, rotation, self.norms)
         q, k = turned.split_with_sizes([self.num_heads, self.num_kv_heads], dim=1)
-        attended = self.backend.forward(q, k, v, layer_cache, batch)
+        attended = self.backend.forward(q, k, v, layer_cache, batch, self.scales)
         return self.output(attended.flatten(1))
 
 
@@ -57,11 +59,13 @@ def load_attention(
     bias = config.attention_output_bias
     output = load_partial(weights, f"{prefix}.o_proj", q_size, hidden, q_rows, shard, bias=bias)
     local = shard.local(config)
-    norm_weight = _load_norms(weights, prefix, local) if config.qk_norm else None
-    return GroupedQueryAttention(local, qkv, summed(output, tensor), norm_weight, backend)
+    norms = _load_norms(weights, prefix, local) if config.qk_norm else None
+    return GroupedQueryAttention(local, qkv, summed(output, tensor), norms, load_kv_scales(weights, prefix), backend)
 
 
-def _load_norms(weights: Weights, prefix: str, config: ModelConfig) -> Tensor:
-    """The norms' weights of all heads that are here, queries first: [num_heads + num_kv_heads, head_dim]."""
-    each = (("q_norm", config.num_heads), ("k_norm", config.num_kv_heads))
-    return torch.cat([weights.take(f"{prefix}.{name}.weight", config.head_dim).repeat(n, 1) for name, n in each])
+def _load_norms(weights: Weights, prefix: str, config: ModelConfig) -> HeadNorms:
+    """Those of all heads that are here, queries first."""
+    counts = (config.num_heads, config.num_kv_heads)
+    rows = [weights.take(f"{prefix}.{name}.weight", config.head_dim) for name in ("q_norm", "k_norm")]
+    weight = torch.cat([row.repeat(count, 1) for row, count in zip(rows, counts, strict=True)])
+    return HeadNorms(weight, counts, config.rms_norm_eps)

@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from engine.config import MoEConfig
+from engine.layers.fp8_weight import fp8_weight
+from engine.layers.grouped_product import GroupedProduct, grouped_product
 from engine.layers.linear import Linear
 from engine.ops.choice import ops_for
+from engine.stored_matrix import StoredMatrix
 from engine.tensor_shard import TensorShard
-from engine.weights import Weights, join, stack
+from engine.weights import Weights, join, look
 
 # A product's rows come out the same, bit for bit, for every number of rows that is a multiple of this: who else is in
 # the batch, and which rank computes an expert, cannot be seen in a token's result. (oneDNN and MKL: multiples of 4.)
@@ -39,26 +42,22 @@ class Expert:
 class GroupedWeights:
     """All slots' weights one after the other, for products of all experts at once."""
 
-    gate_up: Tensor  # [num_slots, 2 * inner, hidden]
-    down: Tensor  # [num_slots, hidden, inner]
+    gate_up: GroupedProduct  # hidden to 2 * inner
+    down: GroupedProduct  # inner to hidden
 
     @classmethod
     def of(cls, slots: Sequence[Expert]) -> "GroupedWeights":
         """A copy of their weights."""
-        return cls(
-            torch.stack([each.gate_up.weight for each in slots]), torch.stack([each.down.weight for each in slots])
-        )
+        return cls(grouped_product([each.gate_up for each in slots]), grouped_product([each.down for each in slots]))
 
     def split(self) -> list[Expert]:
         """The experts again, as views."""
-        pairs = zip(self.gate_up, self.down, strict=True)
-        return [Expert(Linear(gate_up, packed=False), Linear(down, packed=False)) for gate_up, down in pairs]
+        return [Expert(*pair) for pair in zip(self.gate_up.split(), self.down.split(), strict=True)]
 
-    def __call__(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
+    def __call__(self, rows: Tensor, sizes: Sequence[int] | Tensor) -> Tensor:
         """See Experts."""
-        ends = torch.tensor(sizes, device=rows.device).cumsum(0).to(torch.int32)
-        inner = ops_for(rows.device).silu_and_mul(torch._grouped_mm(rows, self.gate_up.transpose(1, 2), offs=ends))
-        return torch._grouped_mm(inner, self.down.transpose(1, 2), offs=ends)
+        ends = torch.as_tensor(sizes, device=rows.device).cumsum(0).to(torch.int32)
+        return self.down(ops_for(rows.device).silu_and_mul(self.gate_up(rows, ends)), ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +102,14 @@ class Experts:
         """These stand in the slots from now on."""
         self._standing = prepared
 
-    def __call__(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
-        """rows: [sum(sizes), hidden], the first slot's `sizes[0]` rows first; sizes are multiples of ROW_TILE.
+    @property
+    def is_grouped(self) -> bool:
+        """Whether all experts are one product."""
+        return self._standing.grouped is not None
+
+    def __call__(self, rows: Tensor, sizes: Sequence[int] | Tensor) -> Tensor:
+        """rows: [sum(sizes), hidden], the first slot's `sizes[0]` rows first; sizes are multiples of ROW_TILE, or,
+        where all experts are one product, any numbers, perhaps on the device.
 
         Returns the same shape, each row as its slot's expert has it.
         """
@@ -112,6 +117,7 @@ class Experts:
             return rows
         if self._standing.grouped is not None:
             return self._standing.grouped(rows, sizes)
+        assert not isinstance(sizes, Tensor), "the host must know which expert gets which rows"
         busy = [(expert, size) for expert, size in zip(self.slots, sizes, strict=True) if size]
         splits = [size for _, size in busy]
         inputs = rows.split_with_sizes(splits)
@@ -121,7 +127,7 @@ class Experts:
 
 
 def _is_faster_grouped(weight: Tensor) -> bool:
-    return weight.is_cuda and weight.dtype == torch.bfloat16
+    return weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float8_e4m3fn)
 
 
 class ExpertReader:
@@ -156,21 +162,24 @@ class ExpertReader:
         if self._is_fused:
             return self._read_fused(expert)
         names, hidden, size, ours = self._of(expert), self._hidden_size, self._size, self._ours
-        gate_up = stack(self._weights, names[:2], [size, size], hidden, wanted=[(ours,), (ours,)])
-        down = stack(self._weights, names[2:], [hidden], size, wanted=[(slice(None), ours)])
+        gate_up = look(self._weights, names[:2], [size, size], hidden, wanted=[(ours,), (ours,)])
+        down = look(self._weights, names[2:], [hidden], size, wanted=[(slice(None), ours)])
         return Expert(self._linear(gate_up), self._linear(down))
 
     def _read_fused(self, expert: int) -> Expert:
         (both, both_shape), (down, down_shape) = self._tensors()
         gates, weights = self._ours, self._weights
         ups = slice(gates.start + self._size, gates.stop + self._size)
-        gate_up = join(weights, [weights.peek(both, *both_shape, part=(expert, rows)) for rows in (gates, ups)])
+        gate_up = [weights.peek(both, *both_shape, part=(expert, rows)) for rows in (gates, ups)]
         columns = weights.peek(down, *down_shape, part=(expert, slice(None), gates))
-        return Expert(self._linear(gate_up), self._linear(join(weights, [columns])))
+        return Expert(self._linear(gate_up), self._linear([columns]))
 
-    def _linear(self, weight: Tensor) -> Linear:
+    def _linear(self, parts: Sequence[StoredMatrix]) -> Linear:
         """In fp32 oneDNN's layout loses to the plain one for experts, which see few rows each; in bf16 it wins."""
-        return Linear(weight, packed=weight.dtype != torch.float32, quantization=self._weights.quantization)
+        weights = self._weights
+        if (scaled := fp8_weight(weights, parts, is_expert=True)) is not None:
+            return Linear(scaled)
+        return Linear(join(weights, parts), packed=weights.dtype != torch.float32, quantization=weights.quantization)
 
     def _tensors(self) -> list[tuple[str, tuple[int, ...]]]:
         """Names and shapes of all tensors; of fused ones first gate and up, then down."""

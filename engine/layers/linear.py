@@ -6,10 +6,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from engine.layers.fp8_weight import Fp8Weight, fp8_weight
 from engine.layers.int8_weight import Int8Weight
+from engine.stored_matrix import StoredMatrix
 from engine.tensor_parallel import TensorRanks
 from engine.tensor_shard import TensorShard
-from engine.weights import Weights, stack
+from engine.weights import Weights, join, look, stack
 
 Projection = Callable[[Tensor], Tensor]  # [num_tokens, in_features] to [num_tokens, out_features]
 
@@ -18,18 +20,28 @@ class Linear:
     """`x @ weight.T + bias`. On a CPU the weight is laid out for oneDNN once, and the plain copy is given up."""
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, *, packed: bool = True, quantization: str | None = None
+        self,
+        weight: Tensor | Fp8Weight,
+        bias: Tensor | None = None,
+        *,
+        packed: bool = True,
+        quantization: str | None = None,
     ) -> None:
         """weight: [out_features, in_features]; bias: [out_features]. `packed` false keeps the plain layout on a CPU.
 
         quantization: "int8", see Int8Weight, or None.
         """
         self.bias = bias
-        self.quantised = Int8Weight(weight) if quantization == "int8" else None
-        self.is_packed = packed and self.quantised is None and _can_pack(weight)
-        self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight) if self.is_packed else weight
-        if self.quantised is not None:
-            self.weight = self.quantised.packed
+        self.quantised: Int8Weight | Fp8Weight | None = None
+        self.is_packed = False
+        if not isinstance(weight, Tensor):
+            self.quantised, self.weight = weight, weight.values
+        elif quantization == "int8":
+            self.quantised = int8 = Int8Weight(weight)
+            self.weight = int8.packed
+        else:
+            self.is_packed = packed and _can_pack(weight)
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.is_packed else weight
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, in_features]. Returns [num_tokens, out_features]."""
@@ -103,9 +115,9 @@ def load_fused(
     A row of a weight is a column of its output: of each projection all rows are read, or those of `rows`.
     """
     wanted = [(part,) for part in rows] if rows is not None else None
-    weight = stack(weights, [f"{prefix}.weight" for prefix in prefixes], out_features, in_features, wanted=wanted)
+    parts = look(weights, [f"{prefix}.weight" for prefix in prefixes], out_features, in_features, wanted=wanted)
     addend = stack(weights, [f"{prefix}.bias" for prefix in prefixes], out_features, wanted=wanted) if bias else None
-    return Linear(weight, addend, quantization=weights.quantization)
+    return make_linear(weights, parts, addend)
 
 
 def load_partial(
@@ -119,10 +131,15 @@ def load_partial(
     bias: bool = False,
 ) -> Linear:
     """What these columns of the input bring: all ranks' outputs add up to the whole. The first one has the bias."""
-    part = (slice(None), columns)
-    weight = stack(weights, [f"{prefix}.weight"], [out_features], in_features, wanted=[part])
+    parts = look(weights, [f"{prefix}.weight"], [out_features], in_features, wanted=[(slice(None), columns)])
     addend = stack(weights, [f"{prefix}.bias"], [out_features]) if bias else None
-    return Linear(weight, addend if shard.rank == 0 else None, quantization=weights.quantization)
+    return make_linear(weights, parts, addend if shard.rank == 0 else None)
+
+
+def make_linear(weights: Weights, parts: Sequence[StoredMatrix], bias: Tensor | None = None) -> Linear:
+    """Stored matrices one after another as one product: in FP8 as they are stored, where that can be computed with."""
+    weight = fp8_weight(weights, parts)
+    return Linear(join(weights, parts) if weight is None else weight, bias, quantization=weights.quantization)
 
 
 def _can_pack(weight: Tensor) -> bool:

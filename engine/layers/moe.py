@@ -6,11 +6,14 @@ from torch import Tensor
 from engine.config import MoEConfig
 from engine.expert_group import ExpertGroup
 from engine.expert_parallel import ExpertExchange, LocalExchange
+from engine.layers.device_exchange import DeviceExchange
 from engine.layers.expert_choice import ExpertChoice
 from engine.layers.expert_part import PartExchange
 from engine.layers.experts import ExpertNames, ExpertReader, Experts
 from engine.layers.mlp import MLP, load_partial_mlp
+from engine.layers.side_stream import SideStream
 from engine.tensor_parallel import TensorRanks
+from engine.tensor_shard import TensorShard
 from engine.weights import Weights
 
 
@@ -29,16 +32,24 @@ class MoE:
         self.experts = experts
         self.exchange = exchange
         self.shared = shared
+        self._side = SideStream()
         self.tensor = tensor  # who has the other experts, or the rest of every expert's inner columns
+
+    @property
+    def stays_on_device(self) -> bool:
+        """Whether the host need not wait for which experts tokens choose."""
+        return isinstance(self.exchange, DeviceExchange)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, hidden], perhaps of no tokens. Returns the same shape."""
         weights, chosen = self.choice(x)
         dispatch = self.exchange.dispatch(x, chosen)
-        shared = self.shared(x) if self.shared is not None and len(x) else None  # while tokens are on their way
+        shared_mlp = self.shared
+        # While tokens are on their way; on a GPU beside the routed experts too, which leave room there.
+        shared = self._side.begin(lambda: shared_mlp(x), x) if shared_mlp is not None and len(x) else None
         arrived = dispatch.arrive()
         routed = dispatch.combine(self.experts(arrived.rows, arrived.sizes), weights)
-        return self.tensor.sum(routed if shared is None else routed + shared)
+        return self.tensor.sum(routed if shared is None else routed + shared())
 
 
 def load_moe(
@@ -70,5 +81,12 @@ def load_moe(
         layer = group.add_layer(reader, config.num_experts)
         return MoE(choice, layer.experts, layer.exchange, shared_mlp, tensor)
     here = shard.experts_of(config.num_experts)
-    exchange = PartExchange(here.start, len(here)) if shard.has_whole_experts else LocalExchange(config.num_experts)
-    return MoE(choice, Experts([reader.read(expert) for expert in here]), exchange, shared_mlp, tensor)
+    experts = Experts([reader.read(expert) for expert in here])
+    return MoE(choice, experts, _exchange(experts, here, config, shard), shared_mlp, tensor)
+
+
+def _exchange(experts: Experts, here: range, config: MoEConfig, shard: TensorShard) -> ExpertExchange:
+    """How tokens get to experts that are not of a group."""
+    if shard.has_whole_experts:
+        return PartExchange(here.start, len(here))
+    return DeviceExchange(config.num_experts) if experts.is_grouped else LocalExchange(config.num_experts)

@@ -18,7 +18,7 @@ class RMSNorm:
         return self._ops.rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, addend: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The sum of two tensors [num_tokens, size], and its norm. `x` may be overwritten."""
+        """The sum of two tensors [num_tokens, size], and its norm. Both tensors may be overwritten."""
         if addend is None:
             return x, self(x)
         return self._ops.add_rms_norm(x, addend, self.weight, self.eps)

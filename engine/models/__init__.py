@@ -14,7 +14,9 @@ from engine.config import ModelConfig
 from engine.errors import UnsupportedModel
 from engine.expert_group import ExpertGroup
 from engine.kv_cache import torch_dtype
+from engine.kv_scales import LAST_NAMES
 from engine.layers.int8_weight import check_quantization
+from engine.models.causal_lm import CausalLM
 from engine.tensor_parallel import ONE_RANK, TensorRanks
 from engine.weights import Weights
 
@@ -40,7 +42,7 @@ def load_model(
     group: ExpertGroup | None = None,
     tensor: TensorRanks = ONE_RANK,
     quantization: str | None = None,
-) -> Model:
+) -> CausalLM:
     """Reads a checkpoint's weights into a model that uses `attention` in every layer.
 
     `on_progress` is told the part done, up to 1. With a group no experts are read: it gives them out when it forms.
@@ -50,7 +52,8 @@ def load_model(
     """
     tensor.shard.check(config)
     check_quantization(quantization, device)
-    weights = Weights(directory, torch_dtype(config.dtype), device, on_progress, quantization)
+    dtype, stored = torch_dtype(config.dtype), config.stored_quantization
+    weights = Weights(directory, dtype, device, on_progress, quantization, stored)
     with torch.inference_mode():
         model = _loader(config.architecture, group)(weights, config, attention, tensor)
     weights.finish(lambda name: _is_not_of_model(name, config))
@@ -65,7 +68,7 @@ def load_model(
 
 def _loader(
     architecture: str, group: ExpertGroup | None
-) -> Callable[[Weights, ModelConfig, AttentionBackend, TensorRanks], Model]:
+) -> Callable[[Weights, ModelConfig, AttentionBackend, TensorRanks], CausalLM]:
     match architecture:
         case "LlamaForCausalLM" | "MistralForCausalLM" | "Qwen2ForCausalLM" | "Qwen3ForCausalLM":
             from engine.models import dense
@@ -89,6 +92,10 @@ def _is_not_of_model(name: str, config: ModelConfig) -> bool:
     if name == "lm_head.weight":
         return config.tie_word_embeddings
     if name.endswith(".rotary_emb.inv_freq"):  # old Llama checkpoints; it follows from the config
+        return True
+    if name.endswith((".q_scale", ".prob_scale")):  # of FP8 in which attention here is not computed
+        return True
+    if config.mla is not None and name.endswith(LAST_NAMES):  # latents are not cached in FP8
         return True
     first = config.num_layers
     speculative = range(first, first + config.num_nextn_predict_layers)

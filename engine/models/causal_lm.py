@@ -49,7 +49,7 @@ class DecoderLayer:
     def __call__(
         self, x: Tensor, addend: Tensor | None, rotation: Rotation, layer_cache: Tensor, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        """x: [num_tokens, hidden], ours to change; addend: of the same shape, what the layer before adds to it.
+        """x: [num_tokens, hidden]; addend: of the same shape, what the layer before adds to it; both ours to change.
 
         Returns both again: whoever norms their sum next adds them up on the way.
         """
@@ -83,7 +83,13 @@ class CausalLM:
 
         Ranks that have the model together compute the same steps; the first one gets the logits.
         """
+        batch = batch.on(pool.device)
         self.backend.plan(batch)
+        return self.compute(batch, pool)
+
+    @torch.inference_mode()
+    def compute(self, batch: Batch, pool: Tensor) -> Tensor:
+        """A step that is planned, of a batch on the model's device; see forward."""
         x = self.embedding(batch.token_ids)  # [num_tokens, hidden]
         addend = None
         rotation = self.rotary.at(batch.positions)

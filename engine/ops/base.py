@@ -1,5 +1,6 @@
 """What layers ask of an implementation of their small computations."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -25,6 +26,15 @@ class Rotation:
         return self._cos_sin
 
 
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Root mean square norms of heads, as Qwen3 has them of queries and of keys."""
+
+    weight: Tensor  # [num_heads, head_dim], a row for each head
+    counts: tuple[int, ...]  # of neighbours that have the same weight: their rows are equal
+    eps: float
+
+
 class LayerOps(Protocol):
     """Computations on rows, in fp32 whatever the rows' dtype, of which a row's result depends on that row alone."""
 
@@ -33,7 +43,7 @@ class LayerOps(Protocol):
         ...
 
     def add_rms_norm(self, x: Tensor, addend: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """The sum of two tensors [num_tokens, size], and its norm. `x` may be overwritten."""
+        """The sum of two tensors [num_tokens, size], and its norm. Both tensors may be overwritten."""
         ...
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
@@ -52,11 +62,11 @@ class LayerOps(Protocol):
         """Each row of [num_tokens, size] times its scale, plus a bias [size]. `x` may be overwritten."""
         ...
 
-    def rotate(self, heads: Tensor, rotation: Rotation, weight: Tensor | None = None, eps: float = 0.0) -> Tensor:
-        """Heads turned by their tokens' positions, each after its norm where there is a weight.
+    def rotate(self, heads: Tensor, rotation: Rotation, norms: HeadNorms | None = None) -> Tensor:
+        """Heads turned by their tokens' positions, each after its norm where there are norms.
 
-        heads: [num_tokens, num_heads, rotary_dim], may be overwritten; weight: [num_heads, rotary_dim]. Returns the
-        shape of heads. Interleaved pairs come out as halves: queries and keys alike, so that their products are the
+        heads: [num_tokens, num_heads, rotary_dim], may be overwritten; norms: of all of them. Returns the shape of
+        heads. Interleaved pairs come out as halves: queries and keys alike, so that their products are the
         same.
         """
         ...

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from engine.native.layer_ops import Bfloat16Ops, Float32Ops, instruction_sets
-from engine.ops.base import Rotation
+from engine.ops.base import HeadNorms, Rotation
 
 
 class NativeOps:
@@ -61,7 +61,7 @@ class NativeOps:
         self._ops[x.dtype].scale(*pointers, num_rows, width, torch.get_num_threads())
         return x
 
-    def rotate(self, heads: Tensor, rotation: Rotation, weight: Tensor | None = None, eps: float = 0.0) -> Tensor:
+    def rotate(self, heads: Tensor, rotation: Rotation, norms: HeadNorms | None = None) -> Tensor:
         """See LayerOps. The heads are turned where they are."""
         if heads.stride(2) != 1:
             heads = heads.contiguous()
@@ -70,8 +70,9 @@ class NativeOps:
         assert table.shape[1] == width
         assert len(positions) == num_tokens
         self._ops[heads.dtype].rotate(
-            heads.data_ptr(), heads.stride(0), heads.stride(1), 0 if weight is None else weight.data_ptr(),
+            heads.data_ptr(), heads.stride(0), heads.stride(1), 0 if norms is None else norms.weight.data_ptr(),
             table.data_ptr(), len(table), positions.data_ptr(),
-            num_tokens, num_heads, width, rotation.interleaved, eps, torch.get_num_threads(),
+            num_tokens, num_heads, width, rotation.interleaved, 0.0 if norms is None else norms.eps,
+            torch.get_num_threads(),
         )  # fmt: skip
         return heads

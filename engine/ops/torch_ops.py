@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from engine.ops.base import Rotation
+from engine.ops.base import HeadNorms, Rotation
 
 LEAST_SCALED = 1e-35  # of what is quantised; less is nothing
 UNDIVIDED_ELEMENTS = 1 << 15  # torch's grain: fewer are one thread's
@@ -48,10 +48,10 @@ class TorchOps:
         scaled = x.float() * scales[:, None]
         return (scaled if bias is None else scaled + bias.float()).to(x.dtype)
 
-    def rotate(self, heads: Tensor, rotation: Rotation, weight: Tensor | None = None, eps: float = 0.0) -> Tensor:
+    def rotate(self, heads: Tensor, rotation: Rotation, norms: HeadNorms | None = None) -> Tensor:
         """See LayerOps."""
-        if weight is not None:
-            heads = F.rms_norm(heads, heads.shape[-1:], None, eps) * weight
+        if norms is not None:
+            heads = F.rms_norm(heads, heads.shape[-1:], None, norms.eps) * norms.weight
         cos, sin = rotation.cos_sin(heads.dtype)
         first, second = (heads[..., 0::2], heads[..., 1::2]) if rotation.interleaved else heads.chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)

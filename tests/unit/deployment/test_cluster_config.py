@@ -160,7 +160,7 @@ def test_flags_win_over_every_section(tmp_path: Path) -> None:
             "dtype: bfloat16 for prefill, float32 for decode",
         ),
         ("prefill_engine: {kv_cache_dtype: int8}", "kv_cache_dtype: int8 for prefill, auto for decode"),
-        ("engine: {kv_cache_dtype: fp8}", "kv_cache_dtype: 'fp8' is not allowed; it must be one of auto"),
+        ("engine: {kv_cache_dtype: fp4}", "kv_cache_dtype: 'fp4' is not allowed; it must be one of auto"),
         ("prefill: -1", "prefill: -1 is not allowed; it must be a whole number from 0 to 256"),
         ("engine: {kv_cache_memory_bytes: lots}", "engine.kv_cache_memory_bytes: 'lots' is not allowed"),
         ("transport: pigeon", "transport: 'pigeon' is not allowed; it must be one of auto"),
@@ -185,11 +185,13 @@ def test_a_context_beyond_the_checkpoints_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_type_of_kv_that_the_model_cannot_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"kv_cache_dtype 'float32' .* in bfloat16, only auto, bfloat16, int8"):
+    with pytest.raises(OptionError, match=r"kv_cache_dtype 'float32' .* in bfloat16, only auto, bfloat16, int8, fp8"):
         plan(settings(tmp_path, "", kv_cache_dtype="float32"))
     planned = plan(settings(tmp_path, "", kv_cache_dtype="int8"))
     assert {worker.engine.kv_cache_dtype for worker in planned.workers} == {"int8"}
     assert all("--kv-cache-dtype=int8" in spec.argv for spec in planned.specs(tmp_path) if "router" not in spec.name)
+    in_fp8 = plan(settings(tmp_path, "engine: {kv_cache_dtype: fp8}"))
+    assert {worker.engine.kv_cache_dtype for worker in in_fp8.workers} == {"fp8"}
 
 
 def test_memory_for_kv_has_bounds(tmp_path: Path) -> None:

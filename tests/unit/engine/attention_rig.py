@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from engine.attention import fp8_rows
 from engine.attention.base import AttentionBackend
 from engine.attention.heads import AttentionHeads
 from engine.attention.int8_rows import encode
@@ -15,6 +16,7 @@ from engine.attention.torch_reference import TorchAttention
 from engine.batch import Batch
 from engine.config import MLAConfig, ModelConfig, RopeConfig
 from engine.kv_cache import KVCacheLayout
+from engine.kv_scales import UNSCALED, KVScales
 
 NUM_LAYERS, LAYER = 2, 1
 Chunks = Mapping[int, range]  # by sequence, the places of its new tokens
@@ -27,6 +29,7 @@ class PagedHeads:
     heads: AttentionHeads
     block_size: int
     num_parts: int = 1
+    scales: KVScales = UNSCALED
 
     @property
     def is_latent(self) -> bool:
@@ -75,14 +78,16 @@ class Sequences:
         if not self.paged.is_latent:
             parts = self.paged.num_parts
             shape = (parts, NUM_LAYERS, 2, heads.num_kv_heads // parts, size)
-        nowhere = self._cached(torch.full((heads.key_width,), unseen, dtype=heads.dtype))
+        nowhere = self._cached(torch.full((heads.key_width,), unseen, dtype=heads.dtype), 1.0)
         pool = nowhere.expand(self.num_blocks, *shape, -1).clone()
         cache = KVCacheLayout.layer_cache(pool, LAYER)
         for seq, places in computed.items():
-            rows = self._cached(self.tokens[seq][: places.stop, heads.num_heads :])
+            new_keys, new_values = self.tokens[seq][: places.stop, heads.num_heads :].chunk(2, dim=1)
+            scales = self.paged.scales
+            rows = self._cached(new_keys, scales.key), self._cached(new_values, scales.value)
             for place in places:
                 block, offset = self.tables[seq][place // size], place % size
-                keys, values = rows[place].chunk(2)
+                keys, values = (each[place] for each in rows)
                 if self.paged.is_latent:
                     cache[block, offset] = keys[0]
                 else:
@@ -128,10 +133,12 @@ class Sequences:
         cache = KVCacheLayout.layer_cache(pool, LAYER)
         if self.paged.is_latent:
             return backend.forward_latent(q.contiguous(), k[:, 0], cache, batch)
-        return backend.forward(q, k, v, cache, batch)
+        return backend.forward(q, k, v, cache, batch, self.paged.scales)
 
-    def _cached(self, rows: Tensor) -> Tensor:
-        """Rows as the cache has them."""
+    def _cached(self, rows: Tensor, scale: float) -> Tensor:
+        """Rows as the cache has them; scale: in FP8."""
+        if self.paged.heads.cached_dtype == fp8_rows.DTYPE:
+            return fp8_rows.encode(rows, scale)
         return encode(rows) if self.paged.heads.is_quantised else rows
 
 

@@ -5,13 +5,14 @@ counts follow from lengths, keys and values have the same strides, the last dime
 aligned to the end, decode takes one query a sequence.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from engine.attention.flashinfer import FlashInferKernels
+from engine.attention.flashinfer_kernels import FlashInferKernels
 
 
 def check_metadata(*tensors: Tensor) -> None:
@@ -34,7 +35,7 @@ class Pages:
     def of(cls, starts: Tensor, pages: Tensor, last_lens: Tensor, page_size: int) -> "Pages":
         check_metadata(starts, pages, last_lens)
         assert starts[0] == 0
-        assert starts[-1] == len(pages)
+        assert starts[-1] <= len(pages)  # memory for replays has room for more
         assert len(starts) == len(last_lens) + 1
         assert ((last_lens >= 1) & (last_lens <= page_size)).all()
         counts = starts.diff()
@@ -47,15 +48,31 @@ class Pages:
         return cache[pages].transpose(1, 2).flatten(0, 1)[: self.lens[sequence]]
 
 
-def attended(q: Tensor, keys: Tensor, values: Tensor, scale: float, is_causal: bool) -> Tensor:
-    """q: [num_new, num_heads, width]; keys, values: [length, num_kv_heads, width]."""
+def attended(q: Tensor, keys: Tensor, values: Tensor, scale: float, is_causal: bool) -> tuple[Tensor, Tensor]:
+    """q: [num_new, num_heads, width]; keys, values: [length, num_kv_heads, width].
+
+    Returns the shape of q, and of each query and head the logarithm to base 2 of its scores' sum: [num_new, num_heads].
+    """
     group = q.shape[1] // keys.shape[1]
     keys, values = (rows.repeat_interleave(group, dim=1).float() for rows in (keys, values))
     scores = torch.einsum("qhd,khd->hqk", q.float(), keys) * scale
     if is_causal:
         sees = torch.arange(len(keys)) <= torch.arange(len(keys) - len(q), len(keys))[:, None]
         scores = scores.masked_fill(~sees, -torch.inf)
-    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).to(q.dtype)
+    sums = scores.logsumexp(-1).T / math.log(2)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).to(q.dtype), sums
+
+
+def merge(first: Tensor, first_sums: Tensor, second: Tensor, second_sums: Tensor) -> tuple[Tensor, Tensor]:
+    """merge_state."""
+    assert first.shape == second.shape
+    assert first_sums.shape == second_sums.shape == first.shape[:2]
+    assert first_sums.dtype == second_sums.dtype == torch.float32
+    assert first.is_contiguous()
+    assert second.is_contiguous()
+    sums = torch.logaddexp2(first_sums, second_sums)
+    shares = [(part - sums).exp2().unsqueeze(2) for part in (first_sums, second_sums)]
+    return (first.float() * shares[0] + second.float() * shares[1]).to(first.dtype), sums
 
 
 def check_cache(cache: tuple[Tensor, Tensor], dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -69,39 +86,89 @@ def check_cache(cache: tuple[Tensor, Tensor], dtype: torch.dtype, shape: tuple[i
 class PagedWrapper:
     """Both paged wrappers: a plan for heads, then runs of layers."""
 
-    def __init__(self, workspace: Tensor, kv_layout: str = "NHD", **_: Any) -> None:
+    def __init__(
+        self, workspace: Tensor, kv_layout: str = "NHD", use_tensor_cores: bool = False, backend: str = "auto"
+    ) -> None:
         assert workspace.dtype == torch.uint8
         assert kv_layout == "HND"
+        self.backend = backend
         self.planned: dict[str, Any] | None = None
 
     def _plan(self, query_starts: Tensor, pages: Pages, heads: tuple[int, int, int], is_causal: bool, kw: Any) -> None:
-        assert kw["q_data_type"] == kw["kv_data_type"]
+        types = kw["q_data_type"], kw["kv_data_type"]
+        assert types[0] == types[1] or (types[1] == torch.float8_e4m3fn and self.backend == "fa2")
         self.planned = {"starts": query_starts, "pages": pages, "heads": heads, "is_causal": is_causal, **kw}
 
-    def run(self, q: Tensor, cache: tuple[Tensor, Tensor]) -> Tensor:
+    def run(
+        self,
+        q: Tensor,
+        cache: tuple[Tensor, Tensor],
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        return_lse: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Scores are scaled by `k_scale` in the kernel, results of the queries' type by `v_scale` behind it."""
         assert self.planned is not None
+        assert all(type(scale) in (float, type(None)) for scale in (k_scale, v_scale))  # of tensors it waits for one
         plan, pages = self.planned, self.planned["pages"]
         num_heads, num_kv_heads, width = plan["heads"]
         assert q.dtype == plan["q_data_type"]
         assert q.shape == (plan["starts"][-1], num_heads, width)
         assert q.stride(-1) == 1
         check_cache(cache, plan["kv_data_type"], (num_kv_heads, pages.page_size, width))
-        return torch.cat(
-            [
-                attended(new, *(pages.rows(part, seq) for part in cache), plan["sm_scale"], plan["is_causal"])
-                for seq, new in enumerate(q.split(plan["starts"].diff().tolist()))
-            ]
-        )
+        scale = plan["sm_scale"] * (k_scale or 1.0)
+        parts = [
+            attended(new, *(pages.rows(part, seq) for part in cache), scale, plan["is_causal"])
+            for seq, new in enumerate(q.split(plan["starts"].diff().tolist()))
+        ]
+        result, sums = (torch.cat(part) for part in zip(*parts, strict=True))
+        if v_scale not in (None, 1.0):
+            result.mul_(v_scale)
+        return (result, sums) if return_lse else result
 
 
 class Decode(PagedWrapper):
-    """BatchDecodeWithPagedKVCacheWrapper."""
+    """BatchDecodeWithPagedKVCacheWrapper: with `use_cuda_graph` a plan stands in the memory given."""
+
+    def __init__(
+        self,
+        workspace: Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: Tensor | None = None,
+        paged_kv_indices_buffer: Tensor | None = None,
+        paged_kv_last_page_len_buffer: Tensor | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(workspace, kv_layout, use_tensor_cores, backend)
+        given = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
+        self.memory = tuple(part for part in given if part is not None)
+        assert len(self.memory) == (3 if use_cuda_graph else 0)
+        check_metadata(*self.memory)
+
+    def run(
+        self,
+        q: Tensor,
+        cache: tuple[Tensor, Tensor],
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        return_lse: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        if self.memory:
+            assert self.planned is not None
+            self.planned["pages"] = Pages.of(*self.memory, self.planned["pages"].page_size)
+        return super().run(q, cache, k_scale, v_scale, return_lse)
 
     def plan(self, starts: Tensor, pages: Tensor, last_lens: Tensor, num_heads: int, num_kv_heads: int, width: int,
              page_size: int, **kw: Any) -> None:  # fmt: skip
         assert not starts.is_cuda
         queries = torch.arange(len(last_lens) + 1, dtype=torch.int32)
         paged = Pages.of(starts, pages, last_lens, page_size)
+        if self.memory:
+            assert len(last_lens) == len(self.memory[2]), "the batch size of a replay is fixed"
+            for part, values in zip(self.memory, (starts, pages, last_lens), strict=True):
+                part[: len(values)] = values
         self._plan(queries, paged, (num_heads, num_kv_heads, width), is_causal=False, kw=kw)
 
 
@@ -133,20 +200,36 @@ class LatentMetadata:
 
 
 class Latent:
-    """BatchMLAPagedAttentionWrapper."""
+    """BatchMLAPagedAttentionWrapper; with `use_cuda_graph` as Decode."""
 
-    def __init__(self, workspace: Tensor) -> None:
+    def __init__(
+        self,
+        workspace: Tensor,
+        use_cuda_graph: bool = False,
+        qo_indptr: Tensor | None = None,
+        kv_indptr: Tensor | None = None,
+        kv_indices: Tensor | None = None,
+        kv_len_arr: Tensor | None = None,
+        backend: str = "auto",
+    ) -> None:
         assert workspace.dtype == torch.uint8
+        given = (qo_indptr, kv_indptr, kv_indices, kv_len_arr)
+        self.memory = tuple(part for part in given if part is not None)
+        assert len(self.memory) == (4 if use_cuda_graph else 0)
+        assert backend in ("fa2", "fa3") or not use_cuda_graph, "replays need one backend"
+        check_metadata(*self.memory)
 
     def plan(self, *, metadata: LatentMetadata, page_size: int, causal: bool, query_layout: str, kv_cache_layout: str,
              **kw: Any) -> None:  # fmt: skip
         assert (query_layout, kv_cache_layout) == ("split", "split")
         assert causal
-        pages = -(-metadata.lens // page_size)
-        assert torch.equal(metadata.starts.diff(), pages)
-        last = (metadata.lens - 1) % page_size + 1
-        self.pages = Pages.of(metadata.starts, metadata.pages, last.to(torch.int32), page_size)
-        self.metadata, self.kw = metadata, kw
+        if self.memory:
+            given = (metadata.query_starts, metadata.starts, metadata.pages, metadata.lens)
+            assert len(metadata.lens) == len(self.memory[3]), "the batch size of a replay is fixed"
+            for part, values in zip(self.memory, given, strict=True):
+                part[: len(values)] = values
+            metadata = LatentMetadata(*self.memory)
+        self.metadata, self.kw, self.page_size = metadata, kw, page_size
 
     def run(self, *, query: tuple[Tensor, Tensor], kv_cache: tuple[Tensor, Tensor]) -> Tensor:
         widths = (self.kw["head_dim_ckv"], self.kw["head_dim_kpe"])
@@ -156,11 +239,15 @@ class Latent:
             assert rows.dtype == self.kw["q_data_type"]
         assert tuple(rows.shape[-1] for rows in query) == tuple(rows.shape[-1] for rows in kv_cache) == widths
         assert query[0].shape[1] == self.kw["num_heads"]
+        metadata = self.metadata
+        assert torch.equal(metadata.starts.diff(), -(-metadata.lens // self.page_size))
+        last = (metadata.lens - 1) % self.page_size + 1
+        pages = Pages.of(metadata.starts, metadata.pages, last.to(torch.int32), self.page_size)
         whole, q = torch.cat(kv_cache, dim=-1).unsqueeze(1), torch.cat(query, dim=-1)
         results = []
-        for seq, new in enumerate(q.split(self.metadata.query_starts.diff().tolist())):
-            keys = self.pages.rows(whole, seq)
-            results.append(attended(new, keys, keys[..., : widths[0]], self.kw["sm_scale"], is_causal=True))
+        for seq, new in enumerate(q.split(metadata.query_starts.diff().tolist())):
+            keys = pages.rows(whole, seq)
+            results.append(attended(new, keys, keys[..., : widths[0]], self.kw["sm_scale"], is_causal=True)[0])
         return torch.cat(results)
 
 
@@ -174,6 +261,8 @@ def append(keys: Tensor, values: Tensor, sequences: Tensor, positions: Tensor, c
     Pages.of(starts, pages, last_lens, page_size)
     page = pages[starts[sequences.long()] + positions // page_size].long()
     for rows, part in ((keys, cache[0]), (values, cache[1])):
+        assert rows.dtype == part.dtype  # whose bytes it copies, and does not look
+        assert rows.stride(-1) == 1
         assert rows.shape == (len(sequences), *part.shape[1:4:2])
         part[page, :, (positions % page_size).long()] = rows
 
@@ -196,4 +285,5 @@ EMULATION = FlashInferKernels(
     latent_metadata=LatentMetadata,
     append=append,
     append_latent=append_latent,
+    merge=merge,
 )

@@ -68,6 +68,43 @@ def test_one_backend_serves_one_batch_after_the_other() -> None:
         torch.testing.assert_close(result, sequences.attend(paged.reference(), chunks, expected_pool))
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("num_shared", "num_parts"), [(1, 1), (3, 2), (6, 1)])
+def test_decodes_share_the_reading_of_what_they_begin_with(num_shared: int, num_parts: int, seed: int) -> None:
+    """A chunk of a prompt beside them does too, and is attended to alone."""
+    draw = random.Random(seed)
+    paged = PagedHeads(heads_of(8, 2, 16), 4, num_parts)
+    lengths = [4 * num_shared + draw.randrange(1, 30) for _ in range(5)]
+    sequences = Sequences(paged, lengths, seed)
+    for table in sequences.tables:
+        table[:num_shared] = sequences.tables[0][:num_shared]
+    chunks = {seq: range(length - 1, length) for seq, length in enumerate(lengths[:4])}
+    if draw.random() < 0.5:
+        chunks[4] = range(lengths[4] - 3, lengths[4])
+    block_bytes = 2 * 2 * 4 * 16 * 4
+    served = FlashInferAttention(
+        paged.scale, 4, paged.heads, CPU, num_parts, EMULATION, least_saved_bytes=3 * num_shared * block_bytes
+    )
+    assert served.num_shared_blocks(sequences.batch(chunks)) == num_shared
+    pool, expected_pool = sequences.pool({}), sequences.pool({})
+    result = sequences.attend(served, chunks, pool)
+    torch.testing.assert_close(result, sequences.attend(paged.reference(), chunks, expected_pool), atol=3e-6, rtol=3e-6)
+    usual = FlashInferAttention(
+        paged.scale, 4, paged.heads, CPU, num_parts, EMULATION, least_saved_bytes=3 * num_shared * block_bytes + 1
+    )
+    assert usual.num_shared_blocks(sequences.batch(chunks)) == 0
+
+
+def test_each_decode_keeps_a_token_of_its_own() -> None:
+    paged = PagedHeads(heads_of(4, 2, 8), 4)
+    sequences = Sequences(paged, [8, 8, 9], 1)
+    for table in sequences.tables:
+        table[:2] = sequences.tables[0][:2]
+    served = FlashInferAttention(paged.scale, 4, paged.heads, CPU, 1, EMULATION, least_saved_bytes=1)
+    assert served.num_shared_blocks(sequences.batch({0: range(7, 8), 1: range(7, 8)})) == 1
+    assert served.num_shared_blocks(sequences.batch({2: range(8, 9)})) == 0
+
+
 def test_sequences_without_padding() -> None:
     paged = PagedHeads(heads_of(2, 1, 8), 4)
     sequences = Sequences(paged, [1, 9, 12, 4], 3)

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from engine.expert_parallel import LocalExchange
+from engine.layers.device_exchange import DeviceExchange
 from engine.layers.experts import ROW_TILE, Expert, Experts
 from engine.layers.linear import Linear
 
@@ -52,3 +54,18 @@ def test_experts_that_stand_already_are_not_copied() -> None:
 def test_on_a_cpu_each_has_its_own_product() -> None:
     experts = make_experts(1)
     assert list(Experts(experts).slots) == experts
+
+
+@pytest.mark.parametrize("num_tokens", [1, 7, 40])
+def test_the_device_alone_counts_the_rows(num_tokens: int) -> None:
+    draw = torch.Generator().manual_seed(num_tokens)
+    x = torch.randn(num_tokens, HIDDEN, generator=draw).to(torch.bfloat16)
+    chosen = torch.stack([torch.randperm(NUM_EXPERTS, generator=draw)[:2] for _ in range(num_tokens)])
+    weights = torch.rand(num_tokens, 2, generator=draw)
+    results = []
+    for is_grouped, exchange in ((False, LocalExchange(NUM_EXPERTS)), (True, DeviceExchange(NUM_EXPERTS))):
+        dispatch = exchange.dispatch(x, chosen)
+        arrived = dispatch.arrive()
+        outputs = Experts(make_experts(1), is_grouped=is_grouped)(arrived.rows, arrived.sizes)
+        results.append(dispatch.combine(outputs.float(), weights))
+    torch.testing.assert_close(results[1], results[0], atol=1e-2, rtol=1e-2)

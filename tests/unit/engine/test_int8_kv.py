@@ -109,20 +109,19 @@ def test_blocks_hold_their_scales(model: Path) -> None:
     rows = layout.block_bytes // row_bytes(usual.block_shape[-1], "int8")
     assert layout.block_bytes == rows * (usual.block_shape[-1] + 4)
     assert usual.block_bytes == rows * row_bytes(usual.block_shape[-1], "bfloat16")
-    memory = EngineConfig(model=str(model), kv_cache_memory_bytes=1 << 20)
-    assert num_blocks_in(memory, layout) == (1 << 20) // layout.block_bytes > num_blocks_in(memory, usual)
+    assert num_blocks_in(1 << 20, layout) == (1 << 20) // layout.block_bytes > num_blocks_in(1 << 20, usual)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_what_there_is_not_is_refused(llama3: Path, dtype: str) -> None:
     config = read_model_config(llama3, dtype)
     assert [kv_cache_dtype(config, asked) for asked in ("auto", dtype, "int8")] == [dtype, dtype, "int8"]
-    [other] = {*KV_CACHE_DTYPES} - {"auto", dtype, "int8"}
-    for wrong in (other, "fp8"):
-        with pytest.raises(UnsupportedModel, match=f"kv_cache_dtype '{wrong}' .* only auto, {dtype}, int8"):
+    [other] = {*KV_CACHE_DTYPES} - {"auto", dtype, "int8", "fp8", "fp8_e4m3"}
+    for wrong in (other, "fp8_e5m2"):
+        with pytest.raises(UnsupportedModel, match=f"kv_cache_dtype '{wrong}' .* only auto, {dtype}, int8, fp8"):
             Engine(EngineConfig(model=str(llama3), dtype=dtype, kv_cache_dtype=wrong))
     with pytest.raises(
-        UnsupportedModel, match=f"int8 is for CPUs, and the device is cuda:1: there it is auto or {dtype}"
+        UnsupportedModel, match=f"int8 is for CPUs, and the device is cuda:1: there it is auto, {dtype} or fp8"
     ):
         attention_for(config, 16, torch.device("cuda:1"), "int8")
     assert attention_for(replace(config, num_heads=2), 16, CPU, dtype) is not None

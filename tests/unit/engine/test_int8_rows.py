@@ -69,7 +69,7 @@ def test_the_kernel_writes_the_same_bits(dtype: torch.dtype, width: int) -> None
 
     rows = hard_rows(width, dtype, random.Random(width))
     heads = AttentionHeads(
-        num_heads=1, num_kv_heads=1, key_width=width, value_width=width, dtype=dtype, is_quantised=True
+        num_heads=1, num_kv_heads=1, key_width=width, value_width=width, dtype=dtype, kv_dtype=torch.int8
     )
     sequences = Sequences(PagedHeads(heads, 16), [len(rows)], 0)
     tokens = sequences.tokens[0]

@@ -10,7 +10,7 @@ from torch import Tensor
 pytest.importorskip("engine.native.layer_ops", reason="nothing was compiled when this was installed")
 
 from engine.native.layer_ops import Float32Ops, instruction_sets
-from engine.ops.base import LayerOps, Rotation
+from engine.ops.base import HeadNorms, LayerOps, Rotation
 from engine.ops.choice import ops_for
 from engine.ops.native_ops import NativeOps
 from engine.ops.torch_ops import TorchOps
@@ -104,11 +104,13 @@ def test_rotation(instructions: str, dtype: torch.dtype, has_norm: bool, interle
     angles = torch.outer(torch.arange(50.0), torch.rand(width // 2))
     positions = torch.randint(50, (num_tokens,))
     rotation = Rotation(torch.cat([angles.cos(), angles.sin()], dim=-1), positions, interleaved)
-    weight = drawn(num_heads, width, dtype=dtype) if has_norm else None
+    weight = drawn(num_heads, width, dtype=dtype)
     whole = drawn(num_tokens, num_heads + 2, width + 6, dtype=dtype, seed=seed)
     before, heads = whole.clone(), whole[:, 1:-1, 3:-3]
-    expected = TorchOps().rotate(heads.float(), rotation, None if weight is None else weight.float(), EPS)
-    result = NativeOps(instructions).rotate(heads, rotation, weight, EPS)
+    norms = HeadNorms(weight, (1,) * num_heads, EPS) if has_norm else None
+    exact = HeadNorms(weight.float(), (1,) * num_heads, EPS) if has_norm else None
+    expected = TorchOps().rotate(heads.float(), rotation, exact)
+    result = NativeOps(instructions).rotate(heads, rotation, norms)
     torch.testing.assert_close(
         result.float(), expected, atol=16 * TOLERANCES[dtype]["atol"], rtol=TOLERANCES[dtype]["rtol"]
     )
@@ -176,4 +178,4 @@ def test_what_cannot_be_is_refused() -> None:
 
 def test_what_serves() -> None:
     assert isinstance(ops_for(torch.device("cpu")), NativeOps)
-    assert isinstance(ops_for(torch.device("cuda")), TorchOps)
+    assert isinstance(ops_for(torch.device("mps")), TorchOps)

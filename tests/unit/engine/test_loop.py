@@ -109,7 +109,7 @@ def test_a_failing_step_ends_the_loop(model: Path, monkeypatch: pytest.MonkeyPat
     def fail(*_: object) -> None:
         raise RuntimeError("broken model")
 
-    monkeypatch.setattr(engine.runner, "run", fail)
+    monkeypatch.setattr(engine.runner, "launch", fail)
     loop = EngineLoop(engine, listener.on_step, listener.on_failure)
     loop.start()
     loop.call(lambda engine: engine.add(make_request("a", 4))).result(timeout=60)

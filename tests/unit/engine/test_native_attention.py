@@ -25,7 +25,7 @@ INSTRUCTIONS = pytest.mark.parametrize("instructions", instruction_sets())
 
 def random_heads(draw: random.Random, dtype: torch.dtype, is_quantised: bool) -> PagedHeads:
     """Multi-head, grouped-query or latent."""
-    kind: dict[str, Any] = {"dtype": dtype, "is_quantised": is_quantised}
+    kind: dict[str, Any] = {"dtype": dtype, "kv_dtype": torch.int8 if is_quantised else None}
     block_size = draw.choice((8, 16, 32, 64))
     if draw.random() < 0.25:
         rank, rope_dim = draw.choice(((512, 64), (24, 8), (13, 4)))
@@ -81,7 +81,12 @@ def test_results_are_the_references(instructions: str, dtype: torch.dtype, is_qu
 @pytest.mark.parametrize("context_len", [1, 2, 255, 256, 257, 512, 513, 8191, 8192])
 def test_contexts_of_every_length(dtype: torch.dtype, is_quantised: bool, context_len: int) -> None:
     heads = AttentionHeads(
-        num_heads=4, num_kv_heads=2, key_width=64, value_width=64, dtype=dtype, is_quantised=is_quantised
+        num_heads=4,
+        num_kv_heads=2,
+        key_width=64,
+        value_width=64,
+        dtype=dtype,
+        kv_dtype=torch.int8 if is_quantised else None,
     )
     paged = PagedHeads(heads, 16)
     for query_len in {1, min(40, context_len)}:

@@ -33,7 +33,7 @@ def paged_heads(kind: str, dtype: torch.dtype, is_quantised: bool, block_size: i
         key_width=key_width,
         value_width=value_width,
         dtype=dtype,
-        is_quantised=is_quantised,
+        kv_dtype=torch.int8 if is_quantised else None,
     )
     return PagedHeads(heads, block_size)
 

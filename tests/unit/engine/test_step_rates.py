@@ -81,8 +81,8 @@ def test_prompts_of_many_chunks_tell_their_rate_all_the_time(seed: int) -> None:
         num_tokens = chunk_budget - num_sequences
         request = Request(RequestId("r"), [0] * 20_000, 20_000, SamplingParams(max_tokens=5))
         request.num_computed_tokens = chunk * chunk_budget
-        decodes = [ScheduledRequest(request, 1)] * num_sequences
-        work = StepWork.of([*decodes, ScheduledRequest(request, num_tokens)])
+        decodes = [ScheduledRequest.of(request, 1)] * num_sequences
+        work = StepWork.of([*decodes, ScheduledRequest.of(request, num_tokens)])
         depth = request.num_computed_tokens + num_tokens / 2
         step_s = STEP_S + SEQUENCE_S * num_sequences + num_tokens * token_s * (1 + depth / 2500)
         times.add(work, step_s * (1 + 0.05 * rng.uniform(-1, 1)))
@@ -133,7 +133,7 @@ def test_an_engine_learns_from_what_its_steps_computed(tmp_path: Path, monkeypat
 
 def test_a_schedule_is_sequences_and_prompt_tokens() -> None:
     request = Request(RequestId("r"), list(range(50)), 40, SamplingParams(max_tokens=5))
-    scheduled = [ScheduledRequest(request, 1), ScheduledRequest(request, 1), ScheduledRequest(request, 30)]
+    scheduled = [ScheduledRequest.of(request, 1), ScheduledRequest.of(request, 1), ScheduledRequest.of(request, 30)]
     assert StepWork.of(scheduled) == StepWork(2, 30, sum(range(1, 31)))
     request.num_computed_tokens = 30
-    assert StepWork.of([ScheduledRequest(request, 20)]) == StepWork(0, 20, sum(range(31, 51)))
+    assert StepWork.of([ScheduledRequest.of(request, 20)]) == StepWork(0, 20, sum(range(31, 51)))

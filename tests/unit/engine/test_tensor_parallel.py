@@ -348,7 +348,7 @@ def test_a_batch_is_the_same_on_the_other_side(llama3: Path) -> None:
     paged = PagedModel(llama3)
     paged.step({"a": [5, 6, 7]})
     batch = paged.batch(["a", "b"], [[8], list(range(3, 60))])
-    other = unpack(pack(batch), CPU)
+    other = unpack(pack(batch))
     for name in batch.__slots__:
         ours, theirs = getattr(batch, name), getattr(other, name)
         assert torch.equal(ours, theirs) if isinstance(ours, Tensor) else ours == theirs

@@ -1,0 +1,35 @@
+"""What of FlashInfer is used for attention."""
+
+from dataclasses import dataclass
+from typing import Any
+
+LAYOUT = "HND"  # of a block: heads, tokens, elements
+
+
+@dataclass(frozen=True, slots=True)
+class FlashInferKernels:
+    """Its wrappers' classes, and functions."""
+
+    decode: Any
+    prefill: Any
+    latent: Any
+    latent_metadata: Any
+    append: Any
+    append_latent: Any
+    merge: Any
+
+    @classmethod
+    def load(cls) -> "FlashInferKernels":
+        """Imports the library. Raises ImportError."""
+        import flashinfer
+        from flashinfer.mla import MLAPlanMetadata
+
+        return cls(
+            decode=flashinfer.BatchDecodeWithPagedKVCacheWrapper,
+            prefill=flashinfer.BatchPrefillWithPagedKVCacheWrapper,
+            latent=flashinfer.mla.BatchMLAPagedAttentionWrapper,
+            latent_metadata=MLAPlanMetadata,
+            append=flashinfer.append_paged_kv_cache,
+            append_latent=flashinfer.page.append_paged_mla_kv_cache,
+            merge=flashinfer.merge_state,
+        )

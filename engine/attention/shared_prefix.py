@@ -1,0 +1,63 @@
+"""Decodes whose contexts begin with the same blocks: those are read once for all of them.
+
+Hydragen, arXiv 2402.05099, section 3; attention to two parts of a context is merged by the logarithms of their sums
+(FlashInfer, arXiv 2501.01005, section 2.2).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.attention.paged_sequences import PagedSequences
+from engine.batch import Batch
+
+# In a layer, that need not be read again: what takes a GPU as long as launching the layer's kernels one by one, since
+# such a step is not recorded.
+LEAST_SAVED_BYTES = 256 << 20
+
+
+class SharedPrefixDecode:
+    """Attends to the shared blocks and to the rest, and merges the two."""
+
+    def __init__(self, prefix: Any, own: Any, merge: Any) -> None:
+        """prefix: a wrapper for chunks of prompts, of which all decodes together are one here; own: one for decodes."""
+        self._prefix = prefix
+        self._own = own
+        self._merge = merge
+
+    def plan(
+        self, batch: Batch, num_shared: int, block_size: int, sizes: tuple[int, ...], types: Mapping[str, Any]
+    ) -> None:
+        """num_shared: blocks at the beginning of every decode; sizes and types as the wrappers take them."""
+        own = PagedSequences.of(batch, block_size, num_shared).part(0, batch.num_decodes)
+        self._own.plan(own.block_starts, own.blocks, own.last_block_lens, *sizes, **types)
+        shared = batch.block_tables[0, :num_shared].to(batch.positions.device, torch.int32, non_blocking=True)
+        ends = [torch.tensor([0, end], dtype=torch.int32) for end in (batch.num_decodes, num_shared)]
+        last = torch.tensor([block_size], dtype=torch.int32)
+        self._prefix.plan(ends[0], ends[1], shared, last, *sizes, causal=False, **types)
+
+    def run(self, q: Tensor, cache: tuple[Tensor, ...], **scaled: float) -> Tensor:
+        """As a wrapper's."""
+        to_prefix, prefix_sums = self._prefix.run(q, cache, return_lse=True, **scaled)
+        to_own, own_sums = self._own.run(q, cache, return_lse=True, **scaled)
+        result: Tensor = self._merge(to_prefix, prefix_sums, to_own, own_sums)[0]
+        return result
+
+
+def num_shared_blocks(batch: Batch, block_size: int, block_bytes: int, least_saved_bytes: int) -> int:
+    """Blocks at the beginning of all decodes, if sharing them saves enough; else 0. Each keeps a token of its own.
+
+    block_bytes: of a block in one layer.
+    """
+    num_decodes = batch.num_decodes
+    if num_decodes < 2:
+        return 0
+    most = (min(batch.context_lens_list[:num_decodes]) - 1) // block_size
+    if (num_decodes - 1) * most * block_bytes < least_saved_bytes:
+        return 0
+    tables = batch.block_tables[:num_decodes, :most].numpy()
+    differs = (tables != tables[0]).any(axis=0)
+    num_shared = int(differs.argmax()) if differs.any() else most
+    return num_shared if (num_decodes - 1) * num_shared * block_bytes >= least_saved_bytes else 0

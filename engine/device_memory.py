@@ -1,0 +1,117 @@
+"""How much of a GPU's memory is left for KV, by trying the step that takes the most besides."""
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from engine.block_pool import NULL_BLOCK
+from engine.config import EngineConfig, ModelConfig
+from engine.graphed_model import recorded_sizes
+from engine.kv_cache import KVCacheLayout
+from engine.model_runner import ModelRunner
+from engine.models import Model
+from engine.request import Request, RequestId
+from engine.sampler import Sampler
+from engine.sampling_params import SamplingParams
+from engine.schedule import ScheduledRequest
+
+log = logging.getLogger(__name__)
+
+RECORDED_BYTES = 16 << 20  # what a recorded step takes beside its activations: its attention's plan, its launches
+
+
+class Meter(Protocol):
+    """Says what memory a device has, and what is taken of it."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        ...
+
+    @property
+    def foreign_bytes(self) -> int:
+        """What is taken by others than torch: other processes, libraries, the driver."""
+        ...
+
+    def peak_bytes(self, compute: Callable[[], object]) -> int:
+        """Most that was torch's at once while this was computed, weights and all."""
+        ...
+
+
+class CudaMeter:
+    """See Meter."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    @property
+    def total_bytes(self) -> int:
+        """See Meter."""
+        return torch.cuda.mem_get_info(self._device)[1]
+
+    @property
+    def foreign_bytes(self) -> int:
+        """See Meter."""
+        free, total = torch.cuda.mem_get_info(self._device)
+        return total - free - torch.cuda.memory_reserved(self._device)
+
+    def peak_bytes(self, compute: Callable[[], object]) -> int:
+        """See Meter."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()  # of loading
+        torch.cuda.reset_peak_memory_stats(self._device)
+        compute()
+        torch.cuda.synchronize(self._device)
+        return torch.cuda.max_memory_allocated(self._device)
+
+
+def bytes_for_kv(
+    config: EngineConfig, served: ModelConfig, model: Model, layout: KVCacheLayout, meter: Meter | None = None
+) -> int:
+    """What `gpu_memory_utilization` leaves beside the weights and the greatest step; perhaps nothing, or less.
+
+    The model, loaded, computes that step here: the ranks that have a model together call this at the same time.
+    """
+    device = torch.device(config.device)
+    meter = meter or CudaMeter(device)
+    pool = torch.zeros(layout.pool_shape(1), dtype=layout.dtype, device=device)
+    sampler = Sampler(served.vocab_size, served.eos_token_ids)
+    runner = ModelRunner(model, pool, config.block_size, sampler)
+    peak = meter.peak_bytes(lambda: runner.run(greatest_step(config, served.max_model_len)))
+    recorded = 0
+    if not config.enforce_eager:
+        at_rest = meter.peak_bytes(lambda: None)
+        decodes = meter.peak_bytes(lambda: runner.run(_decodes(config, config.batch_seqs))) - at_rest
+        recorded = decodes + RECORDED_BYTES * len(recorded_sizes(config.batch_seqs))
+    left = int(meter.total_bytes * config.gpu_memory_utilization) - meter.foreign_bytes - peak - recorded
+    log.info(
+        "of %.2f GB of GPU memory the model and a step take %.2f, recorded decodes %.2f, others %.2f: %.2f are for KV",
+        *(size / 1e9 for size in (meter.total_bytes, peak, recorded, meter.foreign_bytes, left)),
+    )
+    return left
+
+
+def greatest_step(config: EngineConfig, max_model_len: int) -> list[ScheduledRequest]:
+    """As many requests as there may be, all sampled from, and as many tokens: a long prompt behind short ones."""
+    lengths = [1] * (config.batch_seqs - 1)
+    left = config.step_tokens - len(lengths)
+    lengths += [max_model_len] * (left // max_model_len) + [left % max_model_len] * (left % max_model_len > 0)
+    return [_computed_whole(length, config.block_size, place) for place, length in enumerate(lengths)]
+
+
+def _decodes(config: EngineConfig, count: int) -> list[ScheduledRequest]:
+    return [_computed_whole(1, config.block_size, place) for place in range(count)]
+
+
+def _computed_whole(length: int, block_size: int, place: int) -> ScheduledRequest:
+    """A prompt whose KV goes to the block that is nobody's; then a token is drawn in the way that takes the most."""
+    request = Request(
+        request_id=RequestId(f"trial-{place}"),
+        token_ids=[0] * length,
+        num_prompt_tokens=length,
+        sampling=SamplingParams(temperature=1.0, top_p=0.9),
+        block_table=[NULL_BLOCK] * -(-length // block_size),
+    )
+    return ScheduledRequest.of(request, length)

@@ -1,0 +1,127 @@
+"""Computations on rows by FlashInfer's kernels, on a GPU."""
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.ops.base import HeadNorms, Rotation
+from engine.ops.torch_ops import TorchOps
+
+DTYPES = (torch.bfloat16, torch.float16)
+ROTARY_DIMS = (64, 128, 256, 512)  # that it has kernels of their own for: a warp, or less, turns a head where it is
+VECTOR_BYTES = 16  # that a thread reads at once: rows are as many whole ones, and begin at one
+MOST_ALIGNED = 128  # bytes: contiguous rows to be normed begin at multiples of their length, or of so many
+
+
+@dataclass(frozen=True, slots=True)
+class FlashInferFunctions:
+    """What of the library is used."""
+
+    norm: Any
+    add_norm: Any
+    silu_and_mul: Any
+    rotate: Any
+
+    @classmethod
+    def load(cls) -> "FlashInferFunctions":
+        """Imports the library. Raises ImportError."""
+        import flashinfer
+
+        return cls(
+            norm=flashinfer.rmsnorm,
+            add_norm=flashinfer.fused_add_rmsnorm,
+            silu_and_mul=flashinfer.silu_and_mul,
+            rotate=flashinfer.apply_rope_with_cos_sin_cache_inplace,
+        )
+
+
+class FlashInferOps:
+    """Each in one pass over memory, without waiting for the GPU; a norm of heads and their rotation are three.
+
+    Where the library has no kernel for a tensor, of another type, size or place, torch computes it.
+    """
+
+    def __init__(self, functions: FlashInferFunctions | None = None) -> None:
+        """Raises ImportError where the library is not to be had."""
+        self._functions = functions or FlashInferFunctions.load()
+        self._torch = TorchOps()
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See LayerOps."""
+        rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        if not _is_normed(rows, weight):
+            return self._torch.rms_norm(x, weight, eps)
+        normed: Tensor = self._functions.norm(rows, weight, eps)
+        return normed.view(x.shape)
+
+    def add_rms_norm(self, x: Tensor, addend: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """See LayerOps. The sum is where `x` was, and its norm where the addend was."""
+        if not (_is_normed(x, weight) and _is_normed(addend, weight)):
+            return self._torch.add_rms_norm(x, addend, weight, eps)
+        self._functions.add_norm(addend, x, weight, eps)
+        return x, addend
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """See LayerOps."""
+        gate_up = gate_up.contiguous()
+        if not _is_served(gate_up):
+            return self._torch.silu_and_mul(gate_up)
+        result: Tensor = self._functions.silu_and_mul(gate_up)
+        return result
+
+    def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """See LayerOps."""
+        return self._torch.quantise(x)
+
+    def scale(self, x: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+        """See LayerOps."""
+        return self._torch.scale(x, scales, bias)
+
+    def rotate(self, heads: Tensor, rotation: Rotation, norms: HeadNorms | None = None) -> Tensor:
+        """See LayerOps. The heads are turned where they are, if they are halves."""
+        if not self._turns(heads, rotation, norms):
+            return self._torch.rotate(heads, rotation, norms)
+        if norms is not None:
+            self._norm_heads(heads, norms)
+        if rotation.interleaved:  # first to halves, since the library would leave pairs where they are
+            heads = heads.view(*heads.shape[:2], -1, 2).mT.flatten(2)
+        # It asks for queries and keys: a head is either. Where there is only one, what the other would be is lost.
+        query, key = (heads[:, :-1], heads[:, -1:]) if heads.shape[1] > 1 else (heads, torch.empty_like(heads))
+        self._functions.rotate(rotation.positions, query, key, heads.shape[2], rotation.table, is_neox=True)
+        return heads
+
+    def _turns(self, heads: Tensor, rotation: Rotation, norms: HeadNorms | None) -> bool:
+        width = heads.shape[2]
+        is_normed = norms is None or (_is_served(norms.weight) and norms.weight.dtype == heads.dtype)
+        return is_normed and _is_served(heads) and width in ROTARY_DIMS and rotation.table.shape[1] == width
+
+    def _norm_heads(self, heads: Tensor, norms: HeadNorms) -> None:
+        """Where they are, neighbours of one weight at once."""
+        first = 0
+        for count in norms.counts:
+            part = heads[:, first : first + count]
+            self._functions.norm(part, norms.weight[first], norms.eps, out=part)
+            first += count
+
+
+def _is_served(rows: Tensor) -> bool:
+    """Whether there is something to compute, of a type that the kernels have, in whole vectors that lie at vectors."""
+    item = rows.element_size()
+    return (
+        rows.dtype in DTYPES
+        and rows.numel() > 0
+        and rows.stride(-1) == 1
+        and rows.shape[-1] * item % VECTOR_BYTES == 0
+        and rows.data_ptr() % VECTOR_BYTES == 0
+        and all(stride * item % VECTOR_BYTES == 0 for stride in rows.stride()[:-1])
+    )
+
+
+def _is_normed(rows: Tensor, weight: Tensor) -> bool:
+    """Whether there is a kernel for a norm of these rows [num_rows, size]."""
+    is_whole = rows.data_ptr() % gcd(MOST_ALIGNED, rows.shape[-1] * rows.element_size()) == 0
+    is_served = _is_served(rows) and (is_whole or not rows.is_contiguous())
+    return is_served and _is_served(weight) and weight.dtype == rows.dtype

@@ -1,0 +1,114 @@
+"""What FlashInfer's functions on rows promise and demand, in torch.
+
+After the checks and kernels of flashinfer 0.7.2: bf16 or fp16, weights of the same type, whole vectors of 16 bytes that
+begin at multiples of 16, contiguous rows at multiples of their length up to 128; results where they are said to be.
+Sums and squares are of fp32, rounded once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import gcd
+
+import torch
+from torch import Tensor
+
+from engine.ops.flashinfer_ops import FlashInferFunctions
+
+
+def check_rows(rows: Tensor, dims: int) -> None:
+    assert rows.dim() == dims
+    assert rows.dtype in (torch.bfloat16, torch.float16)
+    assert rows.numel(), "a grid of no blocks cannot be launched"
+    assert rows.stride(-1) == 1
+    width = rows.shape[-1] * rows.element_size()
+    assert width % 16 == 0
+    assert rows.data_ptr() % 16 == 0
+    assert all(stride * rows.element_size() % 16 == 0 for stride in rows.stride()[:-1])
+
+
+def check_whole_rows(rows: Tensor) -> None:
+    if rows.dim() == 2 and rows.is_contiguous():
+        assert rows.data_ptr() % gcd(128, rows.shape[-1] * rows.element_size()) == 0
+
+
+def check_weight(weight: Tensor, rows: Tensor) -> None:
+    assert weight.shape == rows.shape[-1:]
+    assert weight.dtype == rows.dtype
+    assert weight.is_contiguous()
+    assert weight.data_ptr() % 16 == 0
+
+
+def normed(exact: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return exact * (exact.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.float()
+
+
+def rmsnorm(rows: Tensor, weight: Tensor, eps: float = 1e-6, out: Tensor | None = None) -> Tensor:
+    """rows: of two dimensions, or heads, which may lie anywhere."""
+    check_rows(rows, min(max(rows.dim(), 2), 3))
+    check_whole_rows(rows)
+    check_weight(weight, rows)
+    out = torch.empty_like(rows) if out is None else out
+    assert out.shape == rows.shape
+    return out.copy_(normed(rows.float(), weight, eps))
+
+
+def fused_add_rmsnorm(rows: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> None:
+    for each in (rows, residual):
+        check_rows(each, 2)
+        check_whole_rows(each)
+    assert rows.shape == residual.shape
+    assert rows.dtype == residual.dtype
+    check_weight(weight, rows)
+    total = rows.float() + residual.float()
+    residual.copy_(total)
+    rows.copy_(normed(total, weight, eps))
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    assert gate_up.is_contiguous(), "it does not look"
+    check_rows(gate_up, 2)
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
+
+
+def rotate(
+    positions: Tensor, query: Tensor, key: Tensor, head_size: int, cos_sin_cache: Tensor, is_neox: bool = True
+) -> None:
+    """apply_rope_with_cos_sin_cache_inplace, of halves."""
+    assert is_neox
+    assert positions.dtype in (torch.int32, torch.int64)
+    assert positions.is_contiguous()
+    assert cos_sin_cache.dtype == torch.float32
+    assert cos_sin_cache.is_contiguous()
+    assert positions.shape == query.shape[:1] == key.shape[:1]
+    assert head_size in (64, 128, 256, 512)
+    assert query.data_ptr() != key.data_ptr(), "both are turned"
+    cos, sin = cos_sin_cache[positions].unsqueeze(1).chunk(2, dim=-1)
+    for heads in (query, key):
+        check_rows(heads, 3)
+        assert heads.shape[2] == head_size == cos_sin_cache.shape[1]
+        first, second = heads.float().chunk(2, dim=-1)
+        heads.copy_(torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1))
+
+
+@dataclass
+class Called:
+    """Counts calls of each function."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def functions(self) -> FlashInferFunctions:
+        """The emulation, counted."""
+        return FlashInferFunctions(
+            norm=self._counted("norm", rmsnorm),
+            add_norm=self._counted("add_norm", fused_add_rmsnorm),
+            silu_and_mul=self._counted("silu_and_mul", silu_and_mul),
+            rotate=self._counted("rotate", rotate),
+        )
+
+    def _counted(self, name: str, function: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+        def counted(*args: object, **options: object) -> Tensor | None:
+            self.counts[name] = self.counts.get(name, 0) + 1
+            return function(*args, **options)
+
+        return counted

@@ -1,0 +1,183 @@
+"""Steps launched before the tokens of the one before are known: the same tokens, and nothing lost.
+
+On a CPU a step is computed when it is launched, but the scheduler is told of it just as late as on a GPU.
+"""
+
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.launched_step import LaunchedStep
+from engine.loop import EngineLoop
+from engine.outputs import StepOutput
+from engine.request import FinishReason, Request, RequestId
+from engine.sampling_params import SamplingParams
+from engine.schedule import ScheduledRequest
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+
+TIMEOUT_S = 120
+PLAIN = SamplingParams(temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("qwen3", tmp_path_factory.mktemp("qwen3") / "model")
+
+
+def engine_of(model: Path, async_scheduling: bool, **options: int) -> Engine:
+    config = EngineConfig(
+        model=str(model), dtype="float32", num_threads=1, async_scheduling=async_scheduling, block_size=4,
+        max_num_batched_tokens=64, **{"kv_cache_memory_bytes": 1 << 20, "max_num_seqs": 8} | options,
+    )  # fmt: skip
+    return Engine(config)
+
+
+def random_request(draw: random.Random, name: str) -> Request:
+    """Of any kind: most are drawn ahead, others edit their logits, tell of them, or end at a token."""
+    seed = draw.getrandbits(60)
+    every = {step: tuple(range(0, VOCAB_SIZE, step)) for step in (2, 3, 9)}
+    ahead = (
+        PLAIN,
+        PLAIN,
+        SamplingParams(temperature=1.0, seed=seed, ignore_eos=True),
+        SamplingParams(temperature=1.0, seed=seed, stop_token_ids=every[3]),  # a third of all tokens end it
+        SamplingParams(temperature=0.8, seed=seed, stop_token_ids=every[9]),
+    )
+    step_by_step = (
+        SamplingParams(temperature=1.0, seed=seed, top_p=0.8, ignore_eos=True),
+        SamplingParams(temperature=0, repetition_penalty=1.3, ignore_eos=True),
+        SamplingParams(temperature=0, logprobs=2, ignore_eos=True),
+        SamplingParams(temperature=0, min_tokens=5, stop_token_ids=every[2]),
+    )
+    is_ahead = draw.random() < 0.8
+    sampling = draw.choice(ahead if is_ahead else step_by_step)
+    sampling = replace(sampling, max_tokens=draw.randrange(1, 60) if is_ahead else draw.randrange(5, 8))
+    prompt = draw.choices(range(3, VOCAB_SIZE), k=draw.randrange(1, 40))
+    return Request(RequestId(name), prompt, len(prompt), sampling)
+
+
+class Clients:
+    """Send requests to a loop, each when so many tokens have come, and take what it says."""
+
+    def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
+        self.engine = engine
+        self.tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+        self.reasons: dict[str, FinishReason] = {}
+        self._left = list(requests)
+        self._aborted: set[str] = set()
+        self._num_tokens = 0
+        self._ended = threading.Event()
+        self.failures: list[BaseException] = []
+        self.num_launched_behind = 0
+        launch = engine.runner.launch
+
+        def counting(scheduled: Sequence[ScheduledRequest], behind: LaunchedStep | None = None) -> LaunchedStep:
+            self.num_launched_behind += behind is not None
+            return launch(scheduled, behind)
+
+        engine.runner.launch = counting  # type: ignore[method-assign]
+        self.loop = EngineLoop(engine, self._on_step, self._on_failure)
+
+    def run(self, at_once: int, aborted: Sequence[str] = ()) -> None:
+        """at_once: requests sent at first; aborted: those that are, after a few tokens."""
+        self._aborted = set(aborted)
+        self.loop.start()
+        for _ in range(at_once):
+            self._send()
+        assert self._ended.wait(TIMEOUT_S)
+        self.loop.stop()
+        assert self.failures == []
+        self.engine.check_integrity()
+        assert not self.engine.has_work
+
+    def _send(self) -> None:
+        request = self._left.pop(0)
+        self.loop.call(lambda engine: engine.add(request))
+
+    def _on_step(self, step: StepOutput) -> None:
+        for output in step.outputs:
+            name = output.request_id
+            is_ending = self.reasons.get(name) is FinishReason.ABORT  # the abort waits for the steps under way
+            assert is_ending or name not in self.reasons, "an output of a request that has ended"
+            if output.sampled is not None:
+                self.tokens[name].append(output.sampled.token_id)
+                self._num_tokens += 1
+                if self._left and self._num_tokens % 23 == 0:
+                    self._send()
+            if output.finish_reason is not None and not is_ending:
+                self.reasons[name] = output.finish_reason
+            elif name in self._aborted and len(self.tokens[name]) == 4:
+                self.reasons[name] = FinishReason.ABORT
+                self.loop.call(lambda engine, name=name: engine.abort(name))
+        if len(self.reasons) == len(self.tokens):
+            self._ended.set()
+        elif self._left and len(self.reasons) + len(self._left) == len(self.tokens):
+            self._send()  # nobody else brings tokens
+
+    def _on_failure(self, error: BaseException) -> None:
+        self.failures.append(error)
+        self._ended.set()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("memory", [1 << 20, 1 << 17], ids=["plenty", "scarce"])
+def test_tokens_are_those_of_one_step_at_a_time(model: Path, seed: int, memory: int) -> None:
+    requests = [random_request(random.Random(1000 * seed + number), str(number)) for number in range(25)]
+    found, expected = (
+        Clients(engine_of(model, ahead, kv_cache_memory_bytes=memory), [_copy(request) for request in requests])
+        for ahead in (True, False)
+    )
+    for clients in (found, expected):
+        clients.run(at_once=10)
+    assert found.tokens == expected.tokens
+    assert found.reasons == expected.reasons
+    assert found.num_launched_behind > 5
+    assert expected.num_launched_behind == 0
+
+
+def test_an_abort_between_two_steps_loses_nothing(model: Path) -> None:
+    requests = [Request(RequestId(str(n)), [5, 6, 7 + n], 3, replace(PLAIN, max_tokens=60)) for n in range(6)]
+    alone = Clients(engine_of(model, False), [_copy(request) for request in requests])
+    alone.run(at_once=6)
+    clients = Clients(engine_of(model, True), requests)
+    clients.run(at_once=6, aborted=["1", "4"])
+    assert {name: clients.tokens[name] for name in "0235"} == {name: alone.tokens[name] for name in "0235"}
+    for name in "14":
+        assert clients.tokens[name] == alone.tokens[name][: len(clients.tokens[name])]
+    assert clients.num_launched_behind > 20
+
+
+def test_what_was_computed_in_vain_is_in_no_cache(model: Path) -> None:
+    """A request that ended was computed one token further: whoever has its tokens as a prompt gets none of that."""
+    draw = random.Random(3)
+    ends = SamplingParams(temperature=1.0, seed=7, stop_token_ids=tuple(range(0, VOCAB_SIZE, 5)), max_tokens=200)
+    prompts = [draw.choices(range(3, VOCAB_SIZE), k=9) for _ in range(8)]
+    first = [Request(RequestId(f"a{n}"), list(p), 9, replace(ends, seed=n)) for n, p in enumerate(prompts)]
+    clients = Clients(engine_of(model, True), first)
+    clients.run(at_once=8)
+    assert FinishReason.STOP in clients.reasons.values()
+    longer = [p + clients.tokens[f"a{n}"] + [11, 12] for n, p in enumerate(prompts)]
+    plain = replace(PLAIN, max_tokens=12)
+    second = [Request(RequestId(f"b{n}"), list(p), len(p), plain) for n, p in enumerate(longer)]
+    engine = clients.engine
+    for request in second:
+        engine.add(request)
+    while engine.has_work:
+        engine.run(engine.schedule())
+    assert engine.scheduler.num_cached_tokens > 50
+    fresh = Clients(
+        engine_of(model, False),
+        [Request(r.request_id, list(p), len(p), plain) for r, p in zip(second, longer, strict=True)],
+    )
+    fresh.run(at_once=8)
+    assert {request.request_id: request.token_ids[request.num_prompt_tokens :] for request in second} == fresh.tokens
+
+
+def _copy(request: Request) -> Request:
+    return Request(request.request_id, list(request.token_ids), request.num_prompt_tokens, request.sampling)

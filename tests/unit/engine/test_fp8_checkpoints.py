@@ -1,0 +1,292 @@
+"""Checkpoints in FP8 on a CPU: the numbers they stand for, in one piece and divided, and what is said of wrong ones."""
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from engine.attention.choice import attention_for
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import InvalidCheckpoint, UnsupportedModel
+from engine.model_config import read_model_config
+from engine.models import load_model
+from tests.checkpoints import make_checkpoint
+from tests.paged_model import CPU, PagedModel
+from tests.unit.engine.fp8_writer import FORMATS, Stored, blocks, write_fp8
+from tests.unit.engine.group_rig import Ranks
+from tests.unit.engine.tensor_rig import TensorRig
+from tests.unit.engine.test_expert_group import alone
+from tests.unit.engine.test_expert_group import make_requests as make_group_requests
+from tests.unit.engine.test_load_memory import PROGRAM, SIZES
+from tests.unit.engine.test_models import oracle_logits, random_tokens
+from tests.unit.engine.test_tensor_parallel import ATOL, Led, make_requests, mixed_steps, serve
+
+# Sizes that blocks of 128 do not divide, and such that the parts of two ranks begin within a block.
+UNEVEN = {"hidden_size": 192, "intermediate_size": 320}
+NAME = "model.layers.1.self_attn.k_proj.weight"
+CASES = [
+    ("qwen3", "blocks", UNEVEN),
+    ("qwen3", "blocks-24x20", {}),
+    ("llama-biased", "channel", {}),
+    ("qwen2", "tensor", {}),
+    ("llama3", "plain", {}),
+    ("mistral", "plain-inverse", {}),
+    ("qwen2", "weights-alone", {}),
+    ("qwen3-moe", "blocks", {"hidden_size": 160, "moe_intermediate_size": 144}),
+    ("qwen3-moe", "channel", {}),
+    ("mixtral", "tensor", {}),
+    ("deepseek-v2-lite", "blocks-24x20", {}),
+    ("deepseek-v3", "blocks", {"hidden_size": 160, "kv_lora_rank": 144, "moe_intermediate_size": 144}),
+    ("deepseek-v3", "channel", {}),
+]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    architecture, fmt, sizes = request.param
+    directory = tmp_path_factory.mktemp(f"{architecture}-{fmt}")
+    return write_fp8(make_checkpoint(architecture, directory / "source", **sizes), directory, FORMATS[fmt])
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    directory = tmp_path_factory.mktemp("qwen3")
+    return write_fp8(make_checkpoint("qwen3", directory / "source"), directory, blocks(32, 32))
+
+
+@pytest.fixture
+def rigs() -> Iterator[Callable[..., TensorRig]]:
+    made: list[TensorRig] = []
+
+    def make(*args: Any, **kwargs: Any) -> TensorRig:
+        made.append(TensorRig(*args, **kwargs))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_logits_and_tokens_are_the_oracles(stored: Stored) -> None:
+    oracle = AutoModelForCausalLM.from_pretrained(stored.exact, attn_implementation="eager", dtype=torch.float32)
+    prompts = {"long": random_tokens(70, 11), "short": random_tokens(9, 12)}
+    for name, logits in PagedModel(stored.fp8, dtype="float32").step(prompts).items():
+        expected = oracle_logits(oracle, prompts[name])
+        assert expected.std() > 0.5
+        torch.testing.assert_close(logits, expected, atol=ATOL, rtol=0)
+    outputs = PagedModel(stored.fp8, dtype="float32").greedy(prompts, 32)
+    for name, tokens in prompts.items():
+        ids = torch.tensor([tokens])
+        said = oracle.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=32, eos_token_id=None
+        )
+        assert outputs[name] == said[0, len(tokens) :].tolist()
+    assert len(set().union(*outputs.values())) > 8
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_in_bfloat16_and_int8_it_is_the_same_numbers_rounded(stored: Stored, quantization: str | None) -> None:
+    if quantization is not None and not torch.cpu._is_vnni_supported():
+        pytest.skip("products in int8 need VNNI")
+    prompts = {"s": random_tokens(40, 3)}
+    assert read_model_config(stored.fp8).dtype == "bfloat16"
+    models = (
+        PagedModel(path, dtype="bfloat16", quantization=quantization) for path in (stored.fp8, stored.exact)
+    )  # fmt: skip
+    ours, plain = (model.step(prompts)["s"] for model in models)
+    assert torch.equal(ours, plain)
+
+
+def test_two_ranks_say_what_one_says(stored: Stored, rigs: Callable[..., TensorRig]) -> None:
+    one = Engine(EngineConfig(model=str(stored.fp8), dtype="float32"))
+    expected = serve(one, make_requests(4, 0.0))
+    rig = rigs(stored.fp8, 2, kv_cache_memory_bytes=1 << 23)
+    led = Led(stored.fp8, rig)
+    logits = rig.call(lambda _: mixed_steps(led))
+    for name, whole in mixed_steps(PagedModel(stored.fp8, dtype="float32")).items():
+        torch.testing.assert_close(logits[name], whole, atol=ATOL, rtol=0)
+    assert rig.call(lambda engine: serve(engine, make_requests(4, 0.0))) == expected
+
+
+def test_a_group_that_shares_experts_says_what_one_rank_says(tmp_path: Path) -> None:
+    """Experts are found to be there with their scales, and read when ranks have come."""
+    source = make_checkpoint("qwen3-moe", tmp_path / "source")
+    model = write_fp8(source, tmp_path, FORMATS["blocks-24x20"]).fp8
+    group = Ranks(model, ["rank-0", "rank-1"], dtype="float32", enable_prefix_caching=False)
+    try:
+        group["rank-0"].add(*make_group_requests(1, 4))
+        group["rank-0"].wait_for_all()
+        expected = alone(model, make_group_requests(1, 4), "float32")
+        assert {name: group["rank-0"].said[name] for name in expected} == expected
+    finally:
+        group.close()
+
+
+def test_fused_experts_have_blocks_across_gate_and_up(tmp_path: Path) -> None:
+    """64 rows in blocks of 24: the second block holds the last rows of the gate and the first of the other half."""
+    source = make_checkpoint("qwen3-moe", tmp_path / "source")
+    rewrite(source, fuse)
+    for name in ("blocks-24x20", "channel"):
+        stored = write_fp8(source, tmp_path / name, FORMATS[name])
+        assert load_file(stored.fp8 / "model.safetensors")["model.layers.0.mlp.experts.gate_up_proj"].dim() == 3
+        prompts = {"s": random_tokens(40, 3)}
+        ours, plain = (PagedModel(each, dtype="float32").step(prompts)["s"] for each in (stored.fp8, stored.exact))
+        assert torch.equal(ours, plain)
+
+
+def test_transformers_reads_blocks_as_we_do(tmp_path: Path) -> None:
+    """By its own reader of FP8, which multiplies out as well where there is no GPU."""
+    sizes = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64, "tie_word_embeddings": False}
+    stored = write_fp8(make_checkpoint("qwen3", tmp_path / "source", **sizes), tmp_path, FORMATS["blocks"])
+    oracle = AutoModelForCausalLM.from_pretrained(stored.fp8, attn_implementation="eager", dtype=torch.float32)
+    tokens = random_tokens(50, 7)
+    expected = oracle_logits(oracle, tokens)
+    assert expected.std() > 0.5
+    logits = PagedModel(stored.fp8, dtype="float32").step({"s": tokens})["s"]
+    torch.testing.assert_close(logits, expected, atol=ATOL, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def small_and_large(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    made = []
+    for name, sizes in (("small", {}), ("large", SIZES)):
+        directory = tmp_path_factory.mktemp(name)
+        source = make_checkpoint("llama2", directory / "source", **sizes)
+        made.append(write_fp8(source, directory, FORMATS["blocks"]).fp8)
+    return made
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+@pytest.mark.parametrize(("quantization", "most"), [("", 2.7), ("int8", 1.5)])
+def test_no_copy_in_fp32_is_made(small_and_large: list[Path], quantization: str, most: float) -> None:
+    """Of the files' bytes: two in bfloat16, or one in int8, and what is on its way."""
+    if quantization and not torch.cpu._is_vnni_supported():
+        pytest.skip("products in int8 need VNNI")
+    command = [sys.executable, "-c", PROGRAM, *map(str, small_and_large), quantization]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    before, highest = map(int, done.stdout.split())
+    stored = (small_and_large[1] / "model.safetensors").stat().st_size
+    assert stored > 100e6
+    assert (highest - before) * 1024 < most * stored
+
+
+def test_the_log_says_once_why_weights_are_dequantised(qwen3: Stored, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "engine.weights"):
+        PagedModel(qwen3.fp8)
+    said = [record.getMessage() for record in caplog.records if "FP8" in record.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith("weights in FP8 are dequantised to bfloat16: products in FP8 need an NVIDIA GPU")
+    assert said[0].endswith("and the device is cpu")
+
+
+def test_progress_counts_scales(qwen3: Stored) -> None:
+    config = read_model_config(qwen3.fp8)
+    heard: list[float] = []
+    load_model(qwen3.fp8, config, CPU, attention_for(config, 16, CPU), heard.append)
+    assert heard == sorted(heard)
+    assert heard[-1] == 1.0
+    assert heard[-2] > 0.99
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda t: t.pop(f"{NAME}_scale_inv"), InvalidCheckpoint, f"{NAME} is in FP8, and there is no {NAME}_sc"),
+        (
+            lambda t: t.update({f"{NAME}_scale_inv": torch.ones(2, 3)}),
+            InvalidCheckpoint,
+            rf"{NAME}_scale_inv has shape \[2, 3\], the config asks for \[2, 2\]",
+        ),
+        (
+            lambda t: t.update({f"{NAME}_scale_inv": torch.ones(2, 2).to(torch.float8_e4m3fn)}),
+            UnsupportedModel,
+            "float8_e4m3fn, which is not supported for scales",
+        ),
+        (
+            lambda t: t.update({f"{NAME}_scale_inv": torch.ones(2, 2, dtype=torch.uint8).view(torch.float8_e8m0fnu)}),
+            UnsupportedModel,
+            "dtype F8_E8M0, which is not supported",
+        ),
+        (lambda t: t.update({NAME: t[NAME][:3]}), InvalidCheckpoint, rf"{NAME} has shape \[3, 64\]"),
+        (
+            lambda t: t.update({"model.norm.weight": t["model.norm.weight"].to(torch.float8_e4m3fn)}),
+            InvalidCheckpoint,
+            r"model\.norm\.weight is in FP8, which only a matrix may be",
+        ),
+        (
+            lambda t: t.update({"model.layers.1.self_attn.phantom_scale": torch.ones(1)}),
+            InvalidCheckpoint,
+            r"does not explain: model\.layers\.1\.self_attn\.phantom_scale",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(
+    qwen3: Stored, tmp_path: Path, change: Callable[[dict[str, Tensor]], Any], error: type[Exception], message: str
+) -> None:
+    broken = copy(qwen3.fp8, tmp_path / "broken")
+    rewrite(broken, change)
+    with pytest.raises(error, match=message):
+        PagedModel(broken)
+
+
+def test_without_a_config_of_it_fp8_is_refused(qwen3: Stored, tmp_path: Path) -> None:
+    plain = copy(qwen3.fp8, tmp_path / "plain")
+    (plain / "config.json").write_bytes((qwen3.exact / "config.json").read_bytes())
+    with pytest.raises(UnsupportedModel, match=r"q_proj\.weight is in FP8, and the config has no quantization_config"):
+        PagedModel(plain)
+
+
+def test_a_config_without_a_dtype_means_bfloat16(qwen3: Stored, tmp_path: Path) -> None:
+    """The tensors do not say it: matrices are in FP8, scales in fp32, and norms may be in either."""
+    unnamed = copy(qwen3.fp8, tmp_path / "unnamed")
+    config = json.loads((unnamed / "config.json").read_text())
+    del config["dtype"]
+    (unnamed / "config.json").write_text(json.dumps(config))
+    assert read_model_config(unnamed).dtype == "bfloat16"
+    assert read_model_config(unnamed, "float32").dtype == "float32"
+
+
+def test_a_scale_for_each_tensor_or_row_has_these_shapes(tmp_path: Path) -> None:
+    source = make_checkpoint("qwen3", tmp_path / "source")
+    stored = write_fp8(source, tmp_path, FORMATS["channel"])
+    expected = PagedModel(stored.fp8).step({"s": random_tokens(20, 3)})["s"]
+    rewrite(stored.fp8, lambda t: t.update({f"{NAME}_scale": t[f"{NAME}_scale"][:, 0].clone()}))
+    assert torch.equal(PagedModel(stored.fp8).step({"s": random_tokens(20, 3)})["s"], expected)
+    rewrite(stored.fp8, lambda t: t.update({f"{NAME}_scale": torch.ones(2, 64)}))
+    with pytest.raises(InvalidCheckpoint, match=r"\[64, 1\] or \[64\] or \[1, 1\] or \[1\] or \[\]"):
+        PagedModel(stored.fp8)
+
+
+def copy(source: Path, target: Path) -> Path:
+    target.mkdir()
+    for path in source.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    return target
+
+
+def rewrite(directory: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
+    """Changes a checkpoint's tensors in place."""
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+
+
+def fuse(tensors: dict[str, Tensor]) -> None:
+    """Experts as transformers 5 has them in memory."""
+    for name in [name for name in tensors if name.endswith("experts.0.gate_proj.weight")]:
+        prefix = name.removesuffix(".0.gate_proj.weight")
+        gate, up, down = (
+            torch.stack([tensors.pop(f"{prefix}.{expert}.{part}_proj.weight") for expert in range(8)])
+            for part in ("gate", "up", "down")
+        )
+        tensors[f"{prefix}.gate_up_proj"], tensors[f"{prefix}.down_proj"] = torch.cat([gate, up], dim=1), down

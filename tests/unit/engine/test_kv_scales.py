@@ -1,0 +1,126 @@
+"""Scales of KV in FP8: where a checkpoint has them, what is refused, and that fingerprints tell them apart."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from engine.checkpoint import weights_revision
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import InvalidCheckpoint
+from engine.fingerprint import compatibility_fingerprint
+from engine.kv_scales import UNSCALED, KVScales, load_kv_scales
+from engine.model_config import read_model_config
+from engine.models.causal_lm import CausalLM
+from engine.weights import Weights
+from tests.checkpoints import make_checkpoint
+from tests.kv_scales import add_kv_scales, add_tensors
+
+CPU = torch.device("cpu")
+PREFIX = "model.layers.1.self_attn"
+
+
+@pytest.fixture
+def llama3(tmp_path: Path) -> Path:
+    return make_checkpoint("llama3", tmp_path / "model")
+
+
+def number(value: float, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.full(shape, value, dtype=dtype)
+
+
+def loaded(model: Path) -> KVScales:
+    return load_kv_scales(Weights(model, torch.bfloat16, CPU), PREFIX)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "expected"),
+    [
+        ({}, UNSCALED),
+        ({"k_scale": number(0.3), "v_scale": number(0.7, 1)}, (0.3, 0.7)),
+        ({"k_proj.k_scale": number(0.3, 1), "v_proj.v_scale": number(0.7)}, (0.3, 0.7)),
+        ({"attn.k_scale": number(0.3), "attn.v_scale": number(0.7)}, (0.3, 0.7)),
+        ({"k_scale": number(0.25, dtype=torch.bfloat16), "v_scale": number(4, dtype=torch.float16)}, (0.25, 4.0)),
+        ({"kv_scale": number(0.3)}, (0.3, 0.3)),
+        ({"kv_scale": number(9), "k_scale": number(0.3), "v_scale": number(0.7)}, (0.3, 0.7)),
+    ],
+)
+def test_they_stand_under_the_names_that_are_in_use(
+    llama3: Path, tensors: dict[str, Tensor], expected: tuple[float, float] | KVScales
+) -> None:
+    add_tensors(llama3, {f"{PREFIX}.{name}": tensor for name, tensor in tensors.items()})
+    found = loaded(llama3)
+    assert (found.key, found.value) == pytest.approx(
+        (expected.key, expected.value) if isinstance(expected, KVScales) else expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"k_scale": number(0.3)}, f"{PREFIX} has a k_scale and no v_scale"),
+        ({"v_proj.v_scale": number(0.3)}, f"{PREFIX} has a v_scale and no k_scale"),
+        ({"k_scale": number(-1), "v_scale": number(1)}, f"{PREFIX}.k_scale is -1.0: a scale of KV is a finite number"),
+        ({"k_scale": number(1), "v_scale": number(0, 1)}, f"{PREFIX}.v_scale is 0.0"),
+        ({"k_scale": number(torch.inf), "v_scale": number(1)}, f"{PREFIX}.k_scale is inf"),
+        ({"k_scale": number(torch.nan), "v_scale": number(1)}, f"{PREFIX}.k_scale is nan"),
+        ({"k_scale": number(1, 2), "v_scale": number(1, 2)}, rf"{PREFIX}.k_scale has shape \[2\]"),
+    ],
+)
+def test_what_is_no_scale_is_refused(llama3: Path, tensors: dict[str, Tensor], message: str) -> None:
+    add_tensors(llama3, {f"{PREFIX}.{name}": tensor for name, tensor in tensors.items()})
+    with pytest.raises(InvalidCheckpoint, match=message):
+        loaded(llama3)
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
+def test_a_model_with_scales_loads_whatever_type_its_kv_has(llama3: Path, kv_dtype: str) -> None:
+    add_kv_scales(llama3, first=0.02)
+    add_tensors(llama3, {f"{PREFIX}.q_scale": number(1), f"{PREFIX}.prob_scale": number(1)})
+    engine = Engine(EngineConfig(model=str(llama3), kv_cache_dtype=kv_dtype, kv_cache_memory_bytes=1 << 20))
+    model = engine.runner.model
+    assert isinstance(model, CausalLM)
+    found = [layer.attention.scales for layer in model.layers]
+    assert [(each.key, each.value) for each in found] == [
+        (pytest.approx(0.02 * (1 + layer)), pytest.approx(0.02 * (1.7 + layer))) for layer in range(3)
+    ]
+
+
+def test_latent_attention_does_without(tmp_path: Path) -> None:
+    model = add_kv_scales(make_checkpoint("deepseek-v2-lite", tmp_path / "model"))
+    Engine(EngineConfig(model=str(model), kv_cache_memory_bytes=1 << 20))
+
+
+def test_fingerprints_tell_scales_apart_that_samples_do_not_see(tmp_path: Path) -> None:
+    config = read_model_config(make_checkpoint("llama3", tmp_path / "config"))
+
+    def fingerprints(directory: Path) -> tuple[str, str]:
+        usual = compatibility_fingerprint(directory, config, 16)
+        return usual, compatibility_fingerprint(directory, config, 16, kv_dtype="fp8")
+
+    huge = torch.zeros(1 << 20)  # 1024 pages, of which 256 are samples
+    found, revisions = [], set()
+    for scale in (0.5, 0.25, 0.5):
+        directory = tmp_path / str(len(found))
+        directory.mkdir()
+        tensors = {"a": huge, f"{PREFIX}.k_scale": number(scale), f"{PREFIX}.v_scale": number(1)}
+        save_file(tensors, directory / "model.safetensors")
+        revisions.add(weights_revision(directory))
+        found.append(fingerprints(directory))
+    assert len(revisions) == 1
+    assert found[0] == found[2]
+    assert found[0][0] == found[1][0]
+    assert found[0][1] != found[1][1]
+    assert found[0][0] != found[0][1]
+    assert compatibility_fingerprint(directory, config, 16, kv_dtype="fp8_e4m3") == found[2][1]
+
+
+def test_a_scale_for_each_head_is_refused_by_the_fingerprint(llama3: Path) -> None:
+    add_tensors(llama3, {f"{PREFIX}.k_scale": number(1, 8)})
+    with pytest.raises(
+        InvalidCheckpoint, match=rf"{PREFIX}.k_scale has shape \[8\]: KV has one scale for a layer's keys"
+    ):
+        compatibility_fingerprint(llama3, read_model_config(llama3), 16, kv_dtype="fp8")
