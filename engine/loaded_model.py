@@ -11,6 +11,7 @@ from engine.attention.choice import attention_for
 from engine.capacity import CPU_KV_BYTES, context_length, given_context, num_blocks_in
 from engine.config import EngineConfig, ModelConfig
 from engine.cores import cores_of_rank, running_on
+from engine.device import computing_on
 from engine.device_memory import bytes_for_kv
 from engine.errors import EngineError, UnsupportedModel
 from engine.expert_group import ExpertGroup
@@ -55,7 +56,7 @@ def load(
     """Reads a checkpoint, of which a rank of `tensor`, formed, takes its part alone; see `Engine`."""
     shard = tensor.shard if tensor is not None else TensorShard()
     cores = cores_of_rank(config.cores, shard.rank, shard.size)
-    with running_on(cores):
+    with running_on(cores), computing_on(torch.device(config.device)):
         return _load(config, shard, cores, allocate_pool, on_progress, group, tensor)
 
 

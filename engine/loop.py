@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from engine.cores import running_on
+from engine.device import computing_on
 from engine.engine import Engine
 from engine.errors import EngineEnded, EngineError
 from engine.outputs import StepOutput
@@ -96,7 +97,7 @@ class EngineLoop:
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         try:
-            with running_on(self._engine.cores):
+            with running_on(self._engine.cores), computing_on(self._engine.pool.device):
                 self._step_until_stopped()
         except BaseException as error:
             is_plain = isinstance(error, EngineError) and not logger.isEnabledFor(logging.DEBUG)

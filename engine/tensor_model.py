@@ -16,6 +16,7 @@ from torch import Tensor
 from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.cores import running_on
+from engine.device import computing_on
 from engine.errors import EngineError
 from engine.loaded_model import load, zeros
 from engine.models import Model
@@ -80,7 +81,7 @@ class Follower:
         if self.config.num_threads is not None:
             torch.set_num_threads(self.config.num_threads)
         try:
-            with running_on(self._cores):
+            with running_on(self._cores), computing_on(self.pool.device):
                 while True:
                     batch = self._tensor.listen()
                     self._busy_since_s = time.monotonic()
