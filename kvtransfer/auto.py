@@ -19,6 +19,7 @@ class Backend:
 
     name: str
     transport: KVTransport
+    costs: str = ""  # of a last resort: what it costs, for a warning
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +99,8 @@ class AutoTransport:
             if choice is None:
                 raise PeerLost(f"peer {peer_id} ended as soon as it was connected")
             reason = "; ".join([choice.reason, *reasons])
-            self._connected[peer_id] = Connected(backend, TransportChoice(backend.name, reason))
-            logger.info("KV from peer %s comes over %s: %s", peer_id, backend.name, reason)
+            self._connected[peer_id] = Connected(backend, TransportChoice(choice.transport, reason))
+            _tell(peer_id, backend, choice.transport, reason)
             return peer_id
         raise TransportUnavailable(f"no KV transport reaches peer {peer_id}: {'; '.join(reasons)}")
 
@@ -129,3 +130,10 @@ class AutoTransport:
             if isinstance(backend, Backend):
                 await backend.transport.close()
         self._connected.clear()
+
+
+def _tell(peer: PeerId, backend: Backend, transport: str, reason: str) -> None:
+    if backend.costs:
+        logger.warning("KV from peer %s comes over %s as a last resort, %s: %s", peer, transport, backend.costs, reason)
+    else:
+        logger.info("KV from peer %s comes over %s: %s", peer, transport, reason)

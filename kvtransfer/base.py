@@ -33,6 +33,7 @@ class PoolDescription:
     num_blocks: int
     block_bytes: int
     endpoints: Mapping[str, bytes]
+    checksum: str = "xxh3"  # the kind that the owner makes of its blocks; see `checksum`
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class KVTransport(Protocol):
     def register_pool(self, pool: Tensor) -> PoolDescription:
         """Makes the pool readable for peers and the destination of reads; called once, on the event loop.
 
-        Raises ValueError for a pool that is not contiguous, empty or not on the CPU.
+        Raises ValueError for a pool that is not contiguous, empty or in memory that this transport does not read.
         """
         ...
 

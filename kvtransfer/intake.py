@@ -57,7 +57,9 @@ class Intake:
                 )
         peers = await asyncio.gather(*(transport.connect(sources[each.source]) for each in slices))
         receivers = [
-            BlockReceiver(transport, peer, pool, block_table, deadline_s, num_known_blocks, each)
+            BlockReceiver(
+                transport, peer, pool, block_table, deadline_s, num_known_blocks, each, sources[each.source].checksum
+            )
             for peer, each in zip(peers, slices, strict=True)
         ]
         if any(peer not in transport.choices for peer in peers):

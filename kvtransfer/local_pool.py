@@ -32,10 +32,14 @@ class LocalPool:
     block_bytes: int
 
     @classmethod
-    def of(cls, tensor: Tensor, identity: PoolIdentity) -> "LocalPool":
-        """Raises ValueError for a tensor whose blocks are not one contiguous region of host memory each."""
-        if tensor.device.type != "cpu":
-            raise ValueError(f"a pool must be on the CPU, this one is on {tensor.device}")
+    def of(cls, tensor: Tensor, identity: PoolIdentity, on_gpu: bool = False) -> "LocalPool":
+        """Raises ValueError for a tensor whose blocks are not one contiguous region of memory each.
+
+        That is the host's, for a transport that reads no other; with `on_gpu` it may be a GPU's.
+        """
+        if tensor.device.type not in (("cpu", "cuda") if on_gpu else ("cpu",)):
+            others = "" if on_gpu else "; nixl, nccl, staged and auto serve one on a GPU"
+            raise ValueError(f"a pool must be on the CPU for this transport, this one is on {tensor.device}{others}")
         if tensor.dim() < 2 or tensor.numel() == 0:
             raise ValueError(f"a pool must have blocks along dim 0, this one has shape {tuple(tensor.shape)}")
         if not tensor.is_contiguous():
@@ -61,6 +65,10 @@ class LocalPool:
         """The same memory as [num_units, unit_bytes]."""
         return self.as_bytes().reshape(-1, unit_bytes)
 
+    def rows(self, unit_bytes: int) -> Tensor:
+        """The same memory as [num_units, unit_bytes], wherever it is."""
+        return self.tensor.detach().reshape(-1).view(torch.uint8).view(-1, unit_bytes)
+
     def memory(self) -> memoryview:
         """The same memory, flat."""
         return self.as_bytes().reshape(-1).data
@@ -73,6 +81,7 @@ class LocalPool:
             self.num_blocks,
             self.block_bytes,
             {transport: endpoint},
+            "xxh3" if self.tensor.device.type == "cpu" else "words",
         )
 
     def units(self, peer: PoolDescription) -> Units:

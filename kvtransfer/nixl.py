@@ -6,15 +6,20 @@ other is gone, since NIXL says nothing of a peer while no transfer is in flight.
 Where UCX has neither RDMA nor cross-memory attach it emulates reads over TCP, with the peer's processor and software.
 That is refused: a reader that dies while its peer was stopped can make UCX abort the *peer's* process (UCX's "Fatal:
 unexpected error: Endpoint timeout"), and the tcp transport is faster.
+
+A pool on a GPU is read into another on a GPU: by cuda_ipc on one host, by GPUDirect RDMA between hosts. Where UCX can
+do neither it stages through both hosts' memory, and says nothing. But then it needs the peer's processor, so a read
+while the peer rests tells: this too is refused, with the reason.
 """
 
 import asyncio
 import base64
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -23,11 +28,13 @@ from kvtransfer import endpoint
 from kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
 from kvtransfer.connections import Connections
 from kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
+from kvtransfer.gpu_memory import MemoryPlace
 from kvtransfer.listener import Listener
 from kvtransfer.local_pool import LocalPool
 from kvtransfer.nixl_agent import NixlAgent
 from kvtransfer.nixl_peer import POLL, NixlPeer
-from kvtransfer.nixl_read import Read, Region
+from kvtransfer.nixl_read import MAX_GPU_STEP_BYTES, MAX_STEP_BYTES, Read, Region
+from kvtransfer.nixl_trial import device_path, host_path
 from kvtransfer.quarantine import Quarantine
 from kvtransfer.rdma import has_rdma_device
 from kvtransfer.tcp_connection import keep_alive, listening_socket, open_connection
@@ -36,9 +43,6 @@ from kvtransfer.transfers import Transfer, Transfers
 from kvtransfer.units import Units
 
 NAME = "nixl"
-# While two UCX sides still set their connection up, which may go on after first reads, some reads need the peer's help.
-ENOUGH_TRIALS = 10  # reads in a row that were done at once
-MAX_TRIALS = 60
 MAX_ADDRESS = 1 << 64
 
 
@@ -52,6 +56,9 @@ class Endpoint:
     metadata: str  # NIXL's, base64
     base: int  # address of block 0
     rdma: int  # 1 if the host has an RDMA device
+    memory: str  # DRAM or VRAM
+    device: int  # the owner's number of the GPU
+    boot: str  # which kernel the owner runs under
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,12 @@ class Registered:
 
     pool: LocalPool
     trial: Tensor
+    place: MemoryPlace
+
+    @property
+    def max_step_bytes(self) -> int:
+        """Asked for at once."""
+        return MAX_GPU_STEP_BYTES if self.place.is_gpu else MAX_STEP_BYTES
 
 
 class NixlTransport:
@@ -73,10 +86,12 @@ class NixlTransport:
         connect_deadline_s: float = 5.0,
         one_sided_only: bool = True,
         port: int = 0,
+        tries_at_rest: bool | None = None,
     ) -> None:
         """`one_sided_only=False` lets UCX emulate reads: not for service, see above. Raises TransportUnavailable.
 
-        `port`: where peers greet; 0: any free one.
+        `port`: where peers greet; 0: any free one. `tries_at_rest`: find out whether reads are one-sided by some while
+        the peer rests, and not by whether they end at once, as a copy by the kernel does; None: for GPUs only.
         """
         self.quarantine = quarantine if quarantine is not None else Quarantine()
         self._identity = identity
@@ -84,6 +99,7 @@ class NixlTransport:
         self._port = port
         self._connect_deadline_s = connect_deadline_s
         self._one_sided_only = one_sided_only
+        self._tries_at_rest = tries_at_rest
         self._registered: Registered | None = None
         self._listener: Listener | None = None
         self._connections: Connections[NixlPeer] = Connections(connect_deadline_s)
@@ -99,18 +115,19 @@ class NixlTransport:
     def register_pool(self, pool: Tensor) -> PoolDescription:
         """Registers the memory with NIXL and listens for peers; see KVTransport.
 
-        Raises OSError if the given port cannot be had.
+        Raises OSError if the given port cannot be had, TransportUnavailable for a GPU's memory where UCX has no CUDA.
         """
-        local = LocalPool.of(pool, self._identity)
+        local, place = LocalPool.of(pool, self._identity, on_gpu=True), MemoryPlace.of(pool)
         agent = self._agent
-        trial = torch.empty(local.block_bytes, dtype=torch.uint8)
+        trial = torch.empty(local.block_bytes, dtype=torch.uint8, device=pool.device)
         for memory in (pool, trial):
-            agent.call(partial(agent.register, memory)).result()
+            agent.call(partial(agent.register, memory, place)).result()
         metadata = base64.b64encode(agent.call(agent.metadata).result()).decode()
-        self._registered = Registered(local, trial)
+        self._registered = Registered(local, trial, place)
         sock = listening_socket(self._host, self._port)
         host, port = sock.getsockname()[:2]
-        address = Endpoint(host, port, secrets.token_hex(16), metadata, local.address, int(has_rdma_device()))
+        key, rdma = secrets.token_hex(16), int(has_rdma_device())
+        address = Endpoint(host, port, key, metadata, local.address, rdma, place.kind, place.device, boot_id())
         self._listener = Listener(sock, local, address.key, partial(_help_reader, self._agent))
         return local.describe(NAME, endpoint.encode(address))
 
@@ -134,7 +151,10 @@ class NixlTransport:
         units = connection.units
         units.check(peer, remote, local)
         if local:
-            read = partial(Read, peer, connection.region, local, remote, units.unit_bytes, landed=landed)
+            step = self._require_registered().max_step_bytes
+            read = partial(
+                Read, peer, connection.region, local, remote, units.unit_bytes, landed=landed, max_step_bytes=step
+            )
             await self._run(connection, read, units.local_blocks(local), deadline_s)
         if not self._connections.is_current(peer, connection):
             raise PeerLost(f"peer {peer} ended during the read")
@@ -209,7 +229,14 @@ class NixlTransport:
     async def _try(self, connection: NixlPeer, address: Endpoint) -> str:
         """Reads a unit, to see how; returns that in words."""
         peer, unit_bytes = connection.description, connection.units.unit_bytes
-        region = Region(address.base, unit_bytes, connection.units.num_remote)
+        registered = self._require_registered()
+        theirs = MemoryPlace(address.memory, address.device)
+        if theirs.kind != registered.place.kind:
+            raise TransportUnavailable(
+                f"the pool of peer {peer.incarnation} is in {theirs.name}, ours in {registered.place.name}: UCX would "
+                "stage what is read between them"
+            )
+        region = Region(address.base, unit_bytes, connection.units.num_remote, theirs)
         if not 0 < address.base < address.base + peer.num_blocks * peer.block_bytes < MAX_ADDRESS:
             raise PeerRefused(f"peer {peer.incarnation} says that its pool is at {address.base:#x}")
         try:
@@ -220,26 +247,19 @@ class NixlTransport:
         if name != peer.incarnation:
             self._agent.call(partial(self._agent.remove_peer, name))
             raise PeerRefused(f"the peer's NIXL agent is {name!r}, it was described as {peer.incarnation!r}")
-        registered = self._require_registered()
-        ours = Region(registered.pool.address, unit_bytes, connection.units.num_local)
-        trials = Region(registered.trial.data_ptr(), unit_bytes, 1)
+        ours = Region(registered.pool.address, unit_bytes, connection.units.num_local, registered.place)
+        trials = Region(registered.trial.data_ptr(), unit_bytes, 1, registered.place)
         connection.region = await self._agent.ask(lambda: self._agent.prepare(ours))
         trial_region = await self._agent.ask(lambda: self._agent.prepare(trials))
         trial = partial(Read, peer.incarnation, trial_region, [0], [0], unit_bytes)
-        num_at_once = 0
-        for _ in range(MAX_TRIALS):
-            read = await self._run(connection, trial, [], self._connect_deadline_s)
-            num_at_once = num_at_once + 1 if read.finished_at_once else 0
-            if num_at_once == ENOUGH_TRIALS:
-                return "cross-memory attach on one host"
-        if address.rdma and has_rdma_device():
-            return "both hosts have RDMA devices"
-        if self._one_sided_only:
-            raise TransportUnavailable(
-                f"NIXL reaches peer {peer.incarnation} neither by RDMA nor by cross-memory attach, only by reads "
-                "that UCX emulates over TCP"
-            )
-        return "reads emulated over TCP"
+
+        def run(ask_after_s: float) -> Awaitable[Read]:
+            return self._run(connection, partial(trial, ask_after_s=ask_after_s), [], self._connect_deadline_s)
+
+        if registered.place.is_gpu if self._tries_at_rest is None else self._tries_at_rest:
+            return await device_path(run, connection, address.boot == boot_id(), self._one_sided_only)
+        have_rdma = bool(address.rdma) and has_rdma_device()
+        return await host_path(run, connection, have_rdma, self._one_sided_only)
 
     def _lose(self, connection: NixlPeer) -> None:
         peer = connection.peer_id
@@ -253,6 +273,11 @@ class NixlTransport:
         asyncio.get_running_loop().remove_reader(connection.sock.fileno())
         connection.sock.close()
         self._agent.call(partial(self._agent.remove_peer, peer))
+
+
+def boot_id() -> str:
+    """Names this boot of the kernel."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 async def _help_reader(agent: NixlAgent, sock: socket.socket, _block_bytes: int) -> None:

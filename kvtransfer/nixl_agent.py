@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from kvtransfer.errors import PeerLost, TransportUnavailable
+from kvtransfer.gpu_memory import EXPANDABLE, MemoryPlace, bind_thread, has_ucx_cuda
 from kvtransfer.nixl_read import Read, Region
 from kvtransfer.threads import run_by
 
@@ -93,17 +94,35 @@ class NixlAgent:
         self._commands.put(stop)  # idempotent: a thread that has ended takes no commands
         self._thread.join()
 
-    def register(self, memory: Tensor) -> None:
-        """Has NIXL know memory, to be read by peers and into; in the agent's thread."""
-        self._registered.append(self._agent.register_memory(memory))
+    def register(self, memory: Tensor, place: MemoryPlace) -> None:
+        """Has NIXL know memory, to be read by peers and into; in the agent's thread.
+
+        Raises TransportUnavailable for a GPU's memory that UCX does not know for that.
+        """
+        if place.is_gpu and not has_ucx_cuda():
+            raise TransportUnavailable(
+                "NIXL's UCX has not loaded its CUDA support (libuct_cuda, which needs the driver's libcuda.so.1): it "
+                "cannot read or write GPU memory"
+            )
+        if place.is_gpu:
+            bind_thread(place.device)
+        row = (memory.data_ptr(), memory.nbytes, place.device, "")
+        try:
+            self._registered.append(self._agent.register_memory([row], place.kind))
+        except self._errors as error:
+            hint = f": UCX sees no GPU memory there, or {EXPANDABLE}" if place.is_gpu else ""
+            raise TransportUnavailable(f"NIXL cannot register {place.name}: {error!r}{hint}") from error
         self._memory.append(memory)
 
     def prepare(self, region: Region) -> int:
         """Gets ready to read into a region of registered memory; in the agent's thread. Returns the region's number."""
         if region not in self._numbers:
-            self._local.append(self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", region.rows(), "DRAM"))
+            self._local.append(self._prepare("NIXL_INIT_AGENT", region))
             self._numbers[region] = len(self._local) - 1
         return self._numbers[region]
+
+    def _prepare(self, owner: str, region: Region) -> Any:
+        return self._agent.prep_xfer_dlist(owner, region.rows(), region.place.kind)
 
     def metadata(self) -> bytes:
         """What peers need to reach the registered memory; in the agent's thread."""
@@ -116,7 +135,7 @@ class NixlAgent:
             name = str(self._agent.add_remote_agent(metadata), "utf-8")
             self._leaving.discard(name)
             if name not in self._remote:
-                self._remote[name] = self._agent.prep_xfer_dlist(name, region.rows(), "DRAM")
+                self._remote[name] = self._prepare(name, region)
         except self._errors as error:
             raise TransportUnavailable(f"NIXL does not take the peer's metadata: {error!r}") from error
         return name

@@ -11,11 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtransfer.base import Landed, nobody
+from kvtransfer.gpu_memory import MemoryPlace
 from kvtransfer.threads import Failed, end_soon
 from kvtransfer.transfers import Transfer
 
 ASK_AFTER_S = 1e-3  # a step by RDMA or cross-memory attach takes less time or gets on by itself
 MAX_STEP_BYTES = 4 << 20  # asked for at once; an aborted read ends after as much
+MAX_GPU_STEP_BYTES = 32 << 20  # the same between GPUs, which take some 100 us for it
+HOST = MemoryPlace()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +28,12 @@ class Region:
     address: int
     piece_bytes: int
     num_pieces: int
+    place: MemoryPlace = HOST
 
     def rows(self) -> NDArray[np.uint64]:
         """NIXL's compressed descriptor: address, length, device, stride, count."""
-        return np.array([[self.address, self.piece_bytes, 0, self.piece_bytes, self.num_pieces]], np.uint64)
+        row = [self.address, self.piece_bytes, self.place.device, self.piece_bytes, self.num_pieces]
+        return np.array([row], np.uint64)
 
 
 class Read:
@@ -45,11 +50,13 @@ class Read:
         ended: "asyncio.Future[None]",
         ask: Callable[[], object],
         landed: Landed = nobody,
+        max_step_bytes: int = MAX_STEP_BYTES,
+        ask_after_s: float = ASK_AFTER_S,
     ) -> None:
         """`region`: number of our region; `ours` and `theirs`: indices of the pieces, pairwise.
 
-        `ended` ends with the read. `ask` is called, in the agent's thread, if the read does not get on without the
-        peer's polling. `landed`: see KVTransport.read.
+        `ended` ends with the read. `ask` is called, in the agent's thread, if the read has not got on for `ask_after_s`
+        without the peer's polling. `landed`: see KVTransport.read.
         """
         self.peer = peer
         self.region = region
@@ -62,7 +69,8 @@ class Read:
         self.has_asked = False
         self._all_ours = np.asarray(ours, np.int32)
         self._all_theirs = np.asarray(theirs, np.int32)
-        self._step = max(1, MAX_STEP_BYTES // piece_bytes)
+        self._step = max(1, max_step_bytes // piece_bytes)
+        self._ask_after_s = ask_after_s
         self._next = 0
         self._transfer = transfer
         self._ended: asyncio.Future[None] | None = ended  # until then
@@ -94,7 +102,7 @@ class Read:
         now_s = time.monotonic()
         if self._waits_since_s is None:
             self._waits_since_s = now_s
-        elif not self.has_asked and now_s - self._waits_since_s > ASK_AFTER_S:
+        elif not self.has_asked and now_s - self._waits_since_s > self._ask_after_s:
             self.has_asked = True
             self._ask()
 

@@ -1,15 +1,15 @@
 """A request's blocks on their way in."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from kvtransfer.base import KVTransport, PeerId
+from kvtransfer.base import KVTransport, PeerId, nobody
 from kvtransfer.block_slice import WHOLE_BLOCK, BlockSlice
-from kvtransfer.checksum import checksum
+from kvtransfer.checksum import XXH3, UnitChecksums
 from kvtransfer.errors import ChecksumMismatch, PeerRefused
-from kvtransfer.local_pool import block_bytes_of
 
 MAX_READ_BYTES = 64 << 20  # read in one go: the deadline is for as much, and a failure costs no more
 
@@ -17,7 +17,8 @@ MAX_READ_BYTES = 64 << 20  # read in one go: the deadline is for as much, and a 
 class BlockReceiver:
     """Pulls announced blocks of one peer into a request's own blocks and compares them with their checksums.
 
-    A unit's own checksum is made as it lands; the peer's may be announced before or after that. The blocks before
+    A unit's own checksum is made as it lands, or on a GPU once all that is read in one go is here; the peer's may be
+    announced before or after that. The blocks before
     `num_blocks_received` are whole and checked, whatever fails later; of a block that comes from several peers, what
     comes from this one is. After an error the receiver is of no more use, and the request's blocks may be used again
     only when `transport.quarantine.wait_clear` says so.
@@ -32,16 +33,18 @@ class BlockReceiver:
         deadline_s: float,
         num_blocks_received: int = 0,
         block_slice: BlockSlice = WHOLE_BLOCK,
+        checksum_kind: str = XXH3,
     ) -> None:
         """`block_table`: ids of the request's blocks in `pool`; the first `num_blocks_received` are here already.
 
-        `deadline_s` is for each 64 MiB; `block_slice`: what is read of each block.
+        `deadline_s` is for each 64 MiB; `block_slice`: what is read of each block; `checksum_kind`: what the peer
+        makes. Raises PeerRefused for a kind that is not made of our pool.
         """
         self._transport = transport
         self._peer = peer
         self._slice = block_slice
-        blocks = block_bytes_of(pool)
-        self._units = blocks.reshape(-1, blocks.shape[1] // block_slice.local_per_block)
+        self._unit_bytes = pool.nbytes // len(pool) // block_slice.local_per_block
+        self._checksums = UnitChecksums(pool, self._unit_bytes, checksum_kind)
         self._block_table = list(block_table)
         self._deadline_s = deadline_s
         self._num_known = num_blocks_received
@@ -73,7 +76,7 @@ class BlockReceiver:
         """
         num_here = self._num_here(first_index, len(remote), self.num_blocks_read)
         remote = remote[num_here:]
-        step = max(1, MAX_READ_BYTES // (self._units.shape[1] * self._slice.num_units))
+        step = max(1, MAX_READ_BYTES // (self._unit_bytes * self._slice.num_units))
         for start in range(0, len(remote), step):
             await self._read_once(remote[start : start + step])
             self._compare()
@@ -110,14 +113,17 @@ class BlockReceiver:
             nonlocal checksums_s
             started = time.perf_counter()
             come = units.local[len(checksums) : len(checksums) + num_units]
-            checksums.extend([checksum(self._units[unit]) for unit in come])
+            checksums.extend(self._checksums.of(come))
             checksums_s += time.perf_counter() - started
 
+        note = nobody if self._checksums.is_on_gpu else landed
         started = time.perf_counter()
         try:
-            await self._transport.read(self._peer, units.remote, units.local, self._deadline_s, landed)
+            await self._transport.read(self._peer, units.remote, units.local, self._deadline_s, note)
         finally:
             self.transfer_s += time.perf_counter() - started - checksums_s
+        if self._checksums.is_on_gpu:
+            checksums = await asyncio.to_thread(self._checksums.of, units.local)
         self._landed += checksums
 
     def _compare(self) -> None:

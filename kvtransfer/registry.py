@@ -1,5 +1,7 @@
 """Transports by name."""
 
+import torch
+
 from kvtransfer.auto import AutoTransport, Backend, Unavailable
 from kvtransfer.base import KVTransport, PoolIdentity
 from kvtransfer.errors import TransportUnavailable
@@ -7,17 +9,24 @@ from kvtransfer.quarantine import Quarantine
 from kvtransfer.rdma import has_rdma_device
 from kvtransfer.shared_pool import SharedPool
 
-TRANSPORTS = ("auto", "shared_memory", "tcp", "nixl")
+TRANSPORTS = ("auto", "shared_memory", "tcp", "nixl")  # for pools in host memory
+GPU_TRANSPORTS = ("auto", "nixl", "nccl", "staged")
+HOST = torch.device("cpu")
+STAGING_COSTS = "which takes each byte twice over PCIe and twice through host memory"
 
 
-def create_transport(name: str, identity: PoolIdentity, memory: SharedPool, host: str, port: int = 0) -> KVTransport:
-    """A transport for a pool in `memory`; `host` is the address where peers reach this process.
+def create_transport(
+    name: str, identity: PoolIdentity, memory: SharedPool, host: str, port: int = 0, device: torch.device = HOST
+) -> KVTransport:
+    """A transport for a pool in `memory`, or on a GPU `device`; `host` is the address where peers reach this process.
 
-    They come in at `port`, or at any free one if that is 0; with `auto` tcp has it, and nixl the one after it.
-    Shared memory needs none. Raises TransportUnavailable if the transport that was asked for does not work here,
-    ValueError for an unknown name.
+    They come in at `port`, or at any free one if that is 0; with `auto` tcp has it, nixl the one after it, then what is
+    staged, then nccl. Shared memory needs none. Raises TransportUnavailable if the transport that was asked for does
+    not work here, ValueError for an unknown name.
     """
     quarantine = Quarantine()
+    if name == "auto" and device.type != "cpu":
+        return _create_gpu_auto(identity, memory, host, port, quarantine)
     if name == "auto":
         return _create_auto(identity, memory, host, port, quarantine)
     return _create(name, identity, memory, host, port, quarantine)
@@ -38,7 +47,14 @@ def _create(
         from kvtransfer.nixl import NixlTransport
 
         return NixlTransport(identity, host, quarantine, port=port)
-    raise ValueError(f"unknown KV transport {name!r}, known are {', '.join(TRANSPORTS)}")
+    if name == "nccl":
+        from kvtransfer.nccl import PairTransport
+
+        return PairTransport(identity, host, quarantine, port=port)
+    if name == "staged":
+        return _create_staged(identity, host, port, quarantine)
+    known = ", ".join(dict.fromkeys(TRANSPORTS + GPU_TRANSPORTS))
+    raise ValueError(f"unknown KV transport {name!r}, known are {known}")
 
 
 def _create_auto(
@@ -55,4 +71,28 @@ def _create_auto(
             backends.append(Backend(name, _create(name, identity, memory, host, ports[name], quarantine)))
         except TransportUnavailable as error:
             backends.append(Unavailable(name, str(error)))
+    return AutoTransport(backends, quarantine)
+
+
+def _create_staged(identity: PoolIdentity, host: str, port: int, quarantine: Quarantine) -> KVTransport:
+    """Over whatever reaches a peer's host memory."""
+    from kvtransfer.staged import StagedTransport
+
+    window = SharedPool()
+    underneath = _create_auto(identity, window, host, port, Quarantine())
+    return StagedTransport(identity, underneath, window, host, quarantine, port=port + 2 if port else 0)
+
+
+def _create_gpu_auto(
+    identity: PoolIdentity, memory: SharedPool, host: str, port: int, quarantine: Quarantine
+) -> AutoTransport:
+    """From GPU to GPU where that works, by devices alone or by NCCL; else through host memory, with a warning."""
+    backends: list[Backend | Unavailable] = []
+    for name, place in (("nixl", 1), ("nccl", 3)):
+        try:
+            own_port = port + place if port else 0
+            backends.append(Backend(name, _create(name, identity, memory, host, own_port, quarantine)))
+        except TransportUnavailable as error:
+            backends.append(Unavailable(name, str(error)))
+    backends.append(Backend("staged", _create_staged(identity, host, port, quarantine), STAGING_COSTS))
     return AutoTransport(backends, quarantine)

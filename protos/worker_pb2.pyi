@@ -168,6 +168,7 @@ class KVPool(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     BLOCK_BYTES_FIELD_NUMBER: _builtins.int
     ENDPOINTS_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """the life of the worker that owns the pool"""
     fingerprint: _builtins.str
@@ -176,6 +177,8 @@ class KVPool(_message.Message):
     """blocks in the pool"""
     block_bytes: _builtins.int
     """bytes of one block"""
+    checksum: _builtins.str
+    """kind of checksums that the owner makes of its blocks: xxh3 (or empty), words"""
     @_builtins.property
     def endpoints(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
         """transport name to that transport's own address"""
@@ -188,10 +191,11 @@ class KVPool(_message.Message):
         num_blocks: _builtins.int = ...,
         block_bytes: _builtins.int = ...,
         endpoints: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
+        checksum: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "endpoints", b"endpoints", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "num_blocks", b"num_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "checksum", b"checksum", "endpoints", b"endpoints", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "num_blocks", b"num_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -919,7 +923,7 @@ class BlockChecksums(_message.Message):
     """place of the first block in the request's block table"""
     @_builtins.property
     def checksums(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """xxh3-64 of each block's bytes on the first rank, then on the next; where ranks of"""
+        """of the pool's kind, of each block on the first rank, then on the next; where ranks of"""
 
     def __init__(
         self,

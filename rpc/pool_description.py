@@ -12,6 +12,7 @@ def pool_from_proto(proto: worker_pb2.KVPool) -> PoolDescription:
         num_blocks=proto.num_blocks,
         block_bytes=proto.block_bytes,
         endpoints=dict(proto.endpoints),
+        checksum=proto.checksum or "xxh3",
     )
 
 
@@ -23,4 +24,5 @@ def pool_to_proto(pool: PoolDescription) -> worker_pb2.KVPool:
         num_blocks=pool.num_blocks,
         block_bytes=pool.block_bytes,
         endpoints=dict(pool.endpoints),
+        checksum=pool.checksum,
     )

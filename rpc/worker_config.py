@@ -7,6 +7,7 @@ from engine.config import EngineConfig
 from rpc.group.rendezvous_name import registered_name
 from rpc.option_values import OptionError
 from rpc.registry.url import parse_registry_url
+from rpc.worker_options import GPU_TRANSPORTS, TRANSPORTS
 
 Role = Literal["prefill", "decode", "both"]
 LONGEST_STEP_S = 20.0
@@ -52,7 +53,7 @@ class WorkerConfig:
 
     @property
     def kv_ports(self) -> range:
-        """What comes of `kv_port`: a port for each rank, or two if both tcp and nixl may want one."""
+        """What comes of `kv_port`: a port for each rank, or some where several transports may want one."""
         if not self.kv_port:
             return range(0)
         return range(self.kv_port, self.kv_port + self.tensor_parallel * self.kv_ports_of_a_rank)
@@ -60,7 +61,14 @@ class WorkerConfig:
     @property
     def kv_ports_of_a_rank(self) -> int:
         """From a rank's first to the next one's."""
+        if self.is_on_gpu:  # tcp's and nixl's, of which the windows' readers are served, staged and nccl's own
+            return {"auto": 4, "staged": 3}.get(self.transport, 1)
         return 2 if self.transport == "auto" else 1
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether its KV is."""
+        return self.engine.device.partition(":")[0] != "cpu"
 
     @property
     def group_size(self) -> int:
@@ -72,7 +80,7 @@ class WorkerConfig:
         """What `max_step_s` comes to."""
         if self.max_step_s is not None:
             return self.max_step_s
-        return LONGEST_CPU_STEP_S if self.engine.device.partition(":")[0] == "cpu" else LONGEST_STEP_S
+        return LONGEST_STEP_S if self.is_on_gpu else LONGEST_CPU_STEP_S
 
     def __post_init__(self) -> None:
         """Raises OptionError for ports that are the same, a registry that cannot work, a group without rendezvous."""
@@ -84,6 +92,12 @@ class WorkerConfig:
             )
         if self.kv_port and self.transport == "shared_memory":
             raise OptionError("kv_port: shared memory has no port; leave it out, or take another transport")
+        served = GPU_TRANSPORTS if self.is_on_gpu else (*TRANSPORTS, "staged")
+        if self.transport not in served:
+            raise OptionError(
+                f"transport: {self.transport} does not move KV that is on {self.engine.device}; take one of "
+                f"{', '.join(served)}"
+            )
         registered_name(self.rendezvous)
         if 1 < self.tensor_parallel != self.expert_parallel > 1:
             raise OptionError(

@@ -5,6 +5,7 @@ from rpc.options import OptionInfo
 from rpc.tls_options import TLS_OPTIONS
 
 TRANSPORTS = ("auto", "shared_memory", "nixl", "tcp")
+GPU_TRANSPORTS = ("auto", "nixl", "nccl", "staged")  # for workers on GPUs
 
 ENGINE_OPTIONS = {
     "model": OptionInfo("Directory of a checkpoint in Hugging Face's format."),
@@ -17,14 +18,22 @@ ENGINE_OPTIONS = {
     ),
     "device": OptionInfo("Device of the model, as torch names it."),
     "block_size": OptionInfo("Tokens a KV block.", minimum=1, maximum=1024),
-    "kv_cache_memory_bytes": OptionInfo("Memory of the KV cache.", minimum=1 << 16),
+    "kv_cache_memory_bytes": OptionInfo(
+        "Memory of the KV cache; unset: 512 MiB, on a GPU what gpu_memory_utilization leaves.", minimum=1 << 16
+    ),
+    "gpu_memory_utilization": OptionInfo(
+        "Share of a GPU's memory to take: what the weights and the greatest step leave of it is the KV cache.",
+        minimum=0.01,
+        maximum=1,
+    ),
     "kv_cache_dtype": OptionInfo(
-        "Type of the KV cache; auto is that of what is computed, int8 takes about half of bfloat16's memory, on CPUs.",
+        "Type of the KV cache; auto is that of what is computed; int8, on CPUs, takes about half of bfloat16's memory, "
+        "fp8 (fp8_e4m3), on GPUs, half.",
         choices=KV_CACHE_DTYPES,
     ),
     "max_model_len": OptionInfo("Longest prompt plus output in tokens; unset: what the checkpoint allows.", minimum=1),
-    "max_num_batched_tokens": OptionInfo("Token budget of an engine step.", minimum=1),
-    "max_num_seqs": OptionInfo("Most requests in a batch.", minimum=1),
+    "max_num_batched_tokens": OptionInfo("Token budget of an engine step; unset: 256, on a GPU 8192.", minimum=1),
+    "max_num_seqs": OptionInfo("Most requests in a batch; unset: 64, on a GPU 256.", minimum=1),
     "max_num_waiting": OptionInfo("Most requests in the waiting queue; more are refused.", minimum=1),
     "enable_prefix_caching": OptionInfo("Keep the KV of finished requests for prompts that start alike."),
     "kv_parts": OptionInfo(
@@ -38,6 +47,11 @@ ENGINE_OPTIONS = {
         "Cores that the engine computes on, and loads its weights from, such as 0-3,8; several ranks share them out. "
         "Unset: any."
     ),
+    "async_scheduling": OptionInfo(
+        "Launch a step while the one before it is under way; unset: on GPUs. A request with top-k, top-p, penalties or "
+        "logprobs in the batch leaves it out for that step."
+    ),
+    "enforce_eager": OptionInfo("On a GPU, launch each kernel by itself: no CUDA graphs of decodes."),
 }
 
 WORKER_OPTIONS = {
@@ -46,10 +60,13 @@ WORKER_OPTIONS = {
     "worker_id": OptionInfo("Name of the worker, the same over restarts."),
     "host": OptionInfo("Address to listen on."),
     "port": OptionInfo("Port of its gRPC server; 0 for any free one.", minimum=0, maximum=65535),
-    "transport": OptionInfo("How KV blocks are read from other workers.", choices=TRANSPORTS),
+    "transport": OptionInfo(
+        "How KV blocks are read from other workers; on GPUs auto, nixl, nccl or staged.",
+        choices=tuple(dict.fromkeys(TRANSPORTS + GPU_TRANSPORTS)),
+    ),
     "kv_port": OptionInfo(
         "Port where other workers read KV blocks by tcp, or greet by nixl; 0 for any free one. With auto tcp has it, "
-        "and nixl the next one.",
+        "and nixl the next one; on GPUs, auto takes four and staged three.",
         minimum=0,
         maximum=65534,
     ),

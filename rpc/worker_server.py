@@ -105,7 +105,8 @@ async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], Worke
         if ranks is not None:
             await ranks.loaded()
         identity = PoolIdentity(incarnation, engine.fingerprint)
-        transport = create_transport(config.transport, identity, memory, config.host, config.kv_port)
+        device = engine.pool.device
+        transport = create_transport(config.transport, identity, memory, config.host, config.kv_port, device)
         followers = ranks.followers if ranks is not None else ()
         host = EngineHost(engine, transport, config.longest_step_s, followers)
         if config.strict:
@@ -212,8 +213,8 @@ def _describe(core: WorkerCore, port: int) -> worker_pb2.WorkerDescription:
         max_model_len=host.finish_rule.max_model_len,
         pool=pool_to_proto(host.pool),
         transport=config.transport,
-        max_num_seqs=config.engine.max_num_seqs,
-        max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        max_num_seqs=config.engine.batch_seqs,
+        max_num_batched_tokens=config.engine.step_tokens,
         num_ranks=host.ranks.size,
     )
 

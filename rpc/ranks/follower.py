@@ -79,7 +79,10 @@ class FollowerProcess:
             )
         self._follower = follower
         identity = PoolIdentity(uuid.uuid4().hex, follower.fingerprint)
-        self._transport = create_transport(config.transport, identity, self._memory, config.host, config.kv_port)
+        device = follower.pool.device
+        self._transport = create_transport(
+            config.transport, identity, self._memory, config.host, config.kv_port, device
+        )
         following = (follower, asyncio.get_running_loop())
         self._thread = threading.Thread(target=self._follow, args=following, name="engine", daemon=True)
         self._thread.start()

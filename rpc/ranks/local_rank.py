@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from kvtransfer.base import KVTransport, PeerId, PoolDescription, TransportChoice
 from kvtransfer.block_slice import PartGroup
 from kvtransfer.checksum import block_checksums
 from kvtransfer.intake import Intake
-from kvtransfer.local_pool import block_bytes_of
 
 
 class LocalRank:
@@ -55,7 +55,9 @@ class LocalRank:
 
 
 def wipe(pool: Tensor, blocks: Sequence[int]) -> None:
-    """Makes blocks zero."""
-    memory = block_bytes_of(pool)
+    """Makes blocks zero; a GPU has done so when it returns."""
+    rows = pool.detach().view(torch.uint8).view(len(pool), -1)
     for block in blocks:
-        memory[block] = 0
+        rows[block] = 0
+    if pool.is_cuda:
+        torch.cuda.current_stream(pool.device).synchronize()

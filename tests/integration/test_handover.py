@@ -21,7 +21,7 @@ def random_prompt(rng: random.Random, low: int, high: int) -> list[int]:
     return [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(low, high))]
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "nixl", "auto"])
+@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "nixl", "auto", "staged"])
 async def test_a_handover_over_every_transport(transport: str, tmp_path: Path) -> None:
     model = make_checkpoint("qwen3", tmp_path / "model")
     oracle = Oracle(model)
@@ -39,6 +39,7 @@ async def test_a_handover_over_every_transport(transport: str, tmp_path: Path) -
             assert generation.finish_reason == common_pb2.FINISH_REASON_LENGTH
             assert generation.served_by.prefill_worker == peer.worker_id
             assert generation.served_by.handed_over_tokens == len(prompt)
-            assert generation.served_by.kv_transport == ("shared_memory" if transport == "auto" else transport)
+            chosen = {"auto": "shared_memory", "staged": "staged_shared_memory"}.get(transport, transport)
+            assert generation.served_by.kv_transport == chosen
         assert (await decode.wait_idle()).handovers == len(prompts)
         await prefill.wait_idle()

@@ -21,16 +21,21 @@ from torch import Tensor
 from kvtransfer.auto import AutoTransport, Backend
 from kvtransfer.base import KVTransport, PoolDescription, PoolIdentity
 from kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
+from kvtransfer.nccl import PairTransport
 from kvtransfer.nixl import NixlTransport
 from kvtransfer.quarantine import Quarantine
 from kvtransfer.shared_memory import SharedMemoryTransport
 from kvtransfer.shared_pool import SharedPool
+from kvtransfer.staged import StagedTransport
 from kvtransfer.tcp import TcpTransport
 
 HOST = "127.0.0.1"
-PROCESS_BACKENDS = ("shared_memory", "tcp", "nixl", "auto", "nixl_emulated")
+STAGED_BACKENDS = ("staged_tcp", "staged_shared_memory")
+PROCESS_BACKENDS = ("shared_memory", "tcp", "nixl", "auto", "nixl_emulated", "gloo", *STAGED_BACKENDS)
 BACKENDS = ("in_memory", *PROCESS_BACKENDS)
 CONNECT_DEADLINE_S = 10.0
+CHUNK_TIMEOUT_S = 2.0  # gloo cannot abort what waits for a peer that is stopped
+STAGING_BYTES = 16 << 20
 STOP_S = 10.0  # until all threads of a process have taken a signal
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -50,6 +55,16 @@ def create(
         return TcpTransport(identity, HOST, quarantine, connect_deadline_s)
     if backend in ("nixl", "nixl_emulated"):
         return NixlTransport(identity, HOST, quarantine, connect_deadline_s, one_sided_only=backend == "nixl")
+    if backend == "gloo":
+        return PairTransport(
+            identity, HOST, quarantine, connect_deadline_s, backend="gloo", chunk_timeout_s=CHUNK_TIMEOUT_S
+        )
+    if backend.startswith("staged_"):
+        window = SharedPool()
+        underneath = create(backend.removeprefix("staged_"), identity, window, network, connect_deadline_s)
+        return StagedTransport(
+            identity, underneath, window, HOST, quarantine, connect_deadline_s, window_bytes=STAGING_BYTES
+        )
     assert backend == "auto"
     shared_memory = SharedMemoryTransport(identity, memory, quarantine, connect_deadline_s)
     tcp = TcpTransport(identity, HOST, quarantine, connect_deadline_s)

@@ -1,4 +1,7 @@
 import asyncio
+import threading
+from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -6,10 +9,11 @@ from torch import Tensor
 
 from kvtransfer.base import PoolIdentity
 from kvtransfer.block_slice import PartGroup, slices_of
-from kvtransfer.checksum import block_checksums
+from kvtransfer.checksum import WORDS, UnitChecksums, block_checksums
 from kvtransfer.errors import ChecksumMismatch, PeerLost, PeerRefused
 from kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
 from kvtransfer.receiver import BlockReceiver
+from kvtransfer.word_checksum import word_checksums
 
 
 class Pair:
@@ -203,3 +207,35 @@ async def test_every_unit_of_a_slice_is_compared(part: int) -> None:
         await ranks.read(0, [4, 3], [1, 5], announced)
     ranks.theirs[0][3, part] -= 1
     await ranks.read(0, [4, 3], [1, 5], announced)
+
+
+async def test_the_peer_says_what_kind_of_checksums_it_makes() -> None:
+    pair = Pair()
+    peer = await pair.reader.connect(pair.description)
+    made = UnitChecksums(pair.theirs, 512, WORDS)
+    receiver = BlockReceiver(pair.reader, peer, pair.ours, [7, 3, 9], 5.0, checksum_kind=WORDS)
+    await receiver.read(0, [15, 2])
+    receiver.expect(0, made.of([15, 2]))
+    assert receiver.num_blocks_received == 2
+    await receiver.read(2, [4])
+    with pytest.raises(ChecksumMismatch, match="block 2 of the request"):
+        receiver.expect(2, pair.checksums([4]))  # of the other kind
+    with pytest.raises(PeerRefused, match="kind 'crc32'"):
+        BlockReceiver(pair.reader, peer, pair.ours, [7], 5.0, checksum_kind="crc32")
+
+
+async def test_on_a_gpu_checksums_are_made_when_all_is_here() -> None:
+    pair = Pair()
+    peer = await pair.reader.connect(pair.description)
+    receiver = BlockReceiver(pair.reader, peer, pair.ours, [7, 3, 9], 5.0, checksum_kind=WORDS)
+    made: list[tuple[bool, list[int]]] = []
+
+    def of(units: Sequence[int]) -> list[int]:
+        made.append((threading.current_thread() is threading.main_thread(), list(units)))
+        return word_checksums(pair.ours.view(torch.uint8), units)
+
+    receiver._checksums = SimpleNamespace(is_on_gpu=True, of=of)  # type: ignore[assignment]
+    await receiver.read(0, [15, 2, 4])
+    receiver.expect(0, UnitChecksums(pair.theirs, 512, WORDS).of([15, 2, 4]))
+    assert receiver.num_blocks_received == 3
+    assert made == [(False, [7, 3, 9])]  # together, and beside the event loop

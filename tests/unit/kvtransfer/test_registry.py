@@ -1,3 +1,4 @@
+import base64
 import errno
 import json
 import socket
@@ -54,13 +55,14 @@ async def test_a_transport_that_does_not_work_is_an_error(monkeypatch: pytest.Mo
     memory.close()
 
 
-def neighbours() -> int:
-    """The first of two ports, one after the other, that nobody listens on."""
+def neighbours(count: int = 2) -> int:
+    """The first of some ports, one after the other, that nobody listens on."""
     while True:
         with closing(socket.create_server((HOST, 0))) as first:
             port: int = first.getsockname()[1]
             try:
-                socket.create_server((HOST, port + 1)).close()
+                for other in range(port + 1, port + count):
+                    socket.create_server((HOST, other)).close()
             except (OSError, OverflowError):
                 continue
             return port
@@ -113,5 +115,31 @@ async def test_a_port_that_is_taken_is_an_error_even_where_another_transport_wou
         with pytest.raises(OSError, match=f"cannot listen on port {port} of 127.0.0.1 for readers of KV") as caught:
             transport.register_pool(pool)
         assert caught.value.errno == errno.EADDRINUSE
+        await transport.close()
+        memory.close()
+
+
+@pytest.mark.skipif(torch.distributed.is_nccl_available(), reason="this torch has NCCL")
+async def test_nccl_needs_a_torch_that_has_it_and_auto_on_a_gpu_does_without() -> None:
+    memory = SharedPool()
+    with pytest.raises(TransportUnavailable, match=r"this torch \(.*\) has no NCCL"):
+        create_transport("nccl", IDENTITY, memory, HOST)
+    transport = create_transport("auto", IDENTITY, memory, HOST, device=torch.device("cuda", 0))
+    # A pool in host memory, since there is no GPU: every one of these takes it.
+    assert set(transport.register_pool(torch.zeros(4, 64)).endpoints) == {"nixl", "staged"}
+    await transport.close()
+    memory.close()
+
+
+async def test_ports_of_a_gpus_transports_follow_each_other() -> None:
+    port = neighbours(4)
+    for name, expected in (("staged", {"staged": 2}), ("auto", {"nixl": 1, "staged": 2})):
+        memory = SharedPool()
+        device = torch.device("cuda", 0)
+        transport = create_transport(name, IDENTITY, memory, HOST, port, device)
+        description = transport.register_pool(torch.zeros(4, 64))
+        assert {each: port_of(description, each) - port for each in expected} == expected
+        window = json.loads(json.loads(description.endpoints["staged"])["window"])
+        assert json.loads(base64.b64decode(window["tcp"]))["port"] == port
         await transport.close()
         memory.close()

@@ -1,0 +1,53 @@
+"""What a worker on a GPU is told of transports, and tells of its pool; none of it needs a GPU."""
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from kvtransfer.base import PoolDescription
+from protos import worker_pb2
+from rpc.option_values import OptionError
+from rpc.pool_description import pool_from_proto, pool_to_proto
+from rpc.ranks.local_rank import wipe
+from rpc.worker_config import WorkerConfig
+
+
+def config(device: str, transport: str, kv_port: int = 0, tensor_parallel: int = 1) -> WorkerConfig:
+    return WorkerConfig(
+        role="decode",
+        worker_id="w",
+        engine=EngineConfig(model="m", device=device),
+        transport=transport,
+        kv_port=kv_port,
+        tensor_parallel=tensor_parallel,
+    )
+
+
+@pytest.mark.parametrize(("device", "transport"), [("cuda", "tcp"), ("cuda:1", "shared_memory"), ("cpu", "nccl")])
+def test_a_transport_that_does_not_move_this_memory_is_refused_before_anything_is_loaded(
+    device: str, transport: str
+) -> None:
+    with pytest.raises(OptionError, match=rf"transport: {transport} does not move KV that is on {device}; take one of"):
+        config(device, transport)
+
+
+@pytest.mark.parametrize(
+    ("device", "transport", "expected"),
+    [("cuda", "auto", 4), ("cuda:1", "staged", 3), ("cuda", "nixl", 1), ("cuda", "nccl", 1), ("cpu", "auto", 2)],
+)
+def test_a_rank_has_as_many_ports_as_its_transports(device: str, transport: str, expected: int) -> None:
+    made = config(device, transport, kv_port=7000, tensor_parallel=2)
+    assert made.kv_ports == range(7000, 7000 + 2 * expected)
+
+
+def test_the_kind_of_checksums_travels_with_the_pool() -> None:
+    pool = PoolDescription("life", "model", 4, 512, {"nixl": b"x"}, "words")
+    assert pool_from_proto(pool_to_proto(pool)) == pool
+    assert pool_from_proto(worker_pb2.KVPool(num_blocks=1)).checksum == "xxh3"  # a peer that says nothing
+
+
+def test_blocks_are_wiped_whatever_their_type() -> None:
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.int8):
+        pool = torch.ones(5, 2, 8).to(dtype)
+        wipe(pool, [1, 4])
+        assert [bool((block.view(torch.uint8) == 0).all()) for block in pool] == [False, True, False, False, True]
