@@ -8,7 +8,7 @@ PEERS ?= $(HOME)/.cache/baton/engines/peers
 BIN := .venv/bin
 CHECKOV := 3.3.30
 
-.PHONY: setup serve test fuzz lint audit bench engines-peers chaos protos image-constraints image-check
+.PHONY: setup serve test fuzz lint audit bench engines-peers gpu-bundle gpu-check chaos protos image-constraints image-check
 
 setup: .venv/.done
 
@@ -56,6 +56,14 @@ bench: setup
 # The engines that ours is compared with, each in an environment of its own, outside of this folder.
 engines-peers: setup
 	$(BIN)/python -m benchmarks.engines.peers "$(PEERS)"
+
+# What a GPU machine without a network needs for the check, built on a machine without a GPU; may take an hour.
+gpu-bundle: setup
+	PYTHON=$(BIN)/python sh scripts/gpu_bundle.sh
+
+# On a machine with a GPU: with the bundle, under any python3 that has torch and transformers; else in this environment.
+gpu-check:
+	sh scripts/gpu_check.sh
 
 chaos: setup
 	$(BIN)/python -m tests.faults --json benchmarks/results/chaos.json

@@ -1,0 +1,85 @@
+"""Runs the engine on a GPU and holds it against references, and then measures it; `--device cpu --quick` tries it here.
+
+    python -m benchmarks.gpu [--device cuda] [--quick] [--only STAGE ...] [--json FILE] [--directory DIR]
+
+Every stage is a process of its own. Exits with 1 if one found something wrong, or did not finish.
+"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.gpu_results import merge
+from benchmarks.gpu.gpu_table import show
+from benchmarks.gpu.machine import describe_gpu
+from benchmarks.gpu.stage import Setting
+from benchmarks.gpu.stage_process import run_stage
+from benchmarks.gpu.stages import STAGES, Stage, stage_named
+
+BUDGET_S = {False: 480.0, True: 480.0}  # of the comparisons, and of the benchmarks, all together
+LEAST_S = 5.0  # with which a stage is begun
+SHARED_MEMORY = Path("/dev/shm")  # a checkpoint of 16 GB is read from there at once
+NEEDED_BYTES = 24 << 30
+
+
+def stages_to_run(only: list[Stage], is_quick: bool, device: torch.device) -> list[Stage]:
+    """Those that were asked for; if none was, all, on a CPU without the benchmarks, which would measure nothing."""
+    if only:
+        return only
+    return [stage for stage in STAGES if device.type == "cuda" or not stage.is_benchmark]
+
+
+def working_directory() -> str | None:
+    """Where files go: into memory, if there is enough."""
+    if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > NEEDED_BYTES:
+        return str(SHARED_MEMORY)
+    return None
+
+
+def run_all(stages: list[Stage], setting: Setting) -> dict[str, dict[str, object]]:
+    """What each found; each kind has a budget of time, of which a stage gets what is left at most."""
+    results: dict[str, dict[str, object]] = {}
+    left_s = dict(BUDGET_S)
+    for stage in stages:
+        timeout_s = min(stage.timeout_s, left_s[stage.is_benchmark])
+        if timeout_s < LEAST_S:
+            print(f"{stage.name}: not begun, the time is used up", flush=True)
+            continue
+        started_s = time.monotonic()
+        results[stage.name] = result = run_stage(stage, setting, timeout_s)
+        left_s[stage.is_benchmark] -= time.monotonic() - started_s
+        show(stage.name, result)
+    return results
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
+    parser.add_argument("--quick", action="store_true", help="tiny shapes: does it run, not how well")
+    parser.add_argument("--only", type=stage_named, action="append", default=[], metavar="STAGE")
+    parser.add_argument("--json", type=Path, help="merges the results into this file")
+    parser.add_argument("--directory", type=Path, help="for checkpoints and logs, which stay there; else temporary")
+    arguments = parser.parse_args()
+    device: torch.device = arguments.device
+    if device.type == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no GPU here; --device cpu --quick tries the check without one")
+    with tempfile.TemporaryDirectory(prefix="baton-gpu-", dir=working_directory()) as temporary:
+        directory = arguments.directory or Path(temporary)
+        directory.mkdir(parents=True, exist_ok=True)
+        stages = stages_to_run(arguments.only, arguments.quick, device)
+        results = run_all(stages, Setting(device, arguments.quick, directory))
+    machine = describe_gpu(device)
+    print(machine)
+    if arguments.json is not None:
+        merge(arguments.json, machine, results)
+    sys.exit(0 if len(results) == len(stages) and all(result["ok"] for result in results.values()) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""How far a result is from its reference."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Closeness:
+    """Three distances, since none sees everything: the cosine knows no scale, the error of the whole no single element.
+
+    Errors are relative to the reference's root mean square.
+    """
+
+    cosine: float
+    error: float  # root mean square of the difference
+    max_error: float
+
+    @classmethod
+    def of(cls, result: Tensor, reference: Tensor) -> "Closeness":
+        """Of two tensors of one shape. What is not finite is far from everything."""
+        if result.shape != reference.shape:
+            raise ValueError(f"the result has shape {list(result.shape)}, its reference {list(reference.shape)}")
+        ours, theirs = result.detach().double().flatten(), reference.detach().double().flatten().to(result.device)
+        if not bool(ours.isfinite().all()):
+            return cls(0.0, float("inf"), float("inf"))
+        size = float(theirs.square().mean().sqrt()) or 1.0
+        difference = ours - theirs
+        norms = float(ours.norm() * theirs.norm())
+        return cls(
+            cosine=float(ours @ theirs) / norms if norms else float(torch.equal(ours, theirs)),
+            error=float(difference.square().mean().sqrt()) / size,
+            max_error=float(difference.abs().max()) / size,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is close enough."""
+
+    cosine: float = 0.999
+    error: float = 0.005
+    max_error: float = 0.1
+
+    def admit(self, closeness: Closeness) -> bool:
+        """Whether all three are within."""
+        return closeness.cosine > self.cosine and closeness.error < self.error and closeness.max_error < self.max_error
+
+
+# One rounding to bf16 is an error of 0.0017 of what is rounded, and an operation has up to a few of them; attention
+# rounds its probabilities as well. In fp32 the order of sums is all that may differ.
+OPERATION = {torch.bfloat16: Limits(0.9999, 0.006, 0.25), torch.float32: Limits(0.999999, 1e-5, 1e-4)}
+ATTENTION = {torch.bfloat16: Limits(0.999, 0.01, 0.1), torch.float32: Limits(0.999999, 1e-5, 1e-4)}

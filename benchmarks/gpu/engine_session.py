@@ -1,0 +1,107 @@
+"""An engine that is stepped by hand."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.stage import Setting
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.outputs import StepOutput
+from engine.request import Request, RequestId
+from engine.sampling_params import SamplingParams
+from engine.schedule import Schedule
+
+MANY = 1 << 20  # steps
+
+
+@dataclass(slots=True)
+class Answer:
+    """A request's tokens so far, and at each place the logprobs of the most probable ones, if they were asked for."""
+
+    token_ids: list[int] = field(default_factory=list)
+    top: list[dict[int, float]] = field(default_factory=list)
+
+
+def start_engine(model: Path, setting: Setting, **options: Any) -> Engine:
+    """An engine on the setting's device; unless told otherwise one with short contexts, and few steps to record."""
+    options = {"max_model_len": 512, "max_num_seqs": 32, **options}
+    return Engine(EngineConfig(model=str(model), dtype=setting.dtype_name, device=str(setting.device), **options))
+
+
+def greedy(num_tokens: int, logprobs: int | None = None) -> SamplingParams:
+    """So many of the most probable tokens, whatever they are."""
+    return SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, logprobs=logprobs)
+
+
+def request(name: str, prompt: Sequence[int], sampling: SamplingParams, **options: Any) -> Request:
+    """A request that is computed here."""
+    return Request(RequestId(name), list(prompt), len(prompt), sampling, **options)
+
+
+def random_prompts(lens: Sequence[int], vocab_size: int, seed: int = 0) -> list[list[int]]:
+    """Prompts that have nothing in common."""
+    rng = random.Random(seed)
+    return [[rng.randrange(3, vocab_size) for _ in range(length)] for length in lens]
+
+
+class EngineSession:
+    """Steps an engine and gathers what it says."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.answers: dict[str, Answer] = {}
+
+    def add(self, name: str, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        """Queues a request."""
+        self.engine.add(request(name, prompt, sampling))
+
+    def step(self) -> Schedule:
+        """One step, whose tokens are on the host when it returns; what it was."""
+        schedule = self.engine.schedule()
+        if schedule.requests:
+            self._gather(self.engine.run(schedule))
+        return schedule
+
+    def run_on(self, num_steps: int) -> None:
+        """So many steps, or fewer if there is nothing left: each is launched before the last one's end if it can be.
+
+        So does the engine's loop while nobody calls.
+        """
+        engine, step = self.engine, None
+        for left in reversed(range(num_steps)):
+            if step is None:
+                if not engine.has_work or not (requests := engine.schedule().requests):
+                    return
+                step = engine.launch(requests)
+                assert step is not None, "a step did not fit into memory"
+            following = None
+            if left and engine.looks_ahead and (scheduled := engine.schedule_behind(step)):
+                following = engine.launch(scheduled, behind=step)
+            self._gather(engine.collect(step))
+            step = following
+
+    def finish(self) -> dict[str, Answer]:
+        """Steps until nothing is left to do."""
+        while self.engine.has_work:
+            self.run_on(MANY)
+        self.engine.check_integrity()
+        return self.answers
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> list[Answer]:
+        """All prompts at once; answers in their order."""
+        for index, prompt in enumerate(prompts):
+            self.add(str(index), prompt, sampling)
+        answers = self.finish()
+        return [answers[str(index)] for index in range(len(prompts))]
+
+    def _gather(self, output: StepOutput) -> None:
+        for each in output.outputs:
+            if each.sampled is not None:
+                answer = self.answers.setdefault(each.request_id, Answer())
+                answer.token_ids.append(each.sampled.token_id)
+                if each.sampled.logprobs is not None:
+                    top = (each.sampled.logprobs.chosen, *each.sampled.logprobs.top)
+                    answer.top.append({candidate.token_id: candidate.logprob for candidate in top})

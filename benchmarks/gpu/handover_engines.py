@@ -1,0 +1,163 @@
+"""Two engines in processes of their own: one computes prompts, the other reads their KV and goes on."""
+
+import asyncio
+import multiprocessing
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from benchmarks.gpu.engine_session import EngineSession, greedy, request, start_engine
+from benchmarks.gpu.stage import Setting
+from engine.engine import Engine
+from engine.outputs import SampledToken
+from engine.schedule import Received
+from kvtransfer.base import KVTransport, PeerId, PoolDescription, PoolIdentity
+from kvtransfer.registry import create_transport
+from kvtransfer.shared_pool import SharedPool
+
+HOST = "127.0.0.1"
+ANSWER_S = 120.0  # the other process may still load
+READ_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """What the reader is told of one prompt."""
+
+    first_token: int
+    blocks: list[int]
+
+
+def transports_of(setting: Setting) -> tuple[str, ...]:
+    """From GPU to GPU memory, and through the host's; between processes of a CPU by sockets, to see that it runs.
+
+    NCCL is none of them: it connects GPUs, and here two processes have one.
+    """
+    return ("nixl", "staged") if setting.device.type == "cuda" else ("tcp",)
+
+
+def serve(pipe: Connection, model: Path, setting: Setting, transport: str, num_pool_bytes: int) -> None:
+    """The prefill engine's process: prompts in, the blocks that hold them out, until the pipe is closed."""
+    try:
+        asyncio.run(_serve(pipe, model, setting, transport, num_pool_bytes))
+    except Exception:
+        pipe.send(traceback.format_exc())
+
+
+async def _serve(pipe: Connection, model: Path, setting: Setting, name: str, num_pool_bytes: int) -> None:
+    engine = start_engine(model, setting, kv_cache_memory_bytes=num_pool_bytes)
+    identity = PoolIdentity("prefill/1", engine.fingerprint)
+    transport = create_transport(name, identity, SharedPool(), HOST, device=setting.device)
+    pipe.send(transport.register_pool(engine.pool))
+    try:
+        while (prompts := await asyncio.to_thread(pipe.recv)) is not None:
+            pipe.send(_prefill(engine, prompts))
+    finally:
+        await transport.close()
+        engine.close()
+
+
+def _prefill(engine: Engine, prompts: list[list[int]]) -> list[Prefilled]:
+    session = EngineSession(engine)
+    requests = [request(str(index), prompt, greedy(1), keep_blocks=True) for index, prompt in enumerate(prompts)]
+    for each in requests:
+        engine.add(each)
+    while engine.has_work:
+        session.step()
+    if engine.pool.is_cuda:
+        torch.cuda.synchronize(engine.pool.device)  # what is announced is read by another process
+    return [Prefilled(session.answers[each.request_id].token_ids[0], list(each.block_table)) for each in requests]
+
+
+class PrefillProcess:
+    """Owns the prefill engine's process."""
+
+    def __init__(self, model: Path, setting: Setting, transport: str, num_pool_bytes: int = 64 << 20) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        arguments = (theirs, model, setting, transport, num_pool_bytes)
+        self._process = context.Process(target=serve, args=arguments, daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def __enter__(self) -> "PrefillProcess":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill() if kind else self._pipe.send(None)
+        self._process.join()
+
+    def description(self) -> PoolDescription:
+        """How its pool is read; called once, first."""
+        answer = self._receive()
+        assert isinstance(answer, PoolDescription)
+        return answer
+
+    def prefill(self, prompts: list[list[int]]) -> list[Prefilled]:
+        """Computes prompts, whose blocks stay where they are for as long as the process lives."""
+        self._pipe.send(prompts)
+        answer = self._receive()
+        assert isinstance(answer, list)
+        return answer
+
+    def _receive(self) -> object:
+        if not self._pipe.poll(ANSWER_S):
+            raise TimeoutError(f"the prefill engine said nothing for {ANSWER_S:.0f} s")
+        try:
+            answer = self._pipe.recv()
+        except EOFError as error:
+            raise RuntimeError("the prefill engine's process ended") from error
+        if isinstance(answer, str):
+            raise RuntimeError(f"the prefill engine failed:\n{answer}")
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """The decode engine's side: its transport, connected."""
+
+    session: EngineSession
+    transport: KVTransport
+    peer: PeerId
+
+    @classmethod
+    async def connect(
+        cls, session: EngineSession, setting: Setting, name: str, description: PoolDescription
+    ) -> "Reader":
+        """Registers the engine's pool, and reaches the other's."""
+        engine = session.engine
+        identity = PoolIdentity("decode/1", engine.fingerprint)
+        transport = create_transport(name, identity, SharedPool(), HOST, device=setting.device)
+        transport.register_pool(engine.pool)
+        return cls(session, transport, await transport.connect(description))
+
+    async def take_over(self, name: str, prompt: list[int], prefilled: Prefilled, num_tokens: int) -> None:
+        """Adds a request whose prompt was computed there, reads its KV, and has it go on here."""
+        taken = request(name, prompt, greedy(num_tokens, logprobs=2), receives_kv=True)
+        engine = self.session.engine
+        engine.add(taken)
+        schedule = self.session.step()
+        assert schedule.receiving == [taken], "the pool is too small"
+        first = taken.num_computed_tokens // engine.config.block_size  # what this side's cache has is not read
+        local = list(taken.block_table)[first:]
+        await self.transport.read(self.peer, prefilled.blocks[first:][: len(local)], local, READ_S)
+        sampled = SampledToken(prefilled.first_token)
+        engine.end_receive(taken.request_id, Received(len(prompt), sampled))
+
+    async def seconds(self, num_blocks: int) -> float:
+        """What reading so many scattered blocks takes."""
+        pool = self.session.engine.pool
+        wanted = torch.randperm(len(pool) - 1)[:num_blocks] + 1
+        remote, local = wanted.tolist(), wanted.flip(0).tolist()
+        started_s = time.perf_counter()
+        await self.transport.read(self.peer, remote, local, READ_S)
+        if pool.is_cuda:
+            torch.cuda.synchronize(pool.device)
+        return time.perf_counter() - started_s

@@ -1,0 +1,120 @@
+"""A random checkpoint of Qwen3-8B's shape, made on the device and read by every engine that is compared."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from benchmarks.gpu.stage import Setting
+
+SEED = 0
+QWEN3_8B: dict[str, Any] = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1_000_000.0,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+}
+QUICK = QWEN3_8B | {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32"}
+
+
+@dataclass(frozen=True, slots=True)
+class LargeModel:
+    """The checkpoint, and what a token costs in it."""
+
+    directory: Path
+    dtype: torch.dtype
+    num_product_weights: int  # in matrices that every token is multiplied with
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def weight_bytes(self) -> int:
+        """That a step reads, whatever the batch."""
+        return self.num_product_weights * self.dtype.itemsize
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of a token."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+    def prefill_flops(self, num_tokens: int) -> float:
+        """Of a prompt; the head is asked for the last token's logits alone, which are left out."""
+        attention = 2 * self.num_layers * self.num_heads * self.head_dim * num_tokens**2  # causal: half of 4 L H D T^2
+        return 2.0 * self.num_product_weights * num_tokens + attention
+
+
+def ensure_large_model(setting: Setting) -> LargeModel:
+    """Makes it unless it is there."""
+    options = QUICK if setting.is_quick else QWEN3_8B
+    dtype = setting.dtype
+    config = transformers.Qwen3Config(**options, dtype=setting.dtype_name)
+    config.architectures = ["Qwen3ForCausalLM"]
+    with torch.device("meta"):
+        state = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).state_dict()
+    shapes = {name: tensor.shape for name, tensor in state.items()}
+    directory = setting.directory / "qwen3-8b-shape"
+    if not (directory / "config.json").exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        write_weights(shapes, directory / "model.safetensors", setting)
+        transformers.GenerationConfig(eos_token_id=2).save_pretrained(directory)
+        config.save_pretrained(directory)  # the last one: it says that all is there
+    matrices = [math.prod(shape) for name, shape in shapes.items() if name.endswith("_proj.weight")]
+    return LargeModel(
+        directory=directory,
+        dtype=dtype,
+        num_product_weights=sum(matrices) + math.prod(shapes["lm_head.weight"]),
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+    )
+
+
+def write_weights(shapes: dict[str, torch.Size], path: Path, setting: Setting) -> None:
+    """Draws tensor after tensor on the device and writes each in the safetensors format."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, shape in shapes.items():
+        end = offset + setting.dtype.itemsize * math.prod(shape)
+        header[name] = {"dtype": DTYPES[setting.dtype], "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    generator = torch.Generator(setting.device).manual_seed(SEED)
+    with path.open("wb") as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        for name, shape in shapes.items():
+            tensor = drawn(name, shape, generator).to(setting.dtype).cpu()
+            file.write(memoryview(tensor.view(torch.uint8).numpy()))
+
+
+def drawn(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """Norms near one; matrices keep the size of what passes through them."""
+    tensor = torch.empty(shape, device=generator.device)
+    if name.endswith("norm.weight"):
+        return tensor.uniform_(0.8, 1.2, generator=generator)
+    return tensor.normal_(0, 1 / math.sqrt(shape[-1]), generator=generator)

@@ -1,0 +1,48 @@
+"""Drives a loaded model over paged KV, step by step, on any device."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.paged_batch import Lengths, batch_of
+from engine.attention.choice import attention_for
+from engine.kv_cache import KVCacheLayout
+from engine.model_config import read_model_config
+from engine.models import load_model
+
+NUM_BLOCKS = 257
+
+
+class ModelSession:
+    """Owns a model, a pool full of other requests' leavings, and the sequences in it."""
+
+    def __init__(
+        self, directory: Path, device: torch.device, dtype: str, kv_dtype: str = "auto", block_size: int = 16
+    ) -> None:
+        self.config = read_model_config(directory, dtype)
+        self.block_size = block_size
+        attention = attention_for(self.config, block_size, device, kv_dtype)
+        self.model = load_model(directory, self.config, device, attention)
+        layout = KVCacheLayout.of(self.config, block_size, kv_dtype=kv_dtype)
+        leavings = torch.randn(layout.pool_shape(NUM_BLOCKS), device=device) * 5
+        self.pool = leavings.to(layout.dtype)
+        self._free = list(range(1, NUM_BLOCKS))
+        self._tables: dict[str, list[int]] = {}
+        self._lens: dict[str, int] = {}
+
+    def step(self, new_tokens: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+        """Computes each sequence's next tokens; returns the logits after the last of each: [vocab] on the CPU."""
+        names = sorted(new_tokens, key=lambda name: len(new_tokens[name]) > 1)
+        for name in names:
+            self._lens[name] = self._lens.get(name, 0) + len(new_tokens[name])
+            table = self._tables.setdefault(name, [])
+            # From both ends in turn, so that neighbours in a sequence are not neighbours in the pool.
+            lacking = -(-self._lens[name] // self.block_size) - len(table)
+            table += [self._free.pop(0 if len(self._free) % 2 else -1) for _ in range(lacking)]
+        sequences = [Lengths(len(new_tokens[name]), self._lens[name]) for name in names]
+        token_ids = [token for name in names for token in new_tokens[name]]
+        tables = [self._tables[name] for name in names]
+        batch = batch_of(sequences, tables, token_ids, self.block_size)
+        return dict(zip(names, self.model.forward(batch, self.pool).cpu(), strict=True))

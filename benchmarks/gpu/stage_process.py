@@ -1,0 +1,74 @@
+"""A stage in a process of its own, which may hang or crash without taking the others along.
+
+python -m benchmarks.gpu.stage_process NAME --device cuda --directory DIR --result FILE [--quick]
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.stage import Record, Setting
+from benchmarks.gpu.stages import Stage, stage_named
+
+NUM_LOG_CHARACTERS = 4000
+TERMINATION_S = 5.0  # for the processes that a stage started
+
+
+def run_stage(stage: Stage, setting: Setting, timeout_s: float) -> dict[str, Any]:
+    """Runs it; returns what it wrote down, with `error` where it did not finish."""
+    name = stage.name.replace(" ", "_")
+    result, log = setting.directory / f"{name}.json", setting.directory / f"{name}.log"
+    result.unlink(missing_ok=True)
+    command = [sys.executable, "-m", __spec__.name, stage.name, "--device", str(setting.device)]
+    command += ["--directory", str(setting.directory), "--result", str(result), *["--quick"] * setting.is_quick]
+    started_s = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            error = None if process.wait(timeout_s) == 0 else f"ended with {process.returncode}"
+        except subprocess.TimeoutExpired:
+            error = f"did not end within {timeout_s:g} s"
+        finally:
+            _end_group(process)
+    kept = json.loads(result.read_text()) if result.exists() else Record().as_json()
+    kept["seconds"] = round(time.monotonic() - started_s, 1)
+    if error is not None:
+        kept |= {"ok": False, "error": error}
+    if not kept["ok"]:
+        kept["log"] = log.read_text(errors="replace")[-NUM_LOG_CHARACTERS:]
+    return kept
+
+
+def _end_group(process: "subprocess.Popen[bytes]") -> None:
+    """Ends what is left of a stage, the processes that it started included."""
+    with suppress(ProcessLookupError):  # all of it may have ended
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(TERMINATION_S)
+
+
+def main() -> None:
+    """Runs a stage in this process."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", type=stage_named)
+    parser.add_argument("--device", type=torch.device, required=True)
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--result", type=Path, required=True)
+    parser.add_argument("--quick", action="store_true")
+    arguments = parser.parse_args()
+    record = Record(arguments.result)
+    arguments.stage.run(Setting(arguments.device, arguments.quick, arguments.directory), record)
+    record.is_finished = True
+    record.write()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+#!/bin/sh
+# `make gpu-check`: runs the engine on a GPU, holds it against references and measures it; see docs/gpu.md.
+#
+#     sh scripts/gpu_check.sh [BUNDLE] [OPTIONS OF python -m benchmarks.gpu]
+#
+# With BUNDLE/site.tar.xz, see scripts/gpu_bundle.sh, $PYTHON (python3) needs torch and transformers only, and nothing is
+# compiled. Without it $PYTHON is one in which baton[gpu] is installed, and FlashInfer compiles its kernels at first use.
+set -eu
+
+BUNDLE=.gpu_bundle
+case "${1:--}" in -*) ;; *) BUNDLE=$1 && shift ;; esac
+if [ -e "$BUNDLE/site.tar.xz" ]; then
+    SITE=$(mktemp -d)
+    trap 'rm -rf "$SITE"' EXIT
+    trap 'exit 130' INT TERM
+    PYTHON=${PYTHON:-python3}
+    "$PYTHON" -m tarfile -e "$BUNDLE/site.tar.xz" "$SITE"
+    export PYTHONPATH="$SITE${PYTHONPATH:+:$PYTHONPATH}" FLASHINFER_WORKSPACE_BASE="$SITE"
+    export FLASHINFER_DISABLE_JIT=1 FLASHINFER_USE_CUDA_NORM=1 # the norms that were compiled, not those of a DSL
+else
+    PYTHON=${PYTHON:-.venv/bin/python}
+fi
+"$PYTHON" -m benchmarks.gpu --json benchmarks/results/gpu.json "$@"

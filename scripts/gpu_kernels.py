@@ -1,0 +1,82 @@
+"""Compiles the FlashInfer kernels that the engine calls, ahead of time and without a GPU, for one architecture.
+
+    FLASHINFER_CUDA_ARCH_LIST=9.0a python scripts/gpu_kernels.py DIRECTORY [--only PART-OF-A-NAME] [--list]
+
+Each becomes DIRECTORY/NAME/NAME.so, stripped: as FlashInfer looks for it below its own `data/aot`. What is there is
+kept, so that a run that was broken off goes on where it was; `scripts/gpu_bundle.sh` sets the rest of the environment.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from flashinfer.jit import attention
+from flashinfer.jit.activation import gen_act_and_mul_module
+from flashinfer.jit.attention.modules import _gen_batch_prefill_primary_module
+from flashinfer.jit.norm import gen_norm_module
+from flashinfer.jit.page import gen_page_module
+from flashinfer.jit.rope import gen_rope_module
+
+HEAD_DIMS = (128, 64, 256)  # the commonest first, as engine/attention/flashinfer.py has them
+LATENT, ROTARY = 512, 64  # of MLA
+BF16, FP8, INDEX = torch.bfloat16, torch.float8_e4m3fn, torch.int32
+PLAIN = (0, False, False)  # no rotation in the kernel, no sliding window, no cap on the logits
+
+
+def specs() -> Iterator[Any]:
+    """What the engine's calls ask FlashInfer for on Hopper: the quickest to compile first, bf16 before fp8."""
+    yield gen_page_module()
+    yield gen_norm_module()
+    yield gen_act_and_mul_module("silu")
+    yield gen_rope_module()
+    for cached in (BF16, FP8):
+        types = (BF16, cached, BF16, INDEX)
+        for width in HEAD_DIMS:
+            yield attention.gen_batch_decode_module(*types, width, width, *PLAIN)
+        for width in HEAD_DIMS:  # decodes on tensor cores, and with fp8 KV prompts too
+            yield _gen_batch_prefill_primary_module("fa2", *types, width, width, *PLAIN, False)
+    for backend in ("fa3", "fa2"):  # the second serves where the first refuses
+        yield attention.gen_batch_mla_module(backend, BF16, BF16, BF16, INDEX, LATENT, ROTARY, False)
+    for width in HEAD_DIMS:
+        yield attention.gen_batch_prefill_module("fa3", BF16, BF16, BF16, INDEX, width, width, *PLAIN, False)
+
+
+def compile_one(spec: Any, directory: Path) -> None:
+    """Compiles, strips and puts in place, the last in one step."""
+    spec.build()
+    target = directory / spec.name / f"{spec.name}.so"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_suffix(".unfinished")
+    shutil.copyfile(spec.jit_library_path, unfinished)
+    subprocess.run(["strip", "--strip-unneeded", str(unfinished)], check=True)
+    os.replace(unfinished, target)
+
+
+def main() -> None:
+    """Compiles what is missing, and prints each one's time and size."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--only", default="", help="those whose name has this in it")
+    parser.add_argument("--list", action="store_true", help="names what there is to compile, and ends")
+    arguments = parser.parse_args()
+    for spec in specs():
+        target = arguments.directory / spec.name / f"{spec.name}.so"
+        if arguments.only not in spec.name:
+            continue
+        if arguments.list or target.exists():
+            print(f"{'is there' if target.exists() else 'is missing'}: {spec.name}", flush=True)
+            continue
+        started_s = time.monotonic()
+        compile_one(spec, arguments.directory)
+        seconds, size = time.monotonic() - started_s, target.stat().st_size
+        print(f"compiled in {seconds:.0f} s, {size / 2**20:.1f} MiB: {spec.name}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

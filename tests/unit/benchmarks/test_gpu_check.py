@@ -1,0 +1,186 @@
+"""The check of a GPU, run on a CPU with tiny shapes: it passes here, and what is planted wrong it finds."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.gpu import attention_numerics, op_numerics
+from benchmarks.gpu.answers import compare_answers
+from benchmarks.gpu.closeness import OPERATION, Closeness
+from benchmarks.gpu.engine_session import Answer
+from benchmarks.gpu.gpu_results import merge
+from benchmarks.gpu.machine import describe_gpu
+from benchmarks.gpu.model_numerics import compare_models
+from benchmarks.gpu.stage import Record, Setting
+from benchmarks.gpu.stage_process import run_stage
+from benchmarks.gpu.stages import stage_named
+from engine.attention.torch_reference import TorchAttention
+from engine.batch import Batch
+from engine.kv_scales import UNSCALED, KVScales
+from engine.ops.torch_ops import TorchOps
+
+ROOT = Path(__file__).parents[3]
+CPU = torch.device("cpu")
+FACTOR = 1.01  # of what is planted
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Setting:
+    return Setting(CPU, True, tmp_path)
+
+
+class InexactOps(TorchOps):
+    """Norms are a little too large."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return super().rms_norm(x, weight, eps) * FACTOR
+
+
+class InexactAttention(TorchAttention):
+    """Values are a little too large, in what is cached as well."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, layer_cache: Tensor, batch: Batch, scales: KVScales = UNSCALED
+    ) -> Tensor:
+        return super().forward(q, k, v * FACTOR, layer_cache, batch, scales)
+
+
+class Bfloat16Setting(Setting):
+    """What a GPU computes in, on this CPU."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16
+
+
+def test_the_command_runs_stages_and_keeps_what_they_found(tmp_path: Path) -> None:
+    results = tmp_path / "gpu.json"
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--quick", "--json", str(results)]
+    for stage in ("ops", "attention", "models", "fp8", "graphs", "handover"):
+        command += ["--only", stage]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    stages = json.loads(results.read_text())["stages"]
+    assert list(stages) == ["ops", "attention", "models", "fp8", "graphs", "handover"]
+    for stage in stages.values():
+        assert stage["ok"]
+        assert stage["finished"]
+        assert stage["findings"]
+        assert stage["machine"]["gpu"] == "none"
+    assert "models: right" in done.stdout
+
+
+def test_an_operation_that_is_off_by_one_percent_is_found(setting: Setting) -> None:
+    for each in (setting, Bfloat16Setting(CPU, True, setting.directory)):
+        right, wrong = Record(), Record()
+        op_numerics.check_ops(right, each, TorchOps())
+        assert all(finding.ok for finding in right.findings)
+        op_numerics.check_ops(wrong, each, InexactOps())
+        found = {finding.case for finding in wrong.findings if not finding.ok}
+        normed = {case for finding in wrong.findings if "rms_norm" in (case := finding.case) and ": sum" not in case}
+        assert found == normed
+
+
+def test_attention_that_caches_other_values_is_found(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = attention_numerics.QUICK_MODELS[0]
+    inexact = InexactAttention.for_model(model.config("float32"), 16)
+    monkeypatch.setattr(attention_numerics, "attention_for", lambda *_: inexact)
+    record = Record()
+    with torch.inference_mode():
+        attention_numerics.check_attention(record, setting, model, "auto", 16, seed=0)
+    caches = [finding for finding in record.findings if finding.case.endswith("cache")]
+    assert caches
+    assert not any(finding.ok for finding in caches)
+    prompts = next(finding for finding in record.findings if finding.case.endswith("prompts"))
+    assert not prompts.ok  # all that they see is new
+
+
+def test_bf16_attention_is_close_enough_and_one_that_sees_too_little_is_not(tmp_path: Path) -> None:
+    setting = Bfloat16Setting(CPU, True, tmp_path)
+    model, record = attention_numerics.QUICK_MODELS[0], Record()
+    with torch.inference_mode():
+        attention_numerics.check_attention(record, setting, model, "auto", 16, seed=0)
+        assert all(finding.ok for finding in record.findings)
+        _, sequences = list(attention_numerics.steps(setting, 0))[1]
+        batch = attention_numerics.make_batch(sequences, 16, 0)
+        inputs = attention_numerics.Inputs.draw(model, batch.num_tokens, setting)
+        pool = attention_numerics.drawn((99, 1, 2, 2, 2, 16, 16), setting)
+        backend = TorchAttention.for_model(model.config("bfloat16"), 16)
+        whole = attention_numerics.attend(backend, inputs, pool, batch, UNSCALED).values
+        shorter = replace(batch, context_lens=(batch.context_lens - 1).clamp(min=1))
+        less = attention_numerics.attend(backend, inputs, pool, shorter, UNSCALED).values
+    assert not attention_numerics.ATTENTION[torch.bfloat16].admit(Closeness.of(less, whole))
+
+
+def test_each_distance_sees_what_the_others_do_not() -> None:
+    torch.manual_seed(0)
+    reference, limits = torch.randn(1000, 100), OPERATION[torch.bfloat16]
+    scaled, other = Closeness.of(reference * FACTOR, reference), reference.clone()
+    assert scaled.cosine > limits.cosine
+    assert not limits.admit(scaled)
+    other[5, 5] += 0.5
+    one = Closeness.of(other, reference)
+    assert one.error < limits.error
+    assert not limits.admit(one)
+    other[5, 5] = torch.nan
+    assert not limits.admit(Closeness.of(other, reference))
+    assert limits.admit(Closeness.of(reference.bfloat16(), reference))
+    with pytest.raises(ValueError, match=r"the result has shape \[1000\]"):
+        Closeness.of(reference[:, 0], reference)
+
+
+def test_logits_and_tokens_of_another_model_are_found() -> None:
+    torch.manual_seed(0)
+    reference = [torch.randn(3, 320) for _ in range(24)]
+    record = Record()
+    compare_models(record, "same", [step.bfloat16().float() for step in reference], reference, share=1.0)
+    assert [finding.ok for finding in record.findings] == [True, True]
+    compare_models(record, "noisy", [step + torch.randn_like(step) for step in reference], reference, share=0.9)
+    assert [finding.ok for finding in record.findings[2:]] == [False, False]
+
+
+def test_an_answer_may_part_only_where_two_tokens_were_as_probable() -> None:
+    reference = {"a": Answer([1, 2], [{1: -0.1, 3: -3.0}, {2: -0.7, 4: -0.71}])}
+    parted = {"a": Answer([1, 4], [{1: -0.1, 3: -3.0}, {4: -0.7, 2: -0.72}])}
+    wrong = {"a": Answer([3, 2], [{3: -0.1, 1: -3.0}, {2: -0.7, 4: -0.71}])}
+    record = Record()
+    for name, answers in (("same", reference), ("parted", parted), ("wrong", wrong)):
+        compare_answers(record, name, answers, reference)
+    assert [finding.ok for finding in record.findings] == [True, True, False]
+
+
+def test_a_stage_that_hangs_or_crashes_is_ended_and_told_of(setting: Setting) -> None:
+    hung = run_stage(stage_named("models"), setting, timeout_s=0.2)
+    assert not hung["ok"]
+    assert hung["error"] == "did not end within 0.2 s"
+    crashed = run_stage(stage_named("ops"), replace(setting, device=torch.device("meta")), timeout_s=60)
+    assert not crashed["ok"]
+    assert crashed["error"] == "ended with 1"
+    assert "Traceback" in crashed["log"]
+
+
+def test_a_check_that_fails_is_a_finding_and_the_next_one_is_tried() -> None:
+    record = Record()
+
+    def missing() -> None:
+        raise RuntimeError("a kernel is missing")
+
+    record.attempt("first", missing)
+    record.attempt("second", lambda: record.find("second", True, "done"))
+    assert [(finding.case, finding.ok) for finding in record.findings] == [("first", False), ("second", True)]
+    assert "RuntimeError: a kernel is missing" in record.findings[0].detail
+
+
+def test_results_are_merged_by_stage(tmp_path: Path) -> None:
+    path, machine = tmp_path / "gpu.json", describe_gpu(CPU)
+    merge(path, machine, {"ops": {"ok": True}, "models": {"ok": False}})
+    merge(path, machine, {"models": {"ok": True}})
+    stages = json.loads(path.read_text())["stages"]
+    assert {name: stage["ok"] for name, stage in stages.items()} == {"ops": True, "models": True}
+    assert stages["ops"]["machine"]["host"]["num_cores"] >= 1
