@@ -47,6 +47,8 @@ FROM dependencies AS dependencies-cuda
 ARG TORCH_CUDA_INDEX=""
 ARG TORCH_CUDA_SHA256=""
 RUN TORCH_INDEX="${TORCH_CUDA_INDEX}" TORCH_SHA256="${TORCH_CUDA_SHA256}" sh scripts/image/install.sh dependencies /opt/baton
+ARG FLASHINFER_INDEX=https://flashinfer.ai/whl/cu130
+RUN FLASHINFER_INDEX="${FLASHINFER_INDEX}" sh scripts/image/install.sh gpu /opt/baton
 
 # ---- What runs ----
 FROM ${PYTHON_IMAGE} AS runtime

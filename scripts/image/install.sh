@@ -3,9 +3,11 @@
 #
 #   install.sh wheel DIST            builds Baton's wheel into DIST, and refuses one that lacks something
 #   install.sh dependencies VENV     a virtual environment with all that Baton needs: the very files of constraints.txt
+#   install.sh gpu VENV              what a GPU needs beside them: the versions of gpu.txt
 #   install.sh baton VENV DIST       Baton itself into it, and a list of what is in it
 #
 # TORCH_INDEX: the package index that has the wanted build of torch; unset, pip's own (PyPI's is the CUDA build).
+# FLASHINFER_INDEX: the package index that has FlashInfer's kernels compiled, since an image has no compiler for them.
 # TORCH_SHA256: the hash that its file must have; unset, any of that version is taken.
 set -eu
 
@@ -33,13 +35,20 @@ dependencies)
     # What these need here beside: a GPU's libraries, in torch's own pins; what an older Python lacks.
     $python -m pip --python "$2" install --quiet --requirement "$lists/versions"
     ;;
+gpu)
+    versions=$(mktemp)
+    trap 'rm -f "$versions"' EXIT
+    sed 's/ .*//' "$here/constraints.txt" > "$versions"
+    $python -m pip --python "$2" install --quiet ${FLASHINFER_INDEX:+--extra-index-url "$FLASHINFER_INDEX"} \
+        --constraint "$versions" --requirement "$here/gpu.txt"
+    ;;
 baton)
     $python -m pip --python "$2" install --quiet --no-deps --no-index "$3"/*.whl
     $python -m pip --python "$2" check
     "$2/bin/python" "$here/sbom.py" > "$2/sbom.cdx.json"
     ;;
 *)
-    sed -n '4,6s/^# *//p' "$0" >&2
+    sed -n '4,7s/^# *//p' "$0" >&2
     exit 2
     ;;
 esac
