@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from engine.device import sent
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -42,8 +44,7 @@ class Batch:
         """The same on this device, copied at once and without waiting for it."""
         tensors = self.device_tensors()
         if device.type != "cpu":
-            moved = torch.cat(tensors).to(device, non_blocking=True)
-            tensors = moved.split_with_sizes([len(tensor) for tensor in tensors])
+            tensors = sent(torch.cat(tensors), device).split_with_sizes([len(tensor) for tensor in tensors])
         if self.sampled_ids is not None:
             tensors = (self.sampled_ids, *tensors[1:])
         return self.with_tensors(tensors)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 
 @contextmanager
@@ -14,3 +15,17 @@ def computing_on(device: torch.device) -> Iterator[None]:
         return
     with torch.cuda.device(device):
         yield
+
+
+def pinned(numbers: Tensor, device: torch.device) -> Tensor:
+    """A copy that a GPU can fetch while the host goes on; `numbers` themselves for another device.
+
+    Its memory is given to the next one when the copy is done: torch sees to that. Of other memory more than a few
+    kilobytes are fetched in pieces, and whoever asks for it may wait for all that is under way.
+    """
+    return numbers.pin_memory() if device.type == "cuda" else numbers
+
+
+def sent(numbers: Tensor, device: torch.device) -> Tensor:
+    """Numbers on their way from the host to a device; who launches work with them there need not wait."""
+    return pinned(numbers, device).to(device, non_blocking=True)

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from engine.block_pool import NULL_BLOCK
-from engine.config import EngineConfig, ModelConfig
+from engine.config import EngineConfig
 from engine.graphed_model import recorded_sizes
 from engine.kv_cache import KVCacheLayout
 from engine.model_runner import ModelRunner
@@ -68,20 +68,28 @@ class CudaMeter:
 
 
 def bytes_for_kv(
-    config: EngineConfig, served: ModelConfig, model: Model, layout: KVCacheLayout, meter: Meter | None = None
+    config: EngineConfig,
+    max_model_len: int,
+    model: Model,
+    layout: KVCacheLayout,
+    num_columns: int,
+    meter: Meter | None = None,
+    *,
+    records: bool,
 ) -> int:
     """What `gpu_memory_utilization` leaves beside the weights and the greatest step; perhaps nothing, or less.
 
     The model, loaded, computes that step here: the ranks that have a model together call this at the same time.
+    num_columns: of the logits that this rank gets; records: whether decodes will be recorded.
     """
     device = torch.device(config.device)
     meter = meter or CudaMeter(device)
     pool = torch.zeros(layout.pool_shape(1), dtype=layout.dtype, device=device)
-    sampler = Sampler(served.vocab_size, served.eos_token_ids)
+    sampler = Sampler(num_columns, frozenset())  # other ranks than the first draw from what they have
     runner = ModelRunner(model, pool, config.block_size, sampler)
-    peak = meter.peak_bytes(lambda: runner.run(greatest_step(config, served.max_model_len)))
+    peak = meter.peak_bytes(lambda: runner.run(greatest_step(config, max_model_len)))
     recorded = 0
-    if not config.enforce_eager:
+    if records:
         at_rest = meter.peak_bytes(lambda: None)
         decodes = meter.peak_bytes(lambda: runner.run(_decodes(config, config.batch_seqs))) - at_rest
         recorded = decodes + RECORDED_BYTES * len(recorded_sizes(config.batch_seqs))

@@ -15,6 +15,7 @@ from engine.attention.flashinfer import FlashInferAttention
 from engine.batch import Batch
 from engine.block_pool import NULL_BLOCK
 from engine.config import EngineConfig
+from engine.device import pinned
 from engine.layers.moe import MoE
 from engine.models.causal_lm import CausalLM
 
@@ -30,18 +31,18 @@ Replay = Callable[[], None]
 class Recorder(Protocol):
     """Records what is computed, to be computed again with what then stands in the same tensors."""
 
-    def record(self, compute: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
-        """What computes it again, and where its result then is."""
+    def record(self, compute: Callable[[], object]) -> Replay:
+        """What computes it again. What it gives is to be written to memory that stays."""
         ...
 
 
 class CudaRecorder:
-    """Owns the memory that all recorded steps share: one runs at a time, and its result is used before the next."""
+    """Owns the memory that all recorded steps share: one runs at a time, and leaves nothing there."""
 
     def __init__(self) -> None:
         self._memory = torch.cuda.graph_pool_handle()
 
-    def record(self, compute: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
+    def record(self, compute: Callable[[], object]) -> Replay:
         """See Recorder. Computes it once before, since a library's first call may do what cannot be recorded."""
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
@@ -50,8 +51,8 @@ class CudaRecorder:
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            result = compute()
-        return graph.replay, result
+            compute()
+        return graph.replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,6 @@ class RecordedStep:
     numbers: Tensor  # what was recorded reads its batch here
     tensors: tuple[Tensor, ...]  # views of it, as Batch.device_tensors
     replay: Replay
-    logits: Tensor  # [num_seqs, vocab] fp32
 
 
 class GraphedModel:
@@ -78,6 +78,8 @@ class GraphedModel:
         assert isinstance(model.backend, FlashInferAttention), "see can_be_recorded"
         self._attention = model.backend
         self._attention.reserve(self._largest, max_blocks)
+        vocab_size = len(model.embedding.weight)
+        self._logits = torch.empty(self._largest, vocab_size, device=pool.device)  # of all sizes, which run in turn
         # The largest first: the others find room in the memory that it has taken.
         recorded = [(size, self._record(size, pool, recorder)) for size in sorted(sizes, reverse=True)]
         self._recorded = recorded[::-1]
@@ -90,12 +92,12 @@ class GraphedModel:
             return self._model.forward(batch, pool)
         size, step = next(entry for entry in self._recorded if entry[0] >= batch.num_seqs)
         padded = _padded(batch, size)
-        step.numbers.copy_(torch.cat(padded.device_tensors()), non_blocking=True)
+        step.numbers.copy_(pinned(torch.cat(padded.device_tensors()), pool.device), non_blocking=True)
         if batch.sampled_ids is not None:
             step.tensors[0][: batch.num_seqs].copy_(batch.sampled_ids)
         self._model.backend.plan(padded.with_tensors(step.tensors, is_replayed=True))
         step.replay()
-        return step.logits[: batch.num_seqs]
+        return self._logits[: batch.num_seqs]
 
     def forward_idle(self) -> None:
         """See Model."""
@@ -112,8 +114,9 @@ class GraphedModel:
         tensors = numbers.split_with_sizes([len(tensor) for tensor in batch.device_tensors()])
         batch = batch.with_tensors(tensors, is_replayed=True)
         self._model.backend.plan(batch)
-        replay, logits = recorder.record(lambda: self._model.compute(batch, pool))
-        return RecordedStep(numbers, tensors, replay, logits)
+        logits = self._logits[:size]
+        replay = recorder.record(lambda: logits.copy_(self._model.compute(batch, pool)))
+        return RecordedStep(numbers, tensors, replay)
 
 
 def can_be_recorded(model: CausalLM, config: EngineConfig) -> bool:

@@ -102,8 +102,10 @@ def _load(
     served = replace(whole, max_model_len=max_model_len)
     ranks = tensor or ONE_RANK
     loaded = load_model(directory, served, device, attention, on_progress, group, ranks, config.quantization)
+    records = tensor is None and group is None and can_be_recorded(loaded, config)
     if kv_bytes is None:
-        kv_bytes = bytes_for_kv(config, served, loaded, layout)
+        columns = whole.vocab_size if shard.rank == 0 else len(range(whole.vocab_size)[shard.of(whole.vocab_size)])
+        kv_bytes = bytes_for_kv(config, max_model_len, loaded, layout, columns, records=records)
         if tensor is not None:
             kv_bytes = tensor.least(kv_bytes)
         num_blocks = num_blocks_in(kv_bytes, layout)
@@ -114,7 +116,7 @@ def _load(
     model: Model = loaded
     if tensor is not None:
         tensor.meet()
-    elif group is None and can_be_recorded(loaded, config):
+    elif records:
         max_blocks = -(-max_model_len // config.block_size)
         model = GraphedModel(loaded, pool, recorded_sizes(config.batch_seqs), max_blocks)
     return LoadedModel(whole, model, layout, num_parts, pool, max_model_len, fingerprint, cores)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.batch import Batch
 from engine.block_pool import NULL_BLOCK
+from engine.device import sent
 from engine.launched_step import HostCopy, LaunchedStep
 from engine.models import Model
 from engine.outputs import PositionLogprobs
@@ -118,7 +119,7 @@ class ModelRunner:
         )
 
     def _select(self, logits: Tensor, rows: list[int]) -> Tensor:
-        return logits if len(rows) == logits.shape[0] else logits[rows]
+        return logits if len(rows) == logits.shape[0] else logits[sent(torch.tensor(rows), logits.device)]
 
     def _prompt_logprobs(self, logits: Tensor, item: ScheduledRequest, rows: range | None) -> list[PositionLogprobs]:
         num_top = item.request.sampling.prompt_logprobs
@@ -134,4 +135,4 @@ def _taken(token_ids: Tensor, scheduled: Sequence[ScheduledRequest]) -> Tensor:
     rows = [item.source for item in scheduled]
     if rows == list(range(len(token_ids))):
         return token_ids
-    return token_ids[torch.tensor(rows).to(token_ids.device, non_blocking=True)]
+    return token_ids[sent(torch.tensor(rows), token_ids.device)]

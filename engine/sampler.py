@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.device import sent
 from engine.logits import edit_logits
 from engine.logprobs import position_logprobs
 from engine.noise import row_keys
@@ -144,7 +145,7 @@ def _take(logits: Tensor, rows: Sequence[int]) -> Tensor:
 
 def _on(numbers: Sequence[float], logits: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Numbers where the logits are, without waiting for what is under way there."""
-    return torch.tensor(numbers, dtype=dtype).to(logits.device, non_blocking=True)
+    return sent(torch.tensor(numbers, dtype=dtype), logits.device)
 
 
 def _argmax(logits: Tensor) -> Tensor:

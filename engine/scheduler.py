@@ -88,14 +88,14 @@ class Scheduler:
         Nothing, if anything else is to be done next, or may be, when those are known.
         """
         going_on = [item for item in under_way if item.request.status is RequestStatus.RUNNING]
-        if self._may_admit or len(going_on) != len(self.running):
+        if self._may_admit or len(going_on) != len(self.running) or not all(item.samples for item in under_way):
             return []
         items = []
         for row, item in enumerate(under_way):
             request = item.request
             if request.status is not RequestStatus.RUNNING or self.finish_rule.ends_by_length(request):
                 continue
-            if not (item.samples and _is_plain(request) and self.blocks.grow(request, num_unknown=1)):
+            if not (_is_plain(request) and self.blocks.grow(request, num_unknown=1)):
                 return []
             items.append(ScheduledRequest.behind(item, row))
         return items

@@ -1,20 +1,27 @@
 """How many tokens a step may have."""
 
 STEPS_TO_RECOVER = 256  # from nothing to the most
+STEPS_TO_FORGET = 1 << 16  # until the most is tried again, where nearly nothing did fit
 
 
 class StepBudget:
-    """Half of a step that did not fit into memory, then a little more with every one that does."""
+    """Half of a step that did not fit into memory, then more with every one that does, up to just below that size.
+
+    Memory may have been short for a while only: that bound rises too, slowly.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
+        self._bound = float(most)
         self.num_tokens = most
 
     def shrink(self, num_tokens: int) -> bool:
         """A step of so many tokens did not fit; False if there is no smaller one."""
+        self._bound = max(num_tokens * 0.9, 1.0)
         self.num_tokens = max(num_tokens // 2, 1)
         return num_tokens > 1
 
     def recover(self) -> None:
         """A step did fit."""
-        self.num_tokens = min(self._most, self.num_tokens + max(1, self._most // STEPS_TO_RECOVER))
+        self._bound = min(float(self._most), self._bound + self._most / STEPS_TO_FORGET)
+        self.num_tokens = min(int(self._bound), self.num_tokens + max(1, self._most // STEPS_TO_RECOVER))

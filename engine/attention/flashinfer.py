@@ -13,6 +13,7 @@ from engine.attention.new_tokens import NewTokens
 from engine.attention.paged_sequences import PagedSequences
 from engine.attention.shared_prefix import LEAST_SAVED_BYTES, SharedPrefixDecode, num_shared_blocks
 from engine.batch import Batch
+from engine.device import pinned
 from engine.kv_scales import UNSCALED, KVScales
 
 WORKSPACE_BYTES = 256 << 20  # for partial results of long contexts; one for all wrappers, which run in turn
@@ -70,7 +71,8 @@ class FlashInferAttention:
                 self._workspace, LAYOUT, use_tensor_cores=self._has_tensor_cores, backend=self._backend
             )
             self._prefill = kernels.prefill(self._workspace, LAYOUT, backend=self._backend)
-            prefix = kernels.prefill(self._workspace, LAYOUT, backend=self._backend)
+            # Its queries are few: fa2 divides what they look at among the processors, and fa3 does not.
+            prefix = kernels.prefill(self._workspace, LAYOUT, backend="fa2")
             self._shared = SharedPrefixDecode(prefix, self._decode, kernels.merge)
         self._new: NewTokens | None = None
         self._copied: torch.cuda.Event | None = None  # the last plan
@@ -135,9 +137,9 @@ class FlashInferAttention:
             cache = layer_cache[:, part].unbind(1)  # keys and values, [num_blocks, heads, block_size, head_dim] each
             self._append(keys, values, cache)
             if batch.num_decodes:
-                into[: batch.num_decodes] = self._planned.run(queries[: batch.num_decodes], cache, **scaled)
+                _run(self._planned, queries[: batch.num_decodes], cache, scaled, into[: batch.num_decodes])
             if batch.num_decodes < batch.num_seqs:
-                into[batch.num_decodes :] = self._prefill.run(queries[batch.num_decodes :], cache, **scaled)
+                _run(self._prefill, queries[batch.num_decodes :], cache, scaled, into[batch.num_decodes :])
         return result
 
     def forward_latent(self, q: Tensor, latent: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
@@ -181,7 +183,7 @@ class FlashInferAttention:
         self._planned, self._new = replayed.wrapper, replayed.new
         replayed.new.positions.copy_(batch.positions)
         if self._is_latent:
-            replayed.new.last_block_lens.copy_(paged.last_block_lens, non_blocking=True)
+            replayed.new.last_block_lens.copy_(pinned(paged.last_block_lens, self._device), non_blocking=True)
             self._plan_latent(paged)
         else:
             self._plan_decode(paged)
@@ -241,6 +243,14 @@ class FlashInferAttention:
             query_layout="split",
             kv_cache_layout="split",
         )
+
+
+def _run(wrapper: Any, q: Tensor, cache: tuple[Tensor, ...], scaled: dict[str, float], into: Tensor) -> None:
+    """Attends, and writes what comes of it; without a copy where the memory is in one piece, as the kernels want it."""
+    if into.is_contiguous():
+        wrapper.run(q, cache, out=into, **scaled)
+    else:
+        into.copy_(wrapper.run(q, cache, **scaled))
 
 
 def _blocks(paged: PagedSequences) -> tuple[Tensor, Tensor, Tensor]:

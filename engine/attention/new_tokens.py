@@ -7,6 +7,7 @@ from torch import Tensor
 
 from engine.attention.paged_sequences import PagedSequences
 from engine.batch import Batch
+from engine.device import sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +27,9 @@ class NewTokens:
         counts = torch.tensor(batch.query_lens_list)
         sequences = torch.arange(batch.num_seqs, dtype=torch.int32).repeat_interleave(counts)
         return cls(
-            sequences=sequences.to(device, non_blocking=True),
+            sequences=sent(sequences, device),
             positions=batch.positions.to(torch.int32),
             blocks=paged.blocks,
-            block_starts=paged.block_starts.to(device, non_blocking=True),
-            last_block_lens=paged.last_block_lens.to(device, non_blocking=True),
+            block_starts=sent(paged.block_starts, device),
+            last_block_lens=sent(paged.last_block_lens, device),
         )

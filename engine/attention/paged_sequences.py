@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch
+from engine.device import sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class PagedSequences:
         return cls(
             query_starts=torch.from_numpy(starts(query_lens)),
             block_starts=torch.from_numpy(block_starts),
-            blocks=blocks.to(batch.positions.device, non_blocking=True),
+            blocks=sent(blocks, batch.positions.device),
             context_lens=torch.from_numpy(context_lens),
             last_block_lens=torch.from_numpy((context_lens - 1) % block_size + 1),
         )

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from engine.attention.paged_sequences import PagedSequences
 from engine.batch import Batch
+from engine.device import sent
 
-# In a layer, that need not be read again: what takes a GPU as long as launching the layer's kernels one by one, since
-# such a step is not recorded.
-LEAST_SAVED_BYTES = 256 << 20
+# In a layer, that need not be read again: such a step is not recorded, and launching a layer's kernels one by one takes
+# an H200 about as long (150 us) as reading this.
+LEAST_SAVED_BYTES = 640 << 20
 
 
 class SharedPrefixDecode:
@@ -33,17 +34,17 @@ class SharedPrefixDecode:
         """num_shared: blocks at the beginning of every decode; sizes and types as the wrappers take them."""
         own = PagedSequences.of(batch, block_size, num_shared).part(0, batch.num_decodes)
         self._own.plan(own.block_starts, own.blocks, own.last_block_lens, *sizes, **types)
-        shared = batch.block_tables[0, :num_shared].to(batch.positions.device, torch.int32, non_blocking=True)
+        shared = sent(batch.block_tables[0, :num_shared].to(torch.int32), batch.positions.device)
         ends = [torch.tensor([0, end], dtype=torch.int32) for end in (batch.num_decodes, num_shared)]
         last = torch.tensor([block_size], dtype=torch.int32)
         self._prefix.plan(ends[0], ends[1], shared, last, *sizes, causal=False, **types)
 
-    def run(self, q: Tensor, cache: tuple[Tensor, ...], **scaled: float) -> Tensor:
+    def run(self, q: Tensor, cache: tuple[Tensor, ...], *, out: Tensor | None = None, **scaled: float) -> Tensor:
         """As a wrapper's."""
         to_prefix, prefix_sums = self._prefix.run(q, cache, return_lse=True, **scaled)
         to_own, own_sums = self._own.run(q, cache, return_lse=True, **scaled)
         result: Tensor = self._merge(to_prefix, prefix_sums, to_own, own_sums)[0]
-        return result
+        return result if out is None else out.copy_(result)
 
 
 def num_shared_blocks(batch: Batch, block_size: int, block_bytes: int, least_saved_bytes: int) -> int:

@@ -20,6 +20,8 @@ from engine.weights import Weights, join, look
 # the batch, and which rank computes an expert, cannot be seen in a token's result. (oneDNN and MKL: multiples of 4.)
 ROW_TILE = 8
 
+GROUPED_CAPABILITIES = (9, 10)  # of GPUs on which torch has kernels for products of all experts
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
@@ -127,7 +129,10 @@ class Experts:
 
 
 def _is_faster_grouped(weight: Tensor) -> bool:
-    return weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float8_e4m3fn)
+    """Elsewhere torch makes one product of each, and the host waits for every size."""
+    if not weight.is_cuda or weight.dtype not in (torch.bfloat16, torch.float8_e4m3fn):
+        return False
+    return torch.cuda.get_device_capability(weight.device)[0] in GROUPED_CAPABILITIES
 
 
 class ExpertReader:

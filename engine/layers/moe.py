@@ -11,7 +11,7 @@ from engine.layers.expert_choice import ExpertChoice
 from engine.layers.expert_part import PartExchange
 from engine.layers.experts import ExpertNames, ExpertReader, Experts
 from engine.layers.mlp import MLP, load_partial_mlp
-from engine.layers.side_stream import SideStream
+from engine.layers.side_stream import begin_beside
 from engine.tensor_parallel import TensorRanks
 from engine.tensor_shard import TensorShard
 from engine.weights import Weights
@@ -32,7 +32,6 @@ class MoE:
         self.experts = experts
         self.exchange = exchange
         self.shared = shared
-        self._side = SideStream()
         self.tensor = tensor  # who has the other experts, or the rest of every expert's inner columns
 
     @property
@@ -46,7 +45,7 @@ class MoE:
         dispatch = self.exchange.dispatch(x, chosen)
         shared_mlp = self.shared
         # While tokens are on their way; on a GPU beside the routed experts too, which leave room there.
-        shared = self._side.begin(lambda: shared_mlp(x), x) if shared_mlp is not None and len(x) else None
+        shared = begin_beside(lambda: shared_mlp(x), x.device) if shared_mlp is not None and len(x) else None
         arrived = dispatch.arrive()
         routed = dispatch.combine(self.experts(arrived.rows, arrived.sizes), weights)
         return self.tensor.sum(routed if shared is None else routed + shared())

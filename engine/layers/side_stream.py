@@ -1,35 +1,34 @@
 """Work that a GPU may do beside other work."""
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
 
 
-class SideStream:
-    """Owns a second stream of a GPU; on a CPU everything is done in its turn."""
+def begin_beside(compute: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+    """Computes beside what is launched from now on, if the device is a GPU; what is returned waits for it.
 
-    def __init__(self) -> None:
-        self._stream: torch.cuda.Stream | None = None  # made when it is first needed
+    What `compute` reads must stay as it is, and its memory held, until then. On a CPU it is computed in its turn.
+    """
+    if device.type != "cuda":
+        result = compute()
+        return lambda: result
+    side, main = _side_stream(device), torch.cuda.current_stream(device)
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        computed = compute()
 
-    def begin(self, compute: Callable[[], Tensor], like: Tensor) -> Callable[[], Tensor]:
-        """Computes beside what is launched from now on, on the device of `like`; what is returned waits for it.
+    def wait() -> Tensor:
+        # Memory that is given back goes to what is next begun there, and that waits for the main stream.
+        main.wait_stream(side)
+        return computed
 
-        What `compute` reads must stay as it is, and its memory held, until then.
-        """
-        if not like.is_cuda:
-            result = compute()
-            return lambda: result
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(like.device)  # type: ignore[no-untyped-call]
-        side, main = self._stream, torch.cuda.current_stream(like.device)
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
-            computed = compute()
+    return wait
 
-        def wait() -> Tensor:
-            main.wait_stream(side)
-            computed.record_stream(main)  # its memory is the side's to give away
-            return computed
 
-        return wait
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all layers: what a stream has given back, no other can have."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

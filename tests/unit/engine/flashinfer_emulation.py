@@ -106,6 +106,7 @@ class PagedWrapper:
         k_scale: float | None = None,
         v_scale: float | None = None,
         return_lse: bool = False,
+        out: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Scores are scaled by `k_scale` in the kernel, results of the queries' type by `v_scale` behind it."""
         assert self.planned is not None
@@ -124,6 +125,9 @@ class PagedWrapper:
         result, sums = (torch.cat(part) for part in zip(*parts, strict=True))
         if v_scale not in (None, 1.0):
             result.mul_(v_scale)
+        if out is not None:
+            assert (out.shape, out.dtype, out.is_contiguous()) == (result.shape, result.dtype, True)
+            result = out.copy_(result)
         return (result, sums) if return_lse else result
 
 
@@ -154,11 +158,12 @@ class Decode(PagedWrapper):
         k_scale: float | None = None,
         v_scale: float | None = None,
         return_lse: bool = False,
+        out: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         if self.memory:
             assert self.planned is not None
             self.planned["pages"] = Pages.of(*self.memory, self.planned["pages"].page_size)
-        return super().run(q, cache, k_scale, v_scale, return_lse)
+        return super().run(q, cache, k_scale, v_scale, return_lse, out)
 
     def plan(self, starts: Tensor, pages: Tensor, last_lens: Tensor, num_heads: int, num_kv_heads: int, width: int,
              page_size: int, **kw: Any) -> None:  # fmt: skip

@@ -141,6 +141,24 @@ def test_tokens_are_those_of_one_step_at_a_time(model: Path, seed: int, memory: 
     assert expected.num_launched_behind == 0
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_prompts_that_share_a_small_budget(model: Path, seed: int) -> None:
+    """Chunks of one token stand among decodes and sample nothing; answers of one token end at once."""
+    draw = random.Random(seed)
+    sizes = [(draw.randrange(1, 90), draw.choice((1, 1, 2, 6, 20))) for _ in range(12)] + [(63, 6), (20, 1)]
+    results = []
+    for ahead in (True, False):
+        requests = [
+            Request(RequestId(str(n)), [(7 * n + 5 * j) % (VOCAB_SIZE - 3) + 3 for j in range(length)], length,
+                    replace(PLAIN, max_tokens=max_tokens))
+            for n, (length, max_tokens) in enumerate(sizes)
+        ]  # fmt: skip
+        clients = Clients(engine_of(model, ahead), requests)
+        clients.run(at_once=14)
+        results.append(clients.tokens)
+    assert results[0] == results[1]
+
+
 def test_an_abort_between_two_steps_loses_nothing(model: Path) -> None:
     requests = [Request(RequestId(str(n)), [5, 6, 7 + n], 3, replace(PLAIN, max_tokens=60)) for n in range(6)]
     alone = Clients(engine_of(model, False), [_copy(request) for request in requests])

@@ -1,19 +1,26 @@
 """What is left for KV on a GPU, with a meter in the GPU's place; the steps that it measures are computed, on a CPU."""
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from engine import loaded_model
+from engine.attention.base import AttentionBackend
 from engine.attention.choice import attention_for
-from engine.config import EngineConfig
+from engine.config import EngineConfig, ModelConfig
 from engine.device_memory import RECORDED_BYTES, bytes_for_kv, greatest_step
 from engine.graphed_model import recorded_sizes
 from engine.kv_cache import KVCacheLayout
 from engine.model_config import read_model_config
 from engine.models import load_model
+from engine.models.causal_lm import CausalLM
 from tests.checkpoints import make_checkpoint
 from tests.paged_model import CPU
+from tests.unit.engine.tensor_rig import TensorRig
 
 
 class ScriptedMeter:
@@ -39,12 +46,35 @@ def left(directory: Path, config: EngineConfig, *peaks: int) -> int:
     model_config = read_model_config(directory, "float32")
     model = load_model(directory, model_config, CPU, attention_for(model_config, config.block_size, CPU))
     layout = KVCacheLayout.of(model_config, config.block_size)
-    return bytes_for_kv(config, model_config, model, layout, ScriptedMeter(*peaks))
+    return bytes_for_kv(
+        config, 512, model, layout, model_config.vocab_size, ScriptedMeter(*peaks), records=not config.enforce_eager
+    )
 
 
 def test_weights_activations_and_others_are_taken_off(directory: Path) -> None:
     config = EngineConfig(model=str(directory), gpu_memory_utilization=0.5, enforce_eager=True)
     assert left(directory, config, 12_000) == 40_000 - 3_000 - 12_000
+
+
+def test_ranks_measure_together(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each computes the greatest step with the others, and draws from the logits that it has."""
+    measured: dict[int, int] = {}
+
+    def load_and_measure(
+        path: Path, served: ModelConfig, device: torch.device, attention: AttentionBackend, *rest: Any
+    ) -> CausalLM:
+        model = load_model(path, served, device, attention, *rest)
+        shard = rest[2].shard
+        config = EngineConfig(model=str(path), max_num_seqs=4, max_num_batched_tokens=32, gpu_memory_utilization=0.5)
+        layout = KVCacheLayout.of(served, 16, 2, 2)
+        columns = served.vocab_size // (1 if shard.rank == 0 else 2)
+        measured[shard.rank] = bytes_for_kv(config, 512, model, layout, columns, ScriptedMeter(12_000), records=False)
+        return model
+
+    monkeypatch.setattr(loaded_model, "load_model", load_and_measure)
+    with closing(TensorRig(directory, 2)) as rig:
+        assert rig.engine.runner.model is not rig.follower(1)  # both have loaded
+        assert measured == dict.fromkeys(range(2), 40000 - 3000 - 12000)
 
 
 def test_recorded_decodes_have_memory_of_their_own(directory: Path) -> None:
