@@ -1,5 +1,6 @@
 """A checkpoint as one process serves it: its model, or its part of it, and the memory for KV."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.choice import attention_for
+from engine.attention.flashinfer import FlashInferAttention
 from engine.capacity import CPU_KV_BYTES, context_length, given_context, num_blocks_in
 from engine.config import EngineConfig, ModelConfig
 from engine.cores import cores_of_rank, running_on
@@ -99,6 +101,10 @@ def _load(
         )
     heads, kv_dtype = shard.local(whole), config.kv_cache_dtype
     attention = attention_for(heads, config.block_size, device, kv_dtype, layout.num_parts)
+    if isinstance(attention, FlashInferAttention) and config.step_tokens > (attention.most_tokens or math.inf):
+        raise EngineError(
+            f"max_num_batched_tokens is {config.step_tokens}, but with MLA a GPU takes at most {attention.most_tokens}"
+        )
     served = replace(whole, max_model_len=max_model_len)
     ranks = tensor or ONE_RANK
     loaded = load_model(directory, served, device, attention, on_progress, group, ranks, config.quantization)

@@ -19,6 +19,8 @@ from engine.kv_scales import UNSCALED, KVScales
 WORKSPACE_BYTES = 256 << 20  # for partial results of long contexts; one for all wrappers, which run in turn
 HEAD_DIMS = (64, 128, 256)  # that the kernels are made for
 LATENT_DIMS = (512, 64)  # likewise, with MLA: latent, rotary key
+LATENT_HEADS = (1, 2, 4, 8, 16, 32, 64, 128)  # of queries: others leave a tile's end within a token
+LATENT_ROWS = 1 << 20  # queries of all heads that a plan has room for
 HOPPER = 9  # compute capability
 PLAIN_GROUPS = (1, 2, 3)  # query heads a KV head that are decoded without tensor cores; with more these win
 
@@ -109,6 +111,11 @@ class FlashInferAttention:
             chunks = paged.part(num_decodes, batch.num_seqs)
             # Causality is aligned to the end: a chunk sees what came before it.
             self._prefill.plan(chunks.query_starts, *_blocks(chunks), *self._sizes(), causal=True, **self._types())
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Of a step, if there is a bound."""
+        return LATENT_ROWS // self.heads.num_heads if self._is_latent else None
 
     def num_shared_blocks(self, batch: Batch) -> int:
         """Blocks at the beginning of all decodes that are read once for all; 0 where that does not pay."""
@@ -267,5 +274,6 @@ def is_made_for(heads: AttentionHeads) -> bool:
     if heads.is_quantised or heads.dtype not in (torch.bfloat16, torch.float16):
         return False
     if heads.value_width < heads.key_width:
-        return (heads.value_width, heads.key_width - heads.value_width) == LATENT_DIMS
+        widths = (heads.value_width, heads.key_width - heads.value_width)
+        return widths == LATENT_DIMS and heads.num_heads in LATENT_HEADS
     return heads.key_width in HEAD_DIMS

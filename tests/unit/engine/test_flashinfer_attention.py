@@ -118,9 +118,9 @@ def test_sequences_without_padding() -> None:
 
 
 def test_what_the_library_has_kernels_for() -> None:
-    def serves(width: int, value_width: int, dtype: torch.dtype) -> bool:
+    def serves(width: int, value_width: int, dtype: torch.dtype, num_heads: int = 4) -> bool:
         return is_made_for(
-            AttentionHeads(num_heads=4, num_kv_heads=1, key_width=width, value_width=value_width, dtype=dtype)
+            AttentionHeads(num_heads=num_heads, num_kv_heads=1, key_width=width, value_width=value_width, dtype=dtype)
         )
 
     assert serves(128, 128, torch.bfloat16)
@@ -128,6 +128,8 @@ def test_what_the_library_has_kernels_for() -> None:
     assert not serves(128, 128, torch.float32)
     assert not serves(80, 80, torch.bfloat16)
     assert not serves(40, 32, torch.bfloat16)
+    assert serves(576, 512, torch.bfloat16, 128)
+    assert not serves(576, 512, torch.bfloat16, 24)
 
 
 def test_what_cannot_be_had_is_said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
