@@ -16,6 +16,7 @@ from engine.request import Request, RequestId
 from engine.sampler import Sampler
 from engine.sampling_params import SamplingParams
 from engine.schedule import ScheduledRequest
+from engine.step_room import MAX_PROMPT_LOGITS
 
 log = logging.getLogger(__name__)
 
@@ -102,24 +103,31 @@ def bytes_for_kv(
 
 
 def greatest_step(config: EngineConfig, max_model_len: int) -> list[ScheduledRequest]:
-    """As many requests as there may be, all sampled from, and as many tokens: a long prompt behind short ones."""
+    """As many requests as there may be, all sampled from, and as many tokens: a long prompt behind short ones.
+
+    Before it stands one of which as many log-probabilities are told as a step may have.
+    """
     lengths = [1] * (config.batch_seqs - 1)
     left = config.step_tokens - len(lengths)
+    told = min(MAX_PROMPT_LOGITS, left, max_model_len)
+    left -= told
     lengths += [max_model_len] * (left // max_model_len) + [left % max_model_len] * (left % max_model_len > 0)
-    return [_computed_whole(length, config.block_size, place) for place, length in enumerate(lengths)]
+    silent = [_computed_whole(length, config.block_size, place) for place, length in enumerate(lengths)]
+    telling = _computed_whole(told, config.block_size, len(lengths), prompt_logprobs=1)
+    return sorted([*silent, telling], key=lambda item: item.num_new_tokens > 1)
 
 
 def _decodes(config: EngineConfig, count: int) -> list[ScheduledRequest]:
     return [_computed_whole(1, config.block_size, place) for place in range(count)]
 
 
-def _computed_whole(length: int, block_size: int, place: int) -> ScheduledRequest:
+def _computed_whole(length: int, block_size: int, place: int, prompt_logprobs: int | None = None) -> ScheduledRequest:
     """A prompt whose KV goes to the block that is nobody's; then a token is drawn in the way that takes the most."""
     request = Request(
         request_id=RequestId(f"trial-{place}"),
         token_ids=[0] * length,
         num_prompt_tokens=length,
-        sampling=SamplingParams(temperature=1.0, top_p=0.9),
+        sampling=SamplingParams(temperature=1.0, top_p=0.9, prompt_logprobs=prompt_logprobs),
         block_table=[NULL_BLOCK] * -(-length // block_size),
     )
     return ScheduledRequest.of(request, length)

@@ -14,7 +14,6 @@ from torch import Tensor
 from engine.attention.flashinfer import FlashInferAttention
 from engine.batch import Batch
 from engine.block_pool import NULL_BLOCK
-from engine.config import EngineConfig
 from engine.device import pinned
 from engine.layers.moe import MoE
 from engine.models.causal_lm import CausalLM
@@ -68,9 +67,15 @@ class GraphedModel:
     """A model whose decodes are replayed, in the next greater of some sizes; everything else it computes as ever."""
 
     def __init__(
-        self, model: CausalLM, pool: Tensor, sizes: Sequence[int], max_blocks: int, recorder: Recorder | None = None
+        self,
+        model: CausalLM,
+        pool: Tensor,
+        sizes: Sequence[int],
+        max_blocks: int,
+        recorder: Recorder | None = None,
+        on_progress: Callable[[float], None] | None = None,
     ) -> None:
-        """Records a decode of each of the sizes; max_blocks: of a sequence."""
+        """Records a decode of each of the sizes; max_blocks: of a sequence; on_progress hears the share recorded."""
         self._model = model
         self._largest = max(sizes)
         recorder, started_s = recorder or CudaRecorder(), time.monotonic()
@@ -81,7 +86,11 @@ class GraphedModel:
         vocab_size = len(model.embedding.weight)
         self._logits = torch.empty(self._largest, vocab_size, device=pool.device)  # of all sizes, which run in turn
         # The largest first: the others find room in the memory that it has taken.
-        recorded = [(size, self._record(size, pool, recorder)) for size in sorted(sizes, reverse=True)]
+        recorded = []
+        for size in sorted(sizes, reverse=True):
+            recorded.append((size, self._record(size, pool, recorder)))
+            if on_progress is not None:
+                on_progress(len(recorded) / len(sizes))
         self._recorded = recorded[::-1]
         log.info("recorded in %.1f s", time.monotonic() - started_s)
 
@@ -119,10 +128,8 @@ class GraphedModel:
         return RecordedStep(numbers, tensors, replay)
 
 
-def can_be_recorded(model: CausalLM, config: EngineConfig) -> bool:
-    """Whether decodes are to be recorded, and are made of nothing but kernels; the log says what is in the way."""
-    if config.is_on_cpu or config.enforce_eager:
-        return False
+def can_be_recorded(model: CausalLM) -> bool:
+    """Whether decodes are made of nothing but kernels; the log says what is in the way."""
     if not isinstance(model.backend, FlashInferAttention):
         log.warning("decodes are not recorded as CUDA graphs: the attention that serves cannot be")
         return False

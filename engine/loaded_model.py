@@ -26,6 +26,7 @@ from engine.models import Model, load_model
 from engine.tensor_parallel import ONE_RANK, TensorGroup
 from engine.tensor_shard import TensorShard
 
+WEIGHTS_SHARE = 0.8  # of the loading, where decodes are recorded behind it
 FINGERPRINT_DIGITS = 15  # of a fingerprint, that ranks compare: what an int64 holds
 
 
@@ -107,8 +108,10 @@ def _load(
         )
     served = replace(whole, max_model_len=max_model_len)
     ranks = tensor or ONE_RANK
-    loaded = load_model(directory, served, device, attention, on_progress, group, ranks, config.quantization)
-    records = tensor is None and group is None and can_be_recorded(loaded, config)
+    may_record = tensor is None and group is None and not (config.is_on_cpu or config.enforce_eager)
+    told = _share_of(on_progress, 0.0, WEIGHTS_SHARE if may_record else 1.0)
+    loaded = load_model(directory, served, device, attention, told, group, ranks, config.quantization)
+    records = may_record and can_be_recorded(loaded)
     if kv_bytes is None:
         columns = whole.vocab_size if shard.rank == 0 else len(range(whole.vocab_size)[shard.of(whole.vocab_size)])
         kv_bytes = bytes_for_kv(config, max_model_len, loaded, layout, columns, records=records)
@@ -124,5 +127,13 @@ def _load(
         tensor.meet()
     elif records:
         max_blocks = -(-max_model_len // config.block_size)
-        model = GraphedModel(loaded, pool, recorded_sizes(config.batch_seqs), max_blocks)
+        told = _share_of(on_progress, WEIGHTS_SHARE, 1.0)
+        model = GraphedModel(loaded, pool, recorded_sizes(config.batch_seqs), max_blocks, on_progress=told)
     return LoadedModel(whole, model, layout, num_parts, pool, max_model_len, fingerprint, cores)
+
+
+def _share_of(on_progress: Callable[[float], None] | None, start: float, end: float) -> Callable[[float], None] | None:
+    """Who hears of a part of the loading, which goes from `start` to `end` of all of it."""
+    if on_progress is None:
+        return None
+    return lambda done: on_progress(start + (end - start) * done)

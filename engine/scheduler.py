@@ -16,6 +16,7 @@ from engine.request import FinishReason, Request, RequestId, RequestStatus
 from engine.sampling_params import GREEDY_BELOW
 from engine.schedule import Received, Schedule, ScheduledRequest, StepResult
 from engine.step_budget import StepBudget
+from engine.step_room import StepRoom
 from engine.waiting_queue import OrderedRequests
 
 
@@ -69,15 +70,14 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Picks a step's work: decodes, then prompts begun, then requests that wait."""
         schedule = Schedule()
-        budget = self.budget.num_tokens - self._schedule_decodes(schedule)
+        room = StepRoom(self.budget.num_tokens - self._schedule_decodes(schedule))
         for request in self.running:
             missing = request.num_tokens - request.num_computed_tokens
-            if missing > 1 and budget > 0 and len(schedule.requests) < self.config.batch_seqs:
+            if missing > 1 and room.of(request) > 0 and len(schedule.requests) < self.config.batch_seqs:
                 # Blocks lack at most for the last token, when that came with a prompt that did not come whole.
-                room = len(request.block_table) * self.config.block_size - request.num_computed_tokens
-                schedule.requests.append(ScheduledRequest.of(request, min(missing, budget, room)))
-                budget -= schedule.requests[-1].num_new_tokens
-        self._admit(schedule, budget)
+                held = len(request.block_table) * self.config.block_size - request.num_computed_tokens
+                schedule.requests.append(ScheduledRequest.of(request, room.take(request, min(missing, held))))
+        self._admit(schedule, room)
         schedule.requests.sort(key=lambda item: item.num_new_tokens > 1)
         self._may_admit = schedule.leaves_waiting
         return schedule
@@ -221,7 +221,7 @@ class Scheduler:
         self.num_preemptions += 1
         self.waiting.add(request)
 
-    def _admit(self, schedule: Schedule, budget: int) -> None:
+    def _admit(self, schedule: Schedule, room: StepRoom) -> None:
         """Admits waiting requests strictly in order, each with blocks for all its tokens, so that none starves.
 
         Requests that are computed elsewhere are bounded by blocks alone: they take no part in the batch until then.
@@ -229,7 +229,7 @@ class Scheduler:
         while len(self.waiting) > 0:
             request = self.waiting.first
             is_computed_here = not request.receives_kv
-            if is_computed_here and (budget == 0 or len(self.running) >= self.config.batch_seqs):
+            if is_computed_here and (room.of(request) == 0 or len(self.running) >= self.config.batch_seqs):
                 schedule.leaves_waiting = len(self.running) < self.config.batch_seqs
                 return
             if not self._take_blocks(request):
@@ -242,9 +242,8 @@ class Scheduler:
             else:
                 request.status = RequestStatus.RUNNING
                 self.running.add(request)
-                num_new_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
+                num_new_tokens = room.take(request, request.num_tokens - request.num_computed_tokens)
                 schedule.requests.append(ScheduledRequest.of(request, num_new_tokens))
-                budget -= num_new_tokens
 
     def _take_blocks(self, request: Request) -> bool:
         reserve = len(self.running)  # each of these may soon need one more

@@ -127,7 +127,7 @@ def test_sections_of_the_file_reach_their_processes(tmp_path: Path) -> None:
     prefill, decode = by_id(planned)["prefill-1"], by_id(planned)["decode-0"]
     assert loaded.cluster.model == "/models/other"
     assert (prefill.engine.max_num_seqs, decode.engine.max_num_seqs) == (8, 16)
-    assert (prefill.engine.max_num_batched_tokens, decode.engine.max_num_batched_tokens) == (2048, 256)
+    assert (prefill.engine.step_tokens, decode.engine.step_tokens) == (2048, 256)
     assert (prefill.engine.kv_cache_memory_bytes, decode.engine.kv_cache_memory_bytes) == (256 << 20, 1 << 30)
     assert (prefill.engine.num_threads, decode.engine.num_threads) == (2, 3)
     assert {worker.transport for worker in planned.workers} == {"tcp"}

@@ -51,9 +51,9 @@ class Rig:
         schedule = self.scheduler.schedule()
         self.scheduler.check_integrity()
         lens = [item.num_new_tokens for item in schedule.requests]
-        assert sum(lens) <= self.config.max_num_batched_tokens
+        assert sum(lens) <= self.config.step_tokens
         assert lens == sorted(lens, key=lambda length: length > 1)
-        assert len(lens) <= self.config.max_num_seqs
+        assert len(lens) <= self.config.batch_seqs
         for output in self.scheduler.update(schedule.requests, self.model.run(schedule.requests)):
             self.take(output)
         self.scheduler.check_integrity()

@@ -51,7 +51,9 @@ def eager_model(directory: Path) -> PagedModel:
 def graphed_model(directory: Path, sizes: list[int]) -> tuple[PagedModel, Recomputing]:
     paged, recorder = eager_model(directory), Recomputing()
     assert isinstance(paged.model, CausalLM)
-    paged.model = GraphedModel(paged.model, paged.pool, sizes, MAX_BLOCKS, recorder)
+    shares: list[float] = []
+    paged.model = GraphedModel(paged.model, paged.pool, sizes, MAX_BLOCKS, recorder, shares.append)
+    assert shares == [(place + 1) / len(sizes) for place in range(len(sizes))]
     return paged, recorder
 
 
