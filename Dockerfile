@@ -87,6 +87,11 @@ USER 1000:1000
 FROM runtime AS cuda
 # What NVIDIA's container runtime gives a container of the driver.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+# Triton and FlashInfer compile small modules of C when they first run a kernel; Python's headers are the base image's.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
 COPY --from=dependencies-cuda /opt/baton /opt/baton
 RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
     --mount=type=bind,source=scripts/image,target=/src/scripts/image \

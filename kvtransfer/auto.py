@@ -9,6 +9,7 @@ from torch import Tensor
 from kvtransfer.base import KVTransport, Landed, PeerId, PoolDescription, TransportChoice, nobody
 from kvtransfer.errors import PeerLost, TransportUnavailable
 from kvtransfer.quarantine import Quarantine
+from kvtransfer.refusals import Refusals
 
 logger = logging.getLogger(__name__)
 
@@ -42,14 +43,17 @@ class AutoTransport:
     """Serves the pool over several backends and reads from each peer over the first that reaches it.
 
     The backends share one quarantine. Only TransportUnavailable leads to the next backend: a peer that refuses or is
-    gone would do the same over any other.
+    gone would do the same over any other. What did not reach a peer is not tried
+    again soon, unless nothing else reaches it.
     """
 
     def __init__(self, backends: Sequence[Backend | Unavailable], quarantine: Quarantine) -> None:
         """`backends`: best first."""
         self.quarantine = quarantine
         self._backends = list(backends)
+        self._dropped: list[Backend] = []  # could not register the pool; ours to close
         self._connected: dict[PeerId, Connected] = {}
+        self._refusals = Refusals()
         for backend in backends:
             if isinstance(backend, Unavailable):
                 logger.info("KV transport %s is not used: %s", backend.name, backend.reason)
@@ -73,6 +77,7 @@ class AutoTransport:
                 except TransportUnavailable as error:
                     logger.info("KV transport %s is not used: %s", backend.name, error)
                     self._backends[index] = Unavailable(backend.name, str(error))
+                    self._dropped.append(backend)
         if not descriptions:
             raise TransportUnavailable(f"no KV transport works here: {self._backends}")
         endpoints = {name: value for description in descriptions for name, value in description.endpoints.items()}
@@ -85,24 +90,39 @@ class AutoTransport:
         if peer_id in choices:
             return peer_id
         self._connected = {known: connected for known, connected in self._connected.items() if known in choices}
-        reasons: list[str] = []  # why the better ones were not chosen
+        refused: dict[str, str] = {}  # by the better ones, and why
         for backend in self._backends:
-            if isinstance(backend, Unavailable):
-                reasons.append(f"{backend.name}: {backend.reason}")
+            reason = await self._refusal(backend, peer)
+            if reason is not None:
+                refused[backend.name] = reason
                 continue
-            try:
-                await backend.transport.connect(peer)
-            except TransportUnavailable as error:
-                reasons.append(f"{backend.name}: {error}")
-                continue
+            assert isinstance(backend, Backend)
             choice = backend.transport.choices.get(peer_id)
             if choice is None:
                 raise PeerLost(f"peer {peer_id} ended as soon as it was connected")
-            reason = "; ".join([choice.reason, *reasons])
-            self._connected[peer_id] = Connected(backend, TransportChoice(choice.transport, reason))
-            _tell(peer_id, backend, choice.transport, reason)
+            self._choose(peer_id, backend, choice, refused)
             return peer_id
-        raise TransportUnavailable(f"no KV transport reaches peer {peer_id}: {'; '.join(reasons)}")
+        self._refusals.drop(peer_id)
+        raise TransportUnavailable(f"no KV transport reaches peer {peer_id}: {'; '.join(_in_words(refused))}")
+
+    async def _refusal(self, backend: Backend | Unavailable, peer: PoolDescription) -> str | None:
+        """Connects; why that does not do, if the backend does not reach the peer."""
+        if isinstance(backend, Unavailable):
+            return backend.reason
+        known = self._refusals.reason(backend.name, PeerId(peer.incarnation))
+        if known is not None:
+            return known
+        try:
+            await backend.transport.connect(peer)
+        except TransportUnavailable as error:
+            self._refusals.note(backend.name, PeerId(peer.incarnation), str(error))
+            return str(error)
+        return None
+
+    def _choose(self, peer: PeerId, backend: Backend, choice: TransportChoice, refused: Mapping[str, str]) -> None:
+        reason = "; ".join([choice.reason, *_in_words(refused)])
+        self._connected[peer] = Connected(backend, TransportChoice(choice.transport, reason))
+        _tell(peer, backend, choice.transport, reason)
 
     async def read(
         self,
@@ -126,10 +146,14 @@ class AutoTransport:
 
     async def close(self) -> None:
         """Closes every backend; see KVTransport."""
-        for backend in self._backends:
+        for backend in [*self._backends, *self._dropped]:
             if isinstance(backend, Backend):
                 await backend.transport.close()
         self._connected.clear()
+
+
+def _in_words(refused: Mapping[str, str]) -> list[str]:
+    return [f"{name}: {reason}" for name, reason in refused.items()]
 
 
 def _tell(peer: PeerId, backend: Backend, transport: str, reason: str) -> None:

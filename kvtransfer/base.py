@@ -93,9 +93,9 @@ class KVTransport(Protocol):
         `landed` hears how many more units of `local` have come, in their order, while they are in the processor's
         cache. It is called on the thread that copies, so it must neither wait nor raise.
 
-        Raises PeerLost, TransferDeadline, PeerRefused for a unit that the peer does not have, ValueError for wrong
-        local units. After an error or a cancellation the local units' contents are undefined, and their blocks stay in
-        `quarantine` for as long as a write may still land.
+        Raises PeerLost, TransferDeadline, PeerRefused for a unit that the peer does not have, TransferFailed for what
+        failed on our side, ValueError for wrong local units. After an error or a cancellation the local units' contents
+        are undefined, and their blocks stay in `quarantine` for as long as a write may still land.
         """
         ...
 
@@ -104,5 +104,5 @@ class KVTransport(Protocol):
         ...
 
     async def close(self) -> None:
-        """Ends every connection, the peers' reads from this pool included."""
+        """Ends every connection, the peers' reads from this pool included; whether or not a pool was registered."""
         ...

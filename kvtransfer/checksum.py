@@ -14,10 +14,11 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvtransfer.cuda_streams import shared_stream
+from kvtransfer.cuda_streams import on, shared_stream
 from kvtransfer.errors import PeerRefused
 from kvtransfer.local_pool import block_bytes_of
 from kvtransfer.peer_words import quoted
+from kvtransfer.torch_failures import torch_failures
 from kvtransfer.word_checksum import word_checksums
 
 XXH3 = "xxh3"
@@ -35,7 +36,10 @@ def checksum(block: NDArray[np.uint8]) -> int:
 
 
 class UnitChecksums:
-    """Makes checksums of one kind of the units of a contiguous pool; every call blocks until they are made."""
+    """Makes checksums of one kind of the units of a contiguous pool; every call blocks until they are made.
+
+    It raises TransferFailed where a GPU or its memory does not do.
+    """
 
     def __init__(self, pool: Tensor, unit_bytes: int, kind: str) -> None:
         """Raises PeerRefused, since it is a peer that names the kind, for one that is not made of such a pool."""
@@ -51,9 +55,8 @@ class UnitChecksums:
         """Of units, in order; a GPU is waited for once, beside its other work."""
         if self._bytes is not None:
             return [checksum(self._bytes[unit]) for unit in units]
-        if not self.is_on_gpu:
-            return word_checksums(self._rows, units)
-        with torch.cuda.stream(shared_stream(self._rows.device)):
+        stream = shared_stream(self._rows.device) if self.is_on_gpu else None
+        with torch_failures("making checksums"), on(stream):
             return word_checksums(self._rows, units)
 
 
@@ -64,3 +67,13 @@ def block_checksums(pool: Tensor, blocks: Sequence[int], units_per_block: int = 
     if units_per_block == 1:
         return made.of(blocks)
     return made.of([block * units_per_block + unit for block in blocks for unit in range(units_per_block)])
+
+
+def warm_checksums(pool: Tensor) -> None:
+    """Has a GPU load what makes checksums of a pool, and Triton compile it: before there are requests.
+
+    CUDA loads a kernel when it is first used, and may wait for all that runs to do so: for NCCL's kernels too, which
+    wait for a peer.
+    """
+    if pool.is_cuda:
+        block_checksums(pool, [0])

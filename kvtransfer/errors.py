@@ -5,7 +5,8 @@ TransferError
 ├── PeerRefused            the peer is not whom we meant, or does not have what we asked for
 ├── PeerLost               the peer ended or the connection broke
 ├── TransferDeadline       not done in time; the destination stays in quarantine until no write can land
-└── ChecksumMismatch       a block's bytes are not the announced ones
+├── ChecksumMismatch       a block's bytes are not the announced ones
+└── TransferFailed         it failed on this side: no memory for it, or a GPU's error
 """
 
 
@@ -31,3 +32,7 @@ class TransferDeadline(TransferError):
 
 class ChecksumMismatch(TransferError):
     """A block's bytes are not the announced ones."""
+
+
+class TransferFailed(TransferError):
+    """It failed on this side: there was no memory for it, or a GPU had an error."""

@@ -33,6 +33,13 @@ class MemoryPlace:
         return "GPU memory" if self.is_gpu else "host memory"
 
 
+def gpu_number(device: torch.device) -> int | None:
+    """This process's number of a GPU; None for the host, and where there is no GPU to be had."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    return device.index if device.index is not None else torch.cuda.current_device()
+
+
 def bind_thread(device: int) -> None:
     """Makes a GPU's context that of the calling thread: UCX registers and copies in the caller's."""
     torch.cuda.set_device(device)

@@ -16,17 +16,19 @@ from kvtransfer.local_pool import LocalPool
 from kvtransfer.peer_words import quoted, words
 from kvtransfer.units import unit_bytes_of
 
-PROTOCOL = "baton-kv/1"
+PROTOCOL = "baton-kv/2"
 MAX_FRAME_BYTES = 64 << 10
+MAX_INCARNATION_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What the caller says: whom it means, and what its own blocks are."""
+    """What the caller says: whom it means, who it is itself, and what its own blocks are."""
 
     protocol: str
     key: str  # from the callee's endpoint: only who was told of the pool may read it
     incarnation: str
+    caller: str  # the caller's own incarnation: all its connections are one reader's
     fingerprint: str
     block_bytes: int
 
@@ -42,6 +44,14 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Caller:
+    """Whom the callee has let in."""
+
+    incarnation: str
+    block_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """Why the callee does not let the caller in."""
 
@@ -50,7 +60,8 @@ class Refusal:
 
 async def greet(sock: socket.socket, pool: LocalPool, peer: PoolDescription, key: str) -> None:
     """The caller's half, on a non-blocking socket. Raises PeerRefused or PeerLost."""
-    hello = Hello(PROTOCOL, key, peer.incarnation, pool.identity.fingerprint, pool.block_bytes)
+    ours = pool.identity
+    hello = Hello(PROTOCOL, key, peer.incarnation, ours.incarnation, ours.fingerprint, pool.block_bytes)
     try:
         await _send(sock, hello)
         answer = await _receive(sock)
@@ -66,8 +77,8 @@ async def greet(sock: socket.socket, pool: LocalPool, peer: PoolDescription, key
             raise PeerRefused(f"the peer's {what} is {quoted(answer.get(what))}, it was described as {described!r}")
 
 
-async def admit(sock: socket.socket, pool: LocalPool, key: str) -> int:
-    """The callee's half, on a non-blocking socket; returns the bytes of the caller's blocks.
+async def admit(sock: socket.socket, pool: LocalPool, key: str) -> Caller:
+    """The callee's half, on a non-blocking socket.
 
     Raises PeerRefused (after telling the caller), or PeerLost.
     """
@@ -79,7 +90,7 @@ async def admit(sock: socket.socket, pool: LocalPool, key: str) -> int:
             raise PeerRefused(refusal)
         identity = pool.identity
         await _send(sock, Welcome(identity.incarnation, identity.fingerprint, pool.num_blocks, pool.block_bytes))
-        return int(hello["block_bytes"])
+        return Caller(hello["caller"], hello["block_bytes"])
     except (OSError, EOFError) as error:
         raise PeerLost(f"the caller went away: {error}") from error
     except ValueError as error:
@@ -99,6 +110,9 @@ def _refusal(hello: dict[str, Any], pool: LocalPool, key: str) -> str | None:
             return (
                 f"the {what} does not match" if what == "key" else f"{what} is {ours!r}, not {quoted(hello.get(what))}"
             )
+    caller = hello.get("caller")
+    if not isinstance(caller, str) or not 0 < len(caller) <= MAX_INCARNATION_CHARS:
+        return f"caller must be an incarnation, not {quoted(caller)}"
     block_bytes = hello.get("block_bytes")
     if type(block_bytes) is not int:
         return f"block_bytes must be a whole number, not {quoted(block_bytes)}"

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from kvtransfer.errors import TransferError
-from kvtransfer.handshake import admit
+from kvtransfer.handshake import Caller, admit
 from kvtransfer.local_pool import LocalPool
 
 logger = logging.getLogger(__name__)
@@ -18,12 +18,12 @@ HANDSHAKE_DEADLINE_S = 10.0
 class Listener:
     """Owns a listening socket; greets callers on the event loop and hands those it admits to `serve`.
 
-    `serve` is told the bytes of the caller's blocks, and owns the caller's connection from then on, for as long as it
-    runs; afterwards the socket is closed.
+    `serve` is told who the caller is, and owns its connection from then on, for as long as it runs; afterwards the
+    socket is closed.
     """
 
     def __init__(
-        self, sock: socket.socket, pool: LocalPool, key: str, serve: Callable[[socket.socket, int], Awaitable[None]]
+        self, sock: socket.socket, pool: LocalPool, key: str, serve: Callable[[socket.socket, Caller], Awaitable[None]]
     ) -> None:
         sock.setblocking(False)
         sock.listen(128)
@@ -64,11 +64,11 @@ class Listener:
             sock.setblocking(False)
             try:
                 async with asyncio.timeout(HANDSHAKE_DEADLINE_S):
-                    block_bytes = await admit(sock, self._pool, self._key)
+                    caller = await admit(sock, self._pool, self._key)
             except (TransferError, TimeoutError) as error:
                 logger.warning("refused a connection to the KV pool: %s", error or "no greeting came")
                 return
             try:
-                await self._serve(sock, block_bytes)
+                await self._serve(sock, caller)
             except OSError as error:
                 logger.info("a reader of the KV pool went away: %s", error)

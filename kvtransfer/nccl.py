@@ -6,12 +6,15 @@ It is the second choice, behind NIXL, whose reads need nobody's help. What follo
   that was given up lets what it has asked for come, or aborts the communicator, which ends the connection.
 - What comes is received beside the pool and copied into it only then. So after an abort nothing can land in a block
   once the read's own thread has ended; the quarantine follows that.
-- Reads from one peer go one after the other: a communicator is one line.
+- Reads from one peer go one after the other: a communicator is one line. It is kept after a read only if nothing that
+  was asked for is still to come.
+- Making a communicator has no deadline in NCCL, so it has one here; with a peer that let it pass none is made again.
 
 The same between pools in host memory goes over gloo. It is what the tests run; tcp is better for service.
 """
 
 import asyncio
+import logging
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
@@ -22,25 +25,33 @@ from torch import Tensor
 from kvtransfer import endpoint
 from kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
 from kvtransfer.connections import Connections
-from kvtransfer.errors import PeerLost, TransferDeadline, TransferError, TransportUnavailable
+from kvtransfer.cuda_streams import SideStreams
+from kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline, TransferError, TransportUnavailable
 from kvtransfer.listener import Listener
 from kvtransfer.local_pool import LocalPool
-from kvtransfer.pair_group import READER, PairGroup, made, nccl_type, peers_store
-from kvtransfer.pair_owner import PairOwner
+from kvtransfer.pair_group import READER, PairGroup, load_kernels, nccl_type, peers_store, require_blocking_wait
+from kvtransfer.pair_making import END_S, PairMaking
+from kvtransfer.pair_owner import NO_STORE, PairOwner
 from kvtransfer.pair_read import PairRead
+from kvtransfer.pair_seats import PairSeats
 from kvtransfer.quarantine import Quarantine
-from kvtransfer.shared_memory import is_open
+from kvtransfer.refusals import Refusals
+from kvtransfer.socket_ends import is_open
 from kvtransfer.staging_control import receive_word
 from kvtransfer.tcp_connection import listening_socket, open_connection
-from kvtransfer.threads import run_in_thread
+from kvtransfer.torch_failures import first_line
 from kvtransfer.transfers import Transfer, Transfers
 from kvtransfer.units import Units
+
+logger = logging.getLogger(__name__)
 
 NAME = "nccl"
 GLOO = "gloo"
 CHUNK_BYTES = 8 << 20  # sent at once
 CHUNK_TIMEOUT_S = 5.0  # for that; and for two sides to connect
 GRACE_S = 0.5  # for what was asked for to come, before a read that was given up aborts the communicator
+MAKING_SHARE = 2 / 3  # of the deadline for connecting
+MAX_PORT = (1 << 16) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +84,34 @@ class PairTransport:
         identity: PoolIdentity,
         host: str,
         quarantine: Quarantine | None = None,
-        connect_deadline_s: float = 10.0,
+        connect_deadline_s: float = 15.0,
         port: int = 0,
         backend: str = NAME,
         chunk_timeout_s: float = CHUNK_TIMEOUT_S,
     ) -> None:
         """`port`: where peers greet; 0: any free one; `backend`: nccl, or gloo for pools in host memory.
 
-        Raises TransportUnavailable in a torch without NCCL.
+        Raises TransportUnavailable in a torch without NCCL, or one that was told to end the process when NCCL is late.
         """
         if backend == NAME:
             nccl_type()
+            require_blocking_wait()
         self.quarantine = quarantine if quarantine is not None else Quarantine()
         self._identity = identity
         self._host = host
         self._port = port
         self._backend = backend
         self._chunk_timeout_s = chunk_timeout_s
+        self._making_deadline_s = connect_deadline_s * MAKING_SHARE
         self._pool: LocalPool | None = None
+        self._owner: PairOwner | None = None
         self._listener: Listener | None = None
+        self._streams: SideStreams | None = None
         self._connections: Connections[Peer] = Connections(connect_deadline_s)
         self._transfers = Transfers(self.quarantine)
-        self._ending: set[asyncio.Future[None]] = set()  # communicators that are being aborted
+        self._making = PairMaking()
+        self._seats = PairSeats()
+        self._too_late = Refusals(retry_s=None)
 
     @property
     def choices(self) -> Mapping[PeerId, TransportChoice]:
@@ -108,12 +125,15 @@ class PairTransport:
         local = LocalPool.of(pool, self._identity, on_gpu=is_nccl)
         if is_nccl and not pool.is_cuda:
             raise TransportUnavailable(f"NCCL moves GPU memory, this pool is on {pool.device}")
+        if pool.is_cuda:
+            load_kernels(local.rows(local.block_bytes))
         self._pool = local
+        self._streams = SideStreams(pool.device)
         sock = listening_socket(self._host, self._port)
         host, port = sock.getsockname()[:2]
         address = Endpoint(host, port, secrets.token_hex(16), CHUNK_BYTES)
-        owner = PairOwner(local, self._host, self._chunk_timeout_s, CHUNK_BYTES)
-        self._listener = Listener(sock, local, address.key, owner.serve)
+        self._owner = PairOwner(local, self._host, self._chunk_timeout_s, CHUNK_BYTES, self._streams)
+        self._listener = Listener(sock, local, address.key, self._owner.serve)
         return local.describe(self._backend, endpoint.encode(address))
 
     async def connect(self, peer: PoolDescription) -> PeerId:
@@ -156,12 +176,13 @@ class PairTransport:
             connected.line.release()
             raise PeerLost(f"peer {peer} was forgotten")
         step = max(1, min(connected.chunk_bytes, CHUNK_BYTES) // units.unit_bytes)
+        rows = self._require_pool().rows(units.unit_bytes)
         timers: list[asyncio.TimerHandle] = []
+        reads: list[PairRead] = []
 
         def start(transfer: Transfer) -> "asyncio.Future[None]":
-            rows = self._require_pool().rows(units.unit_bytes)
-            read = PairRead(connected.sock, connected.group, rows, step, transfer, landed)
-            return loop.create_task(read.run(remote, local))
+            reads.append(PairRead(connected.sock, connected.group, rows, step, transfer, landed))
+            return loop.create_task(reads[0].run(remote, local))
 
         def interrupt() -> None:
             timers.append(loop.call_later(GRACE_S, self._lose, connected))
@@ -169,9 +190,13 @@ class PairTransport:
         def ended(_: bool) -> None:
             for timer in timers:
                 timer.cancel()
+            if not reads.pop().leaves_nothing:  # before anybody else has the line
+                self._lose(connected)
+            self._seats.rest(peer)
             connected.line.release()
 
         held = units.local_blocks(local)
+        self._seats.use(peer)
         try:
             await self._transfers.run(peer, held, start, max(0.0, end_s - loop.time()), interrupt, ended)
         except PeerLost:
@@ -189,9 +214,13 @@ class PairTransport:
         await self._connections.close()
         for peer in self._connections.peers():  # no read can start from now on
             self.forget(peer)
-        await self._transfers.close()
-        while self._ending:
-            await asyncio.wait(self._ending)
+        try:
+            async with asyncio.timeout(END_S):
+                await self._transfers.close()
+        except TimeoutError:  # nothing lands any more: what comes over an aborted communicator is dropped
+            logger.warning("reads over %s do not end; their threads are left behind", self._backend)
+        for making in (self._making, self._owner.making if self._owner is not None else self._making):
+            await making.all_ended()
 
     def _require_pool(self) -> LocalPool:
         if self._pool is None:
@@ -199,38 +228,52 @@ class PairTransport:
         return self._pool
 
     async def _open(self, peer: PoolDescription, units: Units) -> Peer:
-        address = endpoint.decode(Endpoint, peer, self._backend)
-        pool = self._require_pool()
-        sock = await open_connection(address.host, address.port, address.key, pool, peer)
+        address, peer_id = endpoint.decode(Endpoint, peer, self._backend), PeerId(peer.incarnation)
+        if (reason := self._too_late.reason(self._backend, peer_id)) is not None:
+            raise TransportUnavailable(reason)
+        self._seats.take(peer_id, lambda: self.forget(peer_id))
         try:
-            port = await receive_word(sock)
-            group = await self._make_group(address.host, port)
-        except (OSError, RuntimeError) as error:
-            is_there = is_open(sock)
-            sock.close()
-            if not is_there:
-                raise PeerLost(f"peer {peer.incarnation} ended while it was being connected: {error}") from error
-            reason = str(error).splitlines()[0]
-            raise TransportUnavailable(f"no communicator with peer {peer.incarnation}: {reason}") from error
+            sock = await open_connection(address.host, address.port, address.key, self._require_pool(), peer)
+            try:
+                group = await self._group_with(sock, address.host, peer_id)
+            except BaseException:
+                sock.close()
+                raise
         except BaseException:
-            sock.close()
+            self._seats.leave(peer_id)
             raise
         connected = Peer(peer, units, address.chunk_bytes, sock, group)
+        self._seats.rest(peer_id)
         asyncio.get_running_loop().add_reader(sock.fileno(), self._lose, connected)  # it says nothing more
         return connected
 
+    async def _group_with(self, sock: socket.socket, host: str, peer: PeerId) -> PairGroup:
+        """A communicator with who is at the other end. Raises TransportUnavailable if it is there and that is not."""
+        try:
+            port = await receive_word(sock)
+            if port == NO_STORE:
+                raise TransportUnavailable(f"peer {peer} has no communicator to spare")
+            if port > MAX_PORT:
+                raise PeerRefused(f"peer {peer} says that it listens on port {port}")
+            async with asyncio.timeout(self._making_deadline_s):
+                return await self._make_group(host, port)
+        except (OSError, RuntimeError) as error:
+            if not is_open(sock):
+                raise PeerLost(f"peer {peer} ended while it was being connected: {first_line(error)}") from error
+            reason = f"no communicator with peer {peer}: {first_line(error)}"
+            if isinstance(error, TimeoutError):
+                reason = f"no communicator with peer {peer} within {self._making_deadline_s:g} s"
+                self._too_late.note(self._backend, peer, reason)
+            raise TransportUnavailable(reason) from error
+
     async def _make_group(self, host: str, port: int) -> PairGroup:
-        device, timeout_s = self._require_pool().tensor.device, self._chunk_timeout_s
+        device, timeout_s, streams = self._require_pool().tensor.device, self._chunk_timeout_s, self._streams
+        assert streams is not None
 
         def make() -> PairGroup:
-            return PairGroup(peers_store(host, port, timeout_s), READER, self._host, device, timeout_s)
+            return PairGroup(peers_store(host, port, timeout_s), READER, self._host, device, timeout_s, streams)
 
-        return await made(make)
-
-    def _end(self, group: PairGroup) -> None:
-        ending = run_in_thread("baton-kv-pair-end", group.abort)
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
+        return await self._making.make(make)
 
     def _lose(self, peer: Peer) -> None:
         peer_id = PeerId(peer.description.incarnation)
@@ -241,6 +284,7 @@ class PairTransport:
         connected = self._connections.pop(peer)
         self._transfers.abort(peer, reason)
         if connected is not None:
+            self._seats.leave(peer)
             asyncio.get_running_loop().remove_reader(connected.sock.fileno())
             connected.sock.close()
-            self._end(connected.group)
+            self._making.end(connected.group)

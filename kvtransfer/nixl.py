@@ -9,14 +9,14 @@ unexpected error: Endpoint timeout"), and the tcp transport is faster.
 
 A pool on a GPU is read into another on a GPU: by cuda_ipc on one host, by GPUDirect RDMA between hosts. Where UCX can
 do neither it stages through both hosts' memory, and says nothing. But then it needs the peer's processor, so a read
-while the peer rests tells: this too is refused, with the reason.
+while the peer rests tells, if it did rest: this too is refused, with the reason.
 """
 
 import asyncio
 import base64
 import secrets
-import socket
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,22 +28,28 @@ from kvtransfer import endpoint
 from kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
 from kvtransfer.connections import Connections
 from kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
-from kvtransfer.gpu_memory import MemoryPlace
+from kvtransfer.gpu_memory import MemoryPlace, gpu_number
 from kvtransfer.listener import Listener
 from kvtransfer.local_pool import LocalPool
 from kvtransfer.nixl_agent import NixlAgent
-from kvtransfer.nixl_peer import POLL, NixlPeer
+from kvtransfer.nixl_owner import NixlOwner
+from kvtransfer.nixl_peer import NixlPeer
 from kvtransfer.nixl_read import MAX_GPU_STEP_BYTES, MAX_STEP_BYTES, Read, Region
 from kvtransfer.nixl_trial import device_path, host_path
+from kvtransfer.peer_words import quoted
 from kvtransfer.quarantine import Quarantine
 from kvtransfer.rdma import has_rdma_device
-from kvtransfer.tcp_connection import keep_alive, listening_socket, open_connection
+from kvtransfer.socket_ends import is_open
+from kvtransfer.tcp_connection import listening_socket, open_connection
 from kvtransfer.threads import run_in_thread
 from kvtransfer.transfers import Transfer, Transfers
 from kvtransfer.units import Units
 
 NAME = "nixl"
+HOST = torch.device("cpu")
 MAX_ADDRESS = 1 << 64
+MAX_DEVICES = 1 << 10
+TRIAL_SHARE = 0.8  # of the deadline for connecting
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +93,13 @@ class NixlTransport:
         one_sided_only: bool = True,
         port: int = 0,
         tries_at_rest: bool | None = None,
+        device: torch.device = HOST,
     ) -> None:
         """`one_sided_only=False` lets UCX emulate reads: not for service, see above. Raises TransportUnavailable.
 
         `port`: where peers greet; 0: any free one. `tries_at_rest`: find out whether reads are one-sided by some while
         the peer rests, and not by whether they end at once, as a copy by the kernel does; None: for GPUs only.
+        `device`: where the pool will be.
         """
         self.quarantine = quarantine if quarantine is not None else Quarantine()
         self._identity = identity
@@ -105,7 +113,8 @@ class NixlTransport:
         self._connections: Connections[NixlPeer] = Connections(connect_deadline_s)
         self._dormant: dict[PeerId, NixlPeer] = {}  # forgotten, but alive
         self._transfers = Transfers(self.quarantine)
-        self._agent = NixlAgent(identity.incarnation)  # the life's id: a name that was dead once can never come back
+        # The name is the life's id: one that was dead once can never come back.
+        self._agent = NixlAgent(identity.incarnation, gpu_number(device))
 
     @property
     def choices(self) -> Mapping[PeerId, TransportChoice]:
@@ -128,7 +137,7 @@ class NixlTransport:
         host, port = sock.getsockname()[:2]
         key, rdma = secrets.token_hex(16), int(has_rdma_device())
         address = Endpoint(host, port, key, metadata, local.address, rdma, place.kind, place.device, boot_id())
-        self._listener = Listener(sock, local, address.key, partial(_help_reader, self._agent))
+        self._listener = Listener(sock, local, address.key, NixlOwner(self._agent).serve)
         return local.describe(NAME, endpoint.encode(address))
 
     async def connect(self, peer: PoolDescription) -> PeerId:
@@ -217,7 +226,7 @@ class NixlTransport:
         connection = NixlPeer(peer, units, sock)
         connection.ask()  # UCX sets a connection up with both sides' help
         try:
-            connection.reason = await self._try(connection, address)
+            connection.reason = await self._try_in_time(connection, address)
         except BaseException:
             sock.close()
             self._agent.call(partial(self._agent.remove_peer, peer.incarnation))
@@ -225,6 +234,16 @@ class NixlTransport:
         connection.thank()
         asyncio.get_running_loop().add_reader(sock.fileno(), self._lose, connection)
         return connection
+
+    async def _try_in_time(self, connection: NixlPeer, address: Endpoint) -> str:
+        """A peer that is there, but over NIXL does not answer, is for another transport."""
+        limit_s = self._connect_deadline_s * TRIAL_SHARE
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                return await self._try(connection, address)
+        if not is_open(connection.sock):
+            raise PeerLost(f"peer {connection.peer_id} ended while it was being connected")
+        raise TransportUnavailable(f"NIXL read nothing of peer {connection.peer_id} on trial within {limit_s:g} s")
 
     async def _try(self, connection: NixlPeer, address: Endpoint) -> str:
         """Reads a unit, to see how; returns that in words."""
@@ -236,6 +255,8 @@ class NixlTransport:
                 f"the pool of peer {peer.incarnation} is in {theirs.name}, ours in {registered.place.name}: UCX would "
                 "stage what is read between them"
             )
+        if not 0 <= theirs.device < MAX_DEVICES:
+            raise PeerRefused(f"peer {peer.incarnation} says that its pool is on device {quoted(theirs.device)}")
         region = Region(address.base, unit_bytes, connection.units.num_remote, theirs)
         if not 0 < address.base < address.base + peer.num_blocks * peer.block_bytes < MAX_ADDRESS:
             raise PeerRefused(f"peer {peer.incarnation} says that its pool is at {address.base:#x}")
@@ -278,16 +299,3 @@ class NixlTransport:
 def boot_id() -> str:
     """Names this boot of the kernel."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-async def _help_reader(agent: NixlAgent, sock: socket.socket, _block_bytes: int) -> None:
-    """Polls while an admitted caller wants it, and learns of the caller's end."""
-    keep_alive(sock)
-    polls = False
-    try:
-        while words := await asyncio.get_running_loop().sock_recv(sock, 64):
-            if words.endswith(POLL) != polls:
-                polls = not polls
-                agent.poll_for_peer(1 if polls else -1)
-    finally:
-        agent.poll_for_peer(-1 if polls else 0)

@@ -34,8 +34,11 @@ CLOSED = "the transport was closed"
 class NixlAgent:
     """Owns a NIXL agent with the UCX backend; whatever touches it runs in its thread, by `call`, `ask` and `read`."""
 
-    def __init__(self, name: str) -> None:
-        """Raises TransportUnavailable if NIXL or its UCX backend does not work here."""
+    def __init__(self, name: str, gpu: int | None = None) -> None:
+        """gpu: this process's number of the one whose memory it serves.
+
+        Raises TransportUnavailable if NIXL or its UCX backend does not work here.
+        """
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._reads: list[Read] = []
         self._remote: dict[str, Any] = {}  # peer to the prepared descriptors of its pool
@@ -45,12 +48,14 @@ class NixlAgent:
         self._local: list[Any] = []  # prepared descriptors, by the region's number
         self._numbers: dict[Region, int] = {}
         self._num_polled_for = 0
+        self._num_polls = 0  # and whatever else may have let UCX work
+        self._wait_for_rest: list[Callable[[int], None]] = []
         self._poll_until_s = 0.0
         self._closing = False
         self._lock = threading.Lock()  # of `_has_ended` together with the last look at `_commands`
         self._has_ended = False
         ready: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, args=(name, ready), name="baton-kv-nixl", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(name, gpu, ready), name="baton-kv-nixl", daemon=True)
         self._thread.start()
         ready.result()
 
@@ -84,6 +89,10 @@ class NixlAgent:
             self._poll_until_s = time.monotonic() + FAREWELL_S
 
         self._put(count)
+
+    def count_at_rest(self, tell: Callable[[int], None]) -> None:
+        """Once this side does not poll, tells in its thread how often it has; from any thread."""
+        self._put(lambda: self._wait_for_rest.append(tell))
 
     def close(self) -> None:
         """Ends the thread and the agent; from any other thread, blocks. Reads in flight end with PeerLost."""
@@ -145,6 +154,7 @@ class NixlAgent:
         self._leaving.add(name)
 
     def _run_command(self, function: Callable[[], T]) -> T:
+        self._num_polls += 1
         if self._closing:
             raise PeerLost(CLOSED)
         return function()
@@ -155,8 +165,10 @@ class NixlAgent:
                 raise PeerLost(CLOSED)
             self._commands.put(command)
 
-    def _run(self, name: str, ready: "Future[None]") -> None:
+    def _run(self, name: str, gpu: int | None, ready: "Future[None]") -> None:
         try:
+            if gpu is not None:
+                bind_thread(gpu)  # UCX looks for a context when it starts
             self._agent, self._errors = create_agent(name)
         except Exception as error:
             ready.set_exception(error)
@@ -173,6 +185,7 @@ class NixlAgent:
 
     def _step(self) -> None:
         self._obey()
+        self._num_polls += self._is_polling()
         moved = [self._advance(read) for read in self._reads]
         self._reads = [read for read in self._reads if not read.has_ended]
         self._remove_peers()
@@ -187,6 +200,9 @@ class NixlAgent:
     def _obey(self) -> None:
         """Runs what was asked for; waits for it if there is nothing else to do."""
         if not self._is_polling():
+            waiting, self._wait_for_rest = self._wait_for_rest, []
+            for tell in waiting:
+                tell(self._num_polls)
             self._commands.get()()
         while not self._commands.empty():
             self._commands.get()()
@@ -244,6 +260,7 @@ class NixlAgent:
         for registered in self._registered:
             self._agent.deregister_memory(registered)
         self._registered.clear()
+        self._wait_for_rest.clear()
         del self._agent
         self._memory.clear()
         with self._lock:

@@ -4,10 +4,14 @@ import socket
 from contextlib import suppress
 
 from kvtransfer.base import PeerId, PoolDescription
+from kvtransfer.errors import PeerLost
+from kvtransfer.staging_control import receive_bytes
 from kvtransfer.units import Units
 
 POLL = b"+"  # a reader's words to the other side: poll from now on
 REST = b"-"  # that will do
+COUNT = b"?"  # once you do not poll, for whomever: say how often you have
+COUNT_BYTES = 8
 
 
 class NixlPeer:
@@ -37,6 +41,17 @@ class NixlPeer:
         self._num_reads_in_need -= 1
         if self._num_reads_in_need == 0:
             self._say(REST)
+
+    async def polls_at_rest(self) -> int:
+        """How often the peer has polled, as it says once it rests: all that was said before has been heard by then.
+
+        Only while nobody watches the connection. Raises PeerLost.
+        """
+        self._say(COUNT)
+        try:
+            return int.from_bytes(await receive_bytes(self.sock, COUNT_BYTES), "little")
+        except OSError as error:
+            raise PeerLost(f"peer {self.peer_id} broke the connection: {error}") from error
 
     def _say(self, word: bytes) -> None:
         # A peer that is gone or does not listen is noticed elsewhere: by its connection's end or the read's deadline.

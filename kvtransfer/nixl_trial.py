@@ -1,11 +1,9 @@
 """How one finds out in what way NIXL reads a peer, which it does not say: by reads of one unit, on trial."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 from kvtransfer.errors import TransportUnavailable
 from kvtransfer.gpu_memory import EXPANDABLE
-from kvtransfer.nixl_agent import FAREWELL_S
 from kvtransfer.nixl_peer import NixlPeer
 from kvtransfer.nixl_read import ASK_AFTER_S, Read
 
@@ -14,7 +12,7 @@ ENOUGH_TRIALS = 10  # reads in a row that were done at once
 MAX_TRIALS = 60
 HELPED_TRIALS = 10
 TRIALS_AT_REST = 3
-REST_S = 2 * FAREWELL_S
+MAX_ROUNDS_AT_REST = 5  # a peer that others read, or that reads itself, may poll in one
 TRIAL_PATIENCE_S = 0.5
 
 RunTrial = Callable[[float], Awaitable[Read]]  # takes the seconds after which the read asks the peer for help
@@ -33,17 +31,26 @@ async def ends_at_once(run: RunTrial) -> bool:
 async def needs_no_help(peer: NixlPeer, run: RunTrial) -> bool:
     """Whether reads end though the peer rests, as a device's do; what UCX emulates or stages needs the peer.
 
-    `peer` was asked to poll before, and is again afterwards. A peer that polls for others hides that it was needed.
+    `peer` was asked to poll before, and is again afterwards. That it rests is not taken for granted: before the reads
+    and after them it says how often it has polled. Raises TransportUnavailable if it has, again and again.
     """
     for _ in range(HELPED_TRIALS):
         await run(ASK_AFTER_S)
     peer.thank()
     try:
-        await asyncio.sleep(REST_S)
-        reads = [await run(TRIAL_PATIENCE_S) for _ in range(TRIALS_AT_REST)]
+        for _ in range(MAX_ROUNDS_AT_REST):
+            before = await peer.polls_at_rest()
+            reads = [await run(TRIAL_PATIENCE_S) for _ in range(TRIALS_AT_REST)]
+            if any(read.has_asked for read in reads):
+                return False
+            if await peer.polls_at_rest() == before:
+                return True
     finally:
         peer.ask()
-    return not any(read.has_asked for read in reads)
+    raise TransportUnavailable(
+        f"peer {peer.peer_id} polled for others in each of {MAX_ROUNDS_AT_REST} trials, which hides whether NIXL needs "
+        "its help"
+    )
 
 
 async def host_path(run: RunTrial, peer: NixlPeer, have_rdma: bool, one_sided_only: bool) -> str:

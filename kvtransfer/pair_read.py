@@ -22,7 +22,8 @@ MAX_ASKED = 2  # chunks: the peer knows the next one while it sends
 class PairRead:
     """Asks for chunks, receives them beside the pool and copies them into it; one that is given up takes what it asked.
 
-    Otherwise the next read over the same communicator would get what this one had asked for.
+    Otherwise the next read over the same communicator would get what this one had asked for. `leaves_nothing` says that
+    it will not; unless it does, the communicator is of no more use.
     """
 
     def __init__(
@@ -36,37 +37,44 @@ class PairRead:
         self._transfer = transfer
         self._landed = landed
         self._asked: deque[Sequence[int]] = deque()  # our units of the chunks that come
+        self._was_heard = True  # whatever we asked for
+        self.leaves_nothing = False
 
     async def run(self, remote: Sequence[int], local: Sequence[int]) -> None:
-        """Returns when all units are in our pool; after an error nothing more comes, or the communicator is broken."""
+        """Returns when all units are in our pool."""
         try:
-            for start in range(0, len(remote), self._step):
-                stop = start + self._step
-                await self._ask(remote[start:stop], local[start:stop])
-                if len(self._asked) == MAX_ASKED:
-                    await self._take()
-            while self._asked:
-                await self._take()
+            await self._take_all(remote, local)
         except PeerLost:
             raise
         except TransferError:
             while self._asked:
                 await self._take(is_wanted=False)
+            self.leaves_nothing = self._was_heard
             raise
+        self.leaves_nothing = True
+
+    async def _take_all(self, remote: Sequence[int], local: Sequence[int]) -> None:
+        for start in range(0, len(remote), self._step):
+            stop = start + self._step
+            await self._ask(remote[start:stop], local[start:stop])
+            if len(self._asked) == MAX_ASKED:
+                await self._take()
+        while self._asked:
+            await self._take()
 
     async def _ask(self, remote: Sequence[int], local: Sequence[int]) -> None:
         message = np.array([len(remote), *remote], "<u4").tobytes()
         try:
             await asyncio.get_running_loop().sock_sendall(self._sock, message)
         except OSError as error:
+            self._was_heard = False
             self._transfer.check()
             raise PeerLost(f"the peer broke the connection: {error}") from error
         self._asked.append(local)
 
     async def _take(self, is_wanted: bool = True) -> None:
         """Waits for the chunk that comes next."""
-        units = self._asked.popleft()
-        receiving = run_in_thread("baton-kv-pair-receive", partial(self._receive, units, is_wanted))
+        receiving = run_in_thread("baton-kv-pair-receive", partial(self._receive, self._asked[0], is_wanted))
         await settled(receiving)
         try:
             receiving.result()
@@ -75,6 +83,7 @@ class PairRead:
 
     def _receive(self, units: Sequence[int], is_wanted: bool) -> None:
         chunk = self._group.receive(len(units), self._rows.shape[1])
+        self._asked.popleft()  # not before: a chunk for which there was no memory is still to come
         if not is_wanted:
             return
         self._transfer.check()

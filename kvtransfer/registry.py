@@ -26,14 +26,20 @@ def create_transport(
     """
     quarantine = Quarantine()
     if name == "auto" and device.type != "cpu":
-        return _create_gpu_auto(identity, memory, host, port, quarantine)
+        return _create_gpu_auto(identity, memory, host, port, quarantine, device)
     if name == "auto":
         return _create_auto(identity, memory, host, port, quarantine)
-    return _create(name, identity, memory, host, port, quarantine)
+    return _create(name, identity, memory, host, port, quarantine, device)
 
 
 def _create(
-    name: str, identity: PoolIdentity, memory: SharedPool, host: str, port: int, quarantine: Quarantine
+    name: str,
+    identity: PoolIdentity,
+    memory: SharedPool,
+    host: str,
+    port: int,
+    quarantine: Quarantine,
+    device: torch.device = HOST,
 ) -> KVTransport:
     if name == "shared_memory":
         from kvtransfer.shared_memory import SharedMemoryTransport
@@ -46,7 +52,7 @@ def _create(
     if name == "nixl":
         from kvtransfer.nixl import NixlTransport
 
-        return NixlTransport(identity, host, quarantine, port=port)
+        return NixlTransport(identity, host, quarantine, port=port, device=device)
     if name == "nccl":
         from kvtransfer.nccl import PairTransport
 
@@ -84,14 +90,14 @@ def _create_staged(identity: PoolIdentity, host: str, port: int, quarantine: Qua
 
 
 def _create_gpu_auto(
-    identity: PoolIdentity, memory: SharedPool, host: str, port: int, quarantine: Quarantine
+    identity: PoolIdentity, memory: SharedPool, host: str, port: int, quarantine: Quarantine, device: torch.device
 ) -> AutoTransport:
     """From GPU to GPU where that works, by devices alone or by NCCL; else through host memory, with a warning."""
     backends: list[Backend | Unavailable] = []
     for name, place in (("nixl", 1), ("nccl", 3)):
         try:
             own_port = port + place if port else 0
-            backends.append(Backend(name, _create(name, identity, memory, host, own_port, quarantine)))
+            backends.append(Backend(name, _create(name, identity, memory, host, own_port, quarantine, device)))
         except TransportUnavailable as error:
             backends.append(Unavailable(name, str(error)))
     backends.append(Backend("staged", _create_staged(identity, host, port, quarantine), STAGING_COSTS))

@@ -25,11 +25,12 @@ from kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, Trans
 from kvtransfer.connections import Connections
 from kvtransfer.copy_threads import CopyThreads
 from kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
-from kvtransfer.handshake import greet
+from kvtransfer.handshake import Caller, greet
 from kvtransfer.listener import Listener
 from kvtransfer.local_pool import LocalPool, runs
 from kvtransfer.quarantine import Quarantine
 from kvtransfer.shared_pool import MADV_POPULATE_READ, SEALS, SharedPool, populate
+from kvtransfer.socket_ends import is_open, readable
 from kvtransfer.threads import run_in_thread
 from kvtransfer.transfers import Transfer, Transfers
 from kvtransfer.units import Units
@@ -197,7 +198,7 @@ class SharedMemoryTransport:
             connection.sock.close()
 
 
-async def _pass_memory(memory: SharedPool, sock: socket.socket, _block_bytes: int) -> None:
+async def _pass_memory(memory: SharedPool, sock: socket.socket, _caller: Caller) -> None:
     """Passes the pool's file to an admitted caller, and waits for the caller's end."""
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, uid, _ = struct.unpack("3i", credentials)
@@ -214,7 +215,7 @@ async def _pass_memory(memory: SharedPool, sock: socket.socket, _block_bytes: in
 
 
 async def _receive_fd(sock: socket.socket, peer: PoolDescription) -> int:
-    await _wait_readable(sock)
+    await readable(sock)
     try:
         message, fds, _, _ = socket.recv_fds(sock, 1, 1)
     except OSError as error:
@@ -226,16 +227,6 @@ async def _receive_fd(sock: socket.socket, peer: PoolDescription) -> int:
     if message == b"u":
         raise TransportUnavailable(f"peer {peer.incarnation} runs as another user")
     raise PeerLost(f"peer {peer.incarnation} ended before it passed its memory")
-
-
-async def _wait_readable(sock: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    readable = asyncio.Event()
-    loop.add_reader(sock.fileno(), readable.set)
-    try:
-        await readable.wait()
-    finally:
-        loop.remove_reader(sock.fileno())
 
 
 def map_blocks(fd: int, peer: PoolDescription) -> mmap.mmap:
@@ -258,13 +249,3 @@ def host_id() -> str:
     """Names this boot of the kernel and this network namespace: together the realm of an abstract Unix socket."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
-
-
-def is_open(sock: socket.socket) -> bool:
-    """Whether the other side of a non-blocking connection that carries nothing is still there."""
-    try:
-        return sock.recv(1, socket.MSG_PEEK) != b""
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False

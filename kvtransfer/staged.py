@@ -24,7 +24,7 @@ from torch import Tensor
 from kvtransfer import endpoint
 from kvtransfer.base import KVTransport, Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
 from kvtransfer.connections import Connections
-from kvtransfer.errors import PeerLost, PeerRefused, TransferError, TransportUnavailable
+from kvtransfer.errors import PeerLost, PeerRefused, TransferError
 from kvtransfer.listener import Listener
 from kvtransfer.local_pool import LocalPool
 from kvtransfer.quarantine import Quarantine
@@ -33,7 +33,7 @@ from kvtransfer.staged_read import Local, StagedRead
 from kvtransfer.staging_control import StagingControl
 from kvtransfer.staging_copy import StagingCopy
 from kvtransfer.staging_owner import StagingOwner
-from kvtransfer.staging_window import WINDOW_BYTES, StagingWindow
+from kvtransfer.staging_window import WINDOW_BYTES, ReadersFrames, StagingWindow
 from kvtransfer.tcp_connection import listening_socket, open_connection
 from kvtransfer.transfers import Transfer, Transfers
 from kvtransfer.units import Units
@@ -91,6 +91,7 @@ class StagedTransport:
         self._host = host
         self._port = port
         self._window_bytes = window_bytes
+        self._window: StagingWindow | None = None
         self._local: Local | None = None
         self._listener: Listener | None = None
         self._connections: Connections[Peer] = Connections(connect_deadline_s)
@@ -114,20 +115,23 @@ class StagedTransport:
         """
         local = LocalPool.of(pool, self._identity, on_gpu=True)
         try:
-            window = StagingWindow(self._memory, local, self._window_bytes)
-            described = self._underneath.register_pool(window.tensor)
-        except TransportUnavailable:  # then nobody closes us
-            self._memory.close()
+            return self._register(local)
+        except BaseException:  # whoever does without us has no use for the window; the rest is `close`'s
+            self._let_go_of_window()
             raise
+
+    def _register(self, local: LocalPool) -> PoolDescription:
+        window = self._window = StagingWindow(self._memory, local, self._window_bytes)
+        described = self._underneath.register_pool(window.tensor)
         copy = StagingCopy(local, window.tensor)
-        self._local = Local(local, window, copy, self._underneath, self._threads)
         sock = listening_socket(self._host, self._port)
         host, port = sock.getsockname()[:2]
         ways = {name: base64.b64encode(each).decode() for name, each in described.endpoints.items()}
         address = Endpoint(
             host, port, secrets.token_hex(16), described.num_blocks, window.frame_blocks, json.dumps(ways)
         )
-        owner = StagingOwner(local, window.for_readers, window.frame_blocks, copy, self._threads)
+        owner = StagingOwner(local, ReadersFrames(window.for_readers), window.frame_blocks, copy, self._threads)
+        self._local = Local(local, window, copy, self._underneath, self._threads)
         self._listener = Listener(sock, local, address.key, owner.serve)
         return local.describe(NAME, endpoint.encode(address))
 
@@ -189,9 +193,13 @@ class StagedTransport:
         await self._transfers.close()
         await self._underneath.close()
         self._threads.shutdown()
-        if self._local is not None:
-            self._local.window.close()
         self._local = None
+        self._let_go_of_window()
+
+    def _let_go_of_window(self) -> None:
+        window, self._window = self._window, None
+        if window is not None:
+            window.close()
         self._memory.close()
 
     def _require_local(self) -> Local:

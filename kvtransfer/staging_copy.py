@@ -2,18 +2,18 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from kvtransfer.cuda_streams import side_stream, wait_for
+from kvtransfer.cuda_streams import on, side_stream, wait_for
 from kvtransfer.local_pool import LocalPool, runs
+from kvtransfer.torch_failures import torch_failures
 
 
 class StagingCopy:
     """Owns two streams beside the engine's, one for each direction; every call blocks its thread until all is copied.
 
     The engine's streams are not waited for: announced blocks are final, and nobody computes on blocks that are read
-    into. A pool in host memory is copied at once.
+    into. A pool in host memory is copied at once. A GPU that does not copy is TransferFailed.
     """
 
     def __init__(self, pool: LocalPool, window: Tensor) -> None:
@@ -36,7 +36,7 @@ class StagingCopy:
     def _copy(self, units: Sequence[int], unit_bytes: int, first: int, is_out: bool) -> None:
         rows, window = self._pool.rows(unit_bytes), self._window.view(-1, unit_bytes)
         stream = self._out if is_out else self._in
-        with torch.cuda.stream(stream):  # None: does nothing
+        with torch_failures("copying blocks between GPU and host"), on(stream):
             for run in runs(units, range(first, first + len(units)), len(units)):
                 pool_part = rows[run.remote : run.remote + run.num_units]
                 window_part = window[run.local : run.local + run.num_units]
@@ -44,5 +44,5 @@ class StagingCopy:
                     window_part.copy_(pool_part, non_blocking=True)
                 else:
                     pool_part.copy_(window_part, non_blocking=True)
-        if stream is not None:
-            wait_for(stream)
+            if stream is not None:
+                wait_for(stream)

@@ -11,7 +11,8 @@ from functools import partial
 
 import numpy as np
 
-from kvtransfer.errors import PeerRefused, TransferError
+from kvtransfer.errors import PeerRefused, TransferError, TransferFailed
+from kvtransfer.handshake import Caller
 from kvtransfer.local_pool import LocalPool
 from kvtransfer.staging_control import (
     MAX_STAGED,
@@ -25,7 +26,7 @@ from kvtransfer.staging_control import (
     send_words,
 )
 from kvtransfer.staging_copy import StagingCopy
-from kvtransfer.staging_window import Frames
+from kvtransfer.staging_window import ReadersFrames, Share
 from kvtransfer.tcp_connection import keep_alive
 from kvtransfer.threads import run_by
 from kvtransfer.units import unit_bytes_of
@@ -33,14 +34,14 @@ from kvtransfer.waits import settled
 
 logger = logging.getLogger(__name__)
 
-LEND_S = 60.0  # longer than any read's deadline; a reader that stands still loses its frames then
+LEND_S = 5.0  # some hundred times what reading a frame takes; a reader that stands still loses its frames then
 
 
 class StagingOwner:
-    """Serves a pool's units through frames; of its readers each has at most two."""
+    """Serves a pool's units through frames; of its readers' connections each has at most two."""
 
     def __init__(
-        self, pool: LocalPool, frames: Frames, frame_blocks: int, copy: StagingCopy, threads: Executor
+        self, pool: LocalPool, frames: ReadersFrames, frame_blocks: int, copy: StagingCopy, threads: Executor
     ) -> None:
         self.pool = pool
         self.frames = frames
@@ -48,23 +49,25 @@ class StagingOwner:
         self.copy = copy
         self.threads = threads
 
-    async def serve(self, sock: socket.socket, block_bytes: int) -> None:
-        """Serves an admitted caller, whose blocks are of `block_bytes`, until it closes."""
+    async def serve(self, sock: socket.socket, caller: Caller) -> None:
+        """Serves an admitted caller until it closes."""
         keep_alive(sock)
+        unit_bytes = unit_bytes_of(self.pool.block_bytes, caller.block_bytes)
         try:
-            await _Caller(self, sock, unit_bytes_of(self.pool.block_bytes, block_bytes)).serve()
-        except PeerRefused as error:
+            await _Connection(self, sock, unit_bytes, self.frames.share_of(caller.incarnation)).serve()
+        except (PeerRefused, TransferFailed) as error:
             logger.warning("closed a connection to the KV pool: %s", error)
         except (TransferError, OSError, TimeoutError) as error:
             logger.info("a reader of the KV pool went away: %s", error)
 
 
-class _Caller:
-    """One connection: hears the caller and fills frames for it, both at once."""
+class _Connection:
+    """Hears the caller and fills frames for it, both at once."""
 
-    def __init__(self, owner: StagingOwner, sock: socket.socket, unit_bytes: int) -> None:
+    def __init__(self, owner: StagingOwner, sock: socket.socket, unit_bytes: int, frames: Share) -> None:
         self._owner = owner
         self._sock = sock
+        self._frames = frames
         self._unit_bytes = unit_bytes
         self._per_block = owner.pool.block_bytes // unit_bytes
         self._asked: asyncio.Queue[Sequence[int]] = asyncio.Queue()
@@ -123,13 +126,13 @@ class _Caller:
         owner, first = self._owner, self._owner.frame_blocks * self._per_block
         while True:
             units = await self._asked.get()
-            frame = await owner.frames.borrow()
+            frame = await self._frames.borrow()
             copied = run_by(owner.threads.submit, partial(owner.copy.copy_out, units, self._unit_bytes, frame * first))
             try:
                 await settled(copied)
                 copied.result()
             except BaseException:
-                owner.frames.give_back(frame)
+                self._frames.give_back(frame)
                 raise
             finally:
                 del copied
@@ -144,7 +147,7 @@ class _Caller:
         frame, timer = self._lent.popleft()
         timer.cancel()
         self._num_staged -= 1
-        self._owner.frames.give_back(frame)
+        self._frames.give_back(frame)
 
 
 def _end(sock: socket.socket) -> None:

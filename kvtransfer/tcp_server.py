@@ -8,6 +8,7 @@ from functools import partial
 
 from kvtransfer import tcp_frames
 from kvtransfer.errors import TransferError
+from kvtransfer.handshake import Caller
 from kvtransfer.local_pool import LocalPool
 from kvtransfer.tcp_connection import keep_alive
 from kvtransfer.threads import run_in_thread
@@ -16,9 +17,9 @@ from kvtransfer.units import unit_bytes_of
 logger = logging.getLogger(__name__)
 
 
-async def serve_reader(pool: LocalPool, sock: socket.socket, block_bytes: int) -> None:
-    """Serves an admitted caller, whose blocks are of `block_bytes`, until it closes."""
-    unit_bytes = unit_bytes_of(pool.block_bytes, block_bytes)
+async def serve_reader(pool: LocalPool, sock: socket.socket, caller: Caller) -> None:
+    """Serves an admitted caller until it closes."""
+    unit_bytes = unit_bytes_of(pool.block_bytes, caller.block_bytes)
     keep_alive(sock)
     sock.setblocking(True)
     serving = run_in_thread("baton-kv-tcp-serve", partial(serve_units, sock, pool, unit_bytes))

@@ -63,12 +63,12 @@ def word_checksums(rows: Tensor, units: Sequence[int]) -> list[int]:
 
 def sum_words(words: Tensor, units: Tensor) -> Tensor:
     """Sums of the units' words, [len(units)]; words: [num_units, num_words]."""
-    kernel = word_sums_kernel() if words.is_cuda else None
+    kernel = word_sums_kernel(words.device, sum_words_in_torch) if words.is_cuda else None
     return kernel(words, units) if kernel is not None else sum_words_in_torch(words, units)
 
 
 def sum_words_in_torch(words: Tensor, units: Tensor) -> Tensor:
-    """The same where there is no Triton, and what its kernel is held against."""
+    """The same where Triton does not do, and what its kernel is held against."""
     factors = multipliers(words.shape[1], words.device)
     most = MAX_STEP_BYTES if words.is_cuda else MAX_CPU_STEP_BYTES
     step = max(1, most // (words.shape[1] * WORD_BYTES))

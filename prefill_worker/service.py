@@ -21,7 +21,7 @@ from engine.errors import EngineError
 from engine.outputs import StepOutput
 from engine.request import RequestId
 from engine.schedule import Received
-from kvtransfer.errors import PeerLost
+from kvtransfer.errors import TransferError
 from prefill_worker.job import PrefillJob, PrefillStep
 from protos import worker_pb2, worker_pb2_grpc
 from rpc.announcement import announcements_for
@@ -83,8 +83,8 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
                 await asyncio.Event().wait()  # the lease ends with the call
             except EngineError as error:
                 await context.abort(status_of(error).code, str(error))
-            except PeerLost as error:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            except TransferError as error:  # one of our ranks is gone, or a GPU makes no checksums
+                await context.abort(status_of(error).code, str(error))
             finally:
                 self._end(request_id)
 

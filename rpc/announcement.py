@@ -51,7 +51,7 @@ class Announcements:
         return bool(self._unchecked)
 
     async def next_checksums(self) -> worker_pb2.BlockChecksums:
-        """The checksums of the next announced blocks. Raises PeerLost if one of our ranks is gone."""
+        """The checksums of the next announced blocks. Raises PeerLost or TransferFailed."""
         piece = self._unchecked.popleft()
         checksums = await self._ranks.checksums(piece.blocks, self._units_per_block)
         return worker_pb2.BlockChecksums(first_index=piece.first_index, checksums=checksums)

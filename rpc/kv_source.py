@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator
 import grpc
 
 from engine.block_hash import split_hashes
-from kvtransfer.errors import PeerLost
+from kvtransfer.errors import TransferError
 from protos import worker_pb2, worker_pb2_grpc
 from rpc.announcement import announcements_for
 from rpc.drain import Drain
 from rpc.engine_host import EngineHost
 from rpc.peers import Context, check_peer
+from rpc.status import status_of
 
 
 class KVSourceService(worker_pb2_grpc.KVSourceServicer):
@@ -42,8 +43,8 @@ class KVSourceService(worker_pb2_grpc.KVSourceServicer):
                 while announcements.has_unchecked:
                     yield worker_pb2.LeaseEvent(checksums=await announcements.next_checksums())
                 await asyncio.Event().wait()  # ends with the call
-            except PeerLost as error:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            except TransferError as error:  # one of our ranks is gone, or a GPU makes no checksums
+                await context.abort(status_of(error).code, str(error))
             finally:
                 pinning.add_done_callback(
                     lambda pinned: self._host.call(lambda engine: engine.blocks.unpin(pinned.result()[0]))

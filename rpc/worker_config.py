@@ -12,6 +12,7 @@ from rpc.worker_options import GPU_TRANSPORTS, TRANSPORTS
 Role = Literal["prefill", "decode", "both"]
 LONGEST_STEP_S = 20.0
 LONGEST_CPU_STEP_S = 180.0  # a chunk of a prompt on few cores and a large model
+MAX_PORT = 65535
 WILDCARDS = ("", "0.0.0.0", "::")  # every address of the machine, but none that a peer could be told
 
 
@@ -61,9 +62,11 @@ class WorkerConfig:
     @property
     def kv_ports_of_a_rank(self) -> int:
         """From a rank's first to the next one's."""
-        if self.is_on_gpu:  # tcp's and nixl's, of which the windows' readers are served, staged and nccl's own
-            return {"auto": 4, "staged": 3}.get(self.transport, 1)
-        return 2 if self.transport == "auto" else 1
+        if self.transport == "staged":  # tcp's and nixl's, where windows are read, and its own
+            return 3
+        if self.transport == "auto":  # the same three and nccl's, or tcp's and nixl's
+            return 4 if self.is_on_gpu else 2
+        return 1
 
     @property
     def is_on_gpu(self) -> bool:
@@ -84,6 +87,11 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         """Raises OptionError for ports that are the same, a registry that cannot work, a group without rendezvous."""
+        if self.kv_ports and self.kv_ports[-1] > MAX_PORT:
+            raise OptionError(
+                f"kv_port: {self.kv_port} takes ports {self.kv_ports[0]} to {self.kv_ports[-1]}, and {MAX_PORT} is the "
+                f"last that there is; take one from 1 to {MAX_PORT + 1 - len(self.kv_ports)}"
+            )
         taken = {self.port, self.metrics_port}.intersection(self.kv_ports)
         if taken:
             raise OptionError(

@@ -66,7 +66,7 @@ WORKER_OPTIONS = {
     ),
     "kv_port": OptionInfo(
         "Port where other workers read KV blocks by tcp, or greet by nixl; 0 for any free one. With auto tcp has it, "
-        "and nixl the next one; on GPUs, auto takes four and staged three.",
+        "and nixl the next one; staged takes three, and auto on GPUs four.",
         minimum=0,
         maximum=65534,
     ),

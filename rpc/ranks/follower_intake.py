@@ -11,13 +11,15 @@ from kvtransfer.errors import (
     PeerRefused,
     TransferDeadline,
     TransferError,
+    TransferFailed,
     TransportUnavailable,
 )
 from protos import rank_pb2, worker_pb2
 
 SLACK_S = 10.0  # a rank itself tells of a read that is late, and of a peer that does not answer
 ERRORS = {
-    each.__name__: each for each in (ChecksumMismatch, PeerLost, PeerRefused, TransferDeadline, TransportUnavailable)
+    each.__name__: each
+    for each in (ChecksumMismatch, PeerLost, PeerRefused, TransferDeadline, TransferFailed, TransportUnavailable)
 }
 
 

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from kvtransfer.base import KVTransport, PeerId, PoolDescription, TransportChoice
 from kvtransfer.block_slice import PartGroup
-from kvtransfer.checksum import block_checksums
+from kvtransfer.checksum import block_checksums, warm_checksums
 from kvtransfer.intake import Intake
+from kvtransfer.local_pool import block_bytes_of
 
 
 class LocalRank:
@@ -17,6 +18,7 @@ class LocalRank:
 
     def __init__(self, transport: KVTransport, pool: Tensor, ranks: PartGroup, rank: int = 0) -> None:
         """ranks: all of this worker; rank: our place among them."""
+        warm_checksums(pool)
         self.pool: PoolDescription = transport.register_pool(pool)
         self._transport = transport
         self._tensor = pool
@@ -56,8 +58,12 @@ class LocalRank:
 
 def wipe(pool: Tensor, blocks: Sequence[int]) -> None:
     """Makes blocks zero; a GPU has done so when it returns."""
+    if pool.device.type == "cpu":
+        memory = block_bytes_of(pool)  # by numpy: torch would start threads for it, a team for each thread that asks
+        for block in blocks:
+            memory[block] = 0
+        return
     rows = pool.detach().view(torch.uint8).view(len(pool), -1)
     for block in blocks:
         rows[block] = 0
-    if pool.is_cuda:
-        torch.cuda.current_stream(pool.device).synchronize()
+    torch.cuda.current_stream(pool.device).synchronize()

@@ -81,10 +81,10 @@ def says_hello(said: bytes, hello: dict[str, Any]) -> bool:
     body = said[4 : 4 + int.from_bytes(said[:4], "little")]
     with suppress(ValueError):
         greeted = json.loads(body)
-        if not isinstance(greeted, dict) or type(greeted.get("block_bytes")) is not int:
+        if not isinstance(greeted, dict) or type(greeted.get("block_bytes")) is not int or not greeted.get("caller"):
             return False
         unit_bytes_of(BLOCK_BYTES, greeted["block_bytes"])  # other sizes are let in that are made of the same parts
-        return all(greeted.get(name) == value for name, value in hello.items() if name != "block_bytes")
+        return all(greeted.get(name) == value for name, value in hello.items() if name not in ("block_bytes", "caller"))
     return False
 
 

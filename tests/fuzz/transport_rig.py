@@ -17,6 +17,7 @@ import uvloop
 from hypothesis import strategies as st
 
 from kvtransfer.base import PoolIdentity
+from kvtransfer.handshake import PROTOCOL
 from tests.unit.kvtransfer.kv_peers import Cluster, fill, holds
 
 SHAPE = (16, 256)  # blocks of 2 KiB
@@ -63,9 +64,10 @@ class Rig:
     def hello(self) -> dict[str, Any]:
         """What a caller who is let in says."""
         return {
-            "protocol": "baton-kv/1",
+            "protocol": PROTOCOL,
             "key": self.address["key"],
             "incarnation": "server",
+            "caller": "a caller",
             "fingerprint": "model",
             "block_bytes": BLOCK_BYTES,
         }

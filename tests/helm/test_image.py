@@ -83,6 +83,14 @@ def test_kuberay_finds_what_it_starts_pods_with() -> None:
     assert [rest for word, rest in whole("cpu") if word == "ENTRYPOINT"] == []  # pods bring a command of their own
 
 
+def test_triton_finds_a_compiler_where_there_are_gpus() -> None:
+    def installs(target: str) -> set[str]:
+        runs = [rest for word, rest in whole(target) if word == "RUN"]
+        return {name for run in runs for found in re.findall(r"apt-get install ([^&]*)", run) for name in found.split()}
+
+    assert installs("cuda") - installs("cpu") == {"gcc", "libc6-dev"}  # and a C library's headers
+
+
 def test_bake_builds_the_stages_under_the_names_that_the_chart_asks_for() -> None:
     targets = bake()
     version = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["appVersion"]

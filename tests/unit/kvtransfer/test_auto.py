@@ -1,13 +1,17 @@
 import logging
+import threading
+import uuid
 from dataclasses import replace
 
 import pytest
 import torch
 
 from kvtransfer.auto import AutoTransport, Backend, Unavailable
-from kvtransfer.base import PoolIdentity
+from kvtransfer.base import PeerId, PoolDescription, PoolIdentity
 from kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
 from kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
+from kvtransfer.nixl import NixlTransport
+from kvtransfer.nixl_agent import NixlAgent
 from kvtransfer.quarantine import Quarantine
 from kvtransfer.shared_memory import SharedMemoryTransport
 from kvtransfer.shared_pool import SharedPool
@@ -86,3 +90,49 @@ async def test_no_transport_at_all_says_why() -> None:
     with pytest.raises(TransportUnavailable, match="in_memory: peer theirs does not offer in_memory"):
         await ours.connect(replace(description, endpoints={"tcp": b"{}"}))
     await ours.close()
+
+
+async def test_what_did_not_reach_a_peer_is_not_tried_again_unless_nothing_else_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = Side("ours", 0), Side("theirs", 7)
+    tried: list[str] = []
+
+    async def refuse(self: SharedMemoryTransport, peer: PoolDescription) -> PeerId:
+        tried.append(peer.incarnation)
+        raise TransportUnavailable("after a long trial")
+
+    monkeypatch.setattr(SharedMemoryTransport, "connect", refuse)
+    for _ in range(3):
+        peer = await ours.transport.connect(theirs.description)
+        assert ours.transport.choices[peer].transport == "tcp"
+        assert "shared_memory: after a long trial" in ours.transport.choices[peer].reason
+        ours.transport.forget(peer)
+    assert tried == ["theirs"]
+    nowhere = replace(theirs.description, endpoints={})
+    for _ in range(2):
+        with pytest.raises(TransportUnavailable, match=r"shared_memory: after a long trial; .*tcp: "):
+            await ours.transport.connect(nowhere)
+    assert tried == ["theirs", "theirs"]
+    await ours.close()
+    await theirs.close()
+
+
+async def test_what_cannot_register_the_pool_is_closed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object) -> None:
+        raise TransportUnavailable("no libuct_cuda")
+
+    def num_agents() -> int:
+        return sum(thread.name == "baton-kv-nixl" for thread in threading.enumerate())
+
+    monkeypatch.setattr(NixlAgent, "register", refuse)
+    before, identity, quarantine = num_agents(), PoolIdentity(uuid.uuid4().hex, "model"), Quarantine()
+    backends = [
+        Backend("nixl", NixlTransport(identity, "127.0.0.1", quarantine)),
+        Backend("tcp", TcpTransport(identity, "127.0.0.1", quarantine)),
+    ]
+    transport = AutoTransport(backends, quarantine)
+    assert set(transport.register_pool(torch.zeros(2, 2)).endpoints) == {"tcp"}
+    assert num_agents() == before + 1
+    await transport.close()
+    assert num_agents() == before

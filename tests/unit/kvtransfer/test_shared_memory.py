@@ -10,6 +10,7 @@ import torch
 
 from kvtransfer.base import PoolDescription, PoolIdentity
 from kvtransfer.errors import PeerRefused, TransportUnavailable
+from kvtransfer.handshake import PROTOCOL
 from kvtransfer.shared_memory import SharedMemoryTransport, map_blocks
 from kvtransfer.shared_pool import SharedPool
 from tests.unit.kvtransfer.kv_peers import Cluster
@@ -84,9 +85,10 @@ async def test_a_peer_cannot_write_into_the_pool_that_it_maps() -> None:
     cluster = Cluster("shared_memory", IDENTITY, (8, 1024), 10.0)
     address = json.loads(cluster.description.endpoints["shared_memory"])
     hello = {
-        "protocol": "baton-kv/1",
+        "protocol": PROTOCOL,
         "key": address["key"],
         "incarnation": "reader",
+        "caller": "a caller",
         "fingerprint": "model",
         "block_bytes": 8192,
     }

@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import random
+import socket
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 
 import pytest
 import torch
@@ -13,16 +14,18 @@ import torch
 from kvtransfer import endpoint, staging_owner, staging_window
 from kvtransfer.auto import AutoTransport, Backend, Unavailable
 from kvtransfer.base import KVTransport, PoolIdentity
-from kvtransfer.errors import PeerLost, PeerRefused, TransferError, TransportUnavailable
+from kvtransfer.errors import PeerLost, PeerRefused, TransferError, TransferFailed, TransportUnavailable
+from kvtransfer.local_pool import LocalPool
 from kvtransfer.quarantine import Quarantine
 from kvtransfer.registry import STAGING_COSTS, create_transport
 from kvtransfer.shared_memory import SharedMemoryTransport
 from kvtransfer.shared_pool import SharedPool
 from kvtransfer.staged import NAME, Endpoint, StagedTransport
 from kvtransfer.staging_control import StagingControl, send_words
+from kvtransfer.staging_copy import StagingCopy
 from kvtransfer.tcp_connection import open_connection
 from tests.unit.kvtransfer.kv_peers import HOST, fill, holds
-from tests.unit.kvtransfer.read_rig import PATIENCE_S, SHAPE, UNTOUCHED, soon
+from tests.unit.kvtransfer.read_rig import PATIENCE_S, SHAPE, UNTOUCHED, soon, until
 
 GPU = torch.device("cuda", 0)
 
@@ -36,14 +39,14 @@ def _small_window(monkeypatch: pytest.MonkeyPatch) -> None:
 class Side:
     """A pool that is "on another device": it is read through a window alone."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, window_bytes: int = 0) -> None:
         identity = PoolIdentity(uuid.uuid4().hex, "model")
         window = SharedPool()
         self.pool = torch.full(SHAPE, UNTOUCHED)
         if seed:
             fill(self.pool, seed)
         self.transport = StagedTransport(
-            identity, SharedMemoryTransport(identity, window), window, HOST, window_bytes=0
+            identity, SharedMemoryTransport(identity, window), window, HOST, window_bytes=window_bytes
         )
         self.description = self.transport.register_pool(self.pool)
 
@@ -55,9 +58,9 @@ class Side:
 
 
 @asynccontextmanager
-async def sides() -> AsyncIterator[tuple[Side, Side]]:
+async def sides(window_bytes: int = 0) -> AsyncIterator[tuple[Side, Side]]:
     """Ours and a peer's."""
-    both = Side(0), Side(1)
+    both = Side(0, window_bytes), Side(1, window_bytes)
     try:
         yield both
     finally:
@@ -121,6 +124,25 @@ async def test_a_frame_comes_back_when_its_reader_ends() -> None:
         peer = await ours.transport.connect(theirs.description)
         await soon(ours.transport.read(peer, list(range(64)), list(range(64)), PATIENCE_S))
         assert holds(ours.pool, 63, 1, 63)
+
+
+async def test_a_reader_that_stands_still_keeps_a_share_of_the_frames_however_many_connections_it_has() -> None:
+    frame_bytes = 2 * SHAPE[1] * 8
+    async with sides(window_bytes=16 * frame_bytes) as (ours, theirs):
+        stopped = Side(0)
+        controls = [await theirs.control(stopped) for _ in range(5)]
+        for control in controls:
+            await control.ask([0])
+            await control.ask([1])
+        frames = theirs.transport._require_local().window.for_readers
+        await until(lambda: len(frames) == 6)
+        peer = await ours.transport.connect(theirs.description)
+        await ours.transport.read(peer, list(range(64)), list(range(64)), staging_owner.LEND_S / 2)
+        assert len(frames) == 6  # of eight
+        for control in controls:
+            control.sock.close()
+        await until(lambda: len(frames) == 8)
+        await stopped.transport.close()
 
 
 @pytest.mark.parametrize(
@@ -229,3 +251,36 @@ async def test_who_has_no_window_is_not_read_through_one() -> None:
     async with sides() as (ours, _), pools("tcp", torch.device("cpu")) as (_, theirs):
         with pytest.raises(TransportUnavailable, match="does not offer staged"):
             await ours.transport.connect(theirs.description)
+
+
+def a_staged_transport(port: int = 0) -> tuple[StagedTransport, SharedPool]:
+    identity, window = PoolIdentity(uuid.uuid4().hex, "model"), SharedPool()
+    return StagedTransport(identity, SharedMemoryTransport(identity, window), window, HOST, port=port), window
+
+
+async def test_without_memory_for_a_window_another_transport_may_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: SharedPool, *_args: object) -> None:
+        raise MemoryError("no memory for a pool of 1 bytes")
+
+    transport, window = a_staged_transport()
+    monkeypatch.setattr(SharedPool, "allocate", refuse)
+    with pytest.raises(TransportUnavailable, match="no host memory to stage blocks in: no memory"):
+        transport.register_pool(torch.zeros(SHAPE))
+    assert window.fd == -1
+    await transport.close()
+
+
+async def test_a_window_goes_when_the_pool_is_not_registered() -> None:
+    with closing(socket.create_server((HOST, 0))) as taken:
+        transport, window = a_staged_transport(taken.getsockname()[1])
+        with pytest.raises(OSError, match="cannot listen on port"):
+            transport.register_pool(torch.zeros(SHAPE))
+        assert window.fd == -1
+        await transport.close()
+
+
+def test_a_copy_that_fails_is_an_error_of_transfer() -> None:
+    pool = LocalPool.of(torch.zeros(4, 8), PoolIdentity("a", "b"))
+    copy = StagingCopy(pool, torch.zeros(4, 32, dtype=torch.uint8))
+    with pytest.raises(TransferFailed, match="copying blocks between GPU and host failed: "):
+        copy.copy_in([0, 1], 32, 4)

@@ -11,6 +11,7 @@ import pytest
 from kvtransfer import tcp_frames
 from kvtransfer.base import PoolIdentity
 from kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline
+from kvtransfer.handshake import PROTOCOL
 from tests.unit.kvtransfer.kv_peers import Cluster, fill, holds
 
 IDENTITY = PoolIdentity("server", "model")
@@ -28,9 +29,10 @@ async def cluster() -> AsyncIterator[Cluster]:
 def greeting(cluster: Cluster, **changes: object) -> bytes:
     address = json.loads(cluster.description.endpoints["tcp"])
     hello: dict[str, object] = {
-        "protocol": "baton-kv/1",
+        "protocol": PROTOCOL,
         "key": address["key"],
         "incarnation": "server",
+        "caller": "a caller",
         "fingerprint": "model",
         "block_bytes": SHAPE[1] * 8,
     }
@@ -74,6 +76,13 @@ async def test_a_wrong_greeting_is_answered_with_the_reason(cluster: Cluster, wh
         refusal = json.loads(answer[4:])["refused"]
         assert what in refusal
         assert json.loads(cluster.description.endpoints["tcp"])["key"] not in refusal
+    await assert_serves(cluster)
+
+
+async def test_a_caller_says_who_it_is(cluster: Cluster) -> None:
+    for wrong in (None, 7, {"a": []}, "", "x" * 201):
+        answer = await asyncio.to_thread(exchange, cluster, greeting(cluster, caller=wrong))
+        assert "caller must be an incarnation" in json.loads(answer[4:])["refused"]
     await assert_serves(cluster)
 
 

@@ -1,5 +1,8 @@
 """What a worker on a GPU is told of transports, and tells of its pool; none of it needs a GPU."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -33,11 +36,27 @@ def test_a_transport_that_does_not_move_this_memory_is_refused_before_anything_i
 
 @pytest.mark.parametrize(
     ("device", "transport", "expected"),
-    [("cuda", "auto", 4), ("cuda:1", "staged", 3), ("cuda", "nixl", 1), ("cuda", "nccl", 1), ("cpu", "auto", 2)],
+    [
+        ("cuda", "auto", 4),
+        ("cuda:1", "staged", 3),
+        ("cuda", "nixl", 1),
+        ("cuda", "nccl", 1),
+        ("cpu", "auto", 2),
+        ("cpu", "staged", 3),
+        ("cpu", "tcp", 1),
+    ],
 )
 def test_a_rank_has_as_many_ports_as_its_transports(device: str, transport: str, expected: int) -> None:
     made = config(device, transport, kv_port=7000, tensor_parallel=2)
     assert made.kv_ports == range(7000, 7000 + 2 * expected)
+
+
+def test_ports_that_there_are_not_are_refused() -> None:
+    assert config("cuda", "auto", kv_port=65532).kv_ports[-1] == 65535
+    with pytest.raises(OptionError, match=r"65534 takes ports 65534 to 65537, .*take one from 1 to 65532"):
+        config("cuda", "auto", kv_port=65534)
+    with pytest.raises(OptionError, match="take one from 1 to 65534"):
+        config("cpu", "tcp", kv_port=65535, tensor_parallel=2)
 
 
 def test_the_kind_of_checksums_travels_with_the_pool() -> None:
@@ -51,3 +70,26 @@ def test_blocks_are_wiped_whatever_their_type() -> None:
         pool = torch.ones(5, 2, 8).to(dtype)
         wipe(pool, [1, 4])
         assert [bool((block.view(torch.uint8) == 0).all()) for block in pool] == [False, True, False, False, True]
+
+
+WIPES = """
+import os, threading, torch
+from rpc.ranks.local_rank import wipe
+torch.set_num_threads(4)
+pool = torch.ones(4, 1 << 20, dtype=torch.uint8)
+added = []
+def work():
+    before = len(os.listdir("/proc/self/task"))
+    wipe(pool, [1, 2])
+    added.append(len(os.listdir("/proc/self/task")) - before)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+print(added, pool[:, 0].tolist())
+"""
+
+
+def test_wiping_in_host_memory_starts_no_threads() -> None:
+    """In a process of its own, whose threads nothing else starts."""
+    run = subprocess.run([sys.executable, "-c", WIPES], capture_output=True, text=True, check=False)
+    assert run.stdout == "[0] [1, 0, 0, 1]\n", run.stderr
