@@ -15,6 +15,7 @@ RAY = "ray"
 FIRST = (RAY, "faults", "integration")  # which take longest
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist looks at the groups when its turn comes
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A file's tests stay in one process. So do all on Ray: two of these at once wait for each other on two cores."""
     groups = {item: _group(item.path.relative_to(TESTS)) for item in items}
