@@ -38,10 +38,10 @@ async def run(command: list[str], env: Mapping[str, str]) -> str:
     return output.decode()
 
 
-async def wait_states(router: RouterProcess, expected: dict[str, str]) -> None:
-    """Returns once these are the states of the workers, by role."""
+async def wait_states(router: RouterProcess, expected: list[tuple[str, str]]) -> None:
+    """Returns once these are all workers: each with its role and state. One that has just come has no role yet."""
     async with asyncio.timeout(DEADLINE_S):
-        while {each["role"]: each["state"] for each in await workers(router.url)} != expected:
+        while sorted((str(each["role"]), each["state"]) for each in await workers(router.url)) != sorted(expected):
             await asyncio.sleep(0.1)
 
 
@@ -78,6 +78,7 @@ async def test_the_charts_commands_and_files_make_a_cluster(tmp_path: Path, pool
     values = {"modelCache": {"mountPath": str(tmp_path / "models")}, "engine": {"dtype": "float32"}, **POOLS[pools]}
     objects = charts.render(charts.merged(charts.example("cpu"), values))
     service, secret = charts.only(objects, "RayService"), charts.only(objects, "Secret")
+    num_decodes = POOLS[pools].get("decode", {}).get("minReplicas", 1)
     worker = charts.pod_templates(objects)["RayService/baton/decode"]
     await run(charts.containers(worker)[0]["command"], {})
     assert (tmp_path / "models" / "baton-bundled" / "model.safetensors").is_file()
@@ -102,7 +103,7 @@ async def test_the_charts_commands_and_files_make_a_cluster(tmp_path: Path, pool
             await join(ray, service)
             await ray.deploy(serve)
             try:
-                await wait_states(router, {"prefill": "ready", "decode": "ready"})
+                await wait_states(router, [("prefill", "ready"), *[("decode", "ready")] * num_decodes])
             except TimeoutError as error:
                 raise AssertionError(ray.logs()) from error
             found = {each["role"]: each["address"].rpartition(":")[0] for each in await workers(router.url)}
@@ -117,7 +118,7 @@ async def test_the_charts_commands_and_files_make_a_cluster(tmp_path: Path, pool
             said = await run([*shell, command.replace(REGISTRY, str(registry))], {"POD_IP": NODES["decode"]})
             assert said.startswith("decode-")
             assert said.endswith("is drained\n")
-            await wait_states(router, {"prefill": "ready", "decode": "draining"})
+            await wait_states(router, [("prefill", "ready"), *[("decode", "draining")] * num_decodes])
             logs = ray.logs()
             assert "policy_kwargs" not in logs
             assert "the plan has failed" not in logs
