@@ -3,12 +3,11 @@
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
 
 from benchmarks.engines.drivers.driver import Setting
 from benchmarks.report import Report
@@ -16,7 +15,6 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kv_cache import KVCacheLayout
 from engine.model_config import read_model_config
-from engine.outputs import SampledToken
 from engine.request import Request, RequestId
 from engine.sampler import Sampler
 from engine.sampling_params import SamplingParams
@@ -55,12 +53,10 @@ class TimedSampler:
     """A sampler under a stopwatch."""
 
     def __init__(self, sampler: Sampler, stopwatch: Stopwatch) -> None:
-        self._sample = stopwatch.timed(SAMPLING, sampler.sample)
+        self.draw = stopwatch.timed(SAMPLING, sampler.draw)
+        self.logprobs = stopwatch.timed(SAMPLING, sampler.logprobs)
+        self.described = sampler.described
         self.prompt_logprobs = sampler.prompt_logprobs
-
-    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
-        """As the sampler's."""
-        return self._sample(logits, requests)
 
 
 def profile(checkpoint: Path, num_threads: int) -> Iterator[Report]:

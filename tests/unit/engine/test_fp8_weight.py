@@ -197,8 +197,9 @@ def test_what_a_gpu_can_do_follows_from_its_capability(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float32])
-def test_on_a_gpu_experts_in_fp8_are_one_product(dtype: torch.dtype) -> None:
-    on_gpu, on_cpu = (SimpleNamespace(is_cuda=is_cuda, dtype=dtype) for is_cuda in (True, False))
+def test_on_a_gpu_experts_in_fp8_are_one_product(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    on_gpu, on_cpu = (SimpleNamespace(is_cuda=is_cuda, dtype=dtype, device=None) for is_cuda in (True, False))
     assert expert_layers._is_faster_grouped(on_gpu) == (dtype != torch.float32)  # type: ignore[arg-type]
     assert not expert_layers._is_faster_grouped(on_cpu)  # type: ignore[arg-type]
 
