@@ -29,7 +29,7 @@ serve: setup
 	touch $@
 
 test: setup .venv/checkov/$(CHECKOV).done
-	$(BIN)/python -m pytest -q --durations=30 --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -q --durations=30 --numprocesses 2 --no-loadscope-reorder
 
 fuzz: setup
 	$(BIN)/python -m pytest -q tests/fuzz --fuzz-seconds $(FUZZ_SECONDS)

@@ -8,7 +8,9 @@ from setuptools import Extension, setup
 # The warnings that are left out are false ones, about the compiler's own headers.
 NO_FALSE_WARNINGS = ("-Wno-psabi", "-Wno-ignored-attributes", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
 VECTORISED = ["-O3", "-ffp-contract=off", *NO_FALSE_WARNINGS]
-COMPILE_ARGS = {"engine.native.paged_attention": VECTORISED, "engine.native.layer_ops": VECTORISED}
+VECTORISED_MODULES = ("engine.native.paged_attention", "engine.native.layer_ops", "engine.native.products")
+CXX_STANDARD = {"engine.native.thread_team": 20}  # atomics that can be waited for
+SHARED = tuple(f"engine/native/{name}.hpp" for name in ("exponential", "threads", "shared_threads"))  # by those
 
 
 def extensions() -> list[Extension]:
@@ -26,21 +28,18 @@ def extensions() -> list[Extension]:
             "router/native/holders.hpp",
         ),
         "engine.native.block_hash": ("engine/native/block_hash.cpp", "engine/native/blake2b.hpp"),
-        "engine.native.paged_attention": ("engine/native/paged_attention.cpp", *headers("attention")),
-        "engine.native.layer_ops": (
-            "engine/native/layer_ops.cpp",
-            "engine/native/attention/exponential.hpp",
-            "engine/native/attention/threads.hpp",
-            *headers("ops"),
-        ),
+        "engine.native.thread_team": ("engine/native/thread_team.cpp", "engine/native/thread_team.hpp", *SHARED),
+        "engine.native.paged_attention": ("engine/native/paged_attention.cpp", *headers("attention"), *SHARED),
+        "engine.native.layer_ops": ("engine/native/layer_ops.cpp", *headers("ops"), *SHARED),
+        "engine.native.products": ("engine/native/products.cpp", *headers("products"), *headers("ops"), *SHARED),
     }
     return [
         Pybind11Extension(
             name,
             [source],
             depends=depends,
-            cxx_std=17,
-            extra_compile_args=COMPILE_ARGS.get(name, ["-O2"]),
+            cxx_std=CXX_STANDARD.get(name, 17),
+            extra_compile_args=VECTORISED if name in VECTORISED_MODULES else ["-O2"],
             optional=True,
         )
         for name, (source, *depends) in sources.items()

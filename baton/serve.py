@@ -82,7 +82,7 @@ def _plan(settings: ClusterSettings, log_level: str) -> ClusterPlan:
     checkpoint = find_checkpoint(cluster.model, dtype)
     try:
         check_port(cluster.host, cluster.port)
-        ports = free_ports("127.0.0.1", cluster.num_ports)
+        ports = free_ports("127.0.0.1", cluster.num_ports, {cluster.port})
     except PortInUse as error:
         raise click.ClickException(f"{error}; choose another with --port") from error
     plan = plan_cluster(settings, checkpoint, this_machine(), ports, log_level)

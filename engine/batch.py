@@ -42,6 +42,8 @@ class Batch:
 
     def on(self, device: torch.device) -> "Batch":
         """The same on this device, copied at once and without waiting for it."""
+        if device.type == "cpu" and self.sampled_ids is None:
+            return self
         tensors = self.device_tensors()
         if device.type != "cpu":
             tensors = sent(torch.cat(tensors), device).split_with_sizes([len(tensor) for tensor in tensors])

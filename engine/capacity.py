@@ -1,6 +1,7 @@
 """How much fits: blocks in the memory given, and tokens in a request."""
 
 import logging
+from dataclasses import dataclass
 
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import EngineError
@@ -10,6 +11,27 @@ logger = logging.getLogger(__name__)
 
 CPU_KV_BYTES = 512 << 20  # unless told otherwise
 MIN_BLOCKS = 2  # one pads block tables
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """How large a pool is, and so how long a request may be."""
+
+    num_blocks: int  # 0 while the memory for it is not known
+    max_model_len: int  # prompt plus output
+
+    @classmethod
+    def in_bytes(cls, kv_bytes: int, config: EngineConfig, model: ModelConfig, layout: KVCacheLayout) -> "PoolSize":
+        """What fits into so much memory. Raises EngineError if that is too little, or less than was asked for."""
+        num_blocks = num_blocks_in(kv_bytes, layout)
+        return cls(num_blocks, context_length(config, model, num_blocks, kv_bytes))
+
+
+def given_kv_bytes(config: EngineConfig) -> int | None:
+    """Memory for the pool as far as it is known beforehand: None where it is what a GPU has left."""
+    if config.kv_cache_memory_bytes is None and config.is_on_cpu:
+        return CPU_KV_BYTES
+    return config.kv_cache_memory_bytes
 
 
 def num_blocks_in(kv_bytes: int, layout: KVCacheLayout) -> int:

@@ -25,7 +25,7 @@ from engine.expert_layer import ExpertLayer
 from engine.expert_rebalance import FAILED, Loads, Place, Rebalance, Slots, better_slots
 from engine.expert_shares import hand_over, is_even, share_missing
 from engine.group_view import Membership
-from engine.layers.experts import ExpertReader
+from engine.layers.expert_reader import ExpertReader
 from engine.nixl_experts import NixlLink
 from engine.outputs import ExpertFigures
 from engine.rank_group import RankGroup

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from engine.expert_parallel import ExpertRoutes, GroupExchange
-from engine.layers.experts import Expert, ExpertReader, Experts, PreparedExperts
+from engine.layers.expert_reader import ExpertReader
+from engine.layers.experts import Expert, Experts, PreparedExperts
 from engine.rank_group import RankGroup
 
 

@@ -11,21 +11,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from engine.expert_rows import ExpertRows, rows_by_slot, weighted_sum
 from engine.layers.experts import ROW_TILE
 from engine.rank_group import RankGroup
 
 # With at most so many tokens on all ranks each rank sends all of its own to every other: that takes more bytes, but
 # nobody needs to be told first how many rows will come.
 MAX_BROADCAST_TOKENS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertRows:
-    """Rows by slot. Where the host knows how many each has, these are padded to a multiple of ROW_TILE."""
-
-    rows: Tensor  # [sum(sizes), hidden]
-    sizes: list[int] | Tensor  # by slot: known to the host, or [num_slots] int64 on the device
-    places: Tensor  # [num_entries]: in which row each (token, chosen expert) is
 
 
 class Dispatch(Protocol):
@@ -51,37 +43,17 @@ class ExpertExchange(Protocol):
         ...
 
 
-def rows_by_slot(x: Tensor, token_of: Tensor, slots: Tensor, num_slots: int) -> ExpertRows:
-    """Row `token_of[i]` of x for slot `slots[i]`, for each entry i; a slot's rows in the entries' order."""
-    counts = slots.bincount(minlength=num_slots)
-    sizes = (counts + ROW_TILE - 1) // ROW_TILE * ROW_TILE
-    # Where a slot's rows begin, less the number of entries sorted before it.
-    shifts = (sizes.cumsum(0) - sizes) - (counts.cumsum(0) - counts)
-    order = slots.argsort(stable=True)
-    places = torch.empty_like(order)
-    places[order] = torch.arange(len(order), device=order.device) + shifts[slots[order]]
-    sizes_list: list[int] = sizes.tolist()
-    source = torch.zeros(sum(sizes_list), dtype=torch.int64, device=x.device)  # padding computes token 0 once more
-    source[places] = token_of
-    return ExpertRows(x[source] if len(order) else x[:0], sizes_list, places)
-
-
-def weighted_sum(results: Tensor, weights: Tensor) -> Tensor:
-    """results: [num_tokens, num_chosen, hidden], ours to change. Returns [num_tokens, hidden]."""
-    return results.mul_(weights.unsqueeze(2)).sum(dim=1)
-
-
 class LocalExchange:
     """All experts stand here, each in the slot of its own number."""
 
-    def __init__(self, num_experts: int) -> None:
+    def __init__(self, num_experts: int, row_tile: int = ROW_TILE) -> None:
+        """row_tile: of the experts, see Experts."""
         self._num_experts = num_experts
+        self._row_tile = row_tile
 
     def dispatch(self, x: Tensor, chosen: Tensor) -> "LocalDispatch":
         """See ExpertExchange."""
-        num_tokens, num_chosen = chosen.shape
-        token_of = torch.arange(num_tokens * num_chosen, device=x.device) // num_chosen
-        return LocalDispatch(rows_by_slot(x, token_of, chosen.flatten(), self._num_experts))
+        return LocalDispatch(rows_by_slot(x, None, chosen.flatten(), self._num_experts, self._row_tile))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +68,7 @@ class LocalDispatch:
 
     def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
         """See Dispatch."""
-        return weighted_sum(outputs[self.rows.places].view(*weights.shape, outputs.shape[1]), weights)
+        return weighted_sum(outputs, self.rows.places, weights)
 
 
 class ExpertRoutes:
@@ -221,7 +193,7 @@ class GroupDispatch:
         self._group.exchange(returned, results, sent, self._sources).wait()
         combined = torch.empty(len(flat), hidden, dtype=self._x.dtype, device=self._x.device)
         combined[flat.argsort(stable=True)] = returned.view(self._x.dtype)
-        return weighted_sum(combined.view(*weights.shape, hidden), weights)
+        return weighted_sum(combined, None, weights)
 
     def _counts_from_others(self, sent: list[int]) -> list[int]:
         counts = torch.tensor(sent, dtype=torch.int64, device=self._x.device)

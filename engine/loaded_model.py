@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.attention.base import AttentionBackend
 from engine.attention.choice import attention_for
 from engine.attention.flashinfer import FlashInferAttention
-from engine.capacity import CPU_KV_BYTES, context_length, given_context, num_blocks_in
+from engine.capacity import PoolSize, given_context, given_kv_bytes
 from engine.config import EngineConfig, ModelConfig
 from engine.cores import cores_of_rank, running_on
 from engine.device import computing_on
@@ -23,6 +24,7 @@ from engine.kv_cache import KVCacheLayout
 from engine.layers.fp8_weight import products_of
 from engine.model_config import read_model_config
 from engine.models import Model, load_model
+from engine.models.causal_lm import CausalLM
 from engine.tensor_parallel import ONE_RANK, TensorGroup
 from engine.tensor_shard import TensorShard
 
@@ -80,56 +82,90 @@ def _load(
         layout = KVCacheLayout.of(whole, config.block_size, num_parts, shard.size, config.kv_cache_dtype)
     except ValueError as error:
         raise UnsupportedModel(f"kv_parts: {error}") from error
-    kv_bytes, num_blocks, max_model_len = config.kv_cache_memory_bytes, 0, given_context(config, whole)
-    if kv_bytes is None and device.type == "cpu":
-        kv_bytes = CPU_KV_BYTES
-    if kv_bytes is not None:  # else it is known when the model is loaded
-        num_blocks = num_blocks_in(kv_bytes, layout)
-        max_model_len = context_length(config, whole, num_blocks, kv_bytes)
-    elif group is not None:
-        raise EngineError(
-            "expert_parallel on GPUs needs kv_cache_memory_bytes: how much a rank has left is not measured"
-        )
+    size, is_measured = _size_beforehand(config, whole, layout, group)
     products = config.quantization or products_of(whole.stored_quantization, whole.dtype, device)
     fingerprint = compatibility_fingerprint(
         directory, whole, config.block_size, num_parts, config.kv_cache_dtype, products
     )
     if tensor is not None:
-        compared = int(fingerprint[:FINGERPRINT_DIGITS], 16)
-        tensor.agree(
-            ("number of KV blocks", "max_model_len", "model, weights, dtype or block size"),
-            (num_blocks, max_model_len, compared),
+        _agree(tensor, size, fingerprint)
+    attention = _attention(config, shard.local(whole), layout)
+    may_record = tensor is None and group is None and not (config.is_on_cpu or config.enforce_eager)
+    model = load_model(
+        directory,
+        replace(whole, max_model_len=size.max_model_len),
+        device,
+        attention,
+        _share_of(on_progress, 0.0, WEIGHTS_SHARE if may_record else 1.0),
+        group,
+        tensor or ONE_RANK,
+        config.quantization,
+    )
+    records = may_record and can_be_recorded(model)
+    if is_measured:
+        kv_bytes = bytes_for_kv(config, size.max_model_len, model, layout, _num_columns(whole, shard), records=records)
+        size = PoolSize.in_bytes(tensor.least(kv_bytes) if tensor is not None else kv_bytes, config, whole, layout)
+    pool = _pool(layout.pool_shape(size.num_blocks), layout.dtype, device, allocate_pool)
+    if tensor is not None:
+        tensor.meet()
+    told = _share_of(on_progress, WEIGHTS_SHARE, 1.0)
+    served = _recorded(model, pool, config, size.max_model_len, told) if records else model
+    return LoadedModel(whole, served, layout, num_parts, pool, size.max_model_len, fingerprint, cores)
+
+
+def _size_beforehand(
+    config: EngineConfig, whole: ModelConfig, layout: KVCacheLayout, group: ExpertGroup | None
+) -> tuple[PoolSize, bool]:
+    """The pool's size, and whether its blocks are to be counted when the model is loaded."""
+    kv_bytes = given_kv_bytes(config)
+    if kv_bytes is not None:
+        return PoolSize.in_bytes(kv_bytes, config, whole, layout), False
+    if group is not None:
+        raise EngineError(
+            "expert_parallel on GPUs needs kv_cache_memory_bytes: how much a rank has left is not measured"
         )
-    heads, kv_dtype = shard.local(whole), config.kv_cache_dtype
-    attention = attention_for(heads, config.block_size, device, kv_dtype, layout.num_parts)
+    return PoolSize(0, given_context(config, whole)), True
+
+
+def _agree(tensor: TensorGroup, size: PoolSize, fingerprint: str) -> None:
+    tensor.agree(
+        ("number of KV blocks", "max_model_len", "model, weights, dtype or block size"),
+        (size.num_blocks, size.max_model_len, int(fingerprint[:FINGERPRINT_DIGITS], 16)),
+    )
+
+
+def _attention(config: EngineConfig, heads: ModelConfig, layout: KVCacheLayout) -> AttentionBackend:
+    """heads: a config with those that are here."""
+    device = torch.device(config.device)
+    attention = attention_for(heads, config.block_size, device, config.kv_cache_dtype, layout.num_parts)
     if isinstance(attention, FlashInferAttention) and config.step_tokens > (attention.most_tokens or math.inf):
         raise EngineError(
             f"max_num_batched_tokens is {config.step_tokens}, but with MLA a GPU takes at most {attention.most_tokens}"
         )
-    served = replace(whole, max_model_len=max_model_len)
-    ranks = tensor or ONE_RANK
-    may_record = tensor is None and group is None and not (config.is_on_cpu or config.enforce_eager)
-    told = _share_of(on_progress, 0.0, WEIGHTS_SHARE if may_record else 1.0)
-    loaded = load_model(directory, served, device, attention, told, group, ranks, config.quantization)
-    records = may_record and can_be_recorded(loaded)
-    if kv_bytes is None:
-        columns = whole.vocab_size if shard.rank == 0 else len(range(whole.vocab_size)[shard.of(whole.vocab_size)])
-        kv_bytes = bytes_for_kv(config, max_model_len, loaded, layout, columns, records=records)
-        if tensor is not None:
-            kv_bytes = tensor.least(kv_bytes)
-        num_blocks = num_blocks_in(kv_bytes, layout)
-        max_model_len = context_length(config, whole, num_blocks, kv_bytes)
-    shape = layout.pool_shape(num_blocks)
-    is_on_cpu = device.type == "cpu"  # what is allocated for peers to map is the host's memory
-    pool = allocate_pool(shape, layout.dtype) if is_on_cpu else torch.zeros(shape, dtype=layout.dtype, device=device)
-    model: Model = loaded
-    if tensor is not None:
-        tensor.meet()
-    elif records:
-        max_blocks = -(-max_model_len // config.block_size)
-        told = _share_of(on_progress, WEIGHTS_SHARE, 1.0)
-        model = GraphedModel(loaded, pool, recorded_sizes(config.batch_seqs), max_blocks, on_progress=told)
-    return LoadedModel(whole, model, layout, num_parts, pool, max_model_len, fingerprint, cores)
+    return attention
+
+
+def _num_columns(whole: ModelConfig, shard: TensorShard) -> int:
+    """Of the logits: the first rank gets all of them, each of the others its own."""
+    ours = range(whole.vocab_size)[shard.of(whole.vocab_size)]
+    return whole.vocab_size if shard.rank == 0 else len(ours)
+
+
+def _pool(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    allocate_pool: Callable[[tuple[int, ...], torch.dtype], Tensor],
+) -> Tensor:
+    """What is allocated for peers to map is the host's memory."""
+    return allocate_pool(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
+
+
+def _recorded(
+    model: CausalLM, pool: Tensor, config: EngineConfig, max_model_len: int, on_progress: Callable[[float], None] | None
+) -> Model:
+    max_blocks = -(-max_model_len // config.block_size)
+    return GraphedModel(model, pool, recorded_sizes(config.batch_seqs), max_blocks, on_progress=on_progress)
 
 
 def _share_of(on_progress: Callable[[float], None] | None, start: float, end: float) -> Callable[[float], None] | None:

@@ -119,11 +119,9 @@ class ModelRunner:
         )
 
     def _select(self, logits: Tensor, rows: list[int]) -> Tensor:
-        return (
-            logits
-            if len(rows) == logits.shape[0]
-            else logits[sent(torch.tensor(rows, dtype=torch.int64), logits.device)]
-        )
+        if len(rows) == logits.shape[0]:
+            return logits
+        return logits[sent(torch.tensor(rows, dtype=torch.int64), logits.device)]  # perhaps none
 
     def _prompt_logprobs(self, logits: Tensor, item: ScheduledRequest, rows: range | None) -> list[PositionLogprobs]:
         num_top = item.request.sampling.prompt_logprobs

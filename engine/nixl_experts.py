@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from engine.errors import EngineError, GroupBroken
-from engine.expert_parallel import ExpertRows, LayerSlots
+from engine.expert_parallel import LayerSlots
+from engine.expert_rows import ExpertRows
 from engine.layers.experts import ROW_TILE
 from engine.rank_group import RankGroup
 

@@ -1,5 +1,6 @@
 """Hands out a checkpoint's tensors, each once, straight from the mapped files."""
 
+import ctypes
 import logging
 import mmap
 import time
@@ -17,7 +18,9 @@ from engine.stored_quantization import SCALE_SUFFIXES, StoredQuantization
 
 log = logging.getLogger(__name__)
 
+_trim_heap = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
 RELEASE_BYTES = 8 << 20  # read between two times that the mapped pages are given back
+TRIM_BYTES = 32 << 20  # likewise freed memory, which costs as many page faults
 
 FP8 = "float8_e4m3fn"
 STORED = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16, FP8: torch.float8_e4m3fn}
@@ -49,6 +52,8 @@ class Weights:
         self._taken_bytes = 0
         self._read_bytes = 0
         self._mapped_bytes = 0  # read since their pages were given back
+        self._untrimmed_bytes = 0  # read since freed memory was
+        self._is_loaded = False
         self._started_s = time.monotonic()
         self._maps: dict[Path, mmap.mmap] = {}
         self._on_progress = on_progress
@@ -96,7 +101,9 @@ class Weights:
 
     def finish(self, ignored: Callable[[str], bool]) -> None:
         """Every tensor must have been taken, or be one that `ignored` knows; the error names the others."""
-        self._on_progress = None  # what is read from now on is not loading
+        self._on_progress = None
+        self._is_loaded = True  # what is read from now on is not loading
+        self._trim()
         stored = self.stored_quantization
         left = sorted(name for name in self._tensors.keys() - self._taken if not ignored(name))
         left = [name for name in left if stored is None or not stored.is_unused(name)]
@@ -146,12 +153,23 @@ class Weights:
         return self.stored_quantization.block if self.stored_quantization is not None else None
 
     def _release(self, num_bytes: int) -> None:
-        """Gives the mapped pages back now and then: what was read is in the model. A view of them stays good."""
+        """Gives the mapped pages back now and then: what was read is in the model. A view of them stays good.
+
+        So too, less often and while the model is loaded, what was freed of the heap between what stays.
+        """
         self._mapped_bytes += num_bytes
         if self._mapped_bytes > RELEASE_BYTES:
             self._mapped_bytes = num_bytes  # which are read next
             for mapped in self._maps.values():
                 mapped.madvise(mmap.MADV_DONTNEED)
+        self._untrimmed_bytes += num_bytes
+        if self._untrimmed_bytes > TRIM_BYTES and not self._is_loaded:
+            self._trim()
+
+    def _trim(self) -> None:
+        self._untrimmed_bytes = 0
+        if _trim_heap is not None:
+            _trim_heap(0)
 
     def _count(self, stored: StoredTensor) -> None:
         if stored.name not in self._taken:  # a tensor may be taken part by part

@@ -19,6 +19,7 @@ import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from kvtransfer import endpoint
 from kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
 from kvtransfer.connections import Connections
 from kvtransfer.cuda_streams import SideStreams
-from kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline, TransferError, TransportUnavailable
+from kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline, TransportUnavailable
 from kvtransfer.listener import Listener
 from kvtransfer.local_pool import LocalPool
 from kvtransfer.pair_group import READER, PairGroup, load_kernels, nccl_type, peers_store, require_blocking_wait
@@ -75,6 +76,11 @@ class Peer:
     group: PairGroup
     line: asyncio.Lock = field(default_factory=asyncio.Lock)  # one read at a time
 
+    @property
+    def peer_id(self) -> PeerId:
+        """The peer's incarnation."""
+        return PeerId(self.description.incarnation)
+
 
 class PairTransport:
     """Reads pools by NCCL, or gloo, over a communicator for each peer."""
@@ -107,8 +113,8 @@ class PairTransport:
         self._owner: PairOwner | None = None
         self._listener: Listener | None = None
         self._streams: SideStreams | None = None
-        self._connections: Connections[Peer] = Connections(connect_deadline_s)
         self._transfers = Transfers(self.quarantine)
+        self._connections: Connections[Peer] = Connections(connect_deadline_s, self._transfers, self._dispose)
         self._making = PairMaking()
         self._seats = PairSeats()
         self._too_late = Refusals(retry_s=None)
@@ -170,13 +176,14 @@ class PairTransport:
         self, connected: Peer, remote: Sequence[int], local: Sequence[int], end_s: float, landed: Landed
     ) -> None:
         """With the line, which is free again when the read has really ended."""
-        peer, units = PeerId(connected.description.incarnation), connected.units
+        peer, units = connected.peer_id, connected.units
         loop = asyncio.get_running_loop()
         if not self._connections.is_current(peer, connected):
             connected.line.release()
             raise PeerLost(f"peer {peer} was forgotten")
         step = max(1, min(connected.chunk_bytes, CHUNK_BYTES) // units.unit_bytes)
         rows = self._require_pool().rows(units.unit_bytes)
+        lose = partial(self._connections.lose, peer, connected)
         timers: list[asyncio.TimerHandle] = []
         reads: list[PairRead] = []
 
@@ -185,13 +192,13 @@ class PairTransport:
             return loop.create_task(reads[0].run(remote, local))
 
         def interrupt() -> None:
-            timers.append(loop.call_later(GRACE_S, self._lose, connected))
+            timers.append(loop.call_later(GRACE_S, lose))
 
         def ended(_: bool) -> None:
             for timer in timers:
                 timer.cancel()
             if not reads.pop().leaves_nothing:  # before anybody else has the line
-                self._lose(connected)
+                lose()
             self._seats.rest(peer)
             connected.line.release()
 
@@ -200,20 +207,18 @@ class PairTransport:
         try:
             await self._transfers.run(peer, held, start, max(0.0, end_s - loop.time()), interrupt, ended)
         except PeerLost:
-            self._lose(connected)
+            lose()
             raise
 
     def forget(self, peer: PeerId) -> None:
         """Ends the communicator; see KVTransport."""
-        self._drop(peer, PeerLost(f"peer {peer} was forgotten"))
+        self._connections.forget(peer)
 
     async def close(self) -> None:
         """Ends every communicator; see KVTransport."""
         if self._listener is not None:
             await self._listener.close()
         await self._connections.close()
-        for peer in self._connections.peers():  # no read can start from now on
-            self.forget(peer)
         try:
             async with asyncio.timeout(END_S):
                 await self._transfers.close()
@@ -244,7 +249,8 @@ class PairTransport:
             raise
         connected = Peer(peer, units, address.chunk_bytes, sock, group)
         self._seats.rest(peer_id)
-        asyncio.get_running_loop().add_reader(sock.fileno(), self._lose, connected)  # it says nothing more
+        loop, lose = asyncio.get_running_loop(), self._connections.lose
+        loop.add_reader(sock.fileno(), lose, peer_id, connected)  # it says nothing more
         return connected
 
     async def _group_with(self, sock: socket.socket, host: str, peer: PeerId) -> PairGroup:
@@ -275,16 +281,8 @@ class PairTransport:
 
         return await self._making.make(make)
 
-    def _lose(self, peer: Peer) -> None:
-        peer_id = PeerId(peer.description.incarnation)
-        if self._connections.is_current(peer_id, peer):
-            self._drop(peer_id, PeerLost(f"peer {peer_id} ended"))
-
-    def _drop(self, peer: PeerId, reason: TransferError) -> None:
-        connected = self._connections.pop(peer)
-        self._transfers.abort(peer, reason)
-        if connected is not None:
-            self._seats.leave(peer)
-            asyncio.get_running_loop().remove_reader(connected.sock.fileno())
-            connected.sock.close()
-            self._making.end(connected.group)
+    def _dispose(self, peer: PeerId, connected: Peer) -> None:
+        self._seats.leave(peer)
+        asyncio.get_running_loop().remove_reader(connected.sock.fileno())
+        connected.sock.close()
+        self._making.end(connected.group)

@@ -110,9 +110,9 @@ class NixlTransport:
         self._tries_at_rest = tries_at_rest
         self._registered: Registered | None = None
         self._listener: Listener | None = None
-        self._connections: Connections[NixlPeer] = Connections(connect_deadline_s)
         self._dormant: dict[PeerId, NixlPeer] = {}  # forgotten, but alive
         self._transfers = Transfers(self.quarantine)
+        self._connections: Connections[NixlPeer] = Connections(connect_deadline_s, self._transfers, self._put_to_sleep)
         # The name is the life's id: one that was dead once can never come back.
         self._agent = NixlAgent(identity.incarnation, gpu_number(device))
 
@@ -173,19 +173,13 @@ class NixlTransport:
 
         NIXL's connection sleeps on until the peer ends: UCX does not give back a living peer's sockets.
         """
-        connection = self._connections.pop(peer)
-        self._transfers.abort(peer, PeerLost(f"peer {peer} was forgotten"))
-        if connection is not None:
-            self._dormant[peer] = connection
+        self._connections.forget(peer)
 
     async def close(self) -> None:
         """Destroys the agent, which ends every transfer; see KVTransport."""
         if self._listener is not None:
             await self._listener.close()
         await self._connections.close()
-        self._transfers.abort_all()
-        for peer in self._connections.peers():
-            self.forget(peer)
         for connection in list(self._dormant.values()):
             self._lose(connection)
         await run_in_thread("baton-kv-nixl-close", self._agent.close)
@@ -282,15 +276,15 @@ class NixlTransport:
         have_rdma = bool(address.rdma) and has_rdma_device()
         return await host_path(run, connection, have_rdma, self._one_sided_only)
 
+    def _put_to_sleep(self, peer: PeerId, connection: NixlPeer) -> None:
+        self._dormant[peer] = connection
+
     def _lose(self, connection: NixlPeer) -> None:
         peer = connection.peer_id
-        if self._connections.is_current(peer, connection):
-            self._connections.pop(peer)
-            self._transfers.abort(peer, PeerLost(f"peer {peer} ended"))
-        elif self._dormant.get(peer) is connection:
-            del self._dormant[peer]
-        else:
+        self._connections.lose(peer, connection)
+        if self._dormant.get(peer) is not connection:
             return
+        del self._dormant[peer]
         asyncio.get_running_loop().remove_reader(connection.sock.fileno())
         connection.sock.close()
         self._agent.call(partial(self._agent.remove_peer, peer))

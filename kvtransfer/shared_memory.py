@@ -75,8 +75,8 @@ class SharedMemoryTransport:
         self._memory = memory
         self._pool: LocalPool | None = None
         self._listener: Listener | None = None
-        self._connections: Connections[Peer] = Connections(connect_deadline_s)
         self._transfers = Transfers(self.quarantine)
+        self._connections: Connections[Peer] = Connections(connect_deadline_s, self._transfers, self._dispose)
         self._threads = CopyThreads(NAME, max_threads=4)
 
     @property
@@ -130,21 +130,19 @@ class SharedMemoryTransport:
         else:
             await self._transfers.run(peer, units.local_blocks(local), self._threads.starter(copy), deadline_s)
         if self._connections.is_current(peer, connection) and not is_open(connection.sock):
-            self._lose(peer)
+            self._connections.lose(peer, connection)
         if not self._connections.is_current(peer, connection):
             raise PeerLost(f"peer {peer} ended during the read")
 
     def forget(self, peer: PeerId) -> None:
         """Drops the mapping; see KVTransport."""
-        self._drop(peer, PeerLost(f"peer {peer} was forgotten"))
+        self._connections.forget(peer)
 
     async def close(self) -> None:
         """Stops serving and reading; see KVTransport."""
         if self._listener is not None:
             await self._listener.close()
         await self._connections.close()
-        for peer in self._connections.peers():  # no read can start from now on
-            self.forget(peer)
         await self._transfers.close()
         self._threads.close()
 
@@ -168,7 +166,8 @@ class SharedMemoryTransport:
             sock.close()
             raise
         connection = Peer(units, sock, memory.reshape(units.num_remote, units.unit_bytes))
-        asyncio.get_running_loop().add_reader(sock.fileno(), self._lose, PeerId(peer.incarnation))
+        loop, lose = asyncio.get_running_loop(), self._connections.lose
+        loop.add_reader(sock.fileno(), lose, PeerId(peer.incarnation), connection)
         return connection
 
     async def _map(self, sock: socket.socket, address: Endpoint, peer: PoolDescription) -> NDArray[np.uint8]:
@@ -187,15 +186,9 @@ class SharedMemoryTransport:
         run_in_thread("baton-kv-populate", partial(populate, mapping, MADV_POPULATE_READ))
         return np.frombuffer(mapping, np.uint8)
 
-    def _lose(self, peer: PeerId) -> None:
-        self._drop(peer, PeerLost(f"peer {peer} ended"))
-
-    def _drop(self, peer: PeerId, reason: PeerLost) -> None:
-        connection = self._connections.pop(peer)
-        self._transfers.abort(peer, reason)
-        if connection is not None:
-            asyncio.get_running_loop().remove_reader(connection.sock.fileno())
-            connection.sock.close()
+    def _dispose(self, _: PeerId, connection: Peer) -> None:
+        asyncio.get_running_loop().remove_reader(connection.sock.fileno())
+        connection.sock.close()
 
 
 async def _pass_memory(memory: SharedPool, sock: socket.socket, _caller: Caller) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from kvtransfer import endpoint
 from kvtransfer.base import KVTransport, Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
 from kvtransfer.connections import Connections
-from kvtransfer.errors import PeerLost, PeerRefused, TransferError
+from kvtransfer.errors import PeerLost, PeerRefused
 from kvtransfer.listener import Listener
 from kvtransfer.local_pool import LocalPool
 from kvtransfer.quarantine import Quarantine
@@ -94,8 +94,8 @@ class StagedTransport:
         self._window: StagingWindow | None = None
         self._local: Local | None = None
         self._listener: Listener | None = None
-        self._connections: Connections[Peer] = Connections(connect_deadline_s)
         self._transfers = Transfers(self.quarantine)
+        self._connections: Connections[Peer] = Connections(connect_deadline_s, self._transfers, self._dispose)
         self._threads = ThreadPoolExecutor(MAX_COPIES, thread_name_prefix="baton-kv-staged")
 
     @property
@@ -140,7 +140,7 @@ class StagedTransport:
         units = self._require_local().pool.units(peer)
         peer_id = PeerId(peer.incarnation)
         if peer_id in self._connections.peers() and peer_id not in self._underneath.choices:
-            self._drop(peer_id, PeerLost(f"peer {peer_id} ended"))  # as the transport underneath has noticed first
+            self._connections.lose(peer_id, self._connections.get(peer_id))  # the transport underneath noticed first
         await self._connections.ensure(peer_id, lambda: self._open(peer, units))
         return peer_id
 
@@ -172,7 +172,7 @@ class StagedTransport:
         try:
             await self._transfers.run(peer, units.local_blocks(local), start, deadline_s, interrupt)
         except PeerLost:
-            self._lose(connected)
+            self._connections.lose(peer, connected)
             raise
         finally:
             tasks.clear()
@@ -181,15 +181,14 @@ class StagedTransport:
 
     def forget(self, peer: PeerId) -> None:
         """Closes the connections to the peer; see KVTransport."""
-        self._drop(peer, PeerLost(f"peer {peer} was forgotten"))
+        self._connections.forget(peer)
+        self._underneath.forget(peer)  # which may be connecting
 
     async def close(self) -> None:
         """Closes every connection and the transport underneath; see KVTransport."""
         if self._listener is not None:
             await self._listener.close()
         await self._connections.close()
-        for peer in self._connections.peers():  # no read can start from now on
-            self.forget(peer)
         await self._transfers.close()
         await self._underneath.close()
         self._threads.shutdown()
@@ -217,7 +216,8 @@ class StagedTransport:
             sock.close()
             raise
         connected = Peer(peer, units, address, sock)
-        asyncio.get_running_loop().add_reader(sock.fileno(), self._lose, connected)
+        lose = self._connections.lose
+        asyncio.get_running_loop().add_reader(sock.fileno(), lose, PeerId(peer.incarnation), connected)
         return connected
 
     async def _connect(self, peer: PoolDescription, address: Endpoint) -> socket.socket:
@@ -248,20 +248,12 @@ class StagedTransport:
         else:
             control.sock.close()
 
-    def _lose(self, peer: Peer) -> None:
-        peer_id = PeerId(peer.description.incarnation)
-        if self._connections.is_current(peer_id, peer):
-            self._drop(peer_id, PeerLost(f"peer {peer_id} ended"))
-
-    def _drop(self, peer: PeerId, reason: TransferError) -> None:
-        connected = self._connections.pop(peer)
-        self._transfers.abort(peer, reason)
+    def _dispose(self, peer: PeerId, connected: Peer) -> None:
         self._underneath.forget(peer)
-        if connected is not None:
-            asyncio.get_running_loop().remove_reader(connected.watched.fileno())
-            connected.watched.close()
-            while connected.idle:
-                connected.idle.pop().sock.close()
+        asyncio.get_running_loop().remove_reader(connected.watched.fileno())
+        connected.watched.close()
+        while connected.idle:
+            connected.idle.pop().sock.close()
 
 
 def _close(control: StagingControl | None) -> None:

@@ -52,6 +52,11 @@ class Peer:
     idle: list[socket.socket] = field(default_factory=list)
     reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_PEER_READS))
 
+    @property
+    def peer_id(self) -> PeerId:
+        """The peer's incarnation."""
+        return PeerId(self.description.incarnation)
+
 
 class TcpTransport:
     """Reads pools over TCP connections, as many a peer as there are reads at once."""
@@ -71,8 +76,8 @@ class TcpTransport:
         self._port = port
         self._pool: LocalPool | None = None
         self._listener: Listener | None = None
-        self._connections: Connections[Peer] = Connections(connect_deadline_s)
         self._transfers = Transfers(self.quarantine)
+        self._connections: Connections[Peer] = Connections(connect_deadline_s, self._transfers, self._dispose)
         self._threads = CopyThreads(NAME, MAX_READS)
 
     @property
@@ -123,7 +128,7 @@ class TcpTransport:
     async def _read(
         self, connected: Peer, remote: Sequence[int], local: Sequence[int], end_s: float, landed: Landed
     ) -> None:
-        peer = PeerId(connected.description.incarnation)
+        peer = connected.peer_id
         clock = asyncio.get_running_loop().time
         sock = await self._take(connected, end_s - clock())
         if not self._connections.is_current(peer, connected):
@@ -157,20 +162,18 @@ class TcpTransport:
                 lambda clean: self._give_back(connected, sock, clean),
             )
         except PeerLost:
-            self._lose(connected)
+            self._connections.lose(peer, connected)
             raise
 
     def forget(self, peer: PeerId) -> None:
         """Closes the connections to the peer; see KVTransport."""
-        self._drop(peer, PeerLost(f"peer {peer} was forgotten"))
+        self._connections.forget(peer)
 
     async def close(self) -> None:
         """Closes every connection; see KVTransport."""
         if self._listener is not None:
             await self._listener.close()
         await self._connections.close()
-        for peer in self._connections.peers():  # no read can start from now on
-            self.forget(peer)
         await self._transfers.close()
         self._threads.close()
 
@@ -201,13 +204,13 @@ class TcpTransport:
             async with asyncio.timeout(deadline_s):
                 return await self._open(peer)
         except TimeoutError as error:
-            raise TransferDeadline(f"peer {peer.description.incarnation} did not answer") from error
+            raise TransferDeadline(f"peer {peer.peer_id} did not answer") from error
         except (PeerLost, PeerRefused):
-            self._lose(peer)
+            self._connections.lose(peer.peer_id, peer)
             raise
 
     def _give_back(self, peer: Peer, sock: socket.socket, clean: bool) -> None:
-        is_current = self._connections.is_current(PeerId(peer.description.incarnation), peer)
+        is_current = self._connections.is_current(peer.peer_id, peer)
         if clean and is_current and len(peer.idle) < MAX_IDLE_CONNECTIONS:
             self._keep(peer, sock)
         else:
@@ -215,18 +218,10 @@ class TcpTransport:
 
     def _keep(self, peer: Peer, sock: socket.socket) -> None:
         peer.idle.append(sock)
-        asyncio.get_running_loop().add_reader(sock.fileno(), self._lose, peer)
+        asyncio.get_running_loop().add_reader(sock.fileno(), self._connections.lose, peer.peer_id, peer)
 
-    def _lose(self, peer: Peer) -> None:
-        peer_id = PeerId(peer.description.incarnation)
-        if self._connections.is_current(peer_id, peer):
-            self._drop(peer_id, PeerLost(f"peer {peer_id} ended"))
-
-    def _drop(self, peer: PeerId, reason: PeerLost) -> None:
-        connected = self._connections.pop(peer)
-        self._transfers.abort(peer, reason)
-        if connected is not None:
-            while connected.idle:
-                sock = connected.idle.pop()
-                asyncio.get_running_loop().remove_reader(sock.fileno())
-                sock.close()
+    def _dispose(self, _: PeerId, connected: Peer) -> None:
+        while connected.idle:
+            sock = connected.idle.pop()
+            asyncio.get_running_loop().remove_reader(sock.fileno())
+            sock.close()

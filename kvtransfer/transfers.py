@@ -95,13 +95,9 @@ class Transfers:
         for transfer in [active for active in self._active if active.peer == peer]:
             transfer.abort(reason)
 
-    def abort_all(self) -> None:
-        """Aborts every read."""
-        for transfer in list(self._active):
-            transfer.abort(PeerLost("the transport was closed"))
-
     async def close(self) -> None:
         """Aborts every read, those too that start meanwhile, and waits until all have ended."""
         while self._active:
-            self.abort_all()
+            for transfer in list(self._active):
+                transfer.abort(PeerLost("the transport was closed"))
             await asyncio.wait(self._active.values())

@@ -5,7 +5,7 @@ import os
 import signal
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -110,7 +110,8 @@ class ChildProcess:
         if self._process.returncode is not None:
             return
         if self._has_own_session:
-            os.killpg(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has just ended, which is known in a moment
+                os.killpg(self.pid, signal.SIGKILL)
         else:
             self._process.kill()
 

@@ -13,6 +13,7 @@ from benchmarks.engines.compressed_tensors import write_int8
 from benchmarks.engines.engine_process import DRIVERS, ROOT
 from benchmarks.engines.peers import LLAMA_CPP, OPENVINO, VLLM, PeerEnvironment
 from deployment.cluster_plan import ALLOCATOR
+from engine import OPENMP_SPINS
 
 OURS = "baton"
 
@@ -86,7 +87,7 @@ def _transformers_lacks(series: Series) -> str:
 
 
 CONTESTANTS = (
-    Contestant(OURS, "baton_driver", None, {"PYTHONPATH": "{folder}", **ALLOCATOR}),
+    Contestant(OURS, "baton_driver", None, {"PYTHONPATH": "{folder}", **OPENMP_SPINS, **ALLOCATOR}),
     Contestant("openvino", "openvino_driver", OPENVINO, convert=_to_openvino),
     Contestant(
         "vllm",

@@ -15,6 +15,7 @@ from typing import IO
 import psutil
 
 from benchmarks.engines.drivers.driver import Answer, Setting
+from engine import OPENMP_SPINS
 
 DRIVERS = Path(__file__).parent / "drivers"
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,8 @@ class EngineProcess:
         """`driver` is the name of a script in `drivers/`; what the process prints goes to `log`."""
         self._log = log
         threads = str(len(cores))
-        environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **variables}
+        inherited = {name: value for name, value in os.environ.items() if name not in OPENMP_SPINS}  # our own choice
+        environment = {**inherited, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **variables}
         self._process = subprocess.Popen(
             [str(python), str(DRIVERS / f"{driver}.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
             text=True, env=environment, cwd=tempfile.gettempdir(), start_new_session=True,

@@ -1,7 +1,5 @@
 """Attention by the compiled kernel, on a CPU."""
 
-import logging
-
 import torch
 from torch import Tensor
 
@@ -9,9 +7,7 @@ from engine.attention.heads import AttentionHeads
 from engine.batch import Batch
 from engine.config import ModelConfig
 from engine.kv_scales import UNSCALED, KVScales
-from engine.native.paged_attention import Cache, PagedAttention, Rows, has_threads, instruction_sets
-
-log = logging.getLogger(__name__)
+from engine.native.paged_attention import Cache, PagedAttention, Rows, instruction_sets
 
 
 class NativeAttention:
@@ -26,8 +22,6 @@ class NativeAttention:
 
         Raises ValueError for instructions that this processor lacks.
         """
-        if not has_threads() and torch.get_num_threads() > 1:
-            log.warning("the runtime of torch's threads was not found: attention is computed by one thread")
         self.heads = heads
         self.block_size = block_size
         self._caches: dict[tuple[object, ...], Cache] = {}  # one a layer

@@ -59,6 +59,8 @@ def num_shared_blocks(batch: Batch, block_size: int, block_bytes: int, least_sav
     if (num_decodes - 1) * most * block_bytes < least_saved_bytes:
         return 0
     tables = batch.block_tables[:num_decodes, :most].numpy()
+    if (tables[:, 0] != tables[0, 0]).any():  # as in most steps
+        return 0
     differs = (tables != tables[0]).any(axis=0)
     num_shared = int(differs.argmax()) if differs.any() else most
     return num_shared if (num_decodes - 1) * num_shared * block_bytes >= least_saved_bytes else 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.expert_parallel import ExpertRows, weighted_sum
+from engine.expert_rows import ExpertRows, weighted_sum
 
 
 class DeviceExchange:
@@ -36,4 +36,4 @@ class DeviceDispatch:
 
     def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
         """See Dispatch."""
-        return weighted_sum(outputs[self.rows.places].view(*weights.shape, outputs.shape[1]), weights)
+        return weighted_sum(outputs, self.rows.places, weights)

@@ -5,20 +5,51 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from engine.config import MoEConfig
+from engine.layers.experts import ROW_TILE
+from engine.layers.panel_weight import SingleWeight, can_have_panels
+
+try:
+    from engine.native.layer_ops import ChoiceRule, choose_experts
+except ImportError:  # nothing was compiled when this was installed
+    choose_experts = None  # type: ignore[assignment]  # there is no optional function for mypy
 
 
 class ExpertChoice:
-    """The router of a mixture of experts, in fp32: softmax or sigmoid scores, group-limited top-k."""
+    """The router of a mixture of experts, in fp32: softmax or sigmoid scores, group-limited top-k.
+
+    Where products are our own, who else is in the batch cannot be seen in a token's experts, nor in their weights.
+    """
 
     def __init__(self, config: MoEConfig, weight: Tensor, correction_bias: Tensor | None) -> None:
         """weight: [num_experts, hidden] fp32; correction_bias: [num_experts] fp32, for the choice only."""
         self.config = config
         self.weight = weight
-        self.correction_bias = correction_bias
+        self.correction_bias = None if correction_bias is None else correction_bias.contiguous()
+        self._product = SingleWeight(weight) if can_have_panels(weight, inputs_of_unit=1) else None
+        self._rule = _rule(config) if choose_experts is not None and weight.device.type == "cpu" else None
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: [num_tokens, hidden]. Returns weights (fp32) and experts, each [num_tokens, num_experts_per_token]."""
-        logits = F.linear(x.float(), self.weight)
+        logits = self._logits(x)
+        return self._chosen(logits) if self._rule is None else self._chosen_natively(logits, self._rule)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        if self._product is not None and x.dtype == torch.bfloat16:
+            return self._product(x)
+        rows = x.float()
+        if x.device.type == "cpu":
+            rows = F.pad(rows, (0, 0, 0, -len(x) % ROW_TILE))
+        return F.linear(rows, self.weight)[: len(x)]
+
+    def _chosen_natively(self, logits: Tensor, rule: "ChoiceRule") -> tuple[Tensor, Tensor]:
+        shape = len(logits), self.config.num_experts_per_token
+        weights, experts = torch.empty(shape, dtype=torch.float32), torch.empty(shape, dtype=torch.int64)
+        bias = 0 if self.correction_bias is None else self.correction_bias.data_ptr()
+        pointers = logits.data_ptr(), bias, weights.data_ptr(), experts.data_ptr()
+        choose_experts(*pointers, len(logits), rule, self.config.scoring == "sigmoid", torch.get_num_threads())
+        return weights, experts
+
+    def _chosen(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         scores = logits.sigmoid() if self.config.scoring == "sigmoid" else logits.softmax(dim=-1)
         choice = scores if self.correction_bias is None else scores + self.correction_bias
         if self.config.num_groups > 1:
@@ -39,3 +70,15 @@ class ExpertChoice:
         best = group_scores.topk(self.config.topk_groups, dim=-1).indices
         is_best = torch.zeros_like(group_scores, dtype=torch.bool).scatter_(1, best, True)
         return grouped.masked_fill(~is_best.unsqueeze(-1), float("-inf")).view(choice.shape)
+
+
+def _rule(config: MoEConfig) -> "ChoiceRule":
+    return ChoiceRule(
+        num_experts=config.num_experts,
+        num_chosen=config.num_experts_per_token,
+        num_groups=config.num_groups,
+        num_best_groups=config.topk_groups if config.num_groups > 1 else 1,
+        num_group_scores=config.group_score_top if config.num_groups > 1 else 1,
+        is_normed=config.norm_topk_prob,
+        factor=config.routed_scaling_factor,
+    )

@@ -5,23 +5,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.expert_parallel import ExpertRows, rows_by_slot, weighted_sum
+from engine.expert_rows import ExpertRows, rows_by_slot, weighted_sum
+from engine.layers.experts import ROW_TILE
 
 
 class PartExchange:
     """An ExpertExchange that sends nothing: what other ranks' experts give is zero here, and the ranks' sum has it."""
 
-    def __init__(self, first: int, count: int) -> None:
-        """Our experts are `count` ones from `first` on; they stand in slots in their order."""
+    def __init__(self, first: int, count: int, row_tile: int = ROW_TILE) -> None:
+        """Our experts are `count` ones from `first` on; they stand in slots in their order. row_tile: see Experts."""
         self._first = first
         self._count = count
+        self._row_tile = row_tile
 
     def dispatch(self, x: Tensor, chosen: Tensor) -> "PartDispatch":
         """See ExpertExchange."""
         num_chosen = chosen.shape[1]
         slots = chosen.flatten() - self._first
         entries = torch.nonzero((slots >= 0) & (slots < self._count)).flatten()  # those of ours
-        rows = rows_by_slot(x, entries // num_chosen, slots[entries], self._count)
+        rows = rows_by_slot(x, entries // num_chosen, slots[entries], self._count, self._row_tile)
         return PartDispatch(rows, entries)
 
 
@@ -40,4 +42,4 @@ class PartDispatch:
         """See Dispatch."""
         results = outputs.new_zeros(weights.numel(), outputs.shape[1])
         results[self.entries] = outputs[self.rows.places]
-        return weighted_sum(results.view(*weights.shape, outputs.shape[1]), weights)
+        return weighted_sum(results, None, weights)

@@ -61,7 +61,7 @@ class Fp8Product:
 
 def grouped_product(linears: Sequence[Linear]) -> GroupedProduct:
     """A copy of the weights, all of them in FP8 or none. Raises UnsupportedModel if some are."""
-    scaled = [each.quantised for each in linears if isinstance(each.quantised, RowScaledWeight)]
+    scaled = [each.form for each in linears if isinstance(each.form, RowScaledWeight)]
     if not scaled:
         return PlainProduct(torch.stack([each.weight for each in linears]))
     if len(scaled) < len(linears):

@@ -7,7 +7,8 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from engine.layers.fp8_weight import Fp8Weight, fp8_weight
-from engine.layers.int8_weight import Int8Weight
+from engine.layers.int8_weight import Int8Weight, int8_weight
+from engine.layers.panel_weight import GatedWeights, PairedWeight, PanelWeight, can_gate, can_have_panels
 from engine.stored_matrix import StoredMatrix
 from engine.tensor_parallel import TensorRanks
 from engine.tensor_shard import TensorShard
@@ -17,7 +18,7 @@ Projection = Callable[[Tensor], Tensor]  # [num_tokens, in_features] to [num_tok
 
 
 class Linear:
-    """`x @ weight.T + bias`. On a CPU the weight is laid out for oneDNN once, and the plain copy is given up."""
+    """`x @ weight.T + bias`. On a CPU the weight is laid out for its products once, and the plain copy is given up."""
 
     def __init__(
         self,
@@ -26,27 +27,31 @@ class Linear:
         *,
         packed: bool = True,
         quantization: str | None = None,
+        is_owned: bool = False,
     ) -> None:
         """weight: [out_features, in_features]; bias: [out_features]. `packed` false keeps the plain layout on a CPU.
 
-        quantization: "int8", see Int8Weight, or None.
+        quantization: "int8", see Int8Weight, or None; is_owned: whether nobody else has the weight's memory.
         """
         self.bias = bias
-        self.quantised: Int8Weight | Fp8Weight | None = None
-        self.is_packed = False
+        self.form: Int8Weight | Fp8Weight | PanelWeight | None = None  # that has its own products
+        self.is_packed = False  # for oneDNN
         if not isinstance(weight, Tensor):
-            self.quantised, self.weight = weight, weight.values
+            self.form, self.weight = weight, weight.values
         elif quantization == "int8":
-            self.quantised = int8 = Int8Weight(weight)
-            self.weight = int8.packed
+            self.form = int8 = int8_weight(weight)
+            self.weight = int8.panels if isinstance(int8, PanelWeight) else int8.packed
+        elif packed and can_have_panels(weight):
+            self.form = paired = PairedWeight(weight, is_owned=is_owned)
+            self.weight = paired.panels
         else:
             self.is_packed = packed and _can_pack(weight)
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.is_packed else weight
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, in_features]. Returns [num_tokens, out_features]."""
-        if self.quantised is not None:
-            return self.quantised(x, self.bias)
+        if self.form is not None:
+            return self.form(x, self.bias)
         if self.is_packed:
             result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             return result
@@ -75,6 +80,19 @@ class GatheredProjection:
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, in_features]. Returns [num_tokens, out_features], at other ranks than the first their own."""
         return self.tensor.gather(self.part(x))
+
+
+def gated_weights(pairs: Sequence[tuple[Linear, Linear]]) -> GatedWeights | None:
+    """Gate-up and down projections of MLPs, where all of them can be computed in one call; of none None."""
+    found: list[tuple[PanelWeight, PanelWeight]] = []
+    for gate_up, down in pairs:
+        first, second = gate_up.form, down.form
+        if gate_up.bias is not None or down.bias is not None:
+            return None
+        if not (isinstance(first, PanelWeight) and isinstance(second, PanelWeight) and can_gate(first, second)):
+            return None
+        found.append((first, second))
+    return GatedWeights(*zip(*found, strict=True)) if found else None
 
 
 def summed(part: Projection, tensor: TensorRanks) -> Projection:
@@ -139,7 +157,9 @@ def load_partial(
 def make_linear(weights: Weights, parts: Sequence[StoredMatrix], bias: Tensor | None = None) -> Linear:
     """Stored matrices one after another as one product: in FP8 as they are stored, where that can be computed with."""
     weight = fp8_weight(weights, parts)
-    return Linear(join(weights, parts) if weight is None else weight, bias, quantization=weights.quantization)
+    if weight is not None:
+        return Linear(weight, bias)
+    return Linear(join(weights, parts), bias, quantization=weights.quantization, is_owned=True)
 
 
 def _can_pack(weight: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from engine.layers.linear import Linear, Projection, load_fused, load_partial, summed
+from engine.layers.linear import Linear, Projection, gated_weights, load_fused, load_partial, summed
 from engine.ops.choice import ops_for
 from engine.tensor_parallel import TensorRanks
 from engine.tensor_shard import TensorShard
@@ -12,21 +12,23 @@ from engine.weights import Weights
 class MLP:
     """`down(silu(gate(x)) * up(x))`, gate and up as one product."""
 
-    def __init__(self, gate_up: Linear, down: Projection) -> None:
+    def __init__(self, gate_up: Linear, down: Linear) -> None:
         self.gate_up = gate_up
         self.down = down
+        self._gated = gated_weights([(gate_up, down)])
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, hidden]. Returns the same shape."""
+        if self._gated is not None:
+            return self._gated(x, [len(x)])
         return self.down(ops_for(x.device).silu_and_mul(self.gate_up(x)))
 
 
 def load_mlp(
     weights: Weights, prefix: str, hidden_size: int, size: int, tensor: TensorRanks, *, bias: bool = False
-) -> MLP:
+) -> Projection:
     """The MLP whose tensors are `prefix`.gate_proj, .up_proj and .down_proj; its inner columns divided among ranks."""
-    part = load_partial_mlp(weights, prefix, hidden_size, size, tensor.shard, bias=bias)
-    return MLP(part.gate_up, summed(part.down, tensor))
+    return summed(load_partial_mlp(weights, prefix, hidden_size, size, tensor.shard, bias=bias), tensor)
 
 
 def load_partial_mlp(

@@ -9,7 +9,8 @@ from engine.expert_parallel import ExpertExchange, LocalExchange
 from engine.layers.device_exchange import DeviceExchange
 from engine.layers.expert_choice import ExpertChoice
 from engine.layers.expert_part import PartExchange
-from engine.layers.experts import ExpertNames, ExpertReader, Experts
+from engine.layers.expert_reader import ExpertNames, ExpertReader
+from engine.layers.experts import Experts
 from engine.layers.mlp import MLP, load_partial_mlp
 from engine.layers.side_stream import begin_beside
 from engine.tensor_parallel import TensorRanks
@@ -87,5 +88,7 @@ def load_moe(
 def _exchange(experts: Experts, here: range, config: MoEConfig, shard: TensorShard) -> ExpertExchange:
     """How tokens get to experts that are not of a group."""
     if shard.has_whole_experts:
-        return PartExchange(here.start, len(here))
-    return DeviceExchange(config.num_experts) if experts.is_grouped else LocalExchange(config.num_experts)
+        return PartExchange(here.start, len(here), experts.row_tile)
+    if experts.is_grouped:
+        return DeviceExchange(config.num_experts)
+    return LocalExchange(config.num_experts, experts.row_tile)

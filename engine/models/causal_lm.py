@@ -29,12 +29,8 @@ class Attention(Protocol):
         ...
 
 
-class FeedForward(Protocol):
-    """What stands between two attentions: an MLP or a mixture of experts."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x: [num_tokens, hidden]. Returns the same shape."""
-        ...
+# What stands between two attentions, an MLP or a mixture of experts: [num_tokens, hidden] to the same shape.
+FeedForward = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from engine.attention.base import AttentionBackend
 from engine.config import ModelConfig
 from engine.expert_group import ExpertGroup
 from engine.layers.attention import load_attention
-from engine.layers.experts import ExpertNames
+from engine.layers.expert_reader import ExpertNames
 from engine.layers.mlp import load_mlp
 from engine.layers.moe import load_moe
 from engine.models.causal_lm import CausalLM, FeedForward, load_causal_lm

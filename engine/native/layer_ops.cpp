@@ -6,9 +6,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <string>
+#include <vector>
 
-#include "attention/threads.hpp"
+#include "shared_threads.hpp"
+#include "ops/choice.hpp"
 #include "ops/instruction_sets.hpp"
 
 namespace py = pybind11;
@@ -20,6 +23,7 @@ using Address = std::uintptr_t;
 
 constexpr std::size_t kElementsOfThreads = 1 << 14;  // below it one thread is as fast
 constexpr std::size_t kElementsAtOnce = 1 << 12;
+constexpr std::size_t kTokensAtOnce = 16;  // whose experts are chosen
 
 void require(bool holds, const char* otherwise) {
     if (!holds) throw py::value_error(otherwise);
@@ -30,40 +34,34 @@ T* at(Address address, std::size_t row, std::size_t stride) {
     return reinterpret_cast<T*>(address) + row * stride;
 }
 
-// Runs `function(row)` for all rows, on several threads where that is worth it.
-class RowLoop {
-public:
-    template <typename Function>
-    void run(std::size_t num_rows, std::size_t width, std::size_t num_threads, const Function& function) const {
-        if (num_rows * width < kElementsOfThreads || num_threads < 2 || !run_on_threads_) {
-            for (std::size_t row = 0; row < num_rows; ++row) function(row);
-            return;
-        }
-        const py::gil_scoped_release others_may_run;
-        Shared<Function> shared{function, num_rows, std::max<std::size_t>(1, kElementsAtOnce / width), {0}};
-        run_on_threads_(some_rows<Function>, &shared, static_cast<unsigned>(num_threads), 0);
-    }
-
-private:
-    template <typename Function>
-    struct Shared {
-        const Function& function;
-        std::size_t num_rows;
-        std::size_t rows_at_once;
-        std::atomic<std::size_t> next;
-    };
-
-    template <typename Function>
-    static void some_rows(void* argument) {
-        auto& shared = *static_cast<Shared<Function>*>(argument);
-        for (std::size_t first; (first = shared.next.fetch_add(shared.rows_at_once)) < shared.num_rows;) {
-            const std::size_t end = std::min(first + shared.rows_at_once, shared.num_rows);
-            for (std::size_t row = first; row < end; ++row) shared.function(row);
-        }
-    }
-
-    const RunOnThreads run_on_threads_ = torch_threads();
+template <typename Function>
+struct SharedRows {
+    const Function& function;
+    std::size_t num_rows;
+    std::size_t rows_at_once;
+    std::atomic<std::size_t> next{0};
 };
+
+template <typename Function>
+void some_rows(void* argument) noexcept {
+    auto& shared = *static_cast<SharedRows<Function>*>(argument);
+    for (std::size_t first; (first = shared.next.fetch_add(shared.rows_at_once)) < shared.num_rows;) {
+        const std::size_t end = std::min(first + shared.rows_at_once, shared.num_rows);
+        for (std::size_t row = first; row < end; ++row) shared.function(row);
+    }
+}
+
+// Calls `function(row)` for all rows, on several threads where that is worth it.
+template <typename Function>
+void for_rows(std::size_t num_rows, std::size_t width, std::size_t num_threads, const Function& function) {
+    if (num_rows * width < kElementsOfThreads || num_threads < 2) {
+        for (std::size_t row = 0; row < num_rows; ++row) function(row);
+        return;
+    }
+    const py::gil_scoped_release others_may_run;
+    SharedRows<Function> shared{function, num_rows, std::max<std::size_t>(1, kElementsAtOnce / width)};
+    run_on_threads(some_rows<Function>, &shared, num_threads);
+}
 
 // Strides are in elements, and those within a row are 1.
 template <typename T>
@@ -77,14 +75,14 @@ public:
 
     void norm(Address x, std::size_t stride, Address weight, Address result, std::size_t num_rows, std::size_t width,
               float eps, std::size_t num_threads) const {
-        loop_.run(num_rows, width, num_threads, [=](std::size_t row) {
+        for_rows(num_rows, width, num_threads, [=](std::size_t row) {
             rows_.norm(at<T>(x, row, stride), at<T>(weight, 0, 0), width, eps, at<T>(result, row, width));
         });
     }
 
     void add_norm(Address x, Address addend, Address weight, Address result, std::size_t num_rows, std::size_t width,
                   float eps, std::size_t num_threads) const {
-        loop_.run(num_rows, width, num_threads, [=](std::size_t row) {
+        for_rows(num_rows, width, num_threads, [=](std::size_t row) {
             rows_.add_norm(at<T>(x, row, width), at<T>(addend, row, width), at<T>(weight, 0, 0), width, eps,
                            at<T>(result, row, width));
         });
@@ -92,7 +90,7 @@ public:
 
     void silu_and_mul(Address gate_up, Address result, std::size_t num_rows, std::size_t width,
                       std::size_t num_threads) const {
-        loop_.run(num_rows, width, num_threads, [=](std::size_t row) {
+        for_rows(num_rows, width, num_threads, [=](std::size_t row) {
             const T* gate = at<T>(gate_up, row, 2 * width);
             rows_.silu(gate, gate + width, width, at<T>(result, row, width));
         });
@@ -101,7 +99,7 @@ public:
     // `scales`: one for each row, written.
     void quantise(Address x, std::size_t stride, Address result, Address scales, std::size_t num_rows,
                   std::size_t width, std::size_t num_threads) const {
-        loop_.run(num_rows, width, num_threads, [=](std::size_t row) {
+        for_rows(num_rows, width, num_threads, [=](std::size_t row) {
             *at<float>(scales, row, 1) = rows_.quantise(at<T>(x, row, stride), width, at<std::uint8_t>(result, row, width));
         });
     }
@@ -109,8 +107,26 @@ public:
     // `bias`: a row, or 0.
     void scale(Address x, Address scales, Address bias, std::size_t num_rows, std::size_t width,
                std::size_t num_threads) const {
-        loop_.run(num_rows, width, num_threads, [=](std::size_t row) {
+        for_rows(num_rows, width, num_threads, [=](std::size_t row) {
             rows_.scale(at<T>(x, row, width), *at<float>(scales, row, 1), at<T>(bias, 0, 0), width);
+        });
+    }
+
+    // `places`: of each token's rows, or 0 for all rows in their order; `weights`: [num_tokens, num_chosen].
+    void weighted_sum(Address rows, Address places, Address weights, Address result, std::size_t num_rows,
+                      std::size_t num_tokens, std::size_t num_chosen, std::size_t width, std::size_t num_threads) const {
+        const auto* place = reinterpret_cast<const std::int64_t*>(places);
+        const std::size_t num_entries = num_tokens * num_chosen;
+        require(place ? std::all_of(place, place + num_entries,
+                                    [=](std::int64_t each) {
+                                        return each >= 0 && static_cast<std::size_t>(each) < num_rows;
+                                    })
+                      : num_entries <= num_rows,
+                "a place is beyond the rows");
+        for_rows(num_tokens, num_chosen * width, num_threads, [=](std::size_t token) {
+            const std::size_t first = token * num_chosen;
+            rows_.weighted_sum(at<T>(rows, place ? 0 : first, width), width, place ? place + first : nullptr,
+                               at<float>(weights, first, 1), num_chosen, at<T>(result, token, width));
         });
     }
 
@@ -125,7 +141,7 @@ public:
                                 return each >= 0 && static_cast<std::size_t>(each) < num_positions;
                             }),
                 "a position is beyond the table");
-        loop_.run(num_tokens, num_heads * width, num_threads, [=](std::size_t token) {
+        for_rows(num_tokens, num_heads * width, num_threads, [=](std::size_t token) {
             const float* cos = at<float>(table, static_cast<std::size_t>(position[token]), width);
             for (std::size_t head = 0; head < num_heads; ++head) {
                 const T* head_weight = weight ? at<T>(weight, head, width) : nullptr;
@@ -137,8 +153,63 @@ public:
 
 private:
     const RowFunctions<T> rows_;
-    const RowLoop loop_;
 };
+
+// Copies rows for the slots that they are for, each slot's together and in the entries' order, and writes in which row
+// of the result an entry is. What fills a slot up to a multiple of `tile` rows are its last ones. `tokens`: whose row of
+// x an entry is, or 0, if all tokens have equally many. Returns how many rows each slot has.
+std::vector<std::size_t> sort_rows(Address x, std::size_t num_tokens, std::size_t row_bytes, Address tokens, Address slots,
+                                   std::size_t num_entries, std::size_t num_slots, std::size_t tile, Address rows,
+                                   Address places, std::size_t num_threads) {
+    const auto* slot = reinterpret_cast<const std::int64_t*>(slots);
+    const auto* token = reinterpret_cast<const std::int64_t*>(tokens);
+    auto* place = reinterpret_cast<std::int64_t*>(places);
+    require(tokens || num_tokens == 0 || num_entries % num_tokens == 0, "tokens have not equally many entries");
+    std::vector<std::size_t> sizes(num_slots), next(num_slots);
+    for (std::size_t i = 0; i < num_entries; ++i) {
+        require(slot[i] >= 0 && static_cast<std::size_t>(slot[i]) < num_slots, "there is no such slot");
+        require(!token || (token[i] >= 0 && static_cast<std::size_t>(token[i]) < num_tokens), "there is no such token");
+        ++sizes[static_cast<std::size_t>(slot[i])];
+    }
+    std::size_t first = 0;
+    for (std::size_t i = 0; i < num_slots; ++i) {
+        next[i] = first;
+        first += sizes[i] = (sizes[i] + tile - 1) / tile * tile;
+    }
+    const std::size_t entries_of_token = num_tokens ? num_entries / num_tokens : 1;
+    const auto* from = reinterpret_cast<const char*>(x);
+    auto* to = reinterpret_cast<char*>(rows);
+    for (std::size_t i = 0; i < num_entries; ++i) {
+        place[i] = static_cast<std::int64_t>(next[static_cast<std::size_t>(slot[i])]++);
+    }
+    for_rows(num_entries, row_bytes / sizeof(float), num_threads, [=](std::size_t i) {
+        const std::size_t source = token ? static_cast<std::size_t>(token[i]) : i / entries_of_token;
+        std::memcpy(to + static_cast<std::size_t>(place[i]) * row_bytes, from + source * row_bytes, row_bytes);
+    });
+    first = 0;
+    for (std::size_t i = 0; i < num_slots; ++i) {
+        for (first += sizes[i]; next[i] < first; ++next[i]) {
+            std::memcpy(to + next[i] * row_bytes, to + (next[i] - 1) * row_bytes, row_bytes);
+        }
+    }
+    return sizes;
+}
+
+// logits: [num_rows, num_experts]; bias: [num_experts], for the choice alone, or 0; weights, experts: [num_rows, num_chosen].
+void choose_experts(Address logits, Address bias, Address weights, Address experts, std::size_t num_rows,
+                    const ChoiceRule& rule, bool is_sigmoid, std::size_t num_threads) {
+    static const auto score = row_functions<float>(instruction_sets()[0]).score;
+    require(rule.is_possible(), "so many experts cannot be chosen");
+    for_rows((num_rows + kTokensAtOnce - 1) / kTokensAtOnce, kTokensAtOnce * rule.num_experts, num_threads, [&](std::size_t part) {
+        ExpertChooser chooser(rule);
+        std::vector<float> scores(rule.num_experts);
+        for (std::size_t row = part * kTokensAtOnce; row < std::min((part + 1) * kTokensAtOnce, num_rows); ++row) {
+            score(at<float>(logits, row, rule.num_experts), rule.num_experts, is_sigmoid, scores.data());
+            chooser.choose(scores.data(), reinterpret_cast<const float*>(bias), at<float>(weights, row, rule.num_chosen),
+                           at<std::int64_t>(experts, row, rule.num_chosen));
+        }
+    });
+}
 
 template <typename T>
 void define(py::module_& module, const char* name) {
@@ -150,6 +221,7 @@ void define(py::module_& module, const char* name) {
         .def("silu_and_mul", &Ops::silu_and_mul)
         .def("quantise", &Ops::quantise)
         .def("scale", &Ops::scale)
+        .def("weighted_sum", &Ops::weighted_sum)
         .def("rotate", &Ops::rotate);
 }
 
@@ -157,7 +229,14 @@ void define(py::module_& module, const char* name) {
 
 PYBIND11_MODULE(layer_ops, module) {
     module.doc() = "What a decoder layer does to each row between its matrix products, on a CPU.";
+    import_threads();
     module.def("instruction_sets", &instruction_sets);
+    module.def("sort_rows", &sort_rows);
+    py::class_<ChoiceRule>(module, "ChoiceRule")
+        .def(py::init<std::size_t, std::size_t, std::size_t, std::size_t, std::size_t, bool, float>(), py::kw_only(),
+             py::arg("num_experts"), py::arg("num_chosen"), py::arg("num_groups"), py::arg("num_best_groups"),
+             py::arg("num_group_scores"), py::arg("is_normed"), py::arg("factor"));
+    module.def("choose_experts", &choose_experts);
     define<float>(module, "Float32Ops");
     define<Bfloat16>(module, "Bfloat16Ops");
 }

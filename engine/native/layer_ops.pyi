@@ -3,6 +3,48 @@ from typing import Protocol
 def instruction_sets() -> list[str]:
     """Those that this processor has, the best first. All give the same bits."""
 
+def sort_rows(
+    x: int,
+    num_tokens: int,
+    row_bytes: int,
+    tokens: int,
+    slots: int,
+    num_entries: int,
+    num_slots: int,
+    tile: int,
+    rows: int,
+    places: int,
+    num_threads: int,
+) -> list[int]:
+    """Writes rows by slot, and where each entry's is; returns how many each slot has. Raises ValueError."""
+
+class ChoiceRule:
+    """How experts are chosen by their scores; without groups there is one."""
+
+    def __init__(
+        self,
+        *,
+        num_experts: int,
+        num_chosen: int,
+        num_groups: int,
+        num_best_groups: int,
+        num_group_scores: int,
+        is_normed: bool,
+        factor: float,
+    ) -> None: ...
+
+def choose_experts(
+    logits: int,
+    bias: int,
+    weights: int,
+    experts: int,
+    num_rows: int,
+    rule: ChoiceRule,
+    is_sigmoid: bool,
+    num_threads: int,
+) -> None:
+    """Writes weights (fp32) and experts (int64) of each row of logits. Raises ValueError."""
+
 class LayerOps(Protocol):
     """Reads and writes what it is pointed at. Strides count elements; rows are contiguous."""
 
@@ -17,6 +59,18 @@ class LayerOps(Protocol):
         self, x: int, stride: int, result: int, scales: int, num_rows: int, width: int, num_threads: int
     ) -> None: ...
     def scale(self, x: int, scales: int, bias: int, num_rows: int, width: int, num_threads: int) -> None: ...
+    def weighted_sum(
+        self,
+        rows: int,
+        places: int,
+        weights: int,
+        result: int,
+        num_rows: int,
+        num_tokens: int,
+        num_chosen: int,
+        width: int,
+        num_threads: int,
+    ) -> None: ...
     def rotate(
         self,
         x: int,

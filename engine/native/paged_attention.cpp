@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attention/layer.hpp"
+#include "shared_threads.hpp"
 
 namespace py = pybind11;
 
@@ -59,7 +60,7 @@ public:
                    std::size_t key_width, std::size_t value_width, bool is_bfloat16, bool is_quantised,
                    const std::string& instructions)
         : layer_(make_shape(scale, block_size, num_heads, num_kv_heads, key_width, value_width, is_bfloat16, is_quantised),
-                 instruction_set(instructions), torch_threads()) {}
+                 instruction_set(instructions), run_on_threads) {}
 
     // `block_tables`: [num_seqs, max_blocks] and `slots`: [num_tokens], both int64 and contiguous.
     void plan(const std::vector<std::size_t>& query_lens, const std::vector<std::size_t>& context_lens,
@@ -136,7 +137,7 @@ std::vector<std::string> instruction_sets() {
 PYBIND11_MODULE(paged_attention, module) {
     module.doc() = "Attention over the paged KV cache, on a CPU.";
     module.def("instruction_sets", &instruction_sets);
-    module.def("has_threads", [] { return torch_threads() != nullptr; });
+    import_threads();
     py::class_<Rows>(module, "Rows")
         .def(py::init(&make_rows), py::arg("data"), py::arg("token_stride"), py::arg("head_stride"));
     py::class_<Cache>(module, "Cache")

@@ -3,9 +3,6 @@ from collections.abc import Sequence
 def instruction_sets() -> list[str]:
     """The kernels that this processor can run, the best first."""
 
-def has_threads() -> bool:
-    """Whether the runtime of torch's threads was found; without it one thread computes."""
-
 class Rows:
     """A tensor [num_tokens, num_heads, width] whose last dimension is contiguous; strides in bytes."""
 

@@ -62,6 +62,14 @@ class LayerOps(Protocol):
         """Each row of [num_tokens, size] times its scale, plus a bias [size]. `x` may be overwritten."""
         ...
 
+    def weighted_sum(self, rows: Tensor, places: Tensor | None, weights: Tensor) -> Tensor:
+        """Sums of each token's rows, which are `places[token * num_chosen + choice]`, times their weights.
+
+        rows: [num_rows, size], may be overwritten; places: [num_tokens * num_chosen] int64, None for all rows in their
+        order; weights: [num_tokens, num_chosen] fp32. Returns [num_tokens, size], added in the order of choices.
+        """
+        ...
+
     def rotate(self, heads: Tensor, rotation: Rotation, norms: HeadNorms | None = None) -> Tensor:
         """Heads turned by their tokens' positions, each after its norm where there are norms.
 

@@ -80,6 +80,10 @@ class FlashInferOps:
         """See LayerOps."""
         return self._torch.scale(x, scales, bias)
 
+    def weighted_sum(self, rows: Tensor, places: Tensor | None, weights: Tensor) -> Tensor:
+        """See LayerOps."""
+        return self._torch.weighted_sum(rows, places, weights)
+
     def rotate(self, heads: Tensor, rotation: Rotation, norms: HeadNorms | None = None) -> Tensor:
         """See LayerOps. The heads are turned where they are, if they are halves."""
         if not self._turns(heads, rotation, norms):

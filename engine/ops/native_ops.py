@@ -61,6 +61,19 @@ class NativeOps:
         self._ops[x.dtype].scale(*pointers, num_rows, width, torch.get_num_threads())
         return x
 
+    def weighted_sum(self, rows: Tensor, places: Tensor | None, weights: Tensor) -> Tensor:
+        """See LayerOps."""
+        rows, weights = rows.contiguous(), weights.contiguous()
+        places = places.contiguous() if places is not None else None
+        (num_tokens, num_chosen), (num_rows, width) = weights.shape, rows.shape
+        assert weights.dtype == torch.float32
+        assert places is None or (places.dtype == torch.int64 and len(places) == num_tokens * num_chosen)
+        result = torch.empty(num_tokens, width, dtype=rows.dtype)
+        pointers = rows.data_ptr(), 0 if places is None else places.data_ptr(), weights.data_ptr(), result.data_ptr()
+        counts = num_rows, num_tokens, num_chosen, width
+        self._ops[rows.dtype].weighted_sum(*pointers, *counts, torch.get_num_threads())
+        return result
+
     def rotate(self, heads: Tensor, rotation: Rotation, norms: HeadNorms | None = None) -> Tensor:
         """See LayerOps. The heads are turned where they are."""
         if heads.stride(2) != 1:

@@ -48,6 +48,11 @@ class TorchOps:
         scaled = x.float() * scales[:, None]
         return (scaled if bias is None else scaled + bias.float()).to(x.dtype)
 
+    def weighted_sum(self, rows: Tensor, places: Tensor | None, weights: Tensor) -> Tensor:
+        """See LayerOps. In the rows' dtype."""
+        chosen = rows if places is None else rows[places]
+        return chosen.view(*weights.shape, rows.shape[1]).mul_(weights.unsqueeze(2)).sum(dim=1)
+
     def rotate(self, heads: Tensor, rotation: Rotation, norms: HeadNorms | None = None) -> Tensor:
         """See LayerOps."""
         if norms is not None:

@@ -6,7 +6,9 @@ from importlib import import_module
 from rpc.doctor.finding import Finding, ok, warning
 
 # What a worker uses.
-ENGINE_MODULES = ("engine.native.block_hash", "engine.native.paged_attention", "engine.native.layer_ops")
+ENGINE_MODULES = tuple(
+    f"engine.native.{name}" for name in ("block_hash", "thread_team", "paged_attention", "layer_ops", "products")
+)
 
 
 def check_compiled(modules: Sequence[str]) -> Finding:

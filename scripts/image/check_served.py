@@ -17,8 +17,10 @@ COMMANDS = (["baton", "--help"], ["baton", "router", "--help"], ["baton", "worke
 COMPILED = (
     "router.native.prefix_index",
     "engine.native.block_hash",
+    "engine.native.thread_team",
     "engine.native.paged_attention",
     "engine.native.layer_ops",
+    "engine.native.products",
 )
 READY_S = 120
 PROMPT = "The module textwrap wraps and fills text. " * 20  # long enough to be prefilled elsewhere

@@ -9,8 +9,10 @@ from zipfile import ZipFile
 NEEDED = (
     r"router/native/prefix_index\.[^/]*\.so",
     r"engine/native/block_hash\.[^/]*\.so",
+    r"engine/native/thread_team\.[^/]*\.so",
     r"engine/native/paged_attention\.[^/]*\.so",
     r"engine/native/layer_ops\.[^/]*\.so",
+    r"engine/native/products\.[^/]*\.so",
     r"baton/bundled_model/model\.safetensors",
     r"baton/bundled_model/tokenizer\.json",
     r"baton/bundled_model/config\.json",

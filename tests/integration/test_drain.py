@@ -10,8 +10,11 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from benchmarks.server import served
 from rpc.worker_health import LIVENESS
 from tests.integration.drain_command import drain
-from tests.integration.test_stopped_worker import BODY, NUM_TOKENS, tokens_of
+from tests.integration.test_stopped_worker import BODY, tokens_of
 from tests.integration.workers_view import wait_all_ready, workers
+
+NUM_TOKENS = 2500  # that take longer than a command takes to start, on a busy machine too
+LONG_BODY = {**BODY, "max_tokens": NUM_TOKENS}
 
 
 async def health(address: str, service: str) -> int:
@@ -27,9 +30,9 @@ async def test_a_drained_decode_workers_request_goes_on_elsewhere_with_its_kv() 
         httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,
     ):
         await wait_all_ready(url)
-        async with client.stream("POST", "/v1/completions", json=BODY) as response:
+        async with client.stream("POST", "/v1/completions", json=LONG_BODY) as response:
             expected = [token async for token in tokens_of(response)]
-        async with client.stream("POST", "/v1/completions", json={**BODY, "cache_salt": "another"}) as response:
+        async with client.stream("POST", "/v1/completions", json={**LONG_BODY, "cache_salt": "another"}) as response:
             tokens = tokens_of(response)
             seen = [await anext(tokens) for _ in range(40)]
             leaving = response.headers["x-baton-decode"]

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "exponential.hpp"
+#include "../exponential.hpp"
 #include "kernel.hpp"
 
 #if defined(__clang__)

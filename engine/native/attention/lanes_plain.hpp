@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "exponential.hpp"
+#include "../exponential.hpp"
 #include "kernel.hpp"
 
 namespace baton::plain {

@@ -11,7 +11,7 @@
 #include "plan.hpp"
 #include "scratch.hpp"
 #include "tensors.hpp"
-#include "threads.hpp"
+#include "../threads.hpp"
 
 namespace baton {
 
@@ -28,7 +28,7 @@ public:
     // `plan` has sequences, blocks and slots.
     void set_plan(Plan plan, std::size_t num_threads) {
         plan_ = std::move(plan);
-        num_threads_ = run_on_threads_ ? num_threads : 1;
+        num_threads_ = num_threads;
         plan_.divide(shape_, num_threads_);
         if (plan_.cost() < kCostOfThreads) num_threads_ = 1;
         while (scratch_.size() < num_threads_) scratch_.emplace_back(shape_);
@@ -76,15 +76,15 @@ private:
         std::atomic<std::size_t> num_threads;
     };
 
-    void run(void (*function)(void*), void* argument, std::size_t num_threads) const {
+    void run(Work function, void* argument, std::size_t num_threads) const {
         if (num_threads > 1) {
-            run_on_threads_(function, argument, static_cast<unsigned>(num_threads), 0);
+            run_on_threads_(function, argument, num_threads);
         } else {
             function(argument);
         }
     }
 
-    static void write_some(void* argument) {
+    static void write_some(void* argument) noexcept {
         Writing& writing = *static_cast<Writing*>(argument);
         const std::size_t num_tokens = writing.layer.plan_.slots.size();
         for (std::size_t first; (first = writing.next.fetch_add(kTokensAtOnce)) < num_tokens;) {
@@ -106,7 +106,7 @@ private:
         }
     }
 
-    static void attend_some(void* argument) {
+    static void attend_some(void* argument) noexcept {
         Attending& attending = *static_cast<Attending*>(argument);
         LayerAttention& layer = attending.layer;
         const Plan& plan = layer.plan_;

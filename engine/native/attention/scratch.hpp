@@ -8,7 +8,7 @@
 #include <new>
 #include <utility>
 
-#include "exponential.hpp"
+#include "../exponential.hpp"
 #include "tensors.hpp"
 
 namespace baton {

@@ -21,8 +21,11 @@ struct RowFunctions {
     void (*norm)(const T* x, const T* weight, std::size_t width, float eps, T* result);
     void (*add_norm)(T* x, const T* addend, const T* weight, std::size_t width, float eps, T* result);
     void (*silu)(const T* gate, const T* up, std::size_t width, T* result);
+    void (*score)(const float* x, std::size_t width, bool is_sigmoid, float* result);
     float (*quantise)(const T* x, std::size_t width, std::uint8_t* result);
     void (*scale)(T* x, float factor, const T* bias, std::size_t width);
+    void (*weighted_sum)(const T* rows, std::size_t width, const std::int64_t* places, const float* weights,
+                         std::size_t count, T* result);
     void (*rotate)(T* x, const T* weight, float eps, const float* cos, const float* sin, std::size_t half,
                    bool is_interleaved);
 };
@@ -47,8 +50,8 @@ namespace rows_plain {
 }
 
 #define BATON_ROW_FUNCTIONS(rows) \
-    {rows::norm_row<T>, rows::add_norm_row<T>, rows::silu_row<T>, \
-     rows::quantise_row<T>, rows::scale_row<T>, rows::rotate_row<T>}
+    {rows::norm_row<T>, rows::add_norm_row<T>, rows::silu_row<T>, rows::score_row, \
+     rows::quantise_row<T>, rows::scale_row<T>, rows::weighted_sum_row<T>, rows::rotate_row<T>}
 
 template <typename T>
 RowFunctions<T> row_functions(const std::string& name) {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "../attention/exponential.hpp"
+#include "../exponential.hpp"
 
 namespace baton {
 

@@ -123,6 +123,21 @@ static void silu_row(const T* gate, const T* up, std::size_t width, T* result) {
     }
 }
 
+// result = softmax(x), or sigmoid(x) of each
+static void score_row(const float* x, std::size_t width, bool is_sigmoid, float* result) {
+    float greatest = x[0];
+    for (std::size_t i = 1; i < width; ++i) greatest = x[i] > greatest ? x[i] : greatest;
+    Floats total = {};
+    for (std::size_t i = 0; i < width; i += kLanes) {
+        const Floats values = load(x + i, width - i);
+        store(is_sigmoid ? 1.0f / (1.0f + exponential(-values)) : exponential(values - greatest), width - i, result + i);
+        total += load(result + i, width - i);
+    }
+    if (is_sigmoid) return;
+    const float factor = 1.0f / sum(total);
+    for (std::size_t i = 0; i < width; ++i) result[i] *= factor;
+}
+
 // result = x / scale + 128, to the nearest, ties to even; returns the scale, max(|x|) / 127. If an element is not finite
 // the scale is not either.
 template <typename T>
@@ -149,6 +164,20 @@ static void scale_row(T* x, float factor, const T* bias, std::size_t width) {
     for (std::size_t i = 0; i < width; i += kLanes) {
         const Floats addends = bias ? load(bias + i, width - i) : Floats{};
         store(load(x + i, width - i) * factor + addends, width - i, x + i);
+    }
+}
+
+// result = the sum of rows times their weights, added in their order. `places`: which rows, or null for the first ones.
+template <typename T>
+static void weighted_sum_row(const T* rows, std::size_t width, const std::int64_t* places, const float* weights,
+                             std::size_t count, T* result) {
+    for (std::size_t i = 0; i < width; i += kLanes) {
+        Floats total = {};
+        for (std::size_t k = 0; k < count; ++k) {
+            const std::size_t row = places ? static_cast<std::size_t>(places[k]) : k;
+            total += load(rows + row * width + i, width - i) * weights[k];
+        }
+        store(total, width - i, result + i);
     }
 }
 

@@ -1,29 +1,30 @@
-"""Choosing ports."""
+"""Ports that are free: different ones, and none that somebody will want."""
 
 import socket
 
 import pytest
 
-from deployment.ports import FIRST_PORT, LAST_PORT, PortInUse, check_port, free_ports
+from deployment import ports
+from deployment.ports import PortInUse, check_port, free_ports
+
+HOST = "127.0.0.1"
 
 
-def test_ports_differ_and_can_be_listened_on() -> None:
-    ports = free_ports("127.0.0.1", 20)
-    assert len(set(ports)) == 20
-    for port in ports:
-        assert FIRST_PORT <= port < LAST_PORT
-        check_port("127.0.0.1", port)
+def test_they_are_different_and_none_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *others = sorted(free_ports(HOST, 40))
+    monkeypatch.setattr(ports, "FIRST_PORT", first)
+    monkeypatch.setattr(ports, "LAST_PORT", first + 4)
+    assert len({first, *others}) == 40
+    assert first not in free_ports(HOST, 1, {first})
+    for _ in range(20):
+        assert set(free_ports(HOST, 1, {first, first + 1})) <= {first + 2, first + 3}
+    with pytest.raises(PortInUse, match=f"found no 4 free ports from {first} to {first + 4}"):
+        free_ports(HOST, 4, {first})
 
 
-def test_a_port_in_use_is_named() -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-        with pytest.raises(PortInUse, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
-            check_port("127.0.0.1", port)
-
-
-def test_a_host_that_is_not_ours_is_an_error() -> None:
-    with pytest.raises(PortInUse, match=r"cannot listen on 192\.0\.2\.1:80"):
-        check_port("192.0.2.1", 80)
+def test_one_that_is_listened_on_is_refused() -> None:
+    with socket.create_server((HOST, 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(PortInUse, match=f"cannot listen on {HOST}:{port}"):
+            check_port(HOST, port)
+    check_port(HOST, port)

@@ -19,9 +19,9 @@ namespace {
 constexpr unsigned kThreads = 3;
 constexpr int kTrials = 40;
 
-void run_on_threads(void (*function)(void*), void* argument, unsigned num_threads, unsigned) {
+void run_on_threads(Work function, void* argument, std::size_t num_threads) {
     std::vector<std::thread> threads;
-    for (unsigned i = 1; i < num_threads; ++i) threads.emplace_back(function, argument);
+    for (std::size_t i = 1; i < num_threads; ++i) threads.emplace_back(function, argument);
     function(argument);
     for (std::thread& thread : threads) thread.join();
 }

@@ -87,17 +87,17 @@ class Clients:
     def run(self, at_once: int, aborted: Sequence[str] = ()) -> None:
         """at_once: requests sent at first; aborted: those that are, after a few tokens."""
         self._aborted = set(aborted)
+        first, self._left = self._left[:at_once], self._left[at_once:]  # the loop's thread has the others
         self.loop.start()
-        for _ in range(at_once):
-            self._send()
+        for request in first:
+            self._send(request)
         assert self._ended.wait(TIMEOUT_S)
         self.loop.stop()
         assert self.failures == []
         self.engine.check_integrity()
         assert not self.engine.has_work
 
-    def _send(self) -> None:
-        request = self._left.pop(0)
+    def _send(self, request: Request) -> None:
         self.loop.call(lambda engine: engine.add(request))
 
     def _on_step(self, step: StepOutput) -> None:
@@ -109,7 +109,7 @@ class Clients:
                 self.tokens[name].append(output.sampled.token_id)
                 self._num_tokens += 1
                 if self._left and self._num_tokens % 23 == 0:
-                    self._send()
+                    self._send(self._left.pop(0))
             if output.finish_reason is not None and not is_ending:
                 self.reasons[name] = output.finish_reason
             elif name in self._aborted and len(self.tokens[name]) == 4:
@@ -118,7 +118,7 @@ class Clients:
         if len(self.reasons) == len(self.tokens):
             self._ended.set()
         elif self._left and len(self.reasons) + len(self._left) == len(self.tokens):
-            self._send()  # nobody else brings tokens
+            self._send(self._left.pop(0))  # nobody else brings tokens
 
     def _on_failure(self, error: BaseException) -> None:
         self.failures.append(error)

@@ -293,7 +293,7 @@ def test_what_a_gpu_copies_is_copied_beside_the_steps(group: Ranks, monkeypatch:
     group["rank-0"].wait_for_all()
     assert num_held(group) == [[NUM_EXPERTS // 2] * NUM_LAYERS] * 2
     for rank in group.ranks.values():
-        assert all(layer.experts._standing.grouped is not None for layer in rank.experts.layers)
+        assert all(layer.experts.is_grouped for layer in rank.experts.layers)
     assert copiers == {"experts"}
 
 

@@ -188,15 +188,15 @@ def test_divided_products_add_up(by_name: Callable[[str, str], Stored], emulated
         load_partial(weights, f"{name}.o_proj", 256, 256, TensorShard(rank, 2).of(256), TensorShard(rank, 2))
         for rank in range(2)
     ]
-    assert all(isinstance(half.quantised, BlockScaledWeight) for half in halves)
+    assert all(isinstance(half.form, BlockScaledWeight) for half in halves)
     added = sum(half(x[:, 128 * rank : 128 * (rank + 1)]).float() for rank, half in enumerate(halves))
     torch.testing.assert_close(added, whole.float(), atol=0.02, rtol=0.02)
     names, sizes = [f"{name}.{part}_proj" for part in "qkv"], [256, 128, 128]
     both = load_fused(weights, names, 256, sizes)(x)
     rows = [[TensorShard(rank, 2).of(size) for size in sizes] for rank in range(2)]
     first, second = (load_fused(weights, names, 256, sizes, rows=each) for each in rows)
-    assert isinstance(first.quantised, BlockScaledWeight)
-    assert not first.quantised.has_whole_blocks  # 64 rows of keys, then 64 of values
+    assert isinstance(first.form, BlockScaledWeight)
+    assert not first.form.has_whole_blocks  # 64 rows of keys, then 64 of values
     parts = [
         torch.cat(pair, 1) for pair in zip(*(each(x).split([128, 64, 64], 1) for each in (first, second)), strict=True)
     ]

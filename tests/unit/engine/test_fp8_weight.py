@@ -164,9 +164,9 @@ def test_all_experts_are_one_product(tiles: list[int], emulated: EmulatedFp8) ->
     grouped = Experts(slots, is_grouped=True)
     torch.testing.assert_close(grouped(rows, sizes), alone, atol=0, rtol=1e-2)
     assert emulated.groups == [sizes, sizes]
-    first = grouped.slots[1].down.quantised
+    first = grouped.slots[1].down.form
     assert isinstance(first, RowScaledWeight)
-    assert torch.equal(first.scales, slots[1].down.quantised.scales)  # type: ignore[union-attr]
+    assert torch.equal(first.scales, slots[1].down.form.scales)  # type: ignore[union-attr]
     again = Experts([*grouped.slots[1:], slots[0]], is_grouped=True)  # views of what was laid out may be laid out anew
     order = [*sizes[1:], sizes[0]]
     moved = torch.cat([rows[sizes[0] :], rows[: sizes[0]]])

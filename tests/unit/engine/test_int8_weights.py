@@ -10,8 +10,9 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import UnsupportedModel
 from engine.fingerprint import compatibility_fingerprint
-from engine.layers.int8_weight import Int8Weight, check_quantization
+from engine.layers.int8_weight import Int8PanelWeight, Int8Weight, check_quantization, int8_weight
 from engine.layers.linear import Linear
+from engine.layers.panel_weight import can_have_panels
 from engine.model_config import read_model_config
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.paged_model import CPU, PagedModel
@@ -54,7 +55,7 @@ def test_a_sequence_does_not_see_who_is_beside_it(model: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(1, 64, 48), (3, 1, 5), (40, 100, 7), (8, 512, 1100)])
+@pytest.mark.parametrize("shape", [(1, 64, 48), (3, 1, 5), (40, 100, 7), (8, 512, 1100), (140, 9000, 40)])
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_a_product_is_that_of_what_was_rounded(dtype: torch.dtype, shape: tuple[int, int, int], has_bias: bool) -> None:
     """Against sums in double precision of the same bytes."""
@@ -81,12 +82,22 @@ def test_a_product_is_that_of_what_was_rounded(dtype: torch.dtype, shape: tuple[
     assert torch.equal(torch.cat([linear(row[None]) for row in x]), result)
 
 
-def test_tokens_that_are_not_finite_stay_so() -> None:
-    x = torch.ones(2, 32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tokens_that_are_not_finite_stay_so(dtype: torch.dtype) -> None:
+    x = torch.ones(2, 32, dtype=dtype)
     x[1, 3] = torch.nan
-    result = Int8Weight(torch.eye(32))(x)
-    torch.testing.assert_close(result[0], torch.ones(32))
+    result = int8_weight(torch.eye(32, dtype=dtype))(x)
+    torch.testing.assert_close(result[0], torch.ones(32, dtype=dtype))
     assert result[1].isnan().all()
+
+
+@pytest.mark.skipif(not can_have_panels(torch.ones(1, 4).bfloat16(), 4), reason="oneDNN multiplies on this processor")
+def test_both_forms_have_the_same_weights() -> None:
+    weight = torch.randn(50, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    x = torch.randn(9, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    ours = int8_weight(weight)
+    assert isinstance(ours, Int8PanelWeight)
+    torch.testing.assert_close(ours(x), Int8Weight(weight)(x), rtol=2**-6, atol=2**-6)  # which rounds twice
 
 
 def test_the_engine_is_told_by_an_option(model: Path) -> None:

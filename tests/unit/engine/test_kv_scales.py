@@ -91,7 +91,8 @@ def test_a_model_with_scales_loads_whatever_type_its_kv_has(llama3: Path, kv_dty
 
 def test_latent_attention_does_without(tmp_path: Path) -> None:
     model = add_kv_scales(make_checkpoint("deepseek-v2-lite", tmp_path / "model"))
-    Engine(EngineConfig(model=str(model), kv_cache_memory_bytes=1 << 20))
+    engine = Engine(EngineConfig(model=str(model), dtype="bfloat16", kv_cache_memory_bytes=1 << 20))
+    assert engine.pool.dtype == torch.bfloat16
 
 
 def test_fingerprints_tell_scales_apart_that_samples_do_not_see(tmp_path: Path) -> None:

@@ -81,6 +81,23 @@ def test_int8(instructions: str, dtype: torch.dtype, shape: tuple[int, int]) -> 
 
 
 @INSTRUCTIONS
+@DTYPES
+@pytest.mark.parametrize(
+    ("num_tokens", "num_chosen", "width"), [(1, 4, 512), (3, 1, 7), (5, 2, 16), (130, 8, 100), (0, 4, 8)]
+)
+def test_weighted_sums(instructions: str, dtype: torch.dtype, num_tokens: int, num_chosen: int, width: int) -> None:
+    ops, reference = NativeOps(instructions), TorchOps()
+    rows = drawn(num_tokens * num_chosen + 3, width, dtype=dtype)
+    weights = drawn(num_tokens, num_chosen, dtype=torch.float32, seed=1).abs()
+    places = torch.randint(len(rows), (num_tokens * num_chosen,), generator=torch.Generator().manual_seed(2))
+    for some, where in ((rows, places), (rows[3:], None)):
+        expected = reference.weighted_sum(some.float().clone(), where, weights)
+        result = ops.weighted_sum(some, where, weights)
+        assert result.dtype == dtype
+        torch.testing.assert_close(result.float(), expected, atol=1e-4, rtol=TOLERANCES[dtype]["rtol"])
+
+
+@INSTRUCTIONS
 @pytest.mark.parametrize("wrong", [torch.inf, -torch.inf, torch.nan])
 def test_a_row_that_is_not_finite_comes_out_as_none(instructions: str, wrong: float) -> None:
     x = torch.ones(2, 40)
@@ -174,6 +191,9 @@ def test_what_cannot_be_is_refused() -> None:
             NativeOps().rotate(torch.zeros(1, 1, 8), Rotation(table, torch.tensor(positions), False))
     with pytest.raises(ValueError, match="pairs"):
         NativeOps().rotate(torch.zeros(1, 1, 7), Rotation(torch.zeros(4, 7), torch.tensor([0]), False))
+    for rows, places in ((2, torch.tensor([0, 2])), (2, torch.tensor([-1, 0])), (1, None)):
+        with pytest.raises(ValueError, match="beyond the rows"):
+            NativeOps().weighted_sum(torch.zeros(rows, 8), places, torch.ones(1, 2))
 
 
 def test_what_serves() -> None:

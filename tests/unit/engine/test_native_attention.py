@@ -14,7 +14,7 @@ from engine.attention.heads import AttentionHeads
 from engine.attention.native import NativeAttention
 from engine.attention.torch_reference import TorchAttention
 from engine.config import MLAConfig
-from engine.native.paged_attention import has_threads, instruction_sets
+from engine.native.paged_attention import instruction_sets
 from tests.unit.engine.attention_rig import LAYER, Chunks, PagedHeads, Sequences, model_config, random_chunks
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -125,10 +125,6 @@ def test_a_model_on_a_cpu_is_served_by_it(mla: MLAConfig | None, dtype: str) -> 
     reference = TorchAttention.for_model(config, 16)
     results: list[Tensor] = [sequences.attend(each, chunks, pool.clone()) for each in (chosen, reference)]
     torch.testing.assert_close(*results, atol=2e-6 if dtype == "float32" else 2e-2, rtol=0)
-
-
-def test_torchs_threads_are_found() -> None:
-    assert has_threads()
 
 
 def test_what_cannot_be_is_refused() -> None:

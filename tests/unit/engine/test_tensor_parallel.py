@@ -18,7 +18,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import EngineError, GroupBroken, UnsupportedModel
 from engine.expert_group import ExpertGroup
-from engine.layers.experts import ExpertNames, ExpertReader
+from engine.layers.expert_reader import ExpertNames, ExpertReader
 from engine.loop import EngineLoop
 from engine.model_config import read_model_config
 from engine.request import Request, RequestId

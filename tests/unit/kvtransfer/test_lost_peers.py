@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from kvtransfer.errors import PeerLost, TransferDeadline
+from kvtransfer.errors import PeerLost, TransferDeadline, TransportUnavailable
 from tests.unit.kvtransfer.kv_peers import holds
 from tests.unit.kvtransfer.read_rig import (
     LARGE_SHAPE,
@@ -184,3 +184,14 @@ async def test_closing_ends_reads_on_both_sides(backend: str, monkeypatch: pytes
             await read
         await soon(closing)
         assert len(cluster.transport.quarantine) == 0
+
+
+@every_process_backend
+async def test_who_is_closed_connects_nobody(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would close that connection."""
+    async with cluster_of(backend, monkeypatch) as cluster:
+        source = await cluster.start_peer()
+        await cluster.transport.close()
+        with pytest.raises((PeerLost, TransportUnavailable, ValueError)):
+            await cluster.transport.connect(source.description)
+        assert not cluster.transport.choices

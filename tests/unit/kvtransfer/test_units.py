@@ -18,7 +18,7 @@ from tests.unit.kvtransfer.kv_peers import holds_unit
 from tests.unit.kvtransfer.read_rig import PATIENCE_S, UNTOUCHED, Gate, cluster_of, every_backend, soon
 
 PART_WORDS = 1024  # 8 KiB
-LARGE_PART_WORDS = 65536  # 512 KiB: several steps of every transport
+LARGE_PART_WORDS = 3 << 17  # 3 MiB: 14 of them are more than the sockets of two processes hold
 OUR_PARTS = 12  # in each of our blocks
 # What peers have in theirs: the same, a half, a quarter, a third; twice, four times, three times; two thirds.
 THEIR_PARTS = (12, 6, 3, 4, 24, 48, 36, 8)

@@ -1,0 +1,91 @@
+"""How a layer's experts are read from a checkpoint."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.config import MoEConfig
+from engine.layers.experts import Expert
+from engine.layers.fp8_weight import fp8_weight
+from engine.layers.linear import Linear
+from engine.stored_matrix import StoredMatrix
+from engine.tensor_shard import TensorShard
+from engine.weights import Weights, join, look
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """What a family calls its experts' tensors, under the prefix of the layer's MLP."""
+
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+class ExpertReader:
+    """Reads the experts of one layer, each when it is asked for, from tensors of its own or from fused ones."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        prefix: str,
+        hidden_size: int,
+        config: MoEConfig,
+        names: ExpertNames,
+        shard: TensorShard,
+    ) -> None:
+        """shard: which of an expert's inner columns are read.
+
+        Checks that all experts are there and of the right shape (InvalidCheckpoint), and reads none of them."""
+        self.num_groups = config.num_groups
+        self._weights = weights
+        self._prefix = prefix
+        self._hidden_size = hidden_size
+        self._size = config.intermediate_size
+        self._ours = shard.of(config.intermediate_size)
+        self._num_experts = config.num_experts
+        self._names = names
+        self._is_fused = f"{prefix}.gate_up_proj" in weights  # as transformers 5 writes them
+        for name, shape in self._tensors():
+            weights.expect(name, *shape)
+
+    def read(self, expert: int) -> Expert:
+        """One expert's weights, a copy of our own."""
+        if self._is_fused:
+            return self._read_fused(expert)
+        names, hidden, size, ours = self._of(expert), self._hidden_size, self._size, self._ours
+        gate_up = look(self._weights, names[:2], [size, size], hidden, wanted=[(ours,), (ours,)])
+        down = look(self._weights, names[2:], [hidden], size, wanted=[(slice(None), ours)])
+        return Expert(self._linear(gate_up), self._linear(down))
+
+    def _read_fused(self, expert: int) -> Expert:
+        (both, both_shape), (down, down_shape) = self._tensors()
+        gates, weights = self._ours, self._weights
+        ups = slice(gates.start + self._size, gates.stop + self._size)
+        gate_up = [weights.peek(both, *both_shape, part=(expert, rows)) for rows in (gates, ups)]
+        columns = weights.peek(down, *down_shape, part=(expert, slice(None), gates))
+        return Expert(self._linear(gate_up), self._linear([columns]))
+
+    def _linear(self, parts: Sequence[StoredMatrix]) -> Linear:
+        """In fp32 oneDNN's layout loses to the plain one for experts, which see few rows each; in bf16 it wins."""
+        weights = self._weights
+        if (scaled := fp8_weight(weights, parts, is_expert=True)) is not None:
+            return Linear(scaled)
+        packed, quantization = weights.dtype != torch.float32, weights.quantization
+        return Linear(join(weights, parts), packed=packed, quantization=quantization, is_owned=True)
+
+    def _tensors(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Names and shapes of all tensors; of fused ones first gate and up, then down."""
+        hidden, size = self._hidden_size, self._size
+        if self._is_fused:
+            return [
+                (f"{self._prefix}.gate_up_proj", (self._num_experts, 2 * size, hidden)),
+                (f"{self._prefix}.down_proj", (self._num_experts, hidden, size)),
+            ]
+        shapes = ((size, hidden), (size, hidden), (hidden, size))
+        return [pair for expert in range(self._num_experts) for pair in zip(self._of(expert), shapes, strict=True)]
+
+    def _of(self, expert: int) -> list[str]:
+        names = (self._names.gate, self._names.up, self._names.down)
+        return [f"{self._prefix}.{expert}.{name}.weight" for name in names]

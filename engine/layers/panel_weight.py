@@ -1,0 +1,107 @@
+"""Products in fp32, bf16 and int8, on CPUs that multiply two of the second or four of the third at once: faster than
+oneDNN's, and the same bits however many rows there are.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+try:
+    from engine.native.products import GatedProducts, Product, has_fastest_products
+except ImportError:  # nothing was compiled when this was installed
+    Product = None  # type: ignore[assignment, misc]  # there is no optional class for mypy
+
+COLUMNS = 16  # of a panel
+PANELS_AT_ONCE = 16  # that are laid out
+
+
+def can_have_panels(weight: Tensor, inputs_of_unit: int = 2) -> bool:
+    """Whether products with this weight [out_features, in_features] are to be had here, and the fastest.
+
+    inputs_of_unit: 1 for those in fp32, 2 for those in bf16, 4 for those in int8, which are made of a weight in bf16.
+    """
+    dtype = torch.float32 if inputs_of_unit == 1 else torch.bfloat16
+    if Product is None or weight.device.type != "cpu" or weight.dtype != dtype:
+        return False
+    return weight.shape[1] % inputs_of_unit == 0 and weight.numel() > 0 and has_fastest_products()
+
+
+class PanelWeight:
+    """A weight in panels of 16 outputs: for each 4 bytes of inputs those of the 16, one after the other.
+
+    What is beyond the last output is zero.
+    """
+
+    panels: Tensor  # [ceil(out_features / 16), in_features / inputs_of_unit, 16, inputs_of_unit]
+    result_dtype = torch.bfloat16
+
+    def __init__(self, out_features: int, in_features: int, product: "Product") -> None:
+        self.out_features = out_features
+        self.in_features = in_features
+        self.product = product
+
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x: [num_tokens, in_features] bf16. Returns x @ weight.T + bias, [num_tokens, out_features]."""
+        assert x.dtype == torch.bfloat16
+        assert x.shape == (len(x), self.in_features)
+        assert bias is None or (bias.dtype == torch.bfloat16 and bias.shape == (self.out_features,))
+        x = x.contiguous()
+        result = torch.empty(len(x), self.out_features, dtype=self.result_dtype)
+        pointers = x.data_ptr(), 0 if bias is None else bias.data_ptr(), result.data_ptr()
+        self.product.run(*pointers, len(x), torch.get_num_threads())
+        return result
+
+
+class PairedWeight(PanelWeight):
+    """In bf16, by pairs of inputs."""
+
+    def __init__(self, weight: Tensor, *, is_owned: bool = False) -> None:
+        """weight: [out_features, in_features]; is_owned: whether its memory may be ours from now on."""
+        out_features, in_features = weight.shape
+        num_missing = -out_features % COLUMNS
+        whole = F.pad(weight, (0, 0, 0, num_missing)) if num_missing or not is_owned else weight.contiguous()
+        self.panels = whole.view(-1, in_features // 2, COLUMNS, 2)
+        # A panel lies where its outputs lay, so that no second copy of a weight is made.
+        for panels in torch.split(self.panels.view(torch.int32).squeeze(3), PANELS_AT_ONCE):
+            panels.copy_(panels.view(-1, COLUMNS, in_features // 2).clone().transpose(1, 2))
+        super().__init__(out_features, in_features, Product(self.panels.data_ptr(), out_features, in_features, 2))
+
+
+class SingleWeight(PanelWeight):
+    """In fp32, for tokens in bf16 and results in fp32."""
+
+    result_dtype = torch.float32
+
+    def __init__(self, weight: Tensor) -> None:
+        """weight: [out_features, in_features], of which this is a copy."""
+        out_features, in_features = weight.shape
+        whole = F.pad(weight, (0, 0, 0, -out_features % COLUMNS))
+        self.panels = whole.view(-1, COLUMNS, in_features).transpose(1, 2).contiguous().unsqueeze(3)
+        super().__init__(out_features, in_features, Product(self.panels.data_ptr(), out_features, in_features, 1))
+
+
+class GatedWeights:
+    """MLPs with a gate, one in each slot: for all slots' rows one call, on one set of threads."""
+
+    def __init__(self, gate_up: Sequence[PanelWeight], down: Sequence[PanelWeight]) -> None:
+        """gate_up: [2 * inner, hidden] each, the gate first; down: [hidden, inner]; see `can_gate`."""
+        self.hidden = gate_up[0].in_features
+        self.slots = list(zip(gate_up, down, strict=True))  # keeps what is pointed at
+        self._products = GatedProducts([each.product for each in gate_up], [each.product for each in down])
+
+    def __call__(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
+        """rows: [sum(sizes), hidden], the first slot's `sizes[0]` rows first. Returns the same shape."""
+        assert rows.dtype == torch.bfloat16
+        assert rows.shape == (sum(sizes), self.hidden)
+        rows = rows.contiguous()
+        result = torch.empty_like(rows)
+        self._products.run(sizes, rows.data_ptr(), result.data_ptr(), torch.get_num_threads())
+        return result
+
+
+def can_gate(gate_up: PanelWeight, down: PanelWeight) -> bool:
+    """Whether they are an MLP's two weights, and gates and ups fill their panels."""
+    inner = down.in_features
+    return gate_up.out_features == 2 * inner and gate_up.in_features == down.out_features and inner % COLUMNS == 0

@@ -1,0 +1,171 @@
+// Products of rows in bfloat16 with weights in floats, bfloat16 or bytes, on a CPU.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "products/panels.hpp"
+#include "products/work.hpp"
+#include "shared_threads.hpp"
+
+namespace py = pybind11;
+
+namespace baton {
+namespace {
+
+using Address = std::uintptr_t;
+
+void require(bool holds, const char* otherwise) {
+    if (!holds) throw py::value_error(otherwise);
+}
+
+// Where there are tiles (AMX), other products are faster.
+bool has_fastest_products() {
+#if defined(__x86_64__)
+    constexpr unsigned kTiles = 1u << 22;
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    const bool has_tiles = __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & kTiles;
+    __builtin_cpu_init();
+    return !has_tiles && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+#else
+    return false;
+#endif
+}
+
+std::uint16_t* halves(Address address) { return reinterpret_cast<std::uint16_t*>(address); }
+
+#if defined(__x86_64__)
+
+using products_avx512::Gated;
+using products_avx512::Plain;
+
+// Runs `function()` on several threads; all of them work on the same.
+template <typename Function>
+void on_threads(std::size_t num_threads, const Function& function) {
+    if (num_threads < 2) return function();
+    run_on_threads([](void* argument) noexcept { (*static_cast<const Function*>(argument))(); }, const_cast<Function*>(&function),
+                   num_threads);
+}
+
+#endif
+
+// One weight in panels, of which whoever calls keeps the memory.
+class Product {
+public:
+    // inputs_of_unit: 1 for floats, 2 for bfloat16, 4 for bytes, which have scales and offsets, one for each output of the
+    // panels.
+    Product(Address panels, std::size_t num_outputs, std::size_t num_inputs, std::size_t inputs_of_unit, Address scales,
+            Address offsets)
+        : weight_{reinterpret_cast<const Unit*>(panels), num_outputs, num_inputs, inputs_of_unit,
+                  reinterpret_cast<const float*>(scales), reinterpret_cast<const std::int32_t*>(offsets)} {
+        require(has_fastest_products(), "this processor has no products of pairs and of bytes");
+        require(inputs_of_unit == 1 || inputs_of_unit == 2 || inputs_of_unit == 4, "a unit has one input, two or four");
+        require(weight_.is_bytes() == (scales != 0) && weight_.is_bytes() == (offsets != 0),
+                "bytes have scales and offsets, and nothing else has");
+        require(num_inputs > 0 && num_outputs > 0 && num_inputs % inputs_of_unit == 0, "inputs fill their units");
+    }
+
+    // rows: [num_rows, num_inputs]; bias: [num_outputs], or 0; both of bfloat16. result: [num_rows, num_outputs], of floats
+    // if the weight is, otherwise of bfloat16.
+    void run(Address rows, Address bias, Address result, std::size_t num_rows, std::size_t num_threads) const {
+#if defined(__x86_64__)
+        const py::gil_scoped_release others_may_run;
+        RowsWork inputs(halves(rows), num_rows, weight_);
+        ProductWork<Plain> product({{weight_, halves(bias), inputs.row(0), inputs.scale(0), halves(result), num_rows}},
+                                   num_threads);
+        on_threads(std::min(num_threads, product.num_shares()), [&] {
+            inputs.work();
+            product.work();
+        });
+#endif
+    }
+
+    const Weight& weight() const { return weight_; }
+
+private:
+    const Weight weight_;
+};
+
+// `down(silu(gate(x)) * up(x))` for some rows of each slot.
+class GatedProducts {
+public:
+    GatedProducts(std::vector<const Product*> gate_up, std::vector<const Product*> down)
+        : gate_up_(std::move(gate_up)), down_(std::move(down)) {
+        require(!gate_up_.empty() && gate_up_.size() == down_.size(), "a slot has two weights");
+        const Weight &first = gate_up_[0]->weight(), &second = down_[0]->weight();
+        require(first.num_outputs == 2 * second.num_inputs && first.num_inputs == second.num_outputs,
+                "gates and ups are twice as many as the inputs of what follows");
+        require(second.num_inputs % kColumns == 0, "gates and ups are multiples of 16");
+        require(!first.is_floats(), "gates and ups are bfloat16 or bytes");
+        for (std::size_t slot = 0; slot < gate_up_.size(); ++slot) {
+            require(is_alike(gate_up_[slot]->weight(), first) && is_alike(down_[slot]->weight(), second) &&
+                        first.inputs_of_unit == second.inputs_of_unit,
+                    "all slots' weights have the same sizes, and are of the same kind");
+        }
+    }
+
+    // `rows`, `result`: [sum(sizes), hidden] of bfloat16.
+    void run(const std::vector<std::size_t>& sizes, Address rows, Address result, std::size_t num_threads) const {
+        require(sizes.size() == gate_up_.size(), "each slot has a size");
+#if defined(__x86_64__)
+        const py::gil_scoped_release others_may_run;
+        const std::size_t num_rows = std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
+        const std::size_t hidden = gate_up_[0]->weight().num_inputs, inner = down_[0]->weight().num_inputs;
+        const std::unique_ptr<std::uint16_t[]> between(new std::uint16_t[num_rows * inner]);
+        RowsWork inputs(halves(rows), num_rows, gate_up_[0]->weight());
+        RowsWork inputs_of_down(between.get(), num_rows, down_[0]->weight());
+        std::vector<Task> first, second;
+        std::size_t row = 0;
+        for (std::size_t slot = 0; slot < sizes.size(); row += sizes[slot++]) {
+            if (!sizes[slot]) continue;
+            first.push_back({gate_up_[slot]->weight(), nullptr, inputs.row(row), inputs.scale(row),
+                             between.get() + row * inner, sizes[slot]});
+            second.push_back({down_[slot]->weight(), nullptr, inputs_of_down.row(row), inputs_of_down.scale(row),
+                              halves(result) + row * hidden, sizes[slot]});
+        }
+        ProductWork<Gated> gated(std::move(first), num_threads);
+        ProductWork<Plain> down(std::move(second), num_threads);
+        on_threads(num_threads, [&] {
+            inputs.work();
+            gated.work();
+            inputs_of_down.work();
+            down.work();
+        });
+#endif
+    }
+
+private:
+    static bool is_alike(const Weight& a, const Weight& b) {
+        return a.num_outputs == b.num_outputs && a.num_inputs == b.num_inputs && a.inputs_of_unit == b.inputs_of_unit;
+    }
+
+    const std::vector<const Product*> gate_up_, down_;
+};
+
+}  // namespace
+
+PYBIND11_MODULE(products, module) {
+    module.doc() = "Products of rows in bfloat16 with weights in floats, bfloat16 or bytes, on a CPU.";
+    import_threads();
+    module.def("has_fastest_products", &has_fastest_products);
+    py::class_<Product>(module, "Product")
+        .def(py::init<Address, std::size_t, std::size_t, std::size_t, Address, Address>(), py::arg("panels"),
+             py::arg("num_outputs"), py::arg("num_inputs"), py::arg("inputs_of_unit"), py::arg("scales") = 0,
+             py::arg("offsets") = 0)
+        .def("run", &Product::run);
+    py::class_<GatedProducts>(module, "GatedProducts")
+        .def(py::init<std::vector<const Product*>, std::vector<const Product*>>(), py::arg("gate_up"), py::arg("down"),
+             py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
+        .def("run", &GatedProducts::run);
+}
+
+}  // namespace baton

@@ -1,0 +1,83 @@
+// Products with few rows or many, on processors that multiply pairs of bfloat16, or four bytes at once (AVX-512).
+//
+// A weight lies in panels of 16 outputs: for each unit of inputs, one float, two bfloat16 or four bytes, those of the 16,
+// one after the other. What is beyond the last output is zero. A sum is made in the order of its inputs, so that a row's result
+// depends neither on how many rows there are nor on who computes it.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace baton {
+
+constexpr std::size_t kColumns = 16;  // of a panel
+constexpr std::size_t kMaxTile = 8;   // rows that are multiplied with two panels while these are in registers
+
+// A float, two bfloat16 or four bytes, whatever the memory was written as.
+using Unit = std::uint32_t __attribute__((may_alias));
+
+inline std::size_t divided_up(std::size_t number, std::size_t by) { return (number + by - 1) / by; }
+
+struct Weight {
+    const Unit* panels;  // [ceil(num_outputs / 16), num_units, 16]
+    std::size_t num_outputs;
+    std::size_t num_inputs;
+    std::size_t inputs_of_unit;   // 1, 2 or 4
+    const float* scales;          // of bytes, one for each output of the panels; otherwise null
+    const std::int32_t* offsets;  // likewise, what rows around 128 add to a sum
+
+    bool is_floats() const { return inputs_of_unit == 1; }
+    bool is_bytes() const { return inputs_of_unit == 4; }
+    std::size_t num_units() const { return num_inputs / inputs_of_unit; }
+    std::size_t panel_units() const { return num_units() * kColumns; }
+    std::size_t num_panels() const { return divided_up(num_outputs, kColumns); }
+    const Unit* panel(std::size_t index) const { return panels + index * panel_units(); }
+};
+
+// What is computed with one weight. Rows are contiguous.
+struct Task {
+    Weight weight;
+    const std::uint16_t* bias;  // [num_outputs] bfloat16, or null
+    const Unit* rows;           // [num_rows, num_units]: floats, bfloat16, or bytes around 128
+    const float* row_scales;    // [num_rows], of bytes
+    void* result;               // [num_rows, columns of the result]: floats if the weight is of floats, else bfloat16
+    std::size_t num_rows;
+};
+
+// Some rows and some columns' steps of a task.
+struct Share {
+    std::size_t task, first_step, end_step, first_row, end_row;
+};
+
+}  // namespace baton
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#include "../ops/instruction_sets.hpp"
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni")
+#endif
+
+namespace baton::products_avx512 {
+
+#include "../ops/rows.inl"
+
+#include "kernel.inl"
+
+}  // namespace baton::products_avx512
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+#endif  // __x86_64__

@@ -1,0 +1,2 @@
+run_on_threads: object
+"""A capsule: how other compiled modules come to these threads."""

@@ -1,0 +1,96 @@
+"""KV in one byte an element, int8 or FP8: that a request's tokens do not depend on where its KV came from, and that a
+model's texts are as likely as before.
+"""
+
+import random
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.request import Request, RequestId
+from engine.sampling_params import SamplingParams
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.kv_scales import add_kv_scales
+from tests.unit.engine.perplexity import perplexity
+from tests.unit.engine.tensor_rig import TensorRig
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("models")
+    made = {family: make_checkpoint(family, directory / family) for family in ("llama3", "deepseek-v3", "qwen3")}
+    add_kv_scales(made["qwen3"])
+    return made
+
+
+def engine_config(model: Path, kv_dtype: str, kv_parts: int | None = None) -> EngineConfig:
+    return EngineConfig(
+        model=str(model), dtype="float32", kv_cache_dtype=kv_dtype, kv_cache_memory_bytes=1 << 21, kv_parts=kv_parts
+    )
+
+
+def random_tokens(count: int) -> list[int]:
+    return random.Random(count).choices(range(3, VOCAB_SIZE), k=count)
+
+
+def greedy(engine: Engine, name: str, prompt: list[int]) -> list[int]:
+    """A request's tokens, nothing beside it."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    engine.add(Request(RequestId(name), [*prompt], len(prompt), sampling))
+    said = []
+    while engine.has_work:
+        said += [each.sampled.token_id for each in engine.run(engine.schedule()).outputs if each.sampled is not None]
+    engine.check_integrity()
+    return said
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_bundled_models_perplexity_stays(dtype: str, kv_dtype: str) -> None:
+    usual = perplexity(dtype=dtype)
+    assert usual < 200  # it knows such texts
+    assert perplexity(dtype=dtype, kv_dtype=kv_dtype) == pytest.approx(usual, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("family", "kv_dtype"), [("llama3", "int8"), ("deepseek-v3", "int8"), ("llama3", "fp8"), ("qwen3", "fp8")]
+)
+def test_a_prefix_from_the_cache_gives_the_same_tokens(
+    checkpoints: dict[str, Path], family: str, kv_dtype: str
+) -> None:
+    config = engine_config(checkpoints[family], kv_dtype)
+    prompts = [random_tokens(count) for count in (40, 100, 161)]
+    expected = [greedy(Engine(config), "cold", prompt) for prompt in prompts]
+    engine = Engine(config)
+    for turn in range(2):
+        for index, prompt in enumerate(prompts):
+            assert greedy(engine, f"{turn}-{index}", prompt) == expected[index]
+    assert engine.scheduler.num_cached_tokens >= 32 + 96 + 160
+
+
+@pytest.fixture(params=[("llama3", "int8"), ("qwen3", "fp8")], ids=["int8", "fp8"])
+def one_and_two_ranks(
+    request: pytest.FixtureRequest, checkpoints: dict[str, Path]
+) -> Iterator[tuple[Path, str, TensorRig]]:
+    family, kv_dtype = request.param
+    with closing(TensorRig(checkpoints[family], 2, kv_cache_dtype=kv_dtype)) as rig:
+        yield checkpoints[family], kv_dtype, rig
+
+
+def test_parts_and_ranks_give_the_same_tokens(one_and_two_ranks: tuple[Path, str, TensorRig]) -> None:
+    model, kv_dtype, two_ranks = one_and_two_ranks
+    one = Engine(engine_config(model, kv_dtype))
+    in_parts = Engine(engine_config(model, kv_dtype, kv_parts=2))
+    assert in_parts.pool.shape[1] == 2 * one.pool.shape[1]
+    stored = torch.int8 if kv_dtype == "int8" else torch.float8_e4m3fn
+    assert two_ranks.engine.pool.dtype == two_ranks.follower(1).pool.dtype == stored
+    for count in (1, 50, 130):
+        name, prompt = f"p{count}", random_tokens(count)
+        expected = greedy(one, name, prompt)
+        assert greedy(in_parts, name, prompt) == expected
+        assert two_ranks.call(lambda engine, name=name, prompt=prompt: greedy(engine, name, prompt)) == expected
