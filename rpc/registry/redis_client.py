@@ -77,7 +77,8 @@ async def done(command: Awaitable[Any]) -> Any:
 
     The client waits with `asyncio.wait_for`, which up to Python 3.11 forgets a cancellation that comes just as what it
     waits for is done: our callers would go on for ever. And who waits for a stream's end after another was cancelled
-    there is cancelled too, for no reason of ours: our callers would end.
+    there is cancelled too, for no reason of ours: our callers would end. So they would with the RuntimeError by which
+    uvloop says that a connection was lost before a command was written, and which the client passes on as it is.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -88,6 +89,8 @@ async def done(command: Awaitable[Any]) -> Any:
         if task.cancelling() > num_before:
             raise
         raise ConnectionError("the client gave the command up") from error
+    except RuntimeError as error:
+        raise ConnectionError(str(error)) from error
     finally:
         if task.cancelling() > num_before:
             raise asyncio.CancelledError

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import uvloop
 from redis.asyncio import Redis
 
 from rpc.registry.base import LeaseLapsed
@@ -242,3 +243,16 @@ async def test_a_cancellation_that_a_command_forgets_is_not_lost() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def _command_over_a_lost_connection(directory: Path) -> None:
+    async with redis_server(directory) as server, Redis(host=HOST, port=server.port).client() as client:
+        await done(client.ping())
+        assert client.connection is not None
+        client.connection._writer.transport.abort()
+        with pytest.raises(ConnectionError, match="the handler is closed"):
+            await done(client.ping())
+
+
+def test_a_connection_lost_before_a_command_is_written(tmp_path: Path) -> None:
+    uvloop.run(_command_over_a_lost_connection(tmp_path))  # as our processes run
