@@ -37,4 +37,5 @@ class ExpertLayer:
         self.experts.take(experts)
         self._here = dict(zip(self.held, experts.slots, strict=True))
         self.exchange.num_slots = len(self.held)
+        self.exchange.row_tile = self.experts.row_tile
         self.exchange.routes = ExpertRoutes(self.num_experts, slots, self._device)

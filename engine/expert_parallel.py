@@ -127,6 +127,7 @@ class GroupExchange:
         self.link: DirectLink | None = None
         self.routes: ExpertRoutes | None = None  # until the group is formed
         self.num_slots = 0  # here
+        self.row_tile = ROW_TILE  # of the experts here, see Experts; padding does not leave a rank
         self.counts = torch.zeros(num_experts, dtype=torch.int64, device=device)  # this rank's tokens
         self.num_rows = 0  # of all ranks' tokens that were computed here, since the start
 
@@ -179,7 +180,8 @@ class GroupDispatch:
         self._exchange.note_rows(len(row_of))
         per_row = is_ours.sum(dim=1)
         self._sources = [int(part.sum()) for part in per_row.split_with_sizes(self._received)]
-        self._rows = rows_by_slot(rows, row_of, replicas[is_ours] % slots_per_rank, self._exchange.num_slots)
+        slots = replicas[is_ours] % slots_per_rank
+        self._rows = rows_by_slot(rows, row_of, slots, self._exchange.num_slots, self._exchange.row_tile)
         return self._rows
 
     def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:

@@ -68,7 +68,8 @@ class ExpertReader:
         return Expert(self._linear(gate_up), self._linear([columns]))
 
     def _linear(self, parts: Sequence[StoredMatrix]) -> Linear:
-        """In fp32 oneDNN's layout loses to the plain one for experts, which see few rows each; in bf16 it wins."""
+        """In fp32 oneDNN's layout loses to the plain one for experts, which see few rows each; in bf16 it wins, where
+        there are no products of our own."""
         weights = self._weights
         if (scaled := fp8_weight(weights, parts, is_expert=True)) is not None:
             return Linear(scaled)

@@ -1,4 +1,4 @@
-// Included once, for the one instruction set that has both kinds of products.
+// Included once, for the one instruction set that has all of these products.
 
 constexpr std::size_t kUnitsAhead = 512;        // of a panel that are fetched before they are asked for
 constexpr std::size_t kUnitsOfBlock = 1 << 11;  // of a row: so much of two panels stays in a core's cache
