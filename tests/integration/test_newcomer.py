@@ -17,7 +17,7 @@ import pytest
 from deployment.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
-READY_TIMEOUT_S = 120
+READY_TIMEOUT_S = 600  # the native modules are compiled first
 
 
 def readme_commands() -> list[str]:
