@@ -8,9 +8,10 @@ from setuptools import Extension, setup
 # The warnings that are left out are false ones, about the compiler's own headers.
 NO_FALSE_WARNINGS = ("-Wno-psabi", "-Wno-ignored-attributes", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
 VECTORISED = ["-O3", "-ffp-contract=off", *NO_FALSE_WARNINGS]
-VECTORISED_MODULES = ("engine.native.paged_attention", "engine.native.layer_ops", "engine.native.products")
-CXX_STANDARD = {"engine.native.thread_team": 20}  # atomics that can be waited for
-SHARED = tuple(f"engine/native/{name}.hpp" for name in ("exponential", "threads", "shared_threads"))  # by those
+VECTORISED_MODULES = ("paged_attention", "layer_ops", "products")
+CXX_STANDARD = {"thread_team": 20}  # atomics that can be waited for
+ENGINE, ROUTER = Path("baton/engine/native"), Path("baton/router/native")
+SHARED = tuple(f"{name}.hpp" for name in ("exponential", "threads", "shared_threads"))  # by those
 
 
 def extensions() -> list[Extension]:
@@ -20,35 +21,30 @@ def extensions() -> list[Extension]:
     except ImportError:
         print("pybind11 is not installed: nothing is compiled, the Python twins serve")
         return []
-    sources = {
-        "router.native.prefix_index": (
-            "router/native/prefix_index.cpp",
-            "router/native/block_map.hpp",
-            "router/native/block_table.hpp",
-            "router/native/holders.hpp",
-        ),
-        "engine.native.block_hash": ("engine/native/block_hash.cpp", "engine/native/blake2b.hpp"),
-        "engine.native.thread_team": ("engine/native/thread_team.cpp", "engine/native/thread_team.hpp", *SHARED),
-        "engine.native.paged_attention": ("engine/native/paged_attention.cpp", *headers("attention"), *SHARED),
-        "engine.native.layer_ops": ("engine/native/layer_ops.cpp", *headers("ops"), *SHARED),
-        "engine.native.products": ("engine/native/products.cpp", *headers("products"), *headers("ops"), *SHARED),
-    }
+    sources = [
+        (ROUTER, "prefix_index", ("block_map.hpp", "block_table.hpp", "holders.hpp")),
+        (ENGINE, "block_hash", ("blake2b.hpp",)),
+        (ENGINE, "thread_team", ("thread_team.hpp", *SHARED)),
+        (ENGINE, "paged_attention", (*headers("attention"), *SHARED)),
+        (ENGINE, "layer_ops", (*headers("ops"), *SHARED)),
+        (ENGINE, "products", (*headers("products"), *headers("ops"), *SHARED)),
+    ]
     return [
         Pybind11Extension(
-            name,
-            [source],
-            depends=depends,
+            ".".join((*folder.parts, name)),
+            [str(folder / f"{name}.cpp")],
+            depends=[str(folder / each) for each in depends],
             cxx_std=CXX_STANDARD.get(name, 17),
             extra_compile_args=VECTORISED if name in VECTORISED_MODULES else ["-O2"],
             optional=True,
         )
-        for name, (source, *depends) in sources.items()
+        for folder, name, depends in sources
     ]
 
 
-def headers(folder: str) -> list[str]:
+def headers(subfolder: str) -> list[str]:
     """What a kernel includes, some of it once for each instruction set."""
-    return sorted(str(path) for path in Path("engine/native", folder).iterdir())
+    return sorted(f"{subfolder}/{path.name}" for path in (ENGINE / subfolder).iterdir())
 
 
 setup(ext_modules=extensions())

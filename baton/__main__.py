@@ -31,7 +31,7 @@ class Commands(click.Group):
         """The command of a name; None if there is none."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"baton.{cmd_name}").command
+        command: click.Command = import_module(f"baton.cli.{cmd_name}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -41,7 +41,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(metadata.version("baton"), prog_name="baton")
+@click.version_option(metadata.version("baton-serve"), prog_name="baton")
 def main() -> None:
     """Baton serves large language models with prefill and decode on separate workers."""
 

@@ -1,3 +1,3 @@
 """Benchmarks; their own workers and clients speak gRPC as Baton's processes do."""
 
-import rpc  # noqa: F401  # before any of them imports gRPC
+import baton.rpc  # noqa: F401  # before any of them imports gRPC

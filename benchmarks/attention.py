@@ -20,16 +20,16 @@ import click
 import torch
 from torch import Tensor
 
+from baton.engine.attention.base import AttentionBackend
+from baton.engine.attention.heads import AttentionHeads
+from baton.engine.attention.int8_rows import encode
+from baton.engine.attention.native import NativeAttention
+from baton.engine.attention.torch_reference import GATHERED_BYTES, TorchAttention
+from baton.engine.batch import Batch
+from baton.engine.kv_cache import KVCacheLayout
+from baton.engine.kv_dtype import SCALE_BYTES
 from benchmarks.machine import MachineLimits, measure_limits
 from benchmarks.report import Report
-from engine.attention.base import AttentionBackend
-from engine.attention.heads import AttentionHeads
-from engine.attention.int8_rows import encode
-from engine.attention.native import NativeAttention
-from engine.attention.torch_reference import GATHERED_BYTES, TorchAttention
-from engine.batch import Batch
-from engine.kv_cache import KVCacheLayout
-from engine.kv_dtype import SCALE_BYTES
 
 BLOCK_SIZE = 16
 POOL_BYTES = 384 << 20  # of the layers together, at least: more than a CPU's caches

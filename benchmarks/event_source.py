@@ -9,9 +9,9 @@ from multiprocessing.connection import Connection
 import grpc
 import uvloop
 
-from protos import worker_pb2, worker_pb2_grpc
-from rpc.grpc_options import SERVER_OPTIONS
-from rpc.peers import Context
+from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.rpc.grpc_options import SERVER_OPTIONS
+from baton.rpc.peers import Context
 
 NUM_PREPARED = 64  # different messages of a worker; they go round
 

@@ -20,12 +20,12 @@ import click
 import grpc
 import torch
 
+from baton.engine.model_config import read_model_config
+from baton.protos import common_pb2, router_pb2, router_pb2_grpc
 from benchmarks.load import percentile
 from benchmarks.report import Report
 from benchmarks.serve import random_model
 from benchmarks.server import free_port, served
-from engine.model_config import read_model_config
-from protos import common_pb2, router_pb2, router_pb2_grpc
 
 PROMPT_LENS = (128, 512, 4096)
 NUM_OUTPUT_TOKENS = 4

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtransfer.base import KVTransport, PeerId
+from baton.kvtransfer.base import KVTransport, PeerId
 
 
 @dataclass(frozen=True, slots=True)

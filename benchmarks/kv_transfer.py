@@ -27,13 +27,13 @@ import xxhash
 from rich.console import Console
 from rich.table import Table
 
+from baton.kvtransfer.base import KVTransport, PeerId, PoolDescription, PoolIdentity
+from baton.kvtransfer.errors import TransportUnavailable
+from baton.kvtransfer.local_pool import block_bytes_of
+from baton.kvtransfer.registry import create_transport
+from baton.kvtransfer.shared_pool import SharedPool
 from benchmarks.kv_methods import Method, copy_limit, memcpy, raw_socket, serve_raw, transport_method
 from benchmarks.machine import MachineInfo, describe
-from kvtransfer.base import KVTransport, PeerId, PoolDescription, PoolIdentity
-from kvtransfer.errors import TransportUnavailable
-from kvtransfer.local_pool import block_bytes_of
-from kvtransfer.registry import create_transport
-from kvtransfer.shared_pool import SharedPool
 
 HOST = "127.0.0.1"
 TRANSPORTS = ("shared_memory", "nixl", "tcp")

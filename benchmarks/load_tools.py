@@ -97,13 +97,13 @@ async def ensure_aiperf(folder: Path) -> Path:
 async def simulated_server() -> AsyncIterator[str]:
     """The URL of a router before simulated workers."""
     workers = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "simulation.workers", *WORKERS, stdout=asyncio.subprocess.PIPE, limit=1 << 22
+        sys.executable, "-m", "baton.simulation.workers", *WORKERS, stdout=asyncio.subprocess.PIPE, limit=1 << 22
     )
     assert workers.stdout is not None
     addresses = json.loads(await workers.stdout.readline())["addresses"]
     port = free_port()
     router = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "router", "--model", MODEL, "--port", str(port), "--workers", addresses,
+        sys.executable, "-m", "baton.router", "--model", MODEL, "--port", str(port), "--workers", addresses,
         "--log-level", "error",
     )  # fmt: skip
     try:

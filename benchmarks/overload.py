@@ -113,13 +113,13 @@ class Bench:
 async def benched(wait_s: float) -> AsyncIterator[Bench]:
     """Starts workers and a router."""
     workers = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "simulation.workers", *WORKERS, stdout=PIPE, limit=1 << 22
+        sys.executable, "-m", "baton.simulation.workers", *WORKERS, stdout=PIPE, limit=1 << 22
     )
     assert workers.stdout is not None
     addresses = orjson.loads(await workers.stdout.readline())["addresses"]
     port = free_port()
     router = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "router", "--model", str(files("baton") / "bundled_model"), "--port", str(port),
+        sys.executable, "-m", "baton.router", "--model", str(files("baton") / "bundled_model"), "--port", str(port),
         "--workers", addresses, "--max-queue-wait-s", str(wait_s), "--log-level", "error",
     )  # fmt: skip
     try:

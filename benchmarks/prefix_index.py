@@ -24,15 +24,15 @@ import grpc
 import psutil
 import uvloop
 
+from baton.engine.block_hash import HASH_BYTES, pack_hashes, root_hash
+from baton.engine.python_block_hash import chain_hashes
+from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.router.prefix_index import PrefixIndex, create_index
+from baton.router.python_prefix_index import PythonIndex
+from baton.rpc.grpc_options import CHANNEL_OPTIONS
 from benchmarks.event_source import EventRate, serve
 from benchmarks.load import percentile
 from benchmarks.report import Report
-from engine.block_hash import HASH_BYTES, pack_hashes, root_hash
-from engine.python_block_hash import chain_hashes
-from protos import worker_pb2, worker_pb2_grpc
-from router.prefix_index import PrefixIndex, create_index
-from router.python_prefix_index import PythonIndex
-from rpc.grpc_options import CHANNEL_OPTIONS
 
 BLOCK_SIZE = 16
 LONG_TOKENS, SHORT_TOKENS = 100_000, 750

@@ -2,14 +2,13 @@
 
     python -m benchmarks.router_cost [--json FILE] [--repeats N] [--rate R]
 
-A real router (`python -m router`) serves chat requests of 8 output tokens over loopback HTTP, in front of a worker
-without a model that makes a token every 10 ms (`benchmarks/step_worker.py`). CPU is what the operating system counted
-for the router's process: in a closed loop that keeps it busy, and at a moderate rate, where each wake-up from idleness
-counts too. Added time is what the client waited less what the worker spent, both by the same clock, at the moderate
-rate: to the first token for streams, to the end for whole answers. "new" prompts share nothing with any other; "chat"
-prompts are turns of conversations under one system prompt, each with the turns before it. Medians of interleaved
-repeats.
-"""
+A real router (`python -m baton.router`) serves chat requests of 8 output tokens over loopback HTTP, in front of a
+worker without a model that makes a token every 10 ms (`benchmarks/step_worker.py`). CPU is what the operating system
+counted for the router's process: in a closed loop that keeps it busy, and at a moderate rate, where each wake-up from
+idleness counts too. Added time is what the client waited less what the worker spent, both by the same clock, at the
+moderate rate: to the first token for streams, to the end for whole answers. "new" prompts share nothing with any other;
+"chat" prompts are turns of conversations under one system prompt, each with the turns before it. Medians of interleaved
+repeats."""
 
 import asyncio
 import gc
@@ -169,7 +168,7 @@ async def benched() -> AsyncIterator[Bench]:
     address = (await worker.stdout.readline()).decode().strip()
     port = free_port()
     router = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "router", "--model", str(files("baton") / "bundled_model"), "--port", str(port),
+        sys.executable, "-m", "baton.router", "--model", str(files("baton") / "bundled_model"), "--port", str(port),
         "--workers", address, "--log-level", "warning",
     )  # fmt: skip
     try:

@@ -22,12 +22,12 @@ from statistics import median
 import click
 import torch
 
+from baton.engine.model_config import read_model_config
 from benchmarks.checkpoint_floor import CheckpointFloor
 from benchmarks.load import RequestTimes, percentile, run_wave
 from benchmarks.machine import describe, measure_limits
 from benchmarks.report import Report
 from benchmarks.server import served
-from engine.model_config import read_model_config
 
 NUM_OUTPUT_TOKENS = 64
 CELLS = ((128, 1), (128, 8), (1024, 1))  # prompt tokens, concurrent requests

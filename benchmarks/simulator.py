@@ -34,26 +34,26 @@ from pathlib import Path
 import click
 import numpy as np
 
+from baton.engine.block_hash import pack_hashes, root_hash
+from baton.loadtool.datasets.mooncake import HASH_TOKENS
+from baton.loadtool.lengths import Lengths
+from baton.loadtool.profile import ProfiledRequest
+from baton.router.named_policies import CostPolicy
+from baton.rpc.options import flags_of
+from baton.simulation.engine import SimulatedEngine
+from baton.simulation.request import SimulatedRequest
+from baton.simulation.spec import WorkerSpec
+from baton.simulation.trace.deployment_plan import DeploymentPlan
+from baton.simulation.trace.fit import Fit, fit_machine
+from baton.simulation.trace.machine import Machine
+from baton.simulation.trace.outcome import Outcome
+from baton.simulation.trace.profile_reader import read_profile
+from baton.simulation.trace.reader import read_trace
+from baton.simulation.trace.trace_request import TraceRequest
+from baton.simulation.trace.twin import Twin, simulate
+from baton.simulation.virtual_time import run_in_virtual_time
 from benchmarks.report import Report
 from benchmarks.server import free_port, served, wait_ready
-from engine.block_hash import pack_hashes, root_hash
-from loadtool.datasets.mooncake import HASH_TOKENS
-from loadtool.lengths import Lengths
-from loadtool.profile import ProfiledRequest
-from router.named_policies import CostPolicy
-from rpc.options import flags_of
-from simulation.engine import SimulatedEngine
-from simulation.request import SimulatedRequest
-from simulation.spec import WorkerSpec
-from simulation.trace.deployment_plan import DeploymentPlan
-from simulation.trace.fit import Fit, fit_machine
-from simulation.trace.machine import Machine
-from simulation.trace.outcome import Outcome
-from simulation.trace.profile_reader import read_profile
-from simulation.trace.reader import read_trace
-from simulation.trace.trace_request import TraceRequest
-from simulation.trace.twin import Twin, simulate
-from simulation.virtual_time import run_in_virtual_time
 
 TRACE = Path(__file__).parent / "data" / "mooncake_conversation.csv"
 NUM_WARMUPS = 12
@@ -98,7 +98,7 @@ async def simulated_workers(num_each: int) -> AsyncIterator[str]:
     """A real router before simulated workers. Raises RuntimeError if one of the processes ends before it serves."""
     async with AsyncExitStack() as stack:
         workers = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "simulation.workers", "--prefill", str(num_each), "--decode", str(num_each),
+            sys.executable, "-m", "baton.simulation.workers", "--prefill", str(num_each), "--decode", str(num_each),
             *flags_of(SIMULATED_SPEC), stdout=PIPE,
         )  # fmt: skip
         stack.push_async_callback(end, workers)
@@ -108,7 +108,7 @@ async def simulated_workers(num_each: int) -> AsyncIterator[str]:
             raise RuntimeError(f"the simulated workers ended with status {await workers.wait()}")
         port = free_port()
         router = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "router", "--model", str(files("baton") / "bundled_model"), "--port", str(port),
+            sys.executable, "-m", "baton.router", "--model", str(files("baton") / "bundled_model"), "--port", str(port),
             "--workers", json.loads(line)["addresses"], "--log-level", "error",
         )  # fmt: skip
         stack.push_async_callback(end, router)

@@ -17,10 +17,10 @@ import grpc
 import orjson
 import uvloop
 
-from protos import common_pb2, worker_pb2
-from protos.worker_pb2_grpc import DecodeServicer, WorkerServicer, add_DecodeServicer_to_server
-from protos.worker_pb2_grpc import add_WorkerServicer_to_server as add_worker
-from rpc.grpc_options import SERVER_OPTIONS
+from baton.protos import common_pb2, worker_pb2
+from baton.protos.worker_pb2_grpc import DecodeServicer, WorkerServicer, add_DecodeServicer_to_server
+from baton.protos.worker_pb2_grpc import add_WorkerServicer_to_server as add_worker
+from baton.rpc.grpc_options import SERVER_OPTIONS
 
 NUM_BLOCKS, BLOCK_SIZE, MAX_MODEL_LEN = 1 << 16, 16, 1 << 17
 FIRST_TOKEN, NUM_TOKENS = 300, 3000  # words and pieces of words of the bundled vocabulary

@@ -1,19 +1,19 @@
-"""`python -m decode_worker`: one decode worker in this process."""
+"""`python -m baton.decode_worker`: one decode worker in this process."""
 
 from collections.abc import Coroutine
 
 import click
 
-from rpc.entry import plain_errors
-from rpc.worker_command import run_worker, worker_command
-from rpc.worker_config import Role, WorkerConfig
+from baton.rpc.entry import plain_errors
+from baton.rpc.worker_command import run_worker, worker_command
+from baton.rpc.worker_config import Role, WorkerConfig
 
 ROLES: tuple[Role, ...] = ("decode",)
 
 
 def start(config: WorkerConfig) -> Coroutine[object, object, None]:
     """Makes the worker; imports torch only once the options are known to be good."""
-    from decode_worker.worker import run
+    from baton.decode_worker.worker import run
 
     return run(config)
 
@@ -27,4 +27,4 @@ def main(**flags: object) -> None:
 
 
 if __name__ == "__main__":
-    main(prog_name="python -m decode_worker")
+    main(prog_name="python -m baton.decode_worker")

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from decode_worker.router_session import RouterSession
-from engine.outputs import RequestOutput
-from engine.request import FinishReason, Request, RequestId
-from protos import common_pb2, worker_pb2
-from rpc.sampling import logprobs_to_proto, sampling_from_proto
+from baton.decode_worker.router_session import RouterSession
+from baton.engine.outputs import RequestOutput
+from baton.engine.request import FinishReason, Request, RequestId
+from baton.protos import common_pb2, worker_pb2
+from baton.rpc.sampling import logprobs_to_proto, sampling_from_proto
 
 ENGINE_IDS = "decode/"  # what our requests' ids in the engine begin with; it may have requests of others too
 FINISH_REASONS = {

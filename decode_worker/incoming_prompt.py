@@ -6,12 +6,12 @@ from contextlib import contextmanager
 
 import grpc
 
-from decode_worker.decode_request import DecodeRequest
-from decode_worker.handover import Handover
-from engine.finish_rule import FinishRule
-from kvtransfer.errors import ChecksumMismatch, TransferError
-from protos import common_pb2, worker_pb2
-from rpc.worker_counters import WorkerCounters
+from baton.decode_worker.decode_request import DecodeRequest
+from baton.decode_worker.handover import Handover
+from baton.engine.finish_rule import FinishRule
+from baton.kvtransfer.errors import ChecksumMismatch, TransferError
+from baton.protos import common_pb2, worker_pb2
+from baton.rpc.worker_counters import WorkerCounters
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """The prefill workers that a request's plan names, asked one after the other."""
 
-from decode_worker.decode_request import DecodeRequest
-from engine.schedule import Received
-from protos import worker_pb2
+from baton.decode_worker.decode_request import DecodeRequest
+from baton.engine.schedule import Received
+from baton.protos import worker_pb2
 
 LEAST_TOKENS = 256  # fewer are computed here sooner than another worker is asked for them
 

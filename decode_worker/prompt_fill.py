@@ -2,14 +2,14 @@
 
 import grpc
 
-from decode_worker.handover import Handover
-from decode_worker.incoming_prompt import IncomingPrompt
-from decode_worker.prefill_workers import PrefillWorkers
-from engine.schedule import Received
-from kvtransfer.errors import TransferError
-from protos import worker_pb2
-from rpc.engine_host import EngineHost
-from rpc.peers import Channels
+from baton.decode_worker.handover import Handover
+from baton.decode_worker.incoming_prompt import IncomingPrompt
+from baton.decode_worker.prefill_workers import PrefillWorkers
+from baton.engine.schedule import Received
+from baton.kvtransfer.errors import TransferError
+from baton.protos import worker_pb2
+from baton.rpc.engine_host import EngineHost
+from baton.rpc.peers import Channels
 
 
 class PromptFill:

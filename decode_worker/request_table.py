@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from decode_worker.decode_request import DecodeRequest, engine_request_id
-from decode_worker.router_session import RouterSession
-from engine.outputs import StepOutput
-from engine.request import RequestId
-from rpc.drain import Drain
-from rpc.status import code_number
-from rpc.worker_counters import WorkerCounters
+from baton.decode_worker.decode_request import DecodeRequest, engine_request_id
+from baton.decode_worker.router_session import RouterSession
+from baton.engine.outputs import StepOutput
+from baton.engine.request import RequestId
+from baton.rpc.drain import Drain
+from baton.rpc.status import code_number
+from baton.rpc.worker_counters import WorkerCounters
 
 
 class RequestTable:

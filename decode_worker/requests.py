@@ -16,20 +16,20 @@ names one, and in the end the engine computes it.
 import asyncio
 from functools import partial
 
-from decode_worker.decode_request import ENGINE_IDS, DecodeRequest
-from decode_worker.incoming_prompt import IncomingPrompt
-from decode_worker.prompt_fill import PromptFill
-from decode_worker.request_table import RequestTable
-from decode_worker.router_session import RouterSession
-from engine.outputs import StepOutput
-from engine.schedule import Received
-from protos import worker_pb2
-from rpc.block_fills import BlockFills
-from rpc.drain import Drain
-from rpc.engine_host import EngineHost
-from rpc.peers import Channels
-from rpc.prefix_pull import PrefixPull
-from rpc.worker_counters import WorkerCounters
+from baton.decode_worker.decode_request import ENGINE_IDS, DecodeRequest
+from baton.decode_worker.incoming_prompt import IncomingPrompt
+from baton.decode_worker.prompt_fill import PromptFill
+from baton.decode_worker.request_table import RequestTable
+from baton.decode_worker.router_session import RouterSession
+from baton.engine.outputs import StepOutput
+from baton.engine.schedule import Received
+from baton.protos import worker_pb2
+from baton.rpc.block_fills import BlockFills
+from baton.rpc.drain import Drain
+from baton.rpc.engine_host import EngineHost
+from baton.rpc.peers import Channels
+from baton.rpc.prefix_pull import PrefixPull
+from baton.rpc.worker_counters import WorkerCounters
 
 
 class DecodeRequests:

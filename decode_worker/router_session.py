@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 
-from protos import worker_pb2
+from baton.protos import worker_pb2
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import grpc
 
-from decode_worker.router_session import RouterSession
-from protos import worker_pb2, worker_pb2_grpc
-from rpc.peers import MAX_WORD_CHARS, Context
+from baton.decode_worker.router_session import RouterSession
+from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.rpc.peers import MAX_WORD_CHARS, Context
 
 
 class Requests(Protocol):

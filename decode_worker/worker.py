@@ -2,11 +2,11 @@
 
 import grpc
 
-from decode_worker.requests import DecodeRequests
-from decode_worker.service import DecodeService
-from protos import worker_pb2_grpc
-from rpc.worker_config import WorkerConfig
-from rpc.worker_server import WorkerCore, serve_worker
+from baton.decode_worker.requests import DecodeRequests
+from baton.decode_worker.service import DecodeService
+from baton.protos import worker_pb2_grpc
+from baton.rpc.worker_config import WorkerConfig
+from baton.rpc.worker_server import WorkerCore, serve_worker
 
 
 class DecodeWorker:

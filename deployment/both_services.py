@@ -2,10 +2,10 @@
 
 import grpc
 
-from decode_worker.worker import DecodeWorker
-from prefill_worker.worker import PrefillWorker
-from rpc.worker_config import WorkerConfig
-from rpc.worker_server import WorkerCore, serve_worker
+from baton.decode_worker.worker import DecodeWorker
+from baton.prefill_worker.worker import PrefillWorker
+from baton.rpc.worker_config import WorkerConfig
+from baton.rpc.worker_server import WorkerCore, serve_worker
 
 
 class BothWorker:

@@ -5,15 +5,15 @@ from dataclasses import dataclass, field, replace
 from math import lcm
 from pathlib import Path
 
-from engine.config import EngineConfig
-from router.config import RouterConfig
-from router.options import ROUTER_OPTIONS
-from rpc.config_file import as_section, build, check_section, pick, read_config_file
-from rpc.option_values import OptionError, Value
-from rpc.options import Option, OptionInfo, options_of
-from rpc.tls_options import TLS_OPTIONS
-from rpc.worker_config import Role, WorkerConfig
-from rpc.worker_options import WORKER_OPTIONS
+from baton.engine.config import EngineConfig
+from baton.router.config import RouterConfig
+from baton.router.options import ROUTER_OPTIONS
+from baton.rpc.config_file import as_section, build, check_section, pick, read_config_file
+from baton.rpc.option_values import OptionError, Value
+from baton.rpc.options import Option, OptionInfo, options_of
+from baton.rpc.tls_options import TLS_OPTIONS
+from baton.rpc.worker_config import Role, WorkerConfig
+from baton.rpc.worker_options import WORKER_OPTIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

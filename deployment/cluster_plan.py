@@ -4,26 +4,26 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deployment.cluster_config import ClusterSettings
-from deployment.kv_memory import default_kv_bytes
-from deployment.machine import Machine, NearCores
-from engine.config import EngineConfig, ModelConfig
-from engine.cores import format_cores, parse_cores
-from engine.errors import UnsupportedModel
-from engine.kv_dtype import kv_cache_dtype
-from router.config import RouterConfig
-from rpc.child_process import ProcessSpec
-from rpc.group.config import RendezvousConfig
-from rpc.host_port import host_port
-from rpc.option_values import OptionError
-from rpc.options import flags_of
-from rpc.worker_config import Role, WorkerConfig
+from baton.deployment.cluster_config import ClusterSettings
+from baton.deployment.kv_memory import default_kv_bytes
+from baton.deployment.machine import Machine, NearCores
+from baton.engine.config import EngineConfig, ModelConfig
+from baton.engine.cores import format_cores, parse_cores
+from baton.engine.errors import UnsupportedModel
+from baton.engine.kv_dtype import kv_cache_dtype
+from baton.router.config import RouterConfig
+from baton.rpc.child_process import ProcessSpec
+from baton.rpc.group.config import RendezvousConfig
+from baton.rpc.host_port import host_port
+from baton.rpc.option_values import OptionError
+from baton.rpc.options import flags_of
+from baton.rpc.worker_config import Role, WorkerConfig
 
 WORKER_HOST = "127.0.0.1"
 # The module that Python runs, and what follows it.
 WORKER_COMMANDS: dict[Role, tuple[str, ...]] = {
-    "prefill": ("prefill_worker",),
-    "decode": ("decode_worker",),
+    "prefill": ("baton.prefill_worker",),
+    "decode": ("baton.decode_worker",),
     "both": ("baton", "worker"),
 }
 # Of glibc, for a process that computes.
@@ -53,7 +53,7 @@ class ClusterPlan:
 
     def specs(self, log_dir: Path) -> list[ProcessSpec]:
         """The router's process and the workers', the router first."""
-        command = ("baton", "router") if self.router.processes > 1 else ("router",)
+        command = ("baton", "router") if self.router.processes > 1 else ("baton.router",)
         router = _spec("router", [*command, *_common(self.log_level), *flags_of(self.router)], log_dir, {})
         return [router, *(self._worker_spec(worker, log_dir) for worker in self.workers)]
 
@@ -71,7 +71,7 @@ class ClusterPlan:
 
 def rendezvous_spec(config: RendezvousConfig, log_dir: Path, log_level: str) -> ProcessSpec:
     """The process of a rendezvous."""
-    return _spec("rendezvous", ["rpc.group", *_common(log_level), *flags_of(config)], log_dir, {})
+    return _spec("rendezvous", ["baton.rpc.group", *_common(log_level), *flags_of(config)], log_dir, {})
 
 
 def _common(log_level: str) -> list[str]:

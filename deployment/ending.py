@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from itertools import chain
 
-from deployment.supervisor import Supervisor
+from baton.deployment.supervisor import Supervisor
 
 
 async def end_all(stages: Sequence[Sequence[Supervisor]], timeout_s: float, kill: asyncio.Event) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rpc.progress import Progress
+from baton.rpc.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """How much memory a worker's KV cache gets where nobody says."""
 
-from engine.config import EngineConfig, ModelConfig
-from engine.kv_dtype import kv_cache_dtype, row_bytes
+from baton.engine.config import EngineConfig, ModelConfig
+from baton.engine.kv_dtype import kv_cache_dtype, row_bytes
 
 FREE_MEMORY_SHARE = 1 / 8  # for the KV caches of all workers together
 MIN_BYTES, MAX_BYTES = 128 << 20, 4 << 30  # of one worker

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from deployment.autoscaling.settings import ScalingSettings
-from deployment.kubernetes.budget_reader import BudgetReader
+from baton.deployment.autoscaling.settings import ScalingSettings
+from baton.deployment.kubernetes.budget_reader import BudgetReader
 
 OpenReader = Callable[[ScalingSettings], BudgetReader | None]  # None: there is no cluster that could be asked
 

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 import httpx
 
-from deployment.ending import end_all
-from deployment.events import ClusterReady, Ending, Event, Listener, Progressed
-from deployment.supervisor import RestartPolicy, Supervisor
-from rpc.child_process import ProcessSpec
-from rpc.progress import Ready
+from baton.deployment.ending import end_all
+from baton.deployment.events import ClusterReady, Ending, Event, Listener, Progressed
+from baton.deployment.supervisor import RestartPolicy, Supervisor
+from baton.rpc.child_process import ProcessSpec
+from baton.rpc.progress import Ready
 
 POLL_INTERVAL_S = 0.1
 END_MARGIN_S = 5.0  # beyond the time that processes take to drain

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from engine.cores import parse_cores
+from baton.engine.cores import parse_cores
 
 CGROUP = Path("/sys/fs/cgroup")
 NODES = Path("/sys/devices/system/node")

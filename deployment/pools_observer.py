@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from deployment.autoscaling.settings import ScalingSettings
-from deployment.seen_pools import SeenPools
-from rpc.registry.base import Registry, RegistryLost
-from rpc.registry.factory import open_registry
-from rpc.registry.report import RouterReport, decode_report
+from baton.deployment.autoscaling.settings import ScalingSettings
+from baton.deployment.seen_pools import SeenPools
+from baton.rpc.registry.base import Registry, RegistryLost
+from baton.rpc.registry.factory import open_registry
+from baton.rpc.registry.report import RouterReport, decode_report
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Baton as an application on Ray Serve: `serve run deployment.ray_app:build model=/models/x registry=redis://cache`.
+"""Baton as an application on Ray Serve: `serve run baton.deployment.ray_app:build model=/models/x registry=redis://cache`.
 
 Ray places, watches, replaces and scales the replicas; each runs one of our processes. Requests, tokens and KV go
 between these directly, never through Ray.
@@ -9,14 +9,14 @@ from typing import Any
 from ray import serve
 from ray.serve import Application, Deployment
 
-from deployment.cluster_config import router_options
-from deployment.ray_arguments import read_ray_settings
-from deployment.ray_rendezvous import RendezvousReplica
-from deployment.ray_replica import RouterReplica, WorkerReplica
-from deployment.ray_settings import RENDEZVOUS, ROLES, ROUTER, RaySettings
+from baton.deployment.cluster_config import router_options
+from baton.deployment.ray_arguments import read_ray_settings
+from baton.deployment.ray_rendezvous import RendezvousReplica
+from baton.deployment.ray_replica import RouterReplica, WorkerReplica
+from baton.deployment.ray_settings import RENDEZVOUS, ROLES, ROUTER, RaySettings
 
 # What chooses both pools' sizes: an application's `autoscaling_policy` in Serve's config file.
-AUTOSCALING_POLICY = "deployment.ray_scaling:PoolsPolicy"
+AUTOSCALING_POLICY = "baton.deployment.ray_scaling:PoolsPolicy"
 WAIT_LOOP_S = 0.2  # before a replica ends; our processes drain by themselves
 WORKER_ONGOING = 16  # requests of Serve's, which only ask who it is
 

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import yaml
 
-from deployment.cluster_config import ClusterSettings, load_settings
-from deployment.ray_checks import check_deployments
-from deployment.ray_options import read_deployment
-from deployment.ray_settings import RENDEZVOUS, ROLES, ROUTER, SECTIONS, RaySettings, SharedOptions
-from router.api_key import hidden
-from rpc.config_file import as_section, build, check_section, pick
-from rpc.option_values import OptionError, Value, shown
-from rpc.options import OptionInfo, options_of
-from rpc.registry.url import parse_registry_url
-from rpc.worker_config import Role
-from rpc.worker_options import WORKER_OPTIONS
+from baton.deployment.cluster_config import ClusterSettings, load_settings
+from baton.deployment.ray_checks import check_deployments
+from baton.deployment.ray_options import read_deployment
+from baton.deployment.ray_settings import RENDEZVOUS, ROLES, ROUTER, SECTIONS, RaySettings, SharedOptions
+from baton.router.api_key import hidden
+from baton.rpc.config_file import as_section, build, check_section, pick
+from baton.rpc.option_values import OptionError, Value, shown
+from baton.rpc.options import OptionInfo, options_of
+from baton.rpc.registry.url import parse_registry_url
+from baton.rpc.worker_config import Role
+from baton.rpc.worker_options import WORKER_OPTIONS
 
 SHARED_OPTIONS = {**WORKER_OPTIONS, "registry_file": OptionInfo("File that holds the registry's URL.")}
 BELOW = "local_prefill_below"

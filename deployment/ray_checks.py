@@ -2,10 +2,10 @@
 
 import math
 
-from deployment.local import END_MARGIN_S
-from deployment.ray_settings import RENDEZVOUS, ROLES, ROUTER, SECTIONS, RaySettings
-from rpc.option_values import OptionError
-from rpc.worker_config import Role
+from baton.deployment.local import END_MARGIN_S
+from baton.deployment.ray_settings import RENDEZVOUS, ROLES, ROUTER, SECTIONS, RaySettings
+from baton.rpc.option_values import OptionError
+from baton.rpc.worker_config import Role
 
 
 def check_deployments(settings: RaySettings) -> None:

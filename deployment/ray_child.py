@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from rpc.child_process import ChildProcess, ProcessSpec, describe_exit, log_tail
-from rpc.progress import Failed, Ready
+from baton.rpc.child_process import ChildProcess, ProcessSpec, describe_exit, log_tail
+from baton.rpc.progress import Failed, Ready
 
 TAIL_LINES = 12
 LAST_NEWS_S = 1.0  # after a process's end, for what it still wrote

@@ -23,11 +23,11 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
-from deployment.events import ClusterReady, Ending, Listener, Progressed
-from deployment.ray_app import router_application, workers_application
-from deployment.ray_connection import RayFailed
-from deployment.ray_settings import ROLES, RaySettings
-from rpc.progress import Ready
+from baton.deployment.events import ClusterReady, Ending, Listener, Progressed
+from baton.deployment.ray_app import router_application, workers_application
+from baton.deployment.ray_connection import RayFailed
+from baton.deployment.ray_settings import ROLES, RaySettings
+from baton.rpc.progress import Ready
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from deployment.ray_settings import RENDEZVOUS, ROLES, ROUTER, RaySettings
+from baton.deployment.ray_settings import RENDEZVOUS, ROLES, ROUTER, RaySettings
 
 NODE_LABEL = "ray.io/node-id"
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from deployment.autoscaling.settings import START_TIMEOUT_S
-from rpc.config_file import as_section, build, check_section
-from rpc.option_values import OptionError, Value, parse_float, parse_text, shown, shown_name
-from rpc.options import OptionInfo, options_of
+from baton.deployment.autoscaling.settings import START_TIMEOUT_S
+from baton.rpc.config_file import as_section, build, check_section
+from baton.rpc.option_values import OptionError, Value, parse_float, parse_text, shown, shown_name
+from baton.rpc.options import OptionInfo, options_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

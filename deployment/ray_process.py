@@ -13,16 +13,16 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from deployment.cluster_plan import Checkpoint, ClusterPlan, plan_cluster, rendezvous_spec
-from deployment.machine import Machine
-from deployment.ray_settings import ROLES, RaySettings
-from engine.model_config import read_model_config
-from router.options import SECRETS
-from rpc.child_process import ProcessSpec
-from rpc.group.config import RendezvousConfig
-from rpc.group.rendezvous_name import DEFAULT_NAME, REGISTRY
-from rpc.option_values import OptionError
-from rpc.worker_config import Role
+from baton.deployment.cluster_plan import Checkpoint, ClusterPlan, plan_cluster, rendezvous_spec
+from baton.deployment.machine import Machine
+from baton.deployment.ray_settings import ROLES, RaySettings
+from baton.engine.model_config import read_model_config
+from baton.router.options import SECRETS
+from baton.rpc.child_process import ProcessSpec
+from baton.rpc.group.config import RendezvousConfig
+from baton.rpc.group.rendezvous_name import DEFAULT_NAME, REGISTRY
+from baton.rpc.option_values import OptionError
+from baton.rpc.worker_config import Role
 
 
 @dataclass(frozen=True, slots=True)

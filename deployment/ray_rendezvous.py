@@ -10,10 +10,10 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from deployment.ray_child import ReplicaChild
-from deployment.ray_process import rendezvous_process
-from deployment.ray_replica import KILL_MARGIN_S, Keeper, Unhealthy, here, is_serving, security_of
-from deployment.ray_settings import RENDEZVOUS, RaySettings
+from baton.deployment.ray_child import ReplicaChild
+from baton.deployment.ray_process import rendezvous_process
+from baton.deployment.ray_replica import KILL_MARGIN_S, Keeper, Unhealthy, here, is_serving, security_of
+from baton.deployment.ray_settings import RENDEZVOUS, RaySettings
 
 logger = logging.getLogger("ray.serve")  # Serve writes it to the replica's log
 

@@ -23,14 +23,14 @@ from ray.util import get_node_ip_address
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from deployment.machine import this_machine
-from deployment.ray_child import ReplicaChild
-from deployment.ray_forward import Forward
-from deployment.ray_process import Place, router_process, share_of, worker_process
-from deployment.ray_settings import ROUTER, RaySettings, SharedOptions
-from rpc.tls import Security, make_security
-from rpc.worker_config import Role
-from rpc.worker_health import LIVENESS
+from baton.deployment.machine import this_machine
+from baton.deployment.ray_child import ReplicaChild
+from baton.deployment.ray_forward import Forward
+from baton.deployment.ray_process import Place, router_process, share_of, worker_process
+from baton.deployment.ray_settings import ROUTER, RaySettings, SharedOptions
+from baton.rpc.tls import Security, make_security
+from baton.rpc.worker_config import Role
+from baton.rpc.worker_health import LIVENESS
 
 logger = logging.getLogger("ray.serve")  # Serve writes it to the replica's log
 

@@ -10,18 +10,18 @@ import time
 import weakref
 from dataclasses import replace
 
-from deployment.autoscaling.by_pool import ByPool
-from deployment.autoscaling.decision import Decision
-from deployment.autoscaling.plan import plan_pools
-from deployment.autoscaling.settings import PoolLimits, ScalingSettings
-from deployment.autoscaling.state import ScalingState
-from deployment.kubernetes.budget_reader import open_budget
-from deployment.live_budget import LiveBudget
-from deployment.pool_progress import ProgressWatch
-from deployment.pools_observer import Budget, PoolsObserver, Sighting
-from deployment.scaling_options import ScalingOptions, read_options
-from deployment.serve_context import Contexts, PolicyState, ServeContext, Targets
-from deployment.serve_misfits import misfits
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.decision import Decision
+from baton.deployment.autoscaling.plan import plan_pools
+from baton.deployment.autoscaling.settings import PoolLimits, ScalingSettings
+from baton.deployment.autoscaling.state import ScalingState
+from baton.deployment.kubernetes.budget_reader import open_budget
+from baton.deployment.live_budget import LiveBudget
+from baton.deployment.pool_progress import ProgressWatch
+from baton.deployment.pools_observer import Budget, PoolsObserver, Sighting
+from baton.deployment.scaling_options import ScalingOptions, read_options
+from baton.deployment.serve_context import Contexts, PolicyState, ServeContext, Targets
+from baton.deployment.serve_misfits import misfits
 
 logger = logging.getLogger("ray.serve.baton")  # below the logger whose file Serve shows
 

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from deployment.cluster_config import ClusterSettings, engine_options, worker_options
-from deployment.local import END_MARGIN_S
-from deployment.ray_options import DeploymentOptions
-from rpc.drain import HAND_OFF_S, PULL_S
-from rpc.option_values import OptionError
-from rpc.registry.url import parse_registry_url
-from rpc.worker_config import Role
+from baton.deployment.cluster_config import ClusterSettings, engine_options, worker_options
+from baton.deployment.local import END_MARGIN_S
+from baton.deployment.ray_options import DeploymentOptions
+from baton.rpc.drain import HAND_OFF_S, PULL_S
+from baton.rpc.option_values import OptionError
+from baton.rpc.registry.url import parse_registry_url
+from baton.rpc.worker_config import Role
 
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 ROUTER = "router"

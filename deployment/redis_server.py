@@ -16,7 +16,7 @@ from pathlib import Path
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from deployment.ports import free_ports
+from baton.deployment.ports import free_ports
 
 HOST = "127.0.0.1"
 NAMES = ("redis-server", "valkey-server")

@@ -15,17 +15,17 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
-from deployment.ending import end_all
-from deployment.events import Died, Event, Progressed, Started
-from deployment.ports import check_port
-from deployment.supervisor import GaveUp, RestartPolicy, Supervisor
-from router.config import RouterConfig
-from router.options import SECRETS
-from router.shared_socket import shared_socket
-from rpc.child_process import ProcessSpec
-from rpc.host_port import host_port
-from rpc.options import flags_of
-from rpc.progress import ProgressReporter, Ready
+from baton.deployment.ending import end_all
+from baton.deployment.events import Died, Event, Progressed, Started
+from baton.deployment.ports import check_port
+from baton.deployment.supervisor import GaveUp, RestartPolicy, Supervisor
+from baton.router.config import RouterConfig
+from baton.router.options import SECRETS
+from baton.router.shared_socket import shared_socket
+from baton.rpc.child_process import ProcessSpec
+from baton.rpc.host_port import host_port
+from baton.rpc.options import flags_of
+from baton.rpc.progress import ProgressReporter, Ready
 
 logger = logging.getLogger(__name__)
 
@@ -114,5 +114,5 @@ def _spec(config: RouterConfig, log_level: str) -> ProcessSpec:
         env[SECRETS["registry"]] = config.registry
         config = replace(config, registry=None)
     # -P: a folder of the same name where the user stands must not be run instead of ours.
-    argv = (sys.executable, "-P", "-m", "router", f"--log-level={log_level}", *flags_of(config))
+    argv = (sys.executable, "-P", "-m", "baton.router", f"--log-level={log_level}", *flags_of(config))
     return ProcessSpec(f"router-{config.process}", argv, None, env)

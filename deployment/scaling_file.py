@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from deployment.autoscaling.settings import ScalingSettings
-from rpc.config_file import read_config_file
+from baton.deployment.autoscaling.settings import ScalingSettings
+from baton.rpc.config_file import read_config_file
 
 logger = logging.getLogger("ray.serve.baton")  # below the logger whose file Serve shows
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from deployment.autoscaling.settings import SLO, PoolLimits, ScalingSettings
-from deployment.kubernetes.settings import KubernetesSettings
-from deployment.scaling_file import ScalingFile
-from rpc.registry.url import parse_registry_url
+from baton.deployment.autoscaling.settings import SLO, PoolLimits, ScalingSettings
+from baton.deployment.kubernetes.settings import KubernetesSettings
+from baton.deployment.scaling_file import ScalingFile
+from baton.rpc.registry.url import parse_registry_url
 
 SECTIONS: dict[str, type[SLO] | type[PoolLimits]] = {"slo": SLO, "prefill": PoolLimits, "decode": PoolLimits}
 OWN = ("registry", "registry_file", "model", "kubernetes", "settings_file")

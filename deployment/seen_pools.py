@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, median_low
 
-from deployment.autoscaling.by_pool import ByPool
-from deployment.autoscaling.snapshot import (
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.snapshot import (
     DecodeSnapshot,
     PoolSnapshot,
     PoolsSnapshot,
@@ -14,11 +14,11 @@ from deployment.autoscaling.snapshot import (
     ReplicaLatency,
     Traffic,
 )
-from deployment.pool_progress import PoolProgress
-from deployment.seen_traffic import merged_traffic
-from router.cost_model import CostModel
-from rpc.latency_sketch import quantile_of_bins
-from rpc.registry.report import RouterReport, WorkerReport
+from baton.deployment.pool_progress import PoolProgress
+from baton.deployment.seen_traffic import merged_traffic
+from baton.router.cost_model import CostModel
+from baton.rpc.latency_sketch import quantile_of_bins
+from baton.rpc.registry.report import RouterReport, WorkerReport
 
 # From a router by way of the decode worker to a prefill worker, and the first token's back, as routers' prices have it.
 # Blocks come behind the first token, which does not wait for them.

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from deployment.autoscaling.answer_length import answer_moments
-from deployment.autoscaling.moments import Moments
-from deployment.autoscaling.snapshot import Traffic
-from rpc.registry.report import SampleSums, TrafficReport
+from baton.deployment.autoscaling.answer_length import answer_moments
+from baton.deployment.autoscaling.moments import Moments
+from baton.deployment.autoscaling.snapshot import Traffic
+from baton.rpc.registry.report import SampleSums, TrafficReport
 
 MIN_GAPS = 20  # fewer say nothing of how irregular they are
 

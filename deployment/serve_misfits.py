@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from deployment.autoscaling.by_pool import ByPool
-from deployment.serve_context import Contexts, ServeConfig
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.serve_context import Contexts, ServeConfig
 
 
 def misfits(contexts: Contexts, pools: ByPool[str]) -> Iterator[str]:

@@ -5,9 +5,9 @@ import contextlib
 import time
 from dataclasses import dataclass
 
-from deployment.events import Died, Listener, Progressed, Started
-from rpc.child_process import ChildProcess, ProcessSpec, describe_exit, log_tail
-from rpc.progress import Failed, Ready
+from baton.deployment.events import Died, Listener, Progressed, Started
+from baton.rpc.child_process import ChildProcess, ProcessSpec, describe_exit, log_tail
+from baton.rpc.progress import Failed, Ready
 
 TAIL_LINES = 12
 LAST_NEWS_S = 1.0  # after a process's end, for what it still wrote

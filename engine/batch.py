@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engine.device import sent
+from baton.engine.device import sent
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from hashlib import blake2b
 from typing import NewType
 
 try:
-    from engine.native.block_hash import chain_hashes
+    from baton.engine.native.block_hash import chain_hashes
 except ImportError:  # nothing was compiled when this was installed
-    from engine.python_block_hash import chain_hashes
+    from baton.engine.python_block_hash import chain_hashes
 
 BlockHash = NewType("BlockHash", bytes)
 

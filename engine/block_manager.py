@@ -7,10 +7,10 @@ nothing.
 
 from collections.abc import Iterable, Sequence
 
-from engine.block_hash import BlockHash, extend_hashes, root_hash
-from engine.block_pool import BlockPool
-from engine.prefix_cache import PrefixCache
-from engine.request import BlockId, Request, RequestId
+from baton.engine.block_hash import BlockHash, extend_hashes, root_hash
+from baton.engine.block_pool import BlockPool
+from baton.engine.prefix_cache import PrefixCache
+from baton.engine.request import BlockId, Request, RequestId
 
 
 class BlockManager:

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from engine.request import BlockId
+from baton.engine.request import BlockId
 
 NULL_BLOCK = BlockId(0)  # pads block tables; never given out
 

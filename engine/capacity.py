@@ -3,9 +3,9 @@
 import logging
 from dataclasses import dataclass
 
-from engine.config import EngineConfig, ModelConfig
-from engine.errors import EngineError
-from engine.kv_cache import KVCacheLayout
+from baton.engine.config import EngineConfig, ModelConfig
+from baton.engine.errors import EngineError
+from baton.engine.kv_cache import KVCacheLayout
 
 logger = logging.getLogger(__name__)
 

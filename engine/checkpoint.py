@@ -11,8 +11,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
 
-from engine.errors import InvalidCheckpoint
-from engine.json_object import JsonObject, shown
+from baton.engine.errors import InvalidCheckpoint
+from baton.engine.json_object import JsonObject, shown
 
 MAX_HEADER_BYTES = 100 << 20  # what the format allows
 MAX_NAME_CHARS = 512

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from engine.stored_quantization import StoredQuantization
+from baton.engine.stored_quantization import StoredQuantization
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

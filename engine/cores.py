@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from engine.errors import EngineError
+from baton.engine.errors import EngineError
 
 
 def parse_cores(text: str) -> tuple[int, ...]:

@@ -6,17 +6,17 @@ from typing import Protocol
 
 import torch
 
-from engine.block_pool import NULL_BLOCK
-from engine.config import EngineConfig
-from engine.graphed_model import recorded_sizes
-from engine.kv_cache import KVCacheLayout
-from engine.model_runner import ModelRunner
-from engine.models import Model
-from engine.request import Request, RequestId
-from engine.sampler import Sampler
-from engine.sampling_params import SamplingParams
-from engine.schedule import ScheduledRequest
-from engine.step_room import MAX_PROMPT_LOGITS
+from baton.engine.block_pool import NULL_BLOCK
+from baton.engine.config import EngineConfig
+from baton.engine.graphed_model import recorded_sizes
+from baton.engine.kv_cache import KVCacheLayout
+from baton.engine.model_runner import ModelRunner
+from baton.engine.models import Model
+from baton.engine.request import Request, RequestId
+from baton.engine.sampler import Sampler
+from baton.engine.sampling_params import SamplingParams
+from baton.engine.schedule import ScheduledRequest
+from baton.engine.step_room import MAX_PROMPT_LOGITS
 
 log = logging.getLogger(__name__)
 

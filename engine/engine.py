@@ -8,24 +8,24 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from engine.block_manager import BlockManager
-from engine.config import EngineConfig
-from engine.errors import EngineError, InvalidRequest, UnsupportedModel
-from engine.expert_group import ExpertGroup
-from engine.finish_rule import FinishRule
-from engine.launched_step import LaunchedStep
-from engine.loaded_model import load, zeros
-from engine.lockstep import Lockstep
-from engine.model_runner import ModelRunner
-from engine.outputs import EngineStats, ExpertFigures, StepOutput
-from engine.request import Request, RequestId
-from engine.sampler import Sampler
-from engine.schedule import Received, Schedule, ScheduledRequest, StepResult
-from engine.scheduler import Scheduler
-from engine.step_rates import StepTimes, StepWork
-from engine.step_under_way import StepUnderWay
-from engine.tensor_model import LeadingModel
-from engine.tensor_parallel import TensorGroup
+from baton.engine.block_manager import BlockManager
+from baton.engine.config import EngineConfig
+from baton.engine.errors import EngineError, InvalidRequest, UnsupportedModel
+from baton.engine.expert_group import ExpertGroup
+from baton.engine.finish_rule import FinishRule
+from baton.engine.launched_step import LaunchedStep
+from baton.engine.loaded_model import load, zeros
+from baton.engine.lockstep import Lockstep
+from baton.engine.model_runner import ModelRunner
+from baton.engine.outputs import EngineStats, ExpertFigures, StepOutput
+from baton.engine.request import Request, RequestId
+from baton.engine.sampler import Sampler
+from baton.engine.schedule import Received, Schedule, ScheduledRequest, StepResult
+from baton.engine.scheduler import Scheduler
+from baton.engine.step_rates import StepTimes, StepWork
+from baton.engine.step_under_way import StepUnderWay
+from baton.engine.tensor_model import LeadingModel
+from baton.engine.tensor_parallel import TensorGroup
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch._C._distributed_c10d import Work
 
-from engine.errors import GroupBroken
+from baton.engine.errors import GroupBroken
 
 POLL_S = 0.2  # how soon a wait notices a newer epoch
 LOOK_S = 20e-6  # between two looks at what a GPU does; the system makes some 70 us of it, so

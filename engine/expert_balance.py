@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from engine.expert_placement import ExpertPlacement, IntArray, contiguous, num_slots_per_rank
+from baton.engine.expert_placement import ExpertPlacement, IntArray, contiguous, num_slots_per_rank
 
 FloatArray = NDArray[np.float64]
 SWAPS_PER_PACK = 8  # at most; each makes the heaviest pack lighter, the last ones by very little

@@ -19,16 +19,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.errors import EngineError, GroupBroken
-from engine.expert_balance import imbalance
-from engine.expert_layer import ExpertLayer
-from engine.expert_rebalance import FAILED, Loads, Place, Rebalance, Slots, better_slots
-from engine.expert_shares import hand_over, is_even, share_missing
-from engine.group_view import Membership
-from engine.layers.expert_reader import ExpertReader
-from engine.nixl_experts import NixlLink
-from engine.outputs import ExpertFigures
-from engine.rank_group import RankGroup
+from baton.engine.errors import EngineError, GroupBroken
+from baton.engine.expert_balance import imbalance
+from baton.engine.expert_layer import ExpertLayer
+from baton.engine.expert_rebalance import FAILED, Loads, Place, Rebalance, Slots, better_slots
+from baton.engine.expert_shares import hand_over, is_even, share_missing
+from baton.engine.group_view import Membership
+from baton.engine.layers.expert_reader import ExpertReader
+from baton.engine.nixl_experts import NixlLink
+from baton.engine.outputs import ExpertFigures
+from baton.engine.rank_group import RankGroup
 
 logger = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.expert_parallel import ExpertRoutes, GroupExchange
-from engine.layers.expert_reader import ExpertReader
-from engine.layers.experts import Expert, Experts, PreparedExperts
-from engine.rank_group import RankGroup
+from baton.engine.expert_parallel import ExpertRoutes, GroupExchange
+from baton.engine.layers.expert_reader import ExpertReader
+from baton.engine.layers.experts import Expert, Experts, PreparedExperts
+from baton.engine.rank_group import RankGroup
 
 
 class ExpertLayer:

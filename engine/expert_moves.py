@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.expert_placement import ExpertPlacement, IntArray
+from baton.engine.expert_placement import ExpertPlacement, IntArray
 
 UNREACHED = np.iinfo(np.int64).max
 

@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.expert_rows import ExpertRows, rows_by_slot, weighted_sum
-from engine.layers.experts import ROW_TILE
-from engine.rank_group import RankGroup
+from baton.engine.expert_rows import ExpertRows, rows_by_slot, weighted_sum
+from baton.engine.layers.experts import ROW_TILE
+from baton.engine.rank_group import RankGroup
 
 # With at most so many tokens on all ranks each rank sends all of its own to every other: that takes more bytes, but
 # nobody needs to be told first how many rows will come.

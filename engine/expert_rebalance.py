@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.expert_balance import balanced, imbalance
-from engine.expert_layer import ExpertLayer
-from engine.expert_moves import with_few_moves
-from engine.layers.experts import Expert, PreparedExperts
+from baton.engine.expert_balance import balanced, imbalance
+from baton.engine.expert_layer import ExpertLayer
+from baton.engine.expert_moves import with_few_moves
+from baton.engine.layers.experts import Expert, PreparedExperts
 
 logger = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.layers.experts import ROW_TILE
-from engine.ops.choice import ops_for
+from baton.engine.layers.experts import ROW_TILE
+from baton.engine.ops.choice import ops_for
 
 try:
-    from engine.native.layer_ops import sort_rows
+    from baton.engine.native.layer_ops import sort_rows
 except ImportError:  # nothing was compiled when this was installed
     sort_rows = None  # type: ignore[assignment]  # there is no optional function for mypy
 

@@ -5,11 +5,11 @@ from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
 
-from engine.checkpoint import weights_revision
-from engine.config import ModelConfig
-from engine.kv_cache import KVCacheLayout
-from engine.kv_dtype import kv_cache_dtype
-from engine.kv_scales import stored_kv_scales
+from baton.engine.checkpoint import weights_revision
+from baton.engine.config import ModelConfig
+from baton.engine.kv_cache import KVCacheLayout
+from baton.engine.kv_dtype import kv_cache_dtype
+from baton.engine.kv_scales import stored_kv_scales
 
 PROTOCOL_VERSION = 2  # raised whenever a block's bytes come to mean something else
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.request import FinishReason, Request
+from baton.engine.request import FinishReason, Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from engine.attention.flashinfer import FlashInferAttention
-from engine.batch import Batch
-from engine.block_pool import NULL_BLOCK
-from engine.device import pinned
-from engine.layers.moe import MoE
-from engine.models.causal_lm import CausalLM
+from baton.engine.attention.flashinfer import FlashInferAttention
+from baton.engine.batch import Batch
+from baton.engine.block_pool import NULL_BLOCK
+from baton.engine.device import pinned
+from baton.engine.layers.moe import MoE
+from baton.engine.models.causal_lm import CausalLM
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import json
 import reprlib
 from pathlib import Path
 
-from engine.errors import InvalidCheckpoint
+from baton.engine.errors import InvalidCheckpoint
 
 MAX_FILE_BYTES = 100 << 20
 MAX_SIZE = (1 << 31) - 1

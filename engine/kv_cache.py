@@ -23,8 +23,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from engine.config import ModelConfig
-from engine.kv_dtype import kv_cache_dtype, row_items
+from baton.engine.config import ModelConfig
+from baton.engine.kv_dtype import kv_cache_dtype, row_items
 
 LATENT_DIMS = 4  # of a pool for MLA
 

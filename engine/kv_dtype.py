@@ -6,8 +6,8 @@ of its own, in float32, which lies behind its elements: whoever has a row, or a 
 hold elements alone.
 """
 
-from engine.config import ModelConfig
-from engine.errors import UnsupportedModel
+from baton.engine.config import ModelConfig
+from baton.engine.errors import UnsupportedModel
 
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8", "fp8", "fp8_e4m3")
 SCALE_BYTES = 4

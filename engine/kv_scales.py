@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from engine.checkpoint import StoredTensor, read_tensors
-from engine.errors import InvalidCheckpoint
-from engine.weights import Weights
+from baton.engine.checkpoint import StoredTensor, read_tensors
+from baton.engine.errors import InvalidCheckpoint
+from baton.engine.weights import Weights
 
 KEY_NAMES = ("k_scale", "k_proj.k_scale", "attn.k_scale")
 VALUE_NAMES = ("v_scale", "v_proj.v_scale", "attn.v_scale")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.outputs import PositionLogprobs
-from engine.schedule import ScheduledRequest
+from baton.engine.outputs import PositionLogprobs
+from baton.engine.schedule import ScheduledRequest
 
 
 class HostCopy:

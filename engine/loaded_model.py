@@ -8,25 +8,25 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.attention.base import AttentionBackend
-from engine.attention.choice import attention_for
-from engine.attention.flashinfer import FlashInferAttention
-from engine.capacity import PoolSize, given_context, given_kv_bytes
-from engine.config import EngineConfig, ModelConfig
-from engine.cores import cores_of_rank, running_on
-from engine.device import computing_on
-from engine.device_memory import bytes_for_kv
-from engine.errors import EngineError, UnsupportedModel
-from engine.expert_group import ExpertGroup
-from engine.fingerprint import compatibility_fingerprint
-from engine.graphed_model import GraphedModel, can_be_recorded, recorded_sizes
-from engine.kv_cache import KVCacheLayout
-from engine.layers.fp8_weight import products_of
-from engine.model_config import read_model_config
-from engine.models import Model, load_model
-from engine.models.causal_lm import CausalLM
-from engine.tensor_parallel import ONE_RANK, TensorGroup
-from engine.tensor_shard import TensorShard
+from baton.engine.attention.base import AttentionBackend
+from baton.engine.attention.choice import attention_for
+from baton.engine.attention.flashinfer import FlashInferAttention
+from baton.engine.capacity import PoolSize, given_context, given_kv_bytes
+from baton.engine.config import EngineConfig, ModelConfig
+from baton.engine.cores import cores_of_rank, running_on
+from baton.engine.device import computing_on
+from baton.engine.device_memory import bytes_for_kv
+from baton.engine.errors import EngineError, UnsupportedModel
+from baton.engine.expert_group import ExpertGroup
+from baton.engine.fingerprint import compatibility_fingerprint
+from baton.engine.graphed_model import GraphedModel, can_be_recorded, recorded_sizes
+from baton.engine.kv_cache import KVCacheLayout
+from baton.engine.layers.fp8_weight import products_of
+from baton.engine.model_config import read_model_config
+from baton.engine.models import Model, load_model
+from baton.engine.models.causal_lm import CausalLM
+from baton.engine.tensor_parallel import ONE_RANK, TensorGroup
+from baton.engine.tensor_shard import TensorShard
 
 WEIGHTS_SHARE = 0.8  # of the loading, where decodes are recorded behind it
 FINGERPRINT_DIGITS = 15  # of a fingerprint, that ranks compare: what an int64 holds

@@ -11,8 +11,8 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from engine.errors import EngineEnded, GroupBroken
-from engine.expert_group import ExpertGroup
+from baton.engine.errors import EngineEnded, GroupBroken
+from baton.engine.expert_group import ExpertGroup
 
 T = TypeVar("T")
 

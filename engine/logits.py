@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.request import Request
+from baton.engine.request import Request
 
 
 def edit_logits(logits: Tensor, requests: Sequence[Request], eos_token_ids: frozenset[int]) -> Tensor:

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from engine.outputs import PositionLogprobs, TokenLogprob
-from engine.truncation import find_candidates
+from baton.engine.outputs import PositionLogprobs, TokenLogprob
+from baton.engine.truncation import find_candidates
 
 
 def position_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> list[PositionLogprobs]:

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from engine.cores import running_on
-from engine.device import computing_on
-from engine.engine import Engine
-from engine.errors import EngineEnded, EngineError
-from engine.outputs import StepOutput
-from engine.schedule import Schedule
+from baton.engine.cores import running_on
+from baton.engine.device import computing_on
+from baton.engine.engine import Engine
+from baton.engine.errors import EngineEnded, EngineError
+from baton.engine.outputs import StepOutput
+from baton.engine.schedule import Schedule
 
 logger = logging.getLogger(__name__)
 

@@ -4,14 +4,14 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.checkpoint import stored_dtype
-from engine.config import MLAConfig, ModelConfig
-from engine.errors import InvalidCheckpoint, InvalidRequest, UnsupportedModel
-from engine.json_object import JsonObject, shown
-from engine.moe_config import read_moe
-from engine.rope_config import max_context, read_rope
-from engine.sampling_params import SamplingParams
-from engine.stored_quantization import read_stored_quantization
+from baton.engine.checkpoint import stored_dtype
+from baton.engine.config import MLAConfig, ModelConfig
+from baton.engine.errors import InvalidCheckpoint, InvalidRequest, UnsupportedModel
+from baton.engine.json_object import JsonObject, shown
+from baton.engine.moe_config import read_moe
+from baton.engine.rope_config import max_context, read_rope
+from baton.engine.sampling_params import SamplingParams
+from baton.engine.stored_quantization import read_stored_quantization
 
 log = logging.getLogger(__name__)
 

@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import Batch
-from engine.block_pool import NULL_BLOCK
-from engine.device import sent
-from engine.launched_step import HostCopy, LaunchedStep
-from engine.models import Model
-from engine.outputs import PositionLogprobs
-from engine.sampler import Sampler
-from engine.schedule import ScheduledRequest, StepResult
+from baton.engine.batch import Batch
+from baton.engine.block_pool import NULL_BLOCK
+from baton.engine.device import sent
+from baton.engine.launched_step import HostCopy, LaunchedStep
+from baton.engine.models import Model
+from baton.engine.outputs import PositionLogprobs
+from baton.engine.sampler import Sampler
+from baton.engine.schedule import ScheduledRequest, StepResult
 
 
 @dataclass(slots=True)

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from engine.config import MoEConfig
-from engine.errors import InvalidCheckpoint, UnsupportedModel
-from engine.json_object import JsonObject, shown
+from baton.engine.config import MoEConfig
+from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
+from baton.engine.json_object import JsonObject, shown
 
 
 def read_moe(config: JsonObject, architecture: str, num_layers: int) -> MoEConfig | None:

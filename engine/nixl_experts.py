@@ -19,11 +19,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from engine.errors import EngineError, GroupBroken
-from engine.expert_parallel import LayerSlots
-from engine.expert_rows import ExpertRows
-from engine.layers.experts import ROW_TILE
-from engine.rank_group import RankGroup
+from baton.engine.errors import EngineError, GroupBroken
+from baton.engine.expert_parallel import LayerSlots
+from baton.engine.expert_rows import ExpertRows
+from baton.engine.layers.experts import ROW_TILE
+from baton.engine.rank_group import RankGroup
 
 HIDDEN_SIZES = (2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192)  # that kernels are compiled for
 MAX_CHOSEN = 11  # experts of a token, likewise

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.device import sent
+from baton.engine.device import sent
 
 # As signed 64-bit numbers: torch multiplies int64 modulo 2 ** 64.
 _INCREMENT = 0x9E3779B97F4A7C15 - (1 << 64)

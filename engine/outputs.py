@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from engine.request import FinishReason, Request, RequestId
+from baton.engine.request import FinishReason, Request, RequestId
 
 
 @dataclass(frozen=True, slots=True)

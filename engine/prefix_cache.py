@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.block_hash import BlockHash
-from engine.block_pool import BlockPool
-from engine.request import BlockId
+from baton.engine.block_hash import BlockHash
+from baton.engine.block_pool import BlockPool
+from baton.engine.request import BlockId
 
 
 @dataclass(slots=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.noise import gumbel_noise
-from engine.truncation import (
+from baton.engine.noise import gumbel_noise
+from baton.engine.truncation import (
     BLOCK,
     block_totals,
     candidate_thresholds,

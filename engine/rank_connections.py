@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
 
-from engine.ending_threads import EndingThreads
-from engine.errors import GroupBroken
-from engine.exchange import POLL_S
-from engine.group_view import GroupView, Membership
+from baton.engine.ending_threads import EndingThreads
+from baton.engine.errors import GroupBroken
+from baton.engine.exchange import POLL_S
+from baton.engine.group_view import GroupView, Membership
 
 FORM_TIMEOUT_S = 10.0  # for the members of an epoch to come to its store
 CONNECT_TIMEOUT_S = 5.0  # for them to connect once all have come

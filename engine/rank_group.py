@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store, Work
 
-from engine.ending_threads import EndingThreads
-from engine.errors import EngineEnded, GroupBroken
-from engine.exchange import POLL_S, Exchange
-from engine.group_view import GroupView, Membership
-from engine.rank_connections import COLLECTIVE_TIMEOUT_S, Collectives, Connections, RankConnector
+from baton.engine.ending_threads import EndingThreads
+from baton.engine.errors import EngineEnded, GroupBroken
+from baton.engine.exchange import POLL_S, Exchange
+from baton.engine.group_view import GroupView, Membership
+from baton.engine.rank_connections import COLLECTIVE_TIMEOUT_S, Collectives, Connections, RankConnector
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """Reads the rotary embedding of a config.json, in the spelling of transformers 4 and of transformers 5."""
 
-from engine.config import RopeConfig
-from engine.errors import InvalidCheckpoint, UnsupportedModel
-from engine.json_object import JsonObject, shown
+from baton.engine.config import RopeConfig
+from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
+from baton.engine.json_object import JsonObject, shown
 
 KINDS = ("default", "linear", "llama3", "yarn")
 MIN_THETA = 1.001  # angles shrink from pair to pair

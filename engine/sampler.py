@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.device import sent
-from engine.logits import edit_logits
-from engine.logprobs import position_logprobs
-from engine.noise import row_keys
-from engine.outputs import PositionLogprobs, SampledToken
-from engine.random_choice import RandomRows, draw_truncated, draw_whole
-from engine.request import Request
-from engine.sampling_params import GREEDY_BELOW, SamplingParams
+from baton.engine.device import sent
+from baton.engine.logits import edit_logits
+from baton.engine.logprobs import position_logprobs
+from baton.engine.noise import row_keys
+from baton.engine.outputs import PositionLogprobs, SampledToken
+from baton.engine.random_choice import RandomRows, draw_truncated, draw_whole
+from baton.engine.request import Request
+from baton.engine.sampling_params import GREEDY_BELOW, SamplingParams
 
 ARGMAX_BLOCK = 64  # tokens
 CHUNK_ELEMENTS = 1 << 21  # logits drawn from at a time, so that intermediates stay small

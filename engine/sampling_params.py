@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.errors import InvalidRequest
+from baton.engine.errors import InvalidRequest
 
 MAX_LOGPROBS = 20
 GREEDY_BELOW = 1e-5  # temperature; as in vLLM

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from engine.outputs import PositionLogprobs, SampledToken
-from engine.request import Request
+from baton.engine.outputs import PositionLogprobs, SampledToken
+from baton.engine.request import Request
 
 
 @dataclass(frozen=True, slots=True)

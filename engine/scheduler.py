@@ -7,17 +7,17 @@ second number catch up with the first, under a token budget (Orca, OSDI 2022; ch
 
 from collections.abc import Sequence
 
-from engine.block_manager import BlockManager
-from engine.config import EngineConfig
-from engine.errors import InvalidRequest, QueueFull
-from engine.finish_rule import FinishRule
-from engine.outputs import RequestOutput, SampledToken
-from engine.request import FinishReason, Request, RequestId, RequestStatus
-from engine.sampling_params import GREEDY_BELOW
-from engine.schedule import Received, Schedule, ScheduledRequest, StepResult
-from engine.step_budget import StepBudget
-from engine.step_room import StepRoom
-from engine.waiting_queue import OrderedRequests
+from baton.engine.block_manager import BlockManager
+from baton.engine.config import EngineConfig
+from baton.engine.errors import InvalidRequest, QueueFull
+from baton.engine.finish_rule import FinishRule
+from baton.engine.outputs import RequestOutput, SampledToken
+from baton.engine.request import FinishReason, Request, RequestId, RequestStatus
+from baton.engine.sampling_params import GREEDY_BELOW
+from baton.engine.schedule import Received, Schedule, ScheduledRequest, StepResult
+from baton.engine.step_budget import StepBudget
+from baton.engine.step_room import StepRoom
+from baton.engine.waiting_queue import OrderedRequests
 
 
 class Scheduler:

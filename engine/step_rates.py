@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.schedule import ScheduledRequest
+from baton.engine.schedule import ScheduledRequest
 
 DECAY = 0.97  # of a step's weight with each step of its kind after it: about the last thirty count
 # Steps that are all alike leave open what took their time. The ridge gives it to the column that is largest in these

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.request import Request
+from baton.engine.request import Request
 
 MAX_PROMPT_LOGITS = 512  # of tokens whose log-probabilities are asked for: each has a row over the whole vocabulary
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.launched_step import LaunchedStep
-from engine.schedule import ScheduledRequest, StepResult
-from engine.step_rates import StepWork
+from baton.engine.launched_step import LaunchedStep
+from baton.engine.schedule import ScheduledRequest, StepResult
+from baton.engine.step_rates import StepWork
 
 
 @dataclass(frozen=True, slots=True)

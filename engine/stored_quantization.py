@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.errors import InvalidCheckpoint, UnsupportedModel
-from engine.json_object import JsonObject, shown
+from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
+from baton.engine.json_object import JsonObject, shown
 
 SUPPORTED = "supported are fp8 in e4m3, with a scale for a tensor or for a block, and compressed-tensors in FP8"
 SCALE_SUFFIXES = ("_scale_inv", "_scale")  # of a scale's name, behind its matrix's own; one meaning, to be multiplied

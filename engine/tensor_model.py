@@ -13,14 +13,14 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from engine.batch import Batch
-from engine.config import EngineConfig
-from engine.cores import running_on
-from engine.device import computing_on
-from engine.errors import EngineError
-from engine.loaded_model import load, zeros
-from engine.models import Model
-from engine.tensor_parallel import TensorGroup
+from baton.engine.batch import Batch
+from baton.engine.config import EngineConfig
+from baton.engine.cores import running_on
+from baton.engine.device import computing_on
+from baton.engine.errors import EngineError
+from baton.engine.loaded_model import load, zeros
+from baton.engine.models import Model
+from baton.engine.tensor_parallel import TensorGroup
 
 
 class LeadingModel:

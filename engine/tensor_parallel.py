@@ -11,11 +11,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, pack, unpack
-from engine.errors import EngineError, GroupBroken
-from engine.group_view import Membership
-from engine.rank_group import RankGroup
-from engine.tensor_shard import TensorShard
+from baton.engine.batch import Batch, pack, unpack
+from baton.engine.errors import EngineError, GroupBroken
+from baton.engine.group_view import Membership
+from baton.engine.rank_group import RankGroup
+from baton.engine.tensor_shard import TensorShard
 
 # From so many bytes on each rank adds some of the rows and gives their sums to the others: that takes more turns, but
 # fewer bytes. (4 ranks on one machine: 0.8 of the time for 512 KiB, 0.25 for 8 MiB; 1.4 for 64 KiB.)

@@ -8,8 +8,8 @@ rank.
 
 from dataclasses import dataclass, replace
 
-from engine.config import ModelConfig
-from engine.errors import UnsupportedModel
+from baton.engine.config import ModelConfig
+from baton.engine.errors import UnsupportedModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from engine.request import Request
+from baton.engine.request import Request
 
 
 def service_order(request: Request) -> tuple[int, int]:

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.checkpoint import StoredTensor, read_tensors
-from engine.checkpoint import weights_revision as weights_revision
-from engine.errors import InvalidCheckpoint, UnsupportedModel
-from engine.stored_matrix import WHOLE, Part, StoredMatrix, part_of_scales, scale_shapes
-from engine.stored_quantization import SCALE_SUFFIXES, StoredQuantization
+from baton.engine.checkpoint import StoredTensor, read_tensors
+from baton.engine.checkpoint import weights_revision as weights_revision
+from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
+from baton.engine.stored_matrix import WHOLE, Part, StoredMatrix, part_of_scales, scale_shapes
+from baton.engine.stored_quantization import SCALE_SUFFIXES, StoredQuantization
 
 log = logging.getLogger(__name__)
 

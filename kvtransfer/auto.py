@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from kvtransfer.base import KVTransport, Landed, PeerId, PoolDescription, TransportChoice, nobody
-from kvtransfer.errors import PeerLost, TransportUnavailable
-from kvtransfer.quarantine import Quarantine
-from kvtransfer.refusals import Refusals
+from baton.kvtransfer.base import KVTransport, Landed, PeerId, PoolDescription, TransportChoice, nobody
+from baton.kvtransfer.errors import PeerLost, TransportUnavailable
+from baton.kvtransfer.quarantine import Quarantine
+from baton.kvtransfer.refusals import Refusals
 
 logger = logging.getLogger(__name__)
 

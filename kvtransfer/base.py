@@ -6,7 +6,7 @@ from typing import NewType, Protocol
 
 from torch import Tensor
 
-from kvtransfer.quarantine import Quarantine
+from baton.kvtransfer.quarantine import Quarantine
 
 PeerId = NewType("PeerId", str)  # the peer's incarnation
 Landed = Callable[[int], None]  # takes how many more of a read's units have come

@@ -14,12 +14,12 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvtransfer.cuda_streams import on, shared_stream
-from kvtransfer.errors import PeerRefused
-from kvtransfer.local_pool import block_bytes_of
-from kvtransfer.peer_words import quoted
-from kvtransfer.torch_failures import torch_failures
-from kvtransfer.word_checksum import word_checksums
+from baton.kvtransfer.cuda_streams import on, shared_stream
+from baton.kvtransfer.errors import PeerRefused
+from baton.kvtransfer.local_pool import block_bytes_of
+from baton.kvtransfer.peer_words import quoted
+from baton.kvtransfer.torch_failures import torch_failures
+from baton.kvtransfer.word_checksum import word_checksums
 
 XXH3 = "xxh3"
 WORDS = "words"

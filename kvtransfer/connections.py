@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from kvtransfer.base import PeerId
-from kvtransfer.errors import PeerLost, TransferDeadline
-from kvtransfer.transfers import Transfers
+from baton.kvtransfer.base import PeerId
+from baton.kvtransfer.errors import PeerLost, TransferDeadline
+from baton.kvtransfer.transfers import Transfers
 
 T = TypeVar("T")
 

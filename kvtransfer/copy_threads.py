@@ -5,8 +5,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from kvtransfer.threads import run_by
-from kvtransfer.transfers import Transfer
+from baton.kvtransfer.threads import run_by
+from baton.kvtransfer.transfers import Transfer
 
 
 class CopyThreads:

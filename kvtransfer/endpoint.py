@@ -4,8 +4,8 @@ import json
 from dataclasses import Field, asdict, fields
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from kvtransfer.base import PoolDescription
-from kvtransfer.errors import PeerRefused, TransportUnavailable
+from baton.kvtransfer.base import PoolDescription
+from baton.kvtransfer.errors import PeerRefused, TransportUnavailable
 
 
 class Endpoint(Protocol):

@@ -10,11 +10,11 @@ import socket
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvtransfer.base import PoolDescription
-from kvtransfer.errors import PeerLost, PeerRefused
-from kvtransfer.local_pool import LocalPool
-from kvtransfer.peer_words import quoted, words
-from kvtransfer.units import unit_bytes_of
+from baton.kvtransfer.base import PoolDescription
+from baton.kvtransfer.errors import PeerLost, PeerRefused
+from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.peer_words import quoted, words
+from baton.kvtransfer.units import unit_bytes_of
 
 PROTOCOL = "baton-kv/2"
 MAX_FRAME_BYTES = 64 << 10

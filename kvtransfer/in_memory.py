@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
-from kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline, TransportUnavailable
-from kvtransfer.local_pool import LocalPool
-from kvtransfer.quarantine import Quarantine
-from kvtransfer.units import Units
+from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
+from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline, TransportUnavailable
+from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.quarantine import Quarantine
+from baton.kvtransfer.units import Units
 
 NAME = "in_memory"
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from kvtransfer.all_or_none import all_or_none
-from kvtransfer.base import KVTransport, PoolDescription
-from kvtransfer.block_slice import BlockSlice, PartGroup, slices_of
-from kvtransfer.errors import PeerLost, PeerRefused
-from kvtransfer.receiver import BlockReceiver
+from baton.kvtransfer.all_or_none import all_or_none
+from baton.kvtransfer.base import KVTransport, PoolDescription
+from baton.kvtransfer.block_slice import BlockSlice, PartGroup, slices_of
+from baton.kvtransfer.errors import PeerLost, PeerRefused
+from baton.kvtransfer.receiver import BlockReceiver
 
 
 class Intake:

@@ -6,9 +6,9 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from kvtransfer.errors import TransferError
-from kvtransfer.handshake import Caller, admit
-from kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.errors import TransferError
+from baton.kvtransfer.handshake import Caller, admit
+from baton.kvtransfer.local_pool import LocalPool
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvtransfer.base import PoolDescription, PoolIdentity
-from kvtransfer.errors import PeerRefused
-from kvtransfer.units import Units
+from baton.kvtransfer.base import PoolDescription, PoolIdentity
+from baton.kvtransfer.errors import PeerRefused
+from baton.kvtransfer.units import Units
 
 
 @dataclass(frozen=True, slots=True)

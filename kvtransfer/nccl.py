@@ -23,26 +23,26 @@ from functools import partial
 
 from torch import Tensor
 
-from kvtransfer import endpoint
-from kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
-from kvtransfer.connections import Connections
-from kvtransfer.cuda_streams import SideStreams
-from kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline, TransportUnavailable
-from kvtransfer.listener import Listener
-from kvtransfer.local_pool import LocalPool
-from kvtransfer.pair_group import READER, PairGroup, load_kernels, nccl_type, peers_store, require_blocking_wait
-from kvtransfer.pair_making import END_S, PairMaking
-from kvtransfer.pair_owner import NO_STORE, PairOwner
-from kvtransfer.pair_read import PairRead
-from kvtransfer.pair_seats import PairSeats
-from kvtransfer.quarantine import Quarantine
-from kvtransfer.refusals import Refusals
-from kvtransfer.socket_ends import is_open
-from kvtransfer.staging_control import receive_word
-from kvtransfer.tcp_connection import listening_socket, open_connection
-from kvtransfer.torch_failures import first_line
-from kvtransfer.transfers import Transfer, Transfers
-from kvtransfer.units import Units
+from baton.kvtransfer import endpoint
+from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
+from baton.kvtransfer.connections import Connections
+from baton.kvtransfer.cuda_streams import SideStreams
+from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline, TransportUnavailable
+from baton.kvtransfer.listener import Listener
+from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.pair_group import READER, PairGroup, load_kernels, nccl_type, peers_store, require_blocking_wait
+from baton.kvtransfer.pair_making import END_S, PairMaking
+from baton.kvtransfer.pair_owner import NO_STORE, PairOwner
+from baton.kvtransfer.pair_read import PairRead
+from baton.kvtransfer.pair_seats import PairSeats
+from baton.kvtransfer.quarantine import Quarantine
+from baton.kvtransfer.refusals import Refusals
+from baton.kvtransfer.socket_ends import is_open
+from baton.kvtransfer.staging_control import receive_word
+from baton.kvtransfer.tcp_connection import listening_socket, open_connection
+from baton.kvtransfer.torch_failures import first_line
+from baton.kvtransfer.transfers import Transfer, Transfers
+from baton.kvtransfer.units import Units
 
 logger = logging.getLogger(__name__)
 

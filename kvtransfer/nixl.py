@@ -24,26 +24,26 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kvtransfer import endpoint
-from kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
-from kvtransfer.connections import Connections
-from kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
-from kvtransfer.gpu_memory import MemoryPlace, gpu_number
-from kvtransfer.listener import Listener
-from kvtransfer.local_pool import LocalPool
-from kvtransfer.nixl_agent import NixlAgent
-from kvtransfer.nixl_owner import NixlOwner
-from kvtransfer.nixl_peer import NixlPeer
-from kvtransfer.nixl_read import MAX_GPU_STEP_BYTES, MAX_STEP_BYTES, Read, Region
-from kvtransfer.nixl_trial import device_path, host_path
-from kvtransfer.peer_words import quoted
-from kvtransfer.quarantine import Quarantine
-from kvtransfer.rdma import has_rdma_device
-from kvtransfer.socket_ends import is_open
-from kvtransfer.tcp_connection import listening_socket, open_connection
-from kvtransfer.threads import run_in_thread
-from kvtransfer.transfers import Transfer, Transfers
-from kvtransfer.units import Units
+from baton.kvtransfer import endpoint
+from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
+from baton.kvtransfer.connections import Connections
+from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
+from baton.kvtransfer.gpu_memory import MemoryPlace, gpu_number
+from baton.kvtransfer.listener import Listener
+from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.nixl_agent import NixlAgent
+from baton.kvtransfer.nixl_owner import NixlOwner
+from baton.kvtransfer.nixl_peer import NixlPeer
+from baton.kvtransfer.nixl_read import MAX_GPU_STEP_BYTES, MAX_STEP_BYTES, Read, Region
+from baton.kvtransfer.nixl_trial import device_path, host_path
+from baton.kvtransfer.peer_words import quoted
+from baton.kvtransfer.quarantine import Quarantine
+from baton.kvtransfer.rdma import has_rdma_device
+from baton.kvtransfer.socket_ends import is_open
+from baton.kvtransfer.tcp_connection import listening_socket, open_connection
+from baton.kvtransfer.threads import run_in_thread
+from baton.kvtransfer.transfers import Transfer, Transfers
+from baton.kvtransfer.units import Units
 
 NAME = "nixl"
 HOST = torch.device("cpu")

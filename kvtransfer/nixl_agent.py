@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from kvtransfer.errors import PeerLost, TransportUnavailable
-from kvtransfer.gpu_memory import EXPANDABLE, MemoryPlace, bind_thread, has_ucx_cuda
-from kvtransfer.nixl_read import Read, Region
-from kvtransfer.threads import run_by
+from baton.kvtransfer.errors import PeerLost, TransportUnavailable
+from baton.kvtransfer.gpu_memory import EXPANDABLE, MemoryPlace, bind_thread, has_ucx_cuda
+from baton.kvtransfer.nixl_read import Read, Region
+from baton.kvtransfer.threads import run_by
 
 T = TypeVar("T")
 

@@ -4,10 +4,10 @@ import asyncio
 import socket
 from contextlib import suppress
 
-from kvtransfer.handshake import Caller
-from kvtransfer.nixl_agent import NixlAgent
-from kvtransfer.nixl_peer import COUNT, COUNT_BYTES, POLL
-from kvtransfer.tcp_connection import keep_alive
+from baton.kvtransfer.handshake import Caller
+from baton.kvtransfer.nixl_agent import NixlAgent
+from baton.kvtransfer.nixl_peer import COUNT, COUNT_BYTES, POLL
+from baton.kvtransfer.tcp_connection import keep_alive
 
 
 class NixlOwner:

@@ -3,10 +3,10 @@
 import socket
 from contextlib import suppress
 
-from kvtransfer.base import PeerId, PoolDescription
-from kvtransfer.errors import PeerLost
-from kvtransfer.staging_control import receive_bytes
-from kvtransfer.units import Units
+from baton.kvtransfer.base import PeerId, PoolDescription
+from baton.kvtransfer.errors import PeerLost
+from baton.kvtransfer.staging_control import receive_bytes
+from baton.kvtransfer.units import Units
 
 POLL = b"+"  # a reader's words to the other side: poll from now on
 REST = b"-"  # that will do

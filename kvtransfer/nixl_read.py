@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtransfer.base import Landed, nobody
-from kvtransfer.gpu_memory import MemoryPlace
-from kvtransfer.threads import Failed, end_soon
-from kvtransfer.transfers import Transfer
+from baton.kvtransfer.base import Landed, nobody
+from baton.kvtransfer.gpu_memory import MemoryPlace
+from baton.kvtransfer.threads import Failed, end_soon
+from baton.kvtransfer.transfers import Transfer
 
 ASK_AFTER_S = 1e-3  # a step by RDMA or cross-memory attach takes less time or gets on by itself
 MAX_STEP_BYTES = 4 << 20  # asked for at once; an aborted read ends after as much

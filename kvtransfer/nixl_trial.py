@@ -2,10 +2,10 @@
 
 from collections.abc import Awaitable, Callable
 
-from kvtransfer.errors import TransportUnavailable
-from kvtransfer.gpu_memory import EXPANDABLE
-from kvtransfer.nixl_peer import NixlPeer
-from kvtransfer.nixl_read import ASK_AFTER_S, Read
+from baton.kvtransfer.errors import TransportUnavailable
+from baton.kvtransfer.gpu_memory import EXPANDABLE
+from baton.kvtransfer.nixl_peer import NixlPeer
+from baton.kvtransfer.nixl_read import ASK_AFTER_S, Read
 
 # While two UCX sides still set their connection up, which may go on after first reads, some reads need the peer's help.
 ENOUGH_TRIALS = 10  # reads in a row that were done at once

@@ -4,9 +4,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from kvtransfer.errors import TransportUnavailable
-from kvtransfer.pair_group import PairGroup
-from kvtransfer.threads import run_in_thread
+from baton.kvtransfer.errors import TransportUnavailable
+from baton.kvtransfer.pair_group import PairGroup
+from baton.kvtransfer.threads import run_in_thread
 
 logger = logging.getLogger(__name__)
 

@@ -9,20 +9,20 @@ from functools import partial
 
 import numpy as np
 
-from kvtransfer.cuda_streams import SideStreams
-from kvtransfer.errors import PeerLost, PeerRefused, TransferError, TransferFailed, TransportUnavailable
-from kvtransfer.handshake import Caller
-from kvtransfer.local_pool import LocalPool
-from kvtransfer.pair_group import OWNER, PairGroup, own_store
-from kvtransfer.pair_making import END_S, PairMaking
-from kvtransfer.pair_seats import PairSeats
-from kvtransfer.socket_ends import ended
-from kvtransfer.staging_control import receive_bytes, receive_word, send_words
-from kvtransfer.tcp_connection import keep_alive
-from kvtransfer.threads import run_in_thread
-from kvtransfer.torch_failures import first_line
-from kvtransfer.units import unit_bytes_of
-from kvtransfer.waits import settled
+from baton.kvtransfer.cuda_streams import SideStreams
+from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferError, TransferFailed, TransportUnavailable
+from baton.kvtransfer.handshake import Caller
+from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.pair_group import OWNER, PairGroup, own_store
+from baton.kvtransfer.pair_making import END_S, PairMaking
+from baton.kvtransfer.pair_seats import PairSeats
+from baton.kvtransfer.socket_ends import ended
+from baton.kvtransfer.staging_control import receive_bytes, receive_word, send_words
+from baton.kvtransfer.tcp_connection import keep_alive
+from baton.kvtransfer.threads import run_in_thread
+from baton.kvtransfer.torch_failures import first_line
+from baton.kvtransfer.units import unit_bytes_of
+from baton.kvtransfer.waits import settled
 
 logger = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from functools import partial
 import numpy as np
 from torch import Tensor
 
-from kvtransfer.base import Landed
-from kvtransfer.errors import PeerLost, TransferError
-from kvtransfer.pair_group import PairGroup
-from kvtransfer.threads import run_in_thread
-from kvtransfer.transfers import Transfer
-from kvtransfer.waits import settled
+from baton.kvtransfer.base import Landed
+from baton.kvtransfer.errors import PeerLost, TransferError
+from baton.kvtransfer.pair_group import PairGroup
+from baton.kvtransfer.threads import run_in_thread
+from baton.kvtransfer.transfers import Transfer
+from baton.kvtransfer.waits import settled
 
 MAX_ASKED = 2  # chunks: the peer knows the next one while it sends
 

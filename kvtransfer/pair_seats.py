@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Hashable
 
-from kvtransfer.errors import TransportUnavailable
+from baton.kvtransfer.errors import TransportUnavailable
 
 # Each has memory on its GPU and a stream of NCCL's own there, of which torch has 32 before it gives one out twice; a
 # process that reads and is read has as many again.

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from kvtransfer.base import KVTransport, PeerId, nobody
-from kvtransfer.block_slice import WHOLE_BLOCK, BlockSlice
-from kvtransfer.checksum import XXH3, UnitChecksums
-from kvtransfer.errors import ChecksumMismatch, PeerRefused
+from baton.kvtransfer.base import KVTransport, PeerId, nobody
+from baton.kvtransfer.block_slice import WHOLE_BLOCK, BlockSlice
+from baton.kvtransfer.checksum import XXH3, UnitChecksums
+from baton.kvtransfer.errors import ChecksumMismatch, PeerRefused
 
 MAX_READ_BYTES = 64 << 20  # read in one go: the deadline is for as much, and a failure costs no more
 

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from kvtransfer.base import PeerId
+from baton.kvtransfer.base import PeerId
 
 MAX_KNOWN = 4096  # peers come and go
 RETRY_S = 600.0  # what is in a transport's way may be gone by then

@@ -2,12 +2,12 @@
 
 import torch
 
-from kvtransfer.auto import AutoTransport, Backend, Unavailable
-from kvtransfer.base import KVTransport, PoolIdentity
-from kvtransfer.errors import TransportUnavailable
-from kvtransfer.quarantine import Quarantine
-from kvtransfer.rdma import has_rdma_device
-from kvtransfer.shared_pool import SharedPool
+from baton.kvtransfer.auto import AutoTransport, Backend, Unavailable
+from baton.kvtransfer.base import KVTransport, PoolIdentity
+from baton.kvtransfer.errors import TransportUnavailable
+from baton.kvtransfer.quarantine import Quarantine
+from baton.kvtransfer.rdma import has_rdma_device
+from baton.kvtransfer.shared_pool import SharedPool
 
 TRANSPORTS = ("auto", "shared_memory", "tcp", "nixl")  # for pools in host memory
 GPU_TRANSPORTS = ("auto", "nixl", "nccl", "staged")
@@ -42,19 +42,19 @@ def _create(
     device: torch.device = HOST,
 ) -> KVTransport:
     if name == "shared_memory":
-        from kvtransfer.shared_memory import SharedMemoryTransport
+        from baton.kvtransfer.shared_memory import SharedMemoryTransport
 
         return SharedMemoryTransport(identity, memory, quarantine)
     if name == "tcp":
-        from kvtransfer.tcp import TcpTransport
+        from baton.kvtransfer.tcp import TcpTransport
 
         return TcpTransport(identity, host, quarantine, port=port)
     if name == "nixl":
-        from kvtransfer.nixl import NixlTransport
+        from baton.kvtransfer.nixl import NixlTransport
 
         return NixlTransport(identity, host, quarantine, port=port, device=device)
     if name == "nccl":
-        from kvtransfer.nccl import PairTransport
+        from baton.kvtransfer.nccl import PairTransport
 
         return PairTransport(identity, host, quarantine, port=port)
     if name == "staged":
@@ -82,7 +82,7 @@ def _create_auto(
 
 def _create_staged(identity: PoolIdentity, host: str, port: int, quarantine: Quarantine) -> KVTransport:
     """Over whatever reaches a peer's host memory."""
-    from kvtransfer.staged import StagedTransport
+    from baton.kvtransfer.staged import StagedTransport
 
     window = SharedPool()
     underneath = _create_auto(identity, window, host, port, Quarantine())

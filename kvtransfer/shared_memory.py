@@ -20,20 +20,20 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvtransfer import endpoint
-from kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
-from kvtransfer.connections import Connections
-from kvtransfer.copy_threads import CopyThreads
-from kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
-from kvtransfer.handshake import Caller, greet
-from kvtransfer.listener import Listener
-from kvtransfer.local_pool import LocalPool, runs
-from kvtransfer.quarantine import Quarantine
-from kvtransfer.shared_pool import MADV_POPULATE_READ, SEALS, SharedPool, populate
-from kvtransfer.socket_ends import is_open, readable
-from kvtransfer.threads import run_in_thread
-from kvtransfer.transfers import Transfer, Transfers
-from kvtransfer.units import Units
+from baton.kvtransfer import endpoint
+from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
+from baton.kvtransfer.connections import Connections
+from baton.kvtransfer.copy_threads import CopyThreads
+from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
+from baton.kvtransfer.handshake import Caller, greet
+from baton.kvtransfer.listener import Listener
+from baton.kvtransfer.local_pool import LocalPool, runs
+from baton.kvtransfer.quarantine import Quarantine
+from baton.kvtransfer.shared_pool import MADV_POPULATE_READ, SEALS, SharedPool, populate
+from baton.kvtransfer.socket_ends import is_open, readable
+from baton.kvtransfer.threads import run_in_thread
+from baton.kvtransfer.transfers import Transfer, Transfers
+from baton.kvtransfer.units import Units
 
 __all__ = ["SharedMemoryTransport", "SharedPool"]
 

@@ -21,22 +21,22 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from kvtransfer import endpoint
-from kvtransfer.base import KVTransport, Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
-from kvtransfer.connections import Connections
-from kvtransfer.errors import PeerLost, PeerRefused
-from kvtransfer.listener import Listener
-from kvtransfer.local_pool import LocalPool
-from kvtransfer.quarantine import Quarantine
-from kvtransfer.shared_pool import SharedPool
-from kvtransfer.staged_read import Local, StagedRead
-from kvtransfer.staging_control import StagingControl
-from kvtransfer.staging_copy import StagingCopy
-from kvtransfer.staging_owner import StagingOwner
-from kvtransfer.staging_window import WINDOW_BYTES, ReadersFrames, StagingWindow
-from kvtransfer.tcp_connection import listening_socket, open_connection
-from kvtransfer.transfers import Transfer, Transfers
-from kvtransfer.units import Units
+from baton.kvtransfer import endpoint
+from baton.kvtransfer.base import KVTransport, Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
+from baton.kvtransfer.connections import Connections
+from baton.kvtransfer.errors import PeerLost, PeerRefused
+from baton.kvtransfer.listener import Listener
+from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.quarantine import Quarantine
+from baton.kvtransfer.shared_pool import SharedPool
+from baton.kvtransfer.staged_read import Local, StagedRead
+from baton.kvtransfer.staging_control import StagingControl
+from baton.kvtransfer.staging_copy import StagingCopy
+from baton.kvtransfer.staging_owner import StagingOwner
+from baton.kvtransfer.staging_window import WINDOW_BYTES, ReadersFrames, StagingWindow
+from baton.kvtransfer.tcp_connection import listening_socket, open_connection
+from baton.kvtransfer.transfers import Transfer, Transfers
+from baton.kvtransfer.units import Units
 
 NAME = "staged"
 MAX_COPIES = 4  # at once; the bus has two directions

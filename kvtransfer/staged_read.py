@@ -6,15 +6,15 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 
-from kvtransfer.base import KVTransport, Landed, PeerId
-from kvtransfer.local_pool import LocalPool
-from kvtransfer.staging_control import StagingControl
-from kvtransfer.staging_copy import StagingCopy
-from kvtransfer.staging_window import StagingWindow
-from kvtransfer.threads import run_by
-from kvtransfer.transfers import Transfer
-from kvtransfer.units import Units
-from kvtransfer.waits import settled
+from baton.kvtransfer.base import KVTransport, Landed, PeerId
+from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.staging_control import StagingControl
+from baton.kvtransfer.staging_copy import StagingCopy
+from baton.kvtransfer.staging_window import StagingWindow
+from baton.kvtransfer.threads import run_by
+from baton.kvtransfer.transfers import Transfer
+from baton.kvtransfer.units import Units
+from baton.kvtransfer.waits import settled
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvtransfer.errors import PeerLost, PeerRefused
-from kvtransfer.peer_words import words
+from baton.kvtransfer.errors import PeerLost, PeerRefused
+from baton.kvtransfer.peer_words import words
 
 STAGE, RETURN = 1, 2
 STAGED, RETURNED, REFUSED = 1, 2, 3

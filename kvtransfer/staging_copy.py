@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from kvtransfer.cuda_streams import on, side_stream, wait_for
-from kvtransfer.local_pool import LocalPool, runs
-from kvtransfer.torch_failures import torch_failures
+from baton.kvtransfer.cuda_streams import on, side_stream, wait_for
+from baton.kvtransfer.local_pool import LocalPool, runs
+from baton.kvtransfer.torch_failures import torch_failures
 
 
 class StagingCopy:

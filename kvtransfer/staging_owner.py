@@ -11,10 +11,10 @@ from functools import partial
 
 import numpy as np
 
-from kvtransfer.errors import PeerRefused, TransferError, TransferFailed
-from kvtransfer.handshake import Caller
-from kvtransfer.local_pool import LocalPool
-from kvtransfer.staging_control import (
+from baton.kvtransfer.errors import PeerRefused, TransferError, TransferFailed
+from baton.kvtransfer.handshake import Caller
+from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.staging_control import (
     MAX_STAGED,
     REFUSED,
     RETURN,
@@ -25,12 +25,12 @@ from kvtransfer.staging_control import (
     receive_word,
     send_words,
 )
-from kvtransfer.staging_copy import StagingCopy
-from kvtransfer.staging_window import ReadersFrames, Share
-from kvtransfer.tcp_connection import keep_alive
-from kvtransfer.threads import run_by
-from kvtransfer.units import unit_bytes_of
-from kvtransfer.waits import settled
+from baton.kvtransfer.staging_copy import StagingCopy
+from baton.kvtransfer.staging_window import ReadersFrames, Share
+from baton.kvtransfer.tcp_connection import keep_alive
+from baton.kvtransfer.threads import run_by
+from baton.kvtransfer.units import unit_bytes_of
+from baton.kvtransfer.waits import settled
 
 logger = logging.getLogger(__name__)
 

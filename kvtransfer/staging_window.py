@@ -6,10 +6,10 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from kvtransfer.cuda_streams import register_host_memory, unregister_host_memory
-from kvtransfer.errors import TransportUnavailable
-from kvtransfer.local_pool import LocalPool
-from kvtransfer.shared_pool import SharedPool
+from baton.kvtransfer.cuda_streams import register_host_memory, unregister_host_memory
+from baton.kvtransfer.errors import TransportUnavailable
+from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.shared_pool import SharedPool
 
 FRAME_BYTES = 4 << 20  # staged at once: enough for a link and for PCIe, little to wait for
 WINDOW_BYTES = 128 << 20

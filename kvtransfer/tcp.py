@@ -14,18 +14,18 @@ from functools import partial
 
 from torch import Tensor
 
-from kvtransfer import endpoint, tcp_frames
-from kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
-from kvtransfer.connections import Connections
-from kvtransfer.copy_threads import CopyThreads
-from kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline
-from kvtransfer.listener import Listener
-from kvtransfer.local_pool import LocalPool
-from kvtransfer.quarantine import Quarantine
-from kvtransfer.tcp_connection import listening_socket, open_connection
-from kvtransfer.tcp_server import serve_reader
-from kvtransfer.transfers import Transfer, Transfers
-from kvtransfer.units import Units
+from baton.kvtransfer import endpoint, tcp_frames
+from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
+from baton.kvtransfer.connections import Connections
+from baton.kvtransfer.copy_threads import CopyThreads
+from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline
+from baton.kvtransfer.listener import Listener
+from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.quarantine import Quarantine
+from baton.kvtransfer.tcp_connection import listening_socket, open_connection
+from baton.kvtransfer.tcp_server import serve_reader
+from baton.kvtransfer.transfers import Transfer, Transfers
+from baton.kvtransfer.units import Units
 
 NAME = "tcp"
 MAX_IDLE_CONNECTIONS = 4  # a peer

@@ -5,10 +5,10 @@ import errno
 import socket
 from ipaddress import ip_address
 
-from kvtransfer.base import PoolDescription
-from kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
-from kvtransfer.handshake import greet
-from kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.base import PoolDescription
+from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
+from baton.kvtransfer.handshake import greet
+from baton.kvtransfer.local_pool import LocalPool
 
 UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 

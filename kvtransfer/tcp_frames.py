@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from kvtransfer.errors import PeerLost, PeerRefused
-from kvtransfer.local_pool import runs
-from kvtransfer.peer_words import words
+from baton.kvtransfer.errors import PeerLost, PeerRefused
+from baton.kvtransfer.local_pool import runs
+from baton.kvtransfer.peer_words import words
 
 REQUEST = struct.Struct("<I")
 RESPONSE = struct.Struct("<IQ")

@@ -6,13 +6,13 @@ import socket
 from contextlib import suppress
 from functools import partial
 
-from kvtransfer import tcp_frames
-from kvtransfer.errors import TransferError
-from kvtransfer.handshake import Caller
-from kvtransfer.local_pool import LocalPool
-from kvtransfer.tcp_connection import keep_alive
-from kvtransfer.threads import run_in_thread
-from kvtransfer.units import unit_bytes_of
+from baton.kvtransfer import tcp_frames
+from baton.kvtransfer.errors import TransferError
+from baton.kvtransfer.handshake import Caller
+from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.tcp_connection import keep_alive
+from baton.kvtransfer.threads import run_in_thread
+from baton.kvtransfer.units import unit_bytes_of
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kvtransfer.errors import TransferFailed
+from baton.kvtransfer.errors import TransferFailed
 
 
 @contextmanager

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from kvtransfer.base import PeerId
-from kvtransfer.errors import PeerLost, TransferDeadline, TransferError
-from kvtransfer.quarantine import Quarantine
+from baton.kvtransfer.base import PeerId
+from baton.kvtransfer.errors import PeerLost, TransferDeadline, TransferError
+from baton.kvtransfer.quarantine import Quarantine
 
 
 class Transfer:

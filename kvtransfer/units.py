@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
-from kvtransfer.base import PoolDescription
-from kvtransfer.errors import PeerRefused
-from kvtransfer.peer_words import quoted
+from baton.kvtransfer.base import PoolDescription
+from baton.kvtransfer.errors import PeerRefused
+from baton.kvtransfer.peer_words import quoted
 
 MAX_BLOCK_UNITS = 256  # more than a model's blocks have parts; smaller units say that the blocks are not of one model
 MAX_PEER_UNITS = 1 << 26  # 128 TiB of units of 2 MiB; a transport may keep some bytes for each

@@ -29,7 +29,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from kvtransfer.word_sums import word_sums_kernel
+from baton.kvtransfer.word_sums import word_sums_kernel
 
 WORD_BYTES = 8
 MASK = (1 << 64) - 1

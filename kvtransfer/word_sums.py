@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from kvtransfer.torch_failures import first_line
+from baton.kvtransfer.torch_failures import first_line
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,6 @@ def word_sums_kernel(device: torch.device, in_torch: SumWords) -> SumWords | Non
 
 def load_kernel() -> SumWords:
     """Raises ImportError where there is no Triton."""
-    from kvtransfer.word_sums_triton import sum_words
+    from baton.kvtransfer.word_sums_triton import sum_words
 
     return sum_words

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import orjson
 
-from loadtool.events import EventSplitter
-from loadtool.record import Failure, RequestRecord, read_path
+from baton.loadtool.events import EventSplitter
+from baton.loadtool.record import Failure, RequestRecord, read_path
 
 DONE = b"[DONE]"
 MAX_KEPT_BYTES = 64 << 10  # of an error's body

@@ -6,7 +6,7 @@ from itertools import repeat
 
 import numpy as np
 
-from loadtool.errors import SettingError
+from baton.loadtool.errors import SettingError
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import asyncio
 import ssl
 from time import perf_counter
 
-from loadtool.connection import Connection, Reader
+from baton.loadtool.connection import Connection, Reader
 
 KEEP_IDLE_S = 2.0  # servers close idle connections, some after 5 s; a request must not meet that
 

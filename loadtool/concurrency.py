@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtool.record import RequestRecord
+from baton.loadtool.record import RequestRecord
 
 Array = NDArray[np.float64]
 

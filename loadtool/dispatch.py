@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
-from loadtool.answer import AnswerReader
-from loadtool.arrivals import Arrivals, MaxConcurrency
-from loadtool.client import HttpClient
-from loadtool.plan import Limits, PlannedRequest
-from loadtool.record import Failure, RequestRecord
+from baton.loadtool.answer import AnswerReader
+from baton.loadtool.arrivals import Arrivals, MaxConcurrency
+from baton.loadtool.client import HttpClient
+from baton.loadtool.plan import Limits, PlannedRequest
+from baton.loadtool.record import Failure, RequestRecord
 
 
 class Watcher(Protocol):

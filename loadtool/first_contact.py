@@ -5,10 +5,10 @@ from dataclasses import replace
 import httpx
 import numpy as np
 
-from loadtool.errors import TargetError
-from loadtool.request import LoadRequest
-from loadtool.target import Target
-from loadtool.vocabulary import Vocabulary
+from baton.loadtool.errors import TargetError
+from baton.loadtool.request import LoadRequest
+from baton.loadtool.target import Target
+from baton.loadtool.vocabulary import Vocabulary
 
 CONNECT_TIMEOUT_S = 5.0
 FIRST_ANSWER_TIMEOUT_S = 300.0  # a model may be loaded for the first request

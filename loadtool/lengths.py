@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from loadtool.errors import SettingError
+from baton.loadtool.errors import SettingError
 
 
 @dataclass(frozen=True, slots=True)

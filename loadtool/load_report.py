@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from loadtool.dispatch import LoadRun
-from loadtool.record import RequestRecord
-from loadtool.slo import Slo
-from loadtool.summary import RunSummary, summarise
-from loadtool.target import Target
+from baton.loadtool.dispatch import LoadRun
+from baton.loadtool.record import RequestRecord
+from baton.loadtool.slo import Slo
+from baton.loadtool.summary import RunSummary, summarise
+from baton.loadtool.target import Target
 
 FORMAT = "baton bench, version 1"
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from loadtool.record import RequestRecord
+from baton.loadtool.record import RequestRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, takewhile
 
-from loadtool.arrivals import Arrivals, MaxConcurrency, RequestRate
-from loadtool.datasets.base import Dataset
-from loadtool.errors import SettingError
-from loadtool.request import LoadRequest
-from loadtool.target import Target
-from loadtool.vocabulary import Vocabulary
+from baton.loadtool.arrivals import Arrivals, MaxConcurrency, RequestRate
+from baton.loadtool.datasets.base import Dataset
+from baton.loadtool.errors import SettingError
+from baton.loadtool.request import LoadRequest
+from baton.loadtool.target import Target
+from baton.loadtool.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ The file is JSON: `format`, `model`, `endpoint`, `when`, and `requests`, a list 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from loadtool.concurrency import Concurrency
-from loadtool.dispatch import LoadRun
-from loadtool.record import RequestRecord
+from baton.loadtool.concurrency import Concurrency
+from baton.loadtool.dispatch import LoadRun
+from baton.loadtool.record import RequestRecord
 
 FORMAT = "baton step profile, version 1"
 

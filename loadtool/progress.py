@@ -6,7 +6,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadtool.record import RequestRecord
+from baton.loadtool.record import RequestRecord
 
 
 class ProgressBar:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from loadtool.vocabulary import TokenIds
+from baton.loadtool.vocabulary import TokenIds
 
 
 @dataclass(frozen=True, slots=True)

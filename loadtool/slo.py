@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from loadtool.errors import SettingError
-from loadtool.record import RequestRecord
+from baton.loadtool.errors import SettingError
+from baton.loadtool.record import RequestRecord
 
 NAMES = ("ttft", "tpot", "e2el")
 

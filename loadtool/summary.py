@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadtool.concurrency import concurrency_of
-from loadtool.dispatch import LoadRun
-from loadtool.distribution import Distribution, distribution
-from loadtool.path_summary import PathSummary, summarise_paths
-from loadtool.slo import Slo
+from baton.loadtool.concurrency import concurrency_of
+from baton.loadtool.dispatch import LoadRun
+from baton.loadtool.distribution import Distribution, distribution
+from baton.loadtool.path_summary import PathSummary, summarise_paths
+from baton.loadtool.slo import Slo
 
 REJECTED = 429
 LATE_MS = 20.0  # of the 99th percentile of the lag: above it the client did not keep the times

@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from loadtool.errors import SettingError
-from loadtool.request import LoadRequest
-from loadtool.vocabulary import Vocabulary
+from baton.loadtool.errors import SettingError
+from baton.loadtool.request import LoadRequest
+from baton.loadtool.vocabulary import Vocabulary
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PATHS = (COMPLETIONS, CHAT)

@@ -6,9 +6,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from loadtool.distribution import Distribution
-from loadtool.path_summary import PathSummary
-from loadtool.summary import RunSummary
+from baton.loadtool.distribution import Distribution
+from baton.loadtool.path_summary import PathSummary
+from baton.loadtool.summary import RunSummary
 
 COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from loadtool.errors import SettingError
+from baton.loadtool.errors import SettingError
 
 TokenIds = NDArray[np.uint32]
 

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-from engine.outputs import RequestOutput, SampledToken
-from engine.request import Request, RequestId
-from protos import worker_pb2
-from rpc.announcement import Announcements
-from rpc.heartbeat import beats_until
-from rpc.prefill_request import engine_request
-from rpc.sampling import logprobs_to_proto
+from baton.engine.outputs import RequestOutput, SampledToken
+from baton.engine.request import Request, RequestId
+from baton.protos import worker_pb2
+from baton.rpc.announcement import Announcements
+from baton.rpc.heartbeat import beats_until
+from baton.rpc.prefill_request import engine_request
+from baton.rpc.sampling import logprobs_to_proto
 
 
 @dataclass(frozen=True, slots=True)

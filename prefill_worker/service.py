@@ -17,22 +17,22 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from engine.errors import EngineError
-from engine.outputs import StepOutput
-from engine.request import RequestId
-from engine.schedule import Received
-from kvtransfer.errors import TransferError
-from prefill_worker.job import PrefillJob, PrefillStep
-from protos import worker_pb2, worker_pb2_grpc
-from rpc.announcement import announcements_for
-from rpc.block_fills import BlockFills
-from rpc.drain import Drain
-from rpc.engine_host import EngineHost
-from rpc.heartbeat import beats_until
-from rpc.peers import Channels, Context, check_peer
-from rpc.prefix_pull import PrefixPull
-from rpc.status import status_of
-from rpc.worker_counters import WorkerCounters
+from baton.engine.errors import EngineError
+from baton.engine.outputs import StepOutput
+from baton.engine.request import RequestId
+from baton.engine.schedule import Received
+from baton.kvtransfer.errors import TransferError
+from baton.prefill_worker.job import PrefillJob, PrefillStep
+from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.rpc.announcement import announcements_for
+from baton.rpc.block_fills import BlockFills
+from baton.rpc.drain import Drain
+from baton.rpc.engine_host import EngineHost
+from baton.rpc.heartbeat import beats_until
+from baton.rpc.peers import Channels, Context, check_peer
+from baton.rpc.prefix_pull import PrefixPull
+from baton.rpc.status import status_of
+from baton.rpc.worker_counters import WorkerCounters
 
 ENGINE_IDS = "prefill/"  # what our requests' ids in the engine begin with; it may have requests of others too
 

@@ -2,10 +2,10 @@
 
 import grpc
 
-from prefill_worker.service import PrefillService
-from protos import worker_pb2_grpc
-from rpc.worker_config import WorkerConfig
-from rpc.worker_server import WorkerCore, serve_worker
+from baton.prefill_worker.service import PrefillService
+from baton.protos import worker_pb2_grpc
+from baton.rpc.worker_config import WorkerConfig
+from baton.rpc.worker_server import WorkerCore, serve_worker
 
 
 class PrefillWorker:

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import doctor_pb2 as protos_dot_doctor__pb2
+from baton.protos import doctor_pb2 as baton_dot_protos_dot_doctor__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/doctor_pb2_grpc.py depends on'
+        + ' but the generated code in baton/protos/doctor_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,18 +37,18 @@ class DoctorStub:
         """
         self.ReadClock = channel.unary_unary(
                 '/baton.v1.Doctor/ReadClock',
-                request_serializer=protos_dot_doctor__pb2.ReadClockRequest.SerializeToString,
-                response_deserializer=protos_dot_doctor__pb2.ClockTime.FromString,
+                request_serializer=baton_dot_protos_dot_doctor__pb2.ReadClockRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_doctor__pb2.ClockTime.FromString,
                 _registered_method=True)
         self.Examine = channel.unary_unary(
                 '/baton.v1.Doctor/Examine',
-                request_serializer=protos_dot_doctor__pb2.ExamineRequest.SerializeToString,
-                response_deserializer=protos_dot_doctor__pb2.MachineReport.FromString,
+                request_serializer=baton_dot_protos_dot_doctor__pb2.ExamineRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_doctor__pb2.MachineReport.FromString,
                 _registered_method=True)
         self.Probe = channel.unary_unary(
                 '/baton.v1.Doctor/Probe',
-                request_serializer=protos_dot_doctor__pb2.ProbeRequest.SerializeToString,
-                response_deserializer=protos_dot_doctor__pb2.ProbeReport.FromString,
+                request_serializer=baton_dot_protos_dot_doctor__pb2.ProbeRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_doctor__pb2.ProbeReport.FromString,
                 _registered_method=True)
 
 
@@ -82,18 +82,18 @@ def add_DoctorServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'ReadClock': grpc.unary_unary_rpc_method_handler(
                     servicer.ReadClock,
-                    request_deserializer=protos_dot_doctor__pb2.ReadClockRequest.FromString,
-                    response_serializer=protos_dot_doctor__pb2.ClockTime.SerializeToString,
+                    request_deserializer=baton_dot_protos_dot_doctor__pb2.ReadClockRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_doctor__pb2.ClockTime.SerializeToString,
             ),
             'Examine': grpc.unary_unary_rpc_method_handler(
                     servicer.Examine,
-                    request_deserializer=protos_dot_doctor__pb2.ExamineRequest.FromString,
-                    response_serializer=protos_dot_doctor__pb2.MachineReport.SerializeToString,
+                    request_deserializer=baton_dot_protos_dot_doctor__pb2.ExamineRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_doctor__pb2.MachineReport.SerializeToString,
             ),
             'Probe': grpc.unary_unary_rpc_method_handler(
                     servicer.Probe,
-                    request_deserializer=protos_dot_doctor__pb2.ProbeRequest.FromString,
-                    response_serializer=protos_dot_doctor__pb2.ProbeReport.SerializeToString,
+                    request_deserializer=baton_dot_protos_dot_doctor__pb2.ProbeRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_doctor__pb2.ProbeReport.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -122,8 +122,8 @@ class Doctor:
             request,
             target,
             '/baton.v1.Doctor/ReadClock',
-            protos_dot_doctor__pb2.ReadClockRequest.SerializeToString,
-            protos_dot_doctor__pb2.ClockTime.FromString,
+            baton_dot_protos_dot_doctor__pb2.ReadClockRequest.SerializeToString,
+            baton_dot_protos_dot_doctor__pb2.ClockTime.FromString,
             options,
             channel_credentials,
             insecure,
@@ -149,8 +149,8 @@ class Doctor:
             request,
             target,
             '/baton.v1.Doctor/Examine',
-            protos_dot_doctor__pb2.ExamineRequest.SerializeToString,
-            protos_dot_doctor__pb2.MachineReport.FromString,
+            baton_dot_protos_dot_doctor__pb2.ExamineRequest.SerializeToString,
+            baton_dot_protos_dot_doctor__pb2.MachineReport.FromString,
             options,
             channel_credentials,
             insecure,
@@ -176,8 +176,8 @@ class Doctor:
             request,
             target,
             '/baton.v1.Doctor/Probe',
-            protos_dot_doctor__pb2.ProbeRequest.SerializeToString,
-            protos_dot_doctor__pb2.ProbeReport.FromString,
+            baton_dot_protos_dot_doctor__pb2.ProbeRequest.SerializeToString,
+            baton_dot_protos_dot_doctor__pb2.ProbeReport.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,9 +3,9 @@
 isort:skip_file
 What `baton doctor` asks of workers."""
 
+from baton.protos import doctor_pb2 as _doctor_pb2
 from collections import abc as _abc
 from grpc import aio as _aio
-from protos import doctor_pb2 as _doctor_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import group_pb2 as protos_dot_group__pb2
+from baton.protos import group_pb2 as baton_dot_protos_dot_group__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/group_pb2_grpc.py depends on'
+        + ' but the generated code in baton/protos/group_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,8 +37,8 @@ class RendezvousStub:
         """
         self.Join = channel.stream_stream(
                 '/baton.v1.Rendezvous/Join',
-                request_serializer=protos_dot_group__pb2.MemberMessage.SerializeToString,
-                response_deserializer=protos_dot_group__pb2.GroupMessage.FromString,
+                request_serializer=baton_dot_protos_dot_group__pb2.MemberMessage.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_group__pb2.GroupMessage.FromString,
                 _registered_method=True)
 
 
@@ -58,8 +58,8 @@ def add_RendezvousServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Join': grpc.stream_stream_rpc_method_handler(
                     servicer.Join,
-                    request_deserializer=protos_dot_group__pb2.MemberMessage.FromString,
-                    response_serializer=protos_dot_group__pb2.GroupMessage.SerializeToString,
+                    request_deserializer=baton_dot_protos_dot_group__pb2.MemberMessage.FromString,
+                    response_serializer=baton_dot_protos_dot_group__pb2.GroupMessage.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -88,8 +88,8 @@ class Rendezvous:
             request_iterator,
             target,
             '/baton.v1.Rendezvous/Join',
-            protos_dot_group__pb2.MemberMessage.SerializeToString,
-            protos_dot_group__pb2.GroupMessage.FromString,
+            baton_dot_protos_dot_group__pb2.MemberMessage.SerializeToString,
+            baton_dot_protos_dot_group__pb2.GroupMessage.FromString,
             options,
             channel_credentials,
             insecure,
@@ -113,8 +113,8 @@ class GroupPeerStub:
         """
         self.Wake = channel.unary_unary(
                 '/baton.v1.GroupPeer/Wake',
-                request_serializer=protos_dot_group__pb2.WakeRequest.SerializeToString,
-                response_deserializer=protos_dot_group__pb2.WakeResponse.FromString,
+                request_serializer=baton_dot_protos_dot_group__pb2.WakeRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_group__pb2.WakeResponse.FromString,
                 _registered_method=True)
 
 
@@ -134,8 +134,8 @@ def add_GroupPeerServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Wake': grpc.unary_unary_rpc_method_handler(
                     servicer.Wake,
-                    request_deserializer=protos_dot_group__pb2.WakeRequest.FromString,
-                    response_serializer=protos_dot_group__pb2.WakeResponse.SerializeToString,
+                    request_deserializer=baton_dot_protos_dot_group__pb2.WakeRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_group__pb2.WakeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -164,8 +164,8 @@ class GroupPeer:
             request,
             target,
             '/baton.v1.GroupPeer/Wake',
-            protos_dot_group__pb2.WakeRequest.SerializeToString,
-            protos_dot_group__pb2.WakeResponse.FromString,
+            baton_dot_protos_dot_group__pb2.WakeRequest.SerializeToString,
+            baton_dot_protos_dot_group__pb2.WakeResponse.FromString,
             options,
             channel_credentials,
             insecure,

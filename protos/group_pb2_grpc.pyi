@@ -3,9 +3,9 @@
 isort:skip_file
 How the ranks of a group of workers, which step together, know of each other."""
 
+from baton.protos import group_pb2 as _group_pb2
 from collections import abc as _abc
 from grpc import aio as _aio
-from protos import group_pb2 as _group_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

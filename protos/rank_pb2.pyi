@@ -3,11 +3,11 @@
 isort:skip_file
 What the first rank of a worker says to the others, which have parts of its model and of its KV."""
 
+from baton.protos import worker_pb2 as _worker_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from protos import worker_pb2 as _worker_pb2
 import builtins as _builtins
 import sys
 import typing as _typing

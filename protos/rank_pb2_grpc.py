@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import rank_pb2 as protos_dot_rank__pb2
+from baton.protos import rank_pb2 as baton_dot_protos_dot_rank__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/rank_pb2_grpc.py depends on'
+        + ' but the generated code in baton/protos/rank_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,8 +37,8 @@ class RankStub:
         """
         self.Follow = channel.stream_stream(
                 '/baton.v1.Rank/Follow',
-                request_serializer=protos_dot_rank__pb2.RankCommand.SerializeToString,
-                response_deserializer=protos_dot_rank__pb2.RankNews.FromString,
+                request_serializer=baton_dot_protos_dot_rank__pb2.RankCommand.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_rank__pb2.RankNews.FromString,
                 _registered_method=True)
 
 
@@ -59,8 +59,8 @@ def add_RankServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Follow': grpc.stream_stream_rpc_method_handler(
                     servicer.Follow,
-                    request_deserializer=protos_dot_rank__pb2.RankCommand.FromString,
-                    response_serializer=protos_dot_rank__pb2.RankNews.SerializeToString,
+                    request_deserializer=baton_dot_protos_dot_rank__pb2.RankCommand.FromString,
+                    response_serializer=baton_dot_protos_dot_rank__pb2.RankNews.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -89,8 +89,8 @@ class Rank:
             request_iterator,
             target,
             '/baton.v1.Rank/Follow',
-            protos_dot_rank__pb2.RankCommand.SerializeToString,
-            protos_dot_rank__pb2.RankNews.FromString,
+            baton_dot_protos_dot_rank__pb2.RankCommand.SerializeToString,
+            baton_dot_protos_dot_rank__pb2.RankNews.FromString,
             options,
             channel_credentials,
             insecure,

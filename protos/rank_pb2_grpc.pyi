@@ -3,9 +3,9 @@
 isort:skip_file
 What the first rank of a worker says to the others, which have parts of its model and of its KV."""
 
+from baton.protos import rank_pb2 as _rank_pb2
 from collections import abc as _abc
 from grpc import aio as _aio
-from protos import rank_pb2 as _rank_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

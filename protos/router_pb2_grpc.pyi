@@ -3,9 +3,9 @@
 isort:skip_file
 What clients say to a router over gRPC."""
 
+from baton.protos import router_pb2 as _router_pb2
 from collections import abc as _abc
 from grpc import aio as _aio
-from protos import router_pb2 as _router_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

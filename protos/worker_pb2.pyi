@@ -3,12 +3,12 @@
 isort:skip_file
 What workers say to routers and to each other."""
 
+from baton.protos import common_pb2 as _common_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
-from protos import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
 import typing as _typing

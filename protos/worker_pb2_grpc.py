@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import worker_pb2 as protos_dot_worker__pb2
+from baton.protos import worker_pb2 as baton_dot_protos_dot_worker__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/worker_pb2_grpc.py depends on'
+        + ' but the generated code in baton/protos/worker_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,18 +37,18 @@ class WorkerStub:
         """
         self.Describe = channel.unary_unary(
                 '/baton.v1.Worker/Describe',
-                request_serializer=protos_dot_worker__pb2.DescribeRequest.SerializeToString,
-                response_deserializer=protos_dot_worker__pb2.WorkerDescription.FromString,
+                request_serializer=baton_dot_protos_dot_worker__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_worker__pb2.WorkerDescription.FromString,
                 _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/baton.v1.Worker/Watch',
-                request_serializer=protos_dot_worker__pb2.WatchRequest.SerializeToString,
-                response_deserializer=protos_dot_worker__pb2.WorkerUpdate.FromString,
+                request_serializer=baton_dot_protos_dot_worker__pb2.WatchRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_worker__pb2.WorkerUpdate.FromString,
                 _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/baton.v1.Worker/Drain',
-                request_serializer=protos_dot_worker__pb2.DrainRequest.SerializeToString,
-                response_deserializer=protos_dot_worker__pb2.DrainResponse.FromString,
+                request_serializer=baton_dot_protos_dot_worker__pb2.DrainRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_worker__pb2.DrainResponse.FromString,
                 _registered_method=True)
 
 
@@ -83,18 +83,18 @@ def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
-                    request_deserializer=protos_dot_worker__pb2.DescribeRequest.FromString,
-                    response_serializer=protos_dot_worker__pb2.WorkerDescription.SerializeToString,
+                    request_deserializer=baton_dot_protos_dot_worker__pb2.DescribeRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_worker__pb2.WorkerDescription.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
-                    request_deserializer=protos_dot_worker__pb2.WatchRequest.FromString,
-                    response_serializer=protos_dot_worker__pb2.WorkerUpdate.SerializeToString,
+                    request_deserializer=baton_dot_protos_dot_worker__pb2.WatchRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_worker__pb2.WorkerUpdate.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
-                    request_deserializer=protos_dot_worker__pb2.DrainRequest.FromString,
-                    response_serializer=protos_dot_worker__pb2.DrainResponse.SerializeToString,
+                    request_deserializer=baton_dot_protos_dot_worker__pb2.DrainRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_worker__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -123,8 +123,8 @@ class Worker:
             request,
             target,
             '/baton.v1.Worker/Describe',
-            protos_dot_worker__pb2.DescribeRequest.SerializeToString,
-            protos_dot_worker__pb2.WorkerDescription.FromString,
+            baton_dot_protos_dot_worker__pb2.DescribeRequest.SerializeToString,
+            baton_dot_protos_dot_worker__pb2.WorkerDescription.FromString,
             options,
             channel_credentials,
             insecure,
@@ -150,8 +150,8 @@ class Worker:
             request,
             target,
             '/baton.v1.Worker/Watch',
-            protos_dot_worker__pb2.WatchRequest.SerializeToString,
-            protos_dot_worker__pb2.WorkerUpdate.FromString,
+            baton_dot_protos_dot_worker__pb2.WatchRequest.SerializeToString,
+            baton_dot_protos_dot_worker__pb2.WorkerUpdate.FromString,
             options,
             channel_credentials,
             insecure,
@@ -177,8 +177,8 @@ class Worker:
             request,
             target,
             '/baton.v1.Worker/Drain',
-            protos_dot_worker__pb2.DrainRequest.SerializeToString,
-            protos_dot_worker__pb2.DrainResponse.FromString,
+            baton_dot_protos_dot_worker__pb2.DrainRequest.SerializeToString,
+            baton_dot_protos_dot_worker__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -202,8 +202,8 @@ class DecodeStub:
         """
         self.Attach = channel.stream_stream(
                 '/baton.v1.Decode/Attach',
-                request_serializer=protos_dot_worker__pb2.RouterMessage.SerializeToString,
-                response_deserializer=protos_dot_worker__pb2.WorkerMessage.FromString,
+                request_serializer=baton_dot_protos_dot_worker__pb2.RouterMessage.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_worker__pb2.WorkerMessage.FromString,
                 _registered_method=True)
 
 
@@ -224,8 +224,8 @@ def add_DecodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Attach': grpc.stream_stream_rpc_method_handler(
                     servicer.Attach,
-                    request_deserializer=protos_dot_worker__pb2.RouterMessage.FromString,
-                    response_serializer=protos_dot_worker__pb2.WorkerMessage.SerializeToString,
+                    request_deserializer=baton_dot_protos_dot_worker__pb2.RouterMessage.FromString,
+                    response_serializer=baton_dot_protos_dot_worker__pb2.WorkerMessage.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -254,8 +254,8 @@ class Decode:
             request_iterator,
             target,
             '/baton.v1.Decode/Attach',
-            protos_dot_worker__pb2.RouterMessage.SerializeToString,
-            protos_dot_worker__pb2.WorkerMessage.FromString,
+            baton_dot_protos_dot_worker__pb2.RouterMessage.SerializeToString,
+            baton_dot_protos_dot_worker__pb2.WorkerMessage.FromString,
             options,
             channel_credentials,
             insecure,
@@ -279,8 +279,8 @@ class PrefillStub:
         """
         self.Prefill = channel.unary_stream(
                 '/baton.v1.Prefill/Prefill',
-                request_serializer=protos_dot_worker__pb2.PrefillRequest.SerializeToString,
-                response_deserializer=protos_dot_worker__pb2.PrefillEvent.FromString,
+                request_serializer=baton_dot_protos_dot_worker__pb2.PrefillRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_worker__pb2.PrefillEvent.FromString,
                 _registered_method=True)
 
 
@@ -300,8 +300,8 @@ def add_PrefillServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Prefill': grpc.unary_stream_rpc_method_handler(
                     servicer.Prefill,
-                    request_deserializer=protos_dot_worker__pb2.PrefillRequest.FromString,
-                    response_serializer=protos_dot_worker__pb2.PrefillEvent.SerializeToString,
+                    request_deserializer=baton_dot_protos_dot_worker__pb2.PrefillRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_worker__pb2.PrefillEvent.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -330,8 +330,8 @@ class Prefill:
             request,
             target,
             '/baton.v1.Prefill/Prefill',
-            protos_dot_worker__pb2.PrefillRequest.SerializeToString,
-            protos_dot_worker__pb2.PrefillEvent.FromString,
+            baton_dot_protos_dot_worker__pb2.PrefillRequest.SerializeToString,
+            baton_dot_protos_dot_worker__pb2.PrefillEvent.FromString,
             options,
             channel_credentials,
             insecure,
@@ -355,8 +355,8 @@ class KVSourceStub:
         """
         self.Lease = channel.unary_stream(
                 '/baton.v1.KVSource/Lease',
-                request_serializer=protos_dot_worker__pb2.LeaseRequest.SerializeToString,
-                response_deserializer=protos_dot_worker__pb2.LeaseEvent.FromString,
+                request_serializer=baton_dot_protos_dot_worker__pb2.LeaseRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_worker__pb2.LeaseEvent.FromString,
                 _registered_method=True)
 
 
@@ -376,8 +376,8 @@ def add_KVSourceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Lease': grpc.unary_stream_rpc_method_handler(
                     servicer.Lease,
-                    request_deserializer=protos_dot_worker__pb2.LeaseRequest.FromString,
-                    response_serializer=protos_dot_worker__pb2.LeaseEvent.SerializeToString,
+                    request_deserializer=baton_dot_protos_dot_worker__pb2.LeaseRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_worker__pb2.LeaseEvent.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -406,8 +406,8 @@ class KVSource:
             request,
             target,
             '/baton.v1.KVSource/Lease',
-            protos_dot_worker__pb2.LeaseRequest.SerializeToString,
-            protos_dot_worker__pb2.LeaseEvent.FromString,
+            baton_dot_protos_dot_worker__pb2.LeaseRequest.SerializeToString,
+            baton_dot_protos_dot_worker__pb2.LeaseEvent.FromString,
             options,
             channel_credentials,
             insecure,

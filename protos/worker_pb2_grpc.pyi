@@ -3,9 +3,9 @@
 isort:skip_file
 What workers say to routers and to each other."""
 
+from baton.protos import worker_pb2 as _worker_pb2
 from collections import abc as _abc
 from grpc import aio as _aio
-from protos import worker_pb2 as _worker_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

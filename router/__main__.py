@@ -1,17 +1,17 @@
-"""`python -m router`: one router in this process."""
+"""`python -m baton.router`: one router in this process."""
 
 import os
 from collections.abc import Coroutine, Mapping
 
 import click
 
-from router.certificate import make_certificate
-from router.config import RouterConfig
-from router.options import ROUTER_OPTIONS, with_secrets
-from rpc.config_file import load
-from rpc.entry import ProcessOptions, plain_errors, process_flags, run_process, take_process_flags
-from rpc.option_values import OptionError
-from rpc.options import click_options, options_of
+from baton.router.certificate import make_certificate
+from baton.router.config import RouterConfig
+from baton.router.options import ROUTER_OPTIONS, with_secrets
+from baton.rpc.config_file import load
+from baton.rpc.entry import ProcessOptions, plain_errors, process_flags, run_process, take_process_flags
+from baton.rpc.option_values import OptionError
+from baton.rpc.options import click_options, options_of
 
 
 def read_config(process: ProcessOptions, flags: Mapping[str, object]) -> RouterConfig:
@@ -24,7 +24,7 @@ def read_config(process: ProcessOptions, flags: Mapping[str, object]) -> RouterC
 
 def start(config: RouterConfig) -> Coroutine[object, object, None]:
     """Makes the router; imports the HTTP server and the tokenizer only once the options are known to be good."""
-    from router.app import run
+    from baton.router.app import run
 
     return run(config)
 
@@ -49,4 +49,4 @@ def main(**flags: object) -> None:
 
 
 if __name__ == "__main__":
-    main(prog_name="python -m router")
+    main(prog_name="python -m baton.router")

@@ -17,17 +17,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
-from engine.errors import InvalidRequest
-from router.admission_limits import AdmissionLimits
-from router.admission_metrics import AdmissionMetrics, Refusal
-from router.arrivals import Arrival, Arrivals
-from router.deadline import deadline_of, exceeded
-from router.errors import Draining, NoWorker, Overloaded
-from router.fair_queue import FairQueue, Ticket
-from router.inflight_limit import Capacity, InflightLimit
-from router.request_context import RequestContext
-from router.service_rate import ServiceRate
-from rpc.status import Unavailable
+from baton.engine.errors import InvalidRequest
+from baton.router.admission_limits import AdmissionLimits
+from baton.router.admission_metrics import AdmissionMetrics, Refusal
+from baton.router.arrivals import Arrival, Arrivals
+from baton.router.deadline import deadline_of, exceeded
+from baton.router.errors import Draining, NoWorker, Overloaded
+from baton.router.fair_queue import FairQueue, Ticket
+from baton.router.inflight_limit import Capacity, InflightLimit
+from baton.router.request_context import RequestContext
+from baton.router.service_rate import ServiceRate
+from baton.rpc.status import Unavailable
 
 MAX_RETRY_AFTER_S = 600
 

@@ -2,13 +2,13 @@
 
 from prometheus_client import CollectorRegistry
 
-from router.admission import Admission
-from router.admission_limits import AdmissionLimits
-from router.admission_metrics import AdmissionMetrics
-from router.arrivals import Arrivals
-from router.config import RouterConfig
-from router.pool_capacity import PoolCapacity
-from router.worker_pool import WorkerPool
+from baton.router.admission import Admission
+from baton.router.admission_limits import AdmissionLimits
+from baton.router.admission_metrics import AdmissionMetrics
+from baton.router.arrivals import Arrivals
+from baton.router.config import RouterConfig
+from baton.router.pool_capacity import PoolCapacity
+from baton.router.worker_pool import WorkerPool
 
 
 def make_admission(config: RouterConfig, pool: WorkerPool, registry: CollectorRegistry, model_name: str) -> Admission:

@@ -14,22 +14,22 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer  # `health.aio` is this module, under a name type checkers miss
 from grpc_reflection.v1alpha import reflection
 
-from protos import router_pb2
-from protos.router_pb2_grpc import add_InferenceServicer_to_server
-from router.certificate import make_certificate
-from router.config import RouterConfig
-from router.errors import Draining
-from router.gate_interceptor import GateInterceptor
-from router.http_server import BACKLOG, STOP_GRACE_S, HttpServer
-from router.openai.http_app import make_http_app
-from router.server import InferenceService
-from router.service import RouterService, make_service
-from router.shared_socket import shared_socket
-from router.worker_pool import WorkerPool
-from rpc.grpc_options import SERVER_OPTIONS
-from rpc.host_port import host_port
-from rpc.malformed import RefuseMalformed
-from rpc.progress import ProgressReporter
+from baton.protos import router_pb2
+from baton.protos.router_pb2_grpc import add_InferenceServicer_to_server
+from baton.router.certificate import make_certificate
+from baton.router.config import RouterConfig
+from baton.router.errors import Draining
+from baton.router.gate_interceptor import GateInterceptor
+from baton.router.http_server import BACKLOG, STOP_GRACE_S, HttpServer
+from baton.router.openai.http_app import make_http_app
+from baton.router.server import InferenceService
+from baton.router.service import RouterService, make_service
+from baton.router.shared_socket import shared_socket
+from baton.router.worker_pool import WorkerPool
+from baton.rpc.grpc_options import SERVER_OPTIONS
+from baton.rpc.host_port import host_port
+from baton.rpc.malformed import RefuseMalformed
+from baton.rpc.progress import ProgressReporter
 
 logger = logging.getLogger(__name__)
 

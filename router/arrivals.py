@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from router.samples import Samples
-from router.sliding_window import SlidingWindow
-from rpc.registry.report import SampleSums
+from baton.router.samples import Samples
+from baton.router.sliding_window import SlidingWindow
+from baton.rpc.registry.report import SampleSums
 
 SPAN_S = 1.0
 LEAST_WINDOW_S = 1.0  # a router that began a moment ago knows no rate

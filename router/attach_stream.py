@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from grpc.aio import Channel, StreamStreamCall
 
-from protos.worker_pb2 import AbortCommand, GenerateCommand, Hello, RouterMessage, WorkerMessage
-from protos.worker_pb2_grpc import DecodeStub
-from router.errors import WorkerLost
-from router.mailbox import Mailbox
-from rpc.status import Unavailable
+from baton.protos.worker_pb2 import AbortCommand, GenerateCommand, Hello, RouterMessage, WorkerMessage
+from baton.protos.worker_pb2_grpc import DecodeStub
+from baton.router.errors import WorkerLost
+from baton.router.mailbox import Mailbox
+from baton.rpc.status import Unavailable
 
 MAX_MESSAGE_TOKENS = 1 << 16  # a message with more tokens of prompts than this takes no further command
 

@@ -2,9 +2,9 @@
 
 import time
 
-from protos.worker_pb2 import RequestDelta
-from router.cluster import Plan, WorkerRole
-from router.traffic import Traffic
+from baton.protos.worker_pb2 import RequestDelta
+from baton.router.cluster import Plan, WorkerRole
+from baton.router.traffic import Traffic
 
 
 class AttemptTimes:

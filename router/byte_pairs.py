@@ -14,7 +14,7 @@ import tiktoken
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
-from router.token_bytes import byte_of_character
+from baton.router.token_bytes import byte_of_character
 
 NormalForm = Literal["NFC", "NFD", "NFKC", "NFKD"]
 

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from engine.errors import InvalidRequest
-from router.cluster import ClusterSnapshot, RoutedRequest, WorkerRole, WorkerSnapshot
-from router.errors import NoWorker
-from router.request_context import HintedPlan
+from baton.engine.errors import InvalidRequest
+from baton.router.cluster import ClusterSnapshot, RoutedRequest, WorkerRole, WorkerSnapshot
+from baton.router.errors import NoWorker
+from baton.router.request_context import HintedPlan
 
 
 class ImpossiblePlan(InvalidRequest):

@@ -8,10 +8,10 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from router.config import RouterConfig
-from rpc.file_watch import FileWatch
-from rpc.option_values import OptionError
-from rpc.pem_files import load_authorities, load_pair
+from baton.router.config import RouterConfig
+from baton.rpc.file_watch import FileWatch
+from baton.rpc.option_values import OptionError
+from baton.rpc.pem_files import load_authorities, load_pair
 
 
 @dataclass(frozen=True, slots=True)

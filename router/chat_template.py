@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
-from engine.errors import InvalidRequest
+from baton.engine.errors import InvalidRequest
 
 Message = Mapping[str, Any]  # as the chat template sees it: role, content and whatever else the client gave
 PLAIN_KEYS = frozenset({"role", "content"})

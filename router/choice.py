@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from protos import common_pb2
-from protos.worker_pb2 import RequestDelta
-from router.detokenizer import Detokenizer
-from router.generation import ChoiceDelta, Generation
-from router.panic import OUTPUT_PANICS
-from router.stop_strings import StopStrings
-from router.tokenizer import Tokenizer
+from baton.protos import common_pb2
+from baton.protos.worker_pb2 import RequestDelta
+from baton.router.detokenizer import Detokenizer
+from baton.router.generation import ChoiceDelta, Generation
+from baton.router.panic import OUTPUT_PANICS
+from baton.router.stop_strings import StopStrings
+from baton.router.tokenizer import Tokenizer
 
 FINISH_NAMES = {common_pb2.FINISH_REASON_STOP: "stop", common_pb2.FINISH_REASON_LENGTH: "length"}
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from types import TracebackType
 
-from router.api_key import ApiKey
-from router.key_meter import NOTHING, KeyMeter
+from baton.router.api_key import ApiKey
+from baton.router.key_meter import NOTHING, KeyMeter
 
 INT32_MAX = (1 << 31) - 1  # what a worker is told of priorities
 

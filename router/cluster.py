@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from router.recent_requests import NO_REQUESTS, RecentRequests
-from router.request_context import NO_HINTS, RoutingHints
+from baton.router.recent_requests import NO_REQUESTS, RecentRequests
+from baton.router.request_context import NO_HINTS, RoutingHints
 
 
 class WorkerRole(Enum):

@@ -1,12 +1,12 @@
 """What a decode worker is told of a choice, and how it says that it failed."""
 
-from protos import common_pb2
-from protos.worker_pb2 import GenerateCommand, PeerWorker, RequestDelta
-from router.cluster import Plan, WorkerSnapshot
-from router.errors import HandedOff
-from router.generation import Generation
-from rpc.sampling import sampling_to_proto
-from rpc.status import Unavailable, error_from_code
+from baton.protos import common_pb2
+from baton.protos.worker_pb2 import GenerateCommand, PeerWorker, RequestDelta
+from baton.router.cluster import Plan, WorkerSnapshot
+from baton.router.errors import HandedOff
+from baton.router.generation import Generation
+from baton.rpc.sampling import sampling_to_proto
+from baton.rpc.status import Unavailable, error_from_code
 
 
 def make_command(generation: Generation, index: int, plan: Plan, token_ids: list[int], attempt: int) -> GenerateCommand:

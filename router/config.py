@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from router.api_key import hidden
-from rpc.option_values import OptionError
-from rpc.registry.url import parse_registry_url
+from baton.router.api_key import hidden
+from baton.rpc.option_values import OptionError
+from baton.rpc.registry.url import parse_registry_url
 
 PolicyName = Literal["cost", "round_robin", "least_loaded", "always_remote", "always_local"]
 

@@ -8,10 +8,10 @@ the prompt tokens in its steps. Blocks that come to a worker, computed or read, 
 from dataclasses import dataclass
 from math import ceil
 
-from router.cluster import RoutedRequest, WorkerSnapshot
-from router.rates import RateBook
-from router.targets import SLOPE, Targets
-from router.worker_times import WorkerTimes
+from baton.router.cluster import RoutedRequest, WorkerSnapshot
+from baton.router.rates import RateBook
+from baton.router.targets import SLOPE, Targets
+from baton.router.worker_times import WorkerTimes
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Coroutine
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from router.request_context import RequestContext
-from rpc.status import DeadlineExceeded
+from baton.router.request_context import RequestContext
+from baton.rpc.status import DeadlineExceeded
 
 T = TypeVar("T")
 

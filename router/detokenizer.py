@@ -7,7 +7,7 @@ from typing import Protocol
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from router.token_bytes import TokenBytes
+from baton.router.token_bytes import TokenBytes
 
 CONTEXT_TOKENS = 6  # of the prompt: enough to know whether the output's first word begins with a space
 REPLACEMENT = "\ufffd"

@@ -8,23 +8,23 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from engine.errors import QueueFull
-from protos.worker_pb2 import RequestDelta
-from router.answer_length import AnswerLength
-from router.attempt_times import AttemptTimes
-from router.candidates import ImpossiblePlan, find_candidates
-from router.cluster import ClusterSnapshot, Plan, RoutedRequest
-from router.command import make_command, take_failure
-from router.errors import Draining, HandedOff, NoWorker, WorkerLost
-from router.generation import Generation
-from router.load_share import LoadShare
-from router.metrics import RouterMetrics
-from router.policy import Policy
-from router.retry_budget import RetryBudget
-from router.reuse_share import ReuseShare
-from router.worker_pool import WorkerPool
-from rpc.backoff import Backoff
-from rpc.status import Unavailable
+from baton.engine.errors import QueueFull
+from baton.protos.worker_pb2 import RequestDelta
+from baton.router.answer_length import AnswerLength
+from baton.router.attempt_times import AttemptTimes
+from baton.router.candidates import ImpossiblePlan, find_candidates
+from baton.router.cluster import ClusterSnapshot, Plan, RoutedRequest
+from baton.router.command import make_command, take_failure
+from baton.router.errors import Draining, HandedOff, NoWorker, WorkerLost
+from baton.router.generation import Generation
+from baton.router.load_share import LoadShare
+from baton.router.metrics import RouterMetrics
+from baton.router.policy import Policy
+from baton.router.retry_budget import RetryBudget
+from baton.router.reuse_share import ReuseShare
+from baton.router.worker_pool import WorkerPool
+from baton.rpc.backoff import Backoff
+from baton.rpc.status import Unavailable
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ Unavailable (rpc/status.py)
 └── Draining     the router takes no new requests, and has no more time for running ones
 """
 
-from engine.errors import InvalidRequest, QueueFull
-from rpc.status import Unavailable
+from baton.engine.errors import InvalidRequest, QueueFull
+from baton.rpc.status import Unavailable
 
 
 class FieldError(InvalidRequest):

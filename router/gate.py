@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from router.api_key import digest_of
-from router.client import ANYBODY, Client
-from router.key_ring import KeyRing
-from rpc.status import Unauthenticated
+from baton.router.api_key import digest_of
+from baton.router.client import ANYBODY, Client
+from baton.router.key_ring import KeyRing
+from baton.rpc.status import Unauthenticated
 
 OPEN_PATHS = frozenset({"/health", "/ready"})  # for load balancers; they tell nothing of the workers
 OPERATIONS_PATHS = frozenset(

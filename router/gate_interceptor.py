@@ -6,8 +6,8 @@ from typing import Any
 import grpc
 from grpc.aio import ServerInterceptor, ServicerContext
 
-from router.gate import Gate
-from rpc.status import Unauthenticated, message_of, status_of
+from baton.router.gate import Gate
+from baton.rpc.status import Unauthenticated, message_of, status_of
 
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any]"]]
 

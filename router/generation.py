@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
-from engine.sampling_params import SamplingParams
-from protos.common_pb2 import PositionLogprobs, ServedBy
-from router.prompt_hashes import PromptHashes
-from router.request_context import RequestContext
+from baton.engine.sampling_params import SamplingParams
+from baton.protos.common_pb2 import PositionLogprobs, ServedBy
+from baton.router.prompt_hashes import PromptHashes
+from baton.router.request_context import RequestContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

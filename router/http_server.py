@@ -10,10 +10,10 @@ from weakref import WeakKeyDictionary
 
 import uvicorn
 
-from router.certificate import Certificate
-from router.openai.http_app import HttpApp
-from router.openai.post_protocol import LINGER_S, PostProtocol
-from router.shared_socket import accept_waiting
+from baton.router.certificate import Certificate
+from baton.router.openai.http_app import HttpApp
+from baton.router.openai.post_protocol import LINGER_S, PostProtocol
+from baton.router.shared_socket import accept_waiting
 
 STOP_GRACE_S = 1.0
 KEEP_ALIVE_S = 30  # of an idle connection; so long may a handshake take too

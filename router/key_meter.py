@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from router.api_key import ApiKey
-from router.errors import FieldError, KeyLimitReached
-from router.rate_bucket import RateBucket
+from baton.router.api_key import ApiKey
+from baton.router.errors import FieldError, KeyLimitReached
+from baton.router.rate_bucket import RateBucket
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 RATES = ("requests", "tokens")

@@ -4,10 +4,10 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from router.api_key import ApiKey
-from router.client import Client
-from router.key_meter import KeyMeter
-from router.keys_file import InvalidKeysFile, KeysFile
+from baton.router.api_key import ApiKey
+from baton.router.client import Client
+from baton.router.key_meter import KeyMeter
+from baton.router.keys_file import InvalidKeysFile, KeysFile
 
 logger = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import yaml
 
-from router.api_key import HEX_DIGEST, ApiKey
-from rpc.config_file import BAD_SCALAR, build, check_section
-from rpc.names import NAME_RULE, is_name
-from rpc.option_values import OptionError
-from rpc.options import OptionInfo, options_of
+from baton.router.api_key import HEX_DIGEST, ApiKey
+from baton.rpc.config_file import BAD_SCALAR, build, check_section
+from baton.rpc.names import NAME_RULE, is_name
+from baton.rpc.option_values import OptionError
+from baton.rpc.options import OptionInfo, options_of
 
 try:
     from yaml import CSafeLoader as Loader

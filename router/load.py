@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from protos.worker_pb2 import WorkerDescription, WorkerLoad
-from router.cluster import WorkerRole, WorkerSnapshot
-from router.prompt_share import PromptShare
-from router.recent_requests import RecentRequests
+from baton.protos.worker_pb2 import WorkerDescription, WorkerLoad
+from baton.router.cluster import WorkerRole, WorkerSnapshot
+from baton.router.prompt_share import PromptShare
+from baton.router.recent_requests import RecentRequests
 
 
 @dataclass(slots=True)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from router.cluster import Plan, RoutedRequest, WorkerSnapshot
-from router.load import LoadEstimate
+from baton.router.cluster import Plan, RoutedRequest, WorkerSnapshot
+from baton.router.load import LoadEstimate
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from protos.worker_pb2 import RequestDelta
+from baton.protos.worker_pb2 import RequestDelta
 
 
 class Mailbox:

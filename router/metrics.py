@@ -4,8 +4,8 @@ import time
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from router.tally import Distribution, TallySeries
-from router.traffic import Traffic
+from baton.router.tally import Distribution, TallySeries
+from baton.router.traffic import Traffic
 
 PREFIX = "baton:"
 

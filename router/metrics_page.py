@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from router.process_group import ProcessGroup
+from baton.router.process_group import ProcessGroup
 
 
 class MetricsPage:

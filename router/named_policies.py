@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 
-from router.candidates import Candidates, find_candidates
-from router.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerSnapshot
-from router.cost_model import CostModel
-from router.policy import MAX_FALLBACKS, Policy, choose
-from router.request_context import HintedPlan
-from router.targets import Targets
+from baton.router.candidates import Candidates, find_candidates
+from baton.router.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerSnapshot
+from baton.router.cost_model import CostModel
+from baton.router.policy import MAX_FALLBACKS, Policy, choose
+from baton.router.request_context import HintedPlan
+from baton.router.targets import Targets
 
 
 @dataclass(frozen=True, slots=True)

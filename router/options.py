@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from rpc.options import OptionInfo
-from rpc.tls_options import TLS_OPTIONS
+from baton.rpc.options import OptionInfo
+from baton.rpc.tls_options import TLS_OPTIONS
 
 SECRETS = {"api_key": "BATON_API_KEY", "registry": "BATON_REGISTRY"}  # variables of the environment
 

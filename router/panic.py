@@ -8,8 +8,8 @@ are neither logged nor told.
 from dataclasses import dataclass
 from types import TracebackType
 
-from engine.errors import InvalidRequest
-from rpc.status import Internal
+from baton.engine.errors import InvalidRequest
+from baton.rpc.status import Internal
 
 
 @dataclass(frozen=True, slots=True)

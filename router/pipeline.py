@@ -16,18 +16,18 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from engine.errors import InvalidRequest
-from router.choice import ChoiceOutput
-from router.deadline import deadline_of, news_within, result_within
-from router.dispatcher import Dispatcher
-from router.errors import FieldError, NoWorker
-from router.generation import ChatPrompt, ChoiceDelta, Generation, GenerationRequest, cached_tokens
-from router.limits import context_error
-from router.metrics import ChoiceMeter, RouterMetrics
-from router.model_info import ModelInfo
-from router.stream_merge import StreamMerge
-from router.tokenizer import Tokenizer
-from router.worker_pool import WorkerPool
+from baton.engine.errors import InvalidRequest
+from baton.router.choice import ChoiceOutput
+from baton.router.deadline import deadline_of, news_within, result_within
+from baton.router.dispatcher import Dispatcher
+from baton.router.errors import FieldError, NoWorker
+from baton.router.generation import ChatPrompt, ChoiceDelta, Generation, GenerationRequest, cached_tokens
+from baton.router.limits import context_error
+from baton.router.metrics import ChoiceMeter, RouterMetrics
+from baton.router.model_info import ModelInfo
+from baton.router.stream_merge import StreamMerge
+from baton.router.tokenizer import Tokenizer
+from baton.router.worker_pool import WorkerPool
 
 
 class Pipeline:

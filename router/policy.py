@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
 
-from router.candidates import find_candidates
-from router.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerRole, WorkerSnapshot
-from router.cost_model import CostModel, PrefillOption, Price
-from router.rates import RateBook
-from router.request_context import HintedPlan
+from baton.router.candidates import find_candidates
+from baton.router.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerRole, WorkerSnapshot
+from baton.router.cost_model import CostModel, PrefillOption, Price
+from baton.router.rates import RateBook
+from baton.router.request_context import HintedPlan
 
 Policy = Callable[[RoutedRequest, ClusterSnapshot], Plan]
 

@@ -1,8 +1,8 @@
 """How many choices the workers can run at once."""
 
-from router.cluster import WorkerRole
-from router.worker_connection import ROLES, ConnectionState, WorkerConnection
-from router.worker_pool import WorkerPool
+from baton.router.cluster import WorkerRole
+from baton.router.worker_connection import ROLES, ConnectionState, WorkerConnection
+from baton.router.worker_pool import WorkerPool
 
 
 class PoolCapacity:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from router.cluster import WorkerRole
-from router.metrics import PREFIX
-from router.worker_connection import ROLES, ConnectionState, WorkerConnection
-from router.worker_pool import WorkerPool
+from baton.router.cluster import WorkerRole
+from baton.router.metrics import PREFIX
+from baton.router.worker_connection import ROLES, ConnectionState, WorkerConnection
+from baton.router.worker_pool import WorkerPool
 
 UNKNOWN_ROLE = "unknown"  # of a worker that is not in reach, or has not told its load yet
 ROLES_AND_STATES = (

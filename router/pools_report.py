@@ -2,13 +2,13 @@
 
 import time
 
-from router.admission import Admission
-from router.cluster import WorkerRole
-from router.metrics import RouterMetrics
-from router.worker_connection import ROLES, ConnectionState, WorkerConnection
-from router.worker_pool import WorkerPool
-from rpc.registry.report import RouterReport, TrafficReport, WorkerReport, encode_report
-from rpc.worker_config import Role
+from baton.router.admission import Admission
+from baton.router.cluster import WorkerRole
+from baton.router.metrics import RouterMetrics
+from baton.router.worker_connection import ROLES, ConnectionState, WorkerConnection
+from baton.router.worker_pool import WorkerPool
+from baton.rpc.registry.report import RouterReport, TrafficReport, WorkerReport, encode_report
+from baton.rpc.worker_config import Role
 
 ROLE_NAMES: dict[WorkerRole, Role] = {
     WorkerRole.PREFILL: "prefill",

@@ -16,10 +16,10 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from router.python_prefix_index import PythonIndex
+from baton.router.python_prefix_index import PythonIndex
 
 try:
-    from router.native.prefix_index import CompiledIndex
+    from baton.router.native.prefix_index import CompiledIndex
 except ImportError:  # nothing was compiled when this was installed
     CompiledIndex = None  # type: ignore[assignment, misc]  # there is no optional class for mypy
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from router.shared_series import one_page, own_series, pack_series, unpack_series, worker_series
+from baton.router.shared_series import one_page, own_series, pack_series, unpack_series, worker_series
 
 logger = logging.getLogger(__name__)
 

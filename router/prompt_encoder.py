@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from router.byte_pairs import make_byte_pair_encoder
-from router.prompt_cache import PromptCache
-from router.text_segments import make_text_segments
+from baton.router.byte_pairs import make_byte_pair_encoder
+from baton.router.prompt_cache import PromptCache
+from baton.router.text_segments import make_text_segments
 
 BACKEND_CHAR_S = 300e-9  # of a character for the tokenizer itself, about
 

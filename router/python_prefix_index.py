@@ -1,6 +1,6 @@
 """The prefix index where nothing is compiled: a set a worker, which takes more time and more memory."""
 
-from engine.block_hash import BlockHash, split_hashes
+from baton.engine.block_hash import BlockHash, split_hashes
 
 
 class PythonIndex:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from statistics import median
 
-from router.cluster import ClusterSnapshot, WorkerRole, WorkerSnapshot
-from router.recent_requests import excess, fair_count
+from baton.router.cluster import ClusterSnapshot, WorkerRole, WorkerSnapshot
+from baton.router.recent_requests import excess, fair_count
 
 # Until any worker has reported: an 8B model on one recent GPU, roughly. Only their proportions matter for a choice.
 DEFAULT_PREFILL_TOKENS_PER_S = 10_000.0

@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from router.cluster import WorkerRole
-from router.worker_connection import ROLES, ConnectionState, WorkerConnection
+from baton.router.cluster import WorkerRole
+from baton.router.worker_connection import ROLES, ConnectionState, WorkerConnection
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rpc.registry.report import SampleSums
+from baton.rpc.registry.report import SampleSums
 
 
 @dataclass(slots=True)

@@ -9,16 +9,16 @@ from contextlib import aclosing
 import grpc
 from grpc.aio import ServicerContext
 
-from engine.errors import InvalidRequest
-from protos import common_pb2
-from protos.router_pb2 import GenerateRequest, GenerateResponse
-from protos.router_pb2 import Usage as UsageMessage
-from protos.router_pb2_grpc import InferenceServicer
-from router.client import Client
-from router.errors import Overloaded
-from router.gate_interceptor import text_metadata
-from router.generation import ChoiceDelta, Generation, GenerationRequest, cached_tokens
-from router.limits import (
+from baton.engine.errors import InvalidRequest
+from baton.protos import common_pb2
+from baton.protos.router_pb2 import GenerateRequest, GenerateResponse
+from baton.protos.router_pb2 import Usage as UsageMessage
+from baton.protos.router_pb2_grpc import InferenceServicer
+from baton.router.client import Client
+from baton.router.errors import Overloaded
+from baton.router.gate_interceptor import text_metadata
+from baton.router.generation import ChoiceDelta, Generation, GenerationRequest, cached_tokens
+from baton.router.limits import (
     MAX_ENTRIES,
     check_choices,
     check_logprobs,
@@ -27,12 +27,12 @@ from router.limits import (
     check_worker_name,
     context_error,
 )
-from router.panic import REQUEST_PANICS
-from router.request_context import PLANS, RequestContext, RoutingHints
-from router.service import RouterService
-from rpc.names import NAME_RULE, is_name
-from rpc.sampling import sampling_from_proto
-from rpc.status import message_of, status_of
+from baton.router.panic import REQUEST_PANICS
+from baton.router.request_context import PLANS, RequestContext, RoutingHints
+from baton.router.service import RouterService
+from baton.rpc.names import NAME_RULE, is_name
+from baton.rpc.sampling import sampling_from_proto
+from baton.rpc.status import message_of, status_of
 
 logger = logging.getLogger(__name__)
 

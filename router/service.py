@@ -4,32 +4,32 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from router.admission import Admission
-from router.admission_factory import make_admission
-from router.api_key import unnamed_key
-from router.cluster import RoutedRequest
-from router.config import RouterConfig
-from router.dispatcher import Dispatcher, FailoverLimits
-from router.errors import NoWorker
-from router.gate import Gate
-from router.key_ring import KeyRing
-from router.keys_file import KeysFile
-from router.metrics import RouterMetrics
-from router.metrics_page import MetricsPage
-from router.model_info import ModelInfo, read_model_info
-from router.named_policies import make_policy
-from router.pipeline import Pipeline
-from router.policy import Policy
-from router.pool_series import PoolSeries
-from router.pools_report import PoolsReporter
-from router.process_group import ProcessGroup
-from router.targets import Targets
-from router.tokenizer import Tokenizer
-from router.worker_pool import WorkerPool
-from router.worker_series import WorkerSeries
-from rpc.registry.factory import open_registry
-from rpc.status import NotFound
-from rpc.tls import Security, make_security
+from baton.router.admission import Admission
+from baton.router.admission_factory import make_admission
+from baton.router.api_key import unnamed_key
+from baton.router.cluster import RoutedRequest
+from baton.router.config import RouterConfig
+from baton.router.dispatcher import Dispatcher, FailoverLimits
+from baton.router.errors import NoWorker
+from baton.router.gate import Gate
+from baton.router.key_ring import KeyRing
+from baton.router.keys_file import KeysFile
+from baton.router.metrics import RouterMetrics
+from baton.router.metrics_page import MetricsPage
+from baton.router.model_info import ModelInfo, read_model_info
+from baton.router.named_policies import make_policy
+from baton.router.pipeline import Pipeline
+from baton.router.policy import Policy
+from baton.router.pool_series import PoolSeries
+from baton.router.pools_report import PoolsReporter
+from baton.router.process_group import ProcessGroup
+from baton.router.targets import Targets
+from baton.router.tokenizer import Tokenizer
+from baton.router.worker_pool import WorkerPool
+from baton.router.worker_series import WorkerSeries
+from baton.rpc.registry.factory import open_registry
+from baton.rpc.status import NotFound
+from baton.rpc.tls import Security, make_security
 
 MAX_NAME_CHARS = 128  # of a wrong name that is repeated to who gave it
 

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.metrics import PREFIX
+from baton.router.metrics import PREFIX
 
 PROCESS_LABEL = "process"
 WORKER_LABEL = "worker"

@@ -13,8 +13,8 @@ more than among those that come, since they stay longer; and to those that come 
 
 from dataclasses import dataclass
 
-from router.cluster import RoutedRequest, WorkerRole
-from router.worker_times import WorkerTimes
+from baton.router.cluster import RoutedRequest, WorkerRole
+from baton.router.worker_times import WorkerTimes
 
 SLOPE = 0.3
 POWER = 4

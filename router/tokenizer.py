@@ -8,13 +8,13 @@ from typing import ParamSpec, TypeVar
 
 from tokenizers import Tokenizer as FastTokenizer
 
-from router.chat_template import ChatTemplate, Message
-from router.detokenizer import ByteDetokenizer, Detokenizer, StreamDetokenizer
-from router.panic import INPUT_PANICS
-from router.prompt_encoder import PromptEncoder
-from router.special_ends import find_special_ends
-from router.token_bytes import TokenBytes
-from router.tokenizer_files import read_tokenizer, usable
+from baton.router.chat_template import ChatTemplate, Message
+from baton.router.detokenizer import ByteDetokenizer, Detokenizer, StreamDetokenizer
+from baton.router.panic import INPUT_PANICS
+from baton.router.prompt_encoder import PromptEncoder
+from baton.router.special_ends import find_special_ends
+from baton.router.token_bytes import TokenBytes
+from baton.router.tokenizer_files import read_tokenizer, usable
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -7,9 +7,9 @@ from typing import TypeVar
 # The class that every tokenizer.json loads into; AutoTokenizer would import torch for its model registry.
 from transformers import PreTrainedTokenizerFast
 
-from engine.errors import InvalidCheckpoint
-from engine.json_object import MAX_FILE_BYTES, JsonObject
-from router.panic import is_panic
+from baton.engine.errors import InvalidCheckpoint
+from baton.engine.json_object import MAX_FILE_BYTES, JsonObject
+from baton.router.panic import is_panic
 
 T = TypeVar("T")
 

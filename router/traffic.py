@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from router.cluster import Plan, RoutedRequest
-from router.latency_window import LatencyWindow
-from router.samples import Samples
-from router.sliding_window import SlidingWindow
-from rpc.latency_sketch import bin_of
-from rpc.registry.report import SampleSums
+from baton.router.cluster import Plan, RoutedRequest
+from baton.router.latency_window import LatencyWindow
+from baton.router.samples import Samples
+from baton.router.sliding_window import SlidingWindow
+from baton.rpc.latency_sketch import bin_of
+from baton.rpc.registry.report import SampleSums
 
 SPAN_S = 1.0
 

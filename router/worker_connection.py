@@ -16,17 +16,17 @@ from enum import Enum
 
 import grpc
 
-from protos.worker_pb2 import DescribeRequest, Hello, WatchRequest, WorkerDescription, WorkerLoad, WorkerUpdate
-from protos.worker_pb2 import WorkerRole as RoleNumber
-from protos.worker_pb2_grpc import WorkerStub
-from router.attach_stream import AttachStream
-from router.cluster import WorkerRole, WorkerSnapshot
-from router.errors import WorkerLost
-from router.load import LoadEstimate
-from router.prefix_index import PrefixIndex
-from rpc.backoff import Backoff
-from rpc.status import Unavailable
-from rpc.tls import Security
+from baton.protos.worker_pb2 import DescribeRequest, Hello, WatchRequest, WorkerDescription, WorkerLoad, WorkerUpdate
+from baton.protos.worker_pb2 import WorkerRole as RoleNumber
+from baton.protos.worker_pb2_grpc import WorkerStub
+from baton.router.attach_stream import AttachStream
+from baton.router.cluster import WorkerRole, WorkerSnapshot
+from baton.router.errors import WorkerLost
+from baton.router.load import LoadEstimate
+from baton.router.prefix_index import PrefixIndex
+from baton.rpc.backoff import Backoff
+from baton.rpc.status import Unavailable
+from baton.rpc.tls import Security
 
 logger = logging.getLogger(__name__)
 

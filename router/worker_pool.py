@@ -8,16 +8,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from zlib import crc32
 
-from protos.worker_pb2 import WorkerDescription
-from router.cluster import ClusterSnapshot, WorkerRole, WorkerSnapshot
-from router.errors import WorkerLost
-from router.prefix_index import PrefixIndex
-from router.roster import Roster, make_roster
-from router.worker_connection import WorkerConnection
-from rpc.names import NAME_RULE, is_name
-from rpc.registry.base import Registry, RegistryView
-from rpc.status import Unavailable
-from rpc.tls import Plaintext, Security
+from baton.protos.worker_pb2 import WorkerDescription
+from baton.router.cluster import ClusterSnapshot, WorkerRole, WorkerSnapshot
+from baton.router.errors import WorkerLost
+from baton.router.prefix_index import PrefixIndex
+from baton.router.roster import Roster, make_roster
+from baton.router.worker_connection import WorkerConnection
+from baton.rpc.names import NAME_RULE, is_name
+from baton.rpc.registry.base import Registry, RegistryView
+from baton.rpc.status import Unavailable
+from baton.rpc.tls import Plaintext, Security
 
 logger = logging.getLogger(__name__)
 

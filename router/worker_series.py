@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from protos.worker_pb2 import WorkerLoad
-from router.cluster import WorkerRole
-from router.metrics import PREFIX
-from router.worker_connection import ROLES, ConnectionState
-from router.worker_pool import WorkerPool
+from baton.protos.worker_pb2 import WorkerLoad
+from baton.router.cluster import WorkerRole
+from baton.router.metrics import PREFIX
+from baton.router.worker_connection import ROLES, ConnectionState
+from baton.router.worker_pool import WorkerPool
 
 LABELS = ("model_name", "worker")
 GAUGES = {

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from math import ceil
 
-from router.cluster import RoutedRequest, WorkerSnapshot
-from router.rates import WorkerRates
+from baton.router.cluster import RoutedRequest, WorkerSnapshot
+from baton.router.rates import WorkerRates
 
 
 @dataclass(slots=True)

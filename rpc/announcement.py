@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import grpc
 
-from engine.request import BlockId
-from protos import worker_pb2
-from rpc.peers import Context
-from rpc.ranks.ranks import Ranks
+from baton.engine.request import BlockId
+from baton.protos import worker_pb2
+from baton.rpc.peers import Context
+from baton.rpc.ranks.ranks import Ranks
 
 PIECE_BYTES = 32 << 20  # whose checksums are sent together
 

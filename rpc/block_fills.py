@@ -5,11 +5,11 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from engine.errors import EngineEnded
-from engine.request import Request
-from engine.schedule import Received
-from rpc.drain import Drain
-from rpc.engine_host import EngineHost
+from baton.engine.errors import EngineEnded
+from baton.engine.request import Request
+from baton.engine.schedule import Received
+from baton.rpc.drain import Drain
+from baton.rpc.engine_host import EngineHost
 
 logger = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from engine.block_hash import BlockHash
-from engine.engine import Engine
-from engine.prefix_cache import CacheChanges
-from protos import worker_pb2
-from rpc.engine_host import EngineHost
+from baton.engine.block_hash import BlockHash
+from baton.engine.engine import Engine
+from baton.engine.prefix_cache import CacheChanges
+from baton.protos import worker_pb2
+from baton.rpc.engine_host import EngineHost
 
 MAX_PENDING = 1 << 20  # hashes that a slow subscriber may lag behind
 

@@ -9,7 +9,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rpc.progress import Progress, ProgressError, parse_progress
+from baton.rpc.progress import Progress, ProgressError, parse_progress
 
 LOG_TAIL_BYTES = 4096
 

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import yaml
 
-from rpc.option_values import OptionError, Value, shown, shown_name
-from rpc.options import Option, OptionInfo, options_of, sections_of
+from baton.rpc.option_values import OptionError, Value, shown, shown_name
+from baton.rpc.options import Option, OptionInfo, options_of, sections_of
 
 Config = TypeVar("Config")
 

@@ -6,16 +6,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.errors import EngineEnded, EngineError
-from engine.loop import EngineLoop
-from engine.outputs import EngineStats, StepOutput
-from kvtransfer.base import KVTransport, PoolDescription
-from kvtransfer.block_slice import PartGroup
-from rpc.ranks.base import Rank
-from rpc.ranks.local_rank import LocalRank
-from rpc.ranks.ranks import Ranks
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.errors import EngineEnded, EngineError
+from baton.engine.loop import EngineLoop
+from baton.engine.outputs import EngineStats, StepOutput
+from baton.kvtransfer.base import KVTransport, PoolDescription
+from baton.kvtransfer.block_slice import PartGroup
+from baton.rpc.ranks.base import Rank
+from baton.rpc.ranks.local_rank import LocalRank
+from baton.rpc.ranks.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 

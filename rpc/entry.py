@@ -13,15 +13,15 @@ from typing import ParamSpec
 import click
 import uvloop
 
-from engine.errors import EngineError
-from kvtransfer.errors import TransportUnavailable
-from rpc.doctor.finding import Unfit
-from rpc.lifeline import hold_lifeline
-from rpc.logs import LOG_LEVELS, set_up_logging
-from rpc.option_values import OptionError
-from rpc.options import Command
-from rpc.progress import ProgressReporter
-from rpc.registry.base import LeaseLapsed, PlaceTaken
+from baton.engine.errors import EngineError
+from baton.kvtransfer.errors import TransportUnavailable
+from baton.rpc.doctor.finding import Unfit
+from baton.rpc.lifeline import hold_lifeline
+from baton.rpc.logs import LOG_LEVELS, set_up_logging
+from baton.rpc.option_values import OptionError
+from baton.rpc.options import Command
+from baton.rpc.progress import ProgressReporter
+from baton.rpc.registry.base import LeaseLapsed, PlaceTaken
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar, cast
 import grpc
 from google.protobuf.message import Message
 
-from kvtransfer.errors import PeerLost, TransferDeadline
+from baton.kvtransfer.errors import PeerLost, TransferDeadline
 
 Event = TypeVar("Event", bound=Message)
 

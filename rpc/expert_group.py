@@ -8,23 +8,23 @@ from pathlib import Path
 import grpc
 import torch
 
-from engine.engine import Engine
-from engine.expert_group import BalanceSettings, ExpertGroup
-from engine.fingerprint import compatibility_fingerprint
-from engine.group_view import GroupView
-from engine.kv_cache import torch_dtype
-from engine.model_config import read_model_config
-from engine.nixl_experts import check_nixl
-from protos import group_pb2_grpc
-from rpc.group.epoch import Life
-from rpc.group.member import GroupMember, Place
-from rpc.group.wakes import GroupPeerService
-from rpc.group.whereabouts import whereabouts
-from rpc.grpc_options import SERVER_OPTIONS
-from rpc.host_port import host_port
-from rpc.peers import Channels
-from rpc.tls import Security
-from rpc.worker_config import WorkerConfig
+from baton.engine.engine import Engine
+from baton.engine.expert_group import BalanceSettings, ExpertGroup
+from baton.engine.fingerprint import compatibility_fingerprint
+from baton.engine.group_view import GroupView
+from baton.engine.kv_cache import torch_dtype
+from baton.engine.model_config import read_model_config
+from baton.engine.nixl_experts import check_nixl
+from baton.protos import group_pb2_grpc
+from baton.rpc.group.epoch import Life
+from baton.rpc.group.member import GroupMember, Place
+from baton.rpc.group.wakes import GroupPeerService
+from baton.rpc.group.whereabouts import whereabouts
+from baton.rpc.grpc_options import SERVER_OPTIONS
+from baton.rpc.host_port import host_port
+from baton.rpc.peers import Channels
+from baton.rpc.tls import Security
+from baton.rpc.worker_config import WorkerConfig
 
 PROTOCOL_VERSION = 1  # raised whenever ranks of different versions would not understand each other
 STOP_GRACE_S = 0.1  # for wakes under way

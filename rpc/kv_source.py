@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from engine.block_hash import split_hashes
-from kvtransfer.errors import TransferError
-from protos import worker_pb2, worker_pb2_grpc
-from rpc.announcement import announcements_for
-from rpc.drain import Drain
-from rpc.engine_host import EngineHost
-from rpc.peers import Context, check_peer
-from rpc.status import status_of
+from baton.engine.block_hash import split_hashes
+from baton.kvtransfer.errors import TransferError
+from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.rpc.announcement import announcements_for
+from baton.rpc.drain import Drain
+from baton.rpc.engine_host import EngineHost
+from baton.rpc.peers import Context, check_peer
+from baton.rpc.status import status_of
 
 
 class KVSourceService(worker_pb2_grpc.KVSourceServicer):

@@ -7,7 +7,7 @@ from typing import Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 
-from rpc.option_values import (
+from baton.rpc.option_values import (
     Bounds,
     OptionError,
     Value,

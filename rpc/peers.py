@@ -5,8 +5,8 @@ from typing import Any, Protocol
 
 import grpc
 
-from rpc.counted_channel import CountedChannel
-from rpc.tls import Plaintext, Security
+from baton.rpc.counted_channel import CountedChannel
+from baton.rpc.tls import Plaintext, Security
 
 MAX_WORD_CHARS = 100  # of a caller's words that are repeated: gRPC sends no long texts of errors
 MAX_CHANNELS = 256  # beside those that were used just now: without a call each costs some memory and a connection

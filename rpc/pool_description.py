@@ -1,7 +1,7 @@
 """Pool descriptions, between their message and the transport's type."""
 
-from kvtransfer.base import PoolDescription
-from protos import worker_pb2
+from baton.kvtransfer.base import PoolDescription
+from baton.protos import worker_pb2
 
 
 def pool_from_proto(proto: worker_pb2.KVPool) -> PoolDescription:

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from engine.request import Request, RequestId
-from protos.worker_pb2 import PrefillRequest
-from rpc.sampling import sampling_from_proto
+from baton.engine.request import Request, RequestId
+from baton.protos.worker_pb2 import PrefillRequest
+from baton.rpc.sampling import sampling_from_proto
 
 
 def engine_request(message: PrefillRequest, request_id: RequestId) -> Request:

@@ -5,15 +5,15 @@ import logging
 
 import grpc
 
-from engine.request import Request
-from engine.schedule import Received
-from kvtransfer.errors import ChecksumMismatch, PeerRefused, TransferError
-from protos import worker_pb2, worker_pb2_grpc
-from rpc.engine_host import EngineHost
-from rpc.event_stream import next_event
-from rpc.peers import Channels
-from rpc.ranks.group_intake import GroupIntake
-from rpc.worker_counters import WorkerCounters
+from baton.engine.request import Request
+from baton.engine.schedule import Received
+from baton.kvtransfer.errors import ChecksumMismatch, PeerRefused, TransferError
+from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.rpc.engine_host import EngineHost
+from baton.rpc.event_stream import next_event
+from baton.rpc.peers import Channels
+from baton.rpc.ranks.group_intake import GroupIntake
+from baton.rpc.worker_counters import WorkerCounters
 
 logger = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from protos import worker_pb2
-from rpc.drain import Drain
-from rpc.registry.base import Lease, Member
-from rpc.registry.factory import open_registry
-from rpc.worker_config import Role
+from baton.protos import worker_pb2
+from baton.rpc.drain import Drain
+from baton.rpc.registry.base import Lease, Member
+from baton.rpc.registry.factory import open_registry
+from baton.rpc.worker_config import Role
 
 
 @asynccontextmanager

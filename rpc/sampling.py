@@ -1,8 +1,8 @@
 """Sampling options and logprobs, between their messages and the engine's types."""
 
-from engine.outputs import PositionLogprobs, TokenLogprob
-from engine.sampling_params import SamplingParams
-from protos import common_pb2
+from baton.engine.outputs import PositionLogprobs, TokenLogprob
+from baton.engine.sampling_params import SamplingParams
+from baton.protos import common_pb2
 
 DEFAULTS = SamplingParams()
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from grpc import StatusCode
 
-from engine.errors import EngineEnded, EngineError, InvalidRequest, QueueFull, UnsupportedModel
-from kvtransfer.errors import (
+from baton.engine.errors import EngineEnded, EngineError, InvalidRequest, QueueFull, UnsupportedModel
+from baton.kvtransfer.errors import (
     ChecksumMismatch,
     PeerLost,
     PeerRefused,

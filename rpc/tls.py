@@ -12,10 +12,10 @@ from typing import Protocol
 
 import grpc
 
-from rpc.file_watch import FileWatch
-from rpc.grpc_options import CHANNEL_OPTIONS
-from rpc.option_values import OptionError
-from rpc.pem_files import load_authorities, load_pair
+from baton.rpc.file_watch import FileWatch
+from baton.rpc.grpc_options import CHANNEL_OPTIONS
+from baton.rpc.option_values import OptionError
+from baton.rpc.pem_files import load_authorities, load_pair
 
 
 class Security(Protocol):

@@ -1,6 +1,6 @@
 """The options of mutual TLS, the same for every process."""
 
-from rpc.options import OptionInfo
+from baton.rpc.options import OptionInfo
 
 TLS_OPTIONS = {
     "tls_cert": OptionInfo("PEM file with this process's certificate, for mutual TLS between Baton's processes."),

@@ -12,9 +12,9 @@ import os
 import sys
 from collections.abc import Awaitable, Callable
 
-from rpc.drain import Drain
-from rpc.engine_host import EngineHost
-from rpc.progress import ProgressReporter
+from baton.rpc.drain import Drain
+from baton.rpc.engine_host import EngineHost
+from baton.rpc.progress import ProgressReporter
 
 logger = logging.getLogger(__name__)
 

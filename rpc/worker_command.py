@@ -5,14 +5,14 @@ import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 
-from engine.config import EngineConfig
-from rpc.config_file import load
-from rpc.entry import process_flags, run_process, take_process_flags
-from rpc.names import NAME_RULE, is_name
-from rpc.option_values import OptionError, Value
-from rpc.options import Command, OptionInfo, click_options, options_of
-from rpc.worker_config import Role, WorkerConfig
-from rpc.worker_options import WORKER_OPTIONS
+from baton.engine.config import EngineConfig
+from baton.rpc.config_file import load
+from baton.rpc.entry import process_flags, run_process, take_process_flags
+from baton.rpc.names import NAME_RULE, is_name
+from baton.rpc.option_values import OptionError, Value
+from baton.rpc.options import Command, OptionInfo, click_options, options_of
+from baton.rpc.worker_config import Role, WorkerConfig
+from baton.rpc.worker_options import WORKER_OPTIONS
 
 Start = Callable[[WorkerConfig], Coroutine[object, object, None]]
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.config import EngineConfig
-from rpc.group.rendezvous_name import registered_name
-from rpc.option_values import OptionError
-from rpc.registry.url import parse_registry_url
-from rpc.worker_options import GPU_TRANSPORTS, TRANSPORTS
+from baton.engine.config import EngineConfig
+from baton.rpc.group.rendezvous_name import registered_name
+from baton.rpc.option_values import OptionError
+from baton.rpc.registry.url import parse_registry_url
+from baton.rpc.worker_options import GPU_TRANSPORTS, TRANSPORTS
 
 Role = Literal["prefill", "decode", "both"]
 LONGEST_STEP_S = 20.0

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from rpc.taken_commands import TakenCommands
+from baton.rpc.taken_commands import TakenCommands
 
 READ_DECAY = 0.9  # of a read's weight with each read after it
 

@@ -9,11 +9,11 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from engine.engine import Engine
-from engine.outputs import EngineStats, ExpertFigures
-from kvtransfer.base import PeerId
-from rpc.engine_host import EngineHost
-from rpc.worker_counters import WorkerCounters
+from baton.engine.engine import Engine
+from baton.engine.outputs import EngineStats, ExpertFigures
+from baton.kvtransfer.base import PeerId
+from baton.rpc.engine_host import EngineHost
+from baton.rpc.worker_counters import WorkerCounters
 
 SCRAPE_TIMEOUT_S = 5.0
 Family = CounterMetricFamily | GaugeMetricFamily

@@ -1,8 +1,8 @@
 """What a worker's options mean, in words and bounds."""
 
-from engine.kv_dtype import KV_CACHE_DTYPES
-from rpc.options import OptionInfo
-from rpc.tls_options import TLS_OPTIONS
+from baton.engine.kv_dtype import KV_CACHE_DTYPES
+from baton.rpc.options import OptionInfo
+from baton.rpc.tls_options import TLS_OPTIONS
 
 TRANSPORTS = ("auto", "shared_memory", "nixl", "tcp")
 GPU_TRANSPORTS = ("auto", "nixl", "nccl", "staged")  # for workers on GPUs

@@ -14,34 +14,34 @@ import grpc
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from engine.engine import Engine
-from engine.errors import EngineEnded, GroupBroken
-from kvtransfer.base import PoolIdentity
-from kvtransfer.registry import create_transport
-from kvtransfer.shared_pool import SharedPool
-from protos import doctor_pb2, doctor_pb2_grpc, worker_pb2, worker_pb2_grpc
-from rpc.doctor.finding import require_fit
-from rpc.doctor.machine import examine_machine
-from rpc.doctor.service import DoctorService
-from rpc.drain import Drain
-from rpc.engine_host import EngineHost
-from rpc.expert_group import WorkerGroup, joined
-from rpc.grpc_options import SERVER_OPTIONS
-from rpc.host_port import host_port
-from rpc.kv_source import KVSourceService
-from rpc.malformed import RefuseMalformed
-from rpc.peers import Channels
-from rpc.pool_description import pool_to_proto
-from rpc.progress import ProgressReporter
-from rpc.ranks.worker_ranks import WorkerRanks, following, with_threads_of_its_own
-from rpc.registration import member_of, registered
-from rpc.tls import Security, make_security
-from rpc.watchdog import Watchdog
-from rpc.worker_config import WorkerConfig
-from rpc.worker_counters import WorkerCounters
-from rpc.worker_health import WorkerHealth
-from rpc.worker_metrics import WorkerMetrics, serve_metrics
-from rpc.worker_service import WorkerService
+from baton.engine.engine import Engine
+from baton.engine.errors import EngineEnded, GroupBroken
+from baton.kvtransfer.base import PoolIdentity
+from baton.kvtransfer.registry import create_transport
+from baton.kvtransfer.shared_pool import SharedPool
+from baton.protos import doctor_pb2, doctor_pb2_grpc, worker_pb2, worker_pb2_grpc
+from baton.rpc.doctor.finding import require_fit
+from baton.rpc.doctor.machine import examine_machine
+from baton.rpc.doctor.service import DoctorService
+from baton.rpc.drain import Drain
+from baton.rpc.engine_host import EngineHost
+from baton.rpc.expert_group import WorkerGroup, joined
+from baton.rpc.grpc_options import SERVER_OPTIONS
+from baton.rpc.host_port import host_port
+from baton.rpc.kv_source import KVSourceService
+from baton.rpc.malformed import RefuseMalformed
+from baton.rpc.peers import Channels
+from baton.rpc.pool_description import pool_to_proto
+from baton.rpc.progress import ProgressReporter
+from baton.rpc.ranks.worker_ranks import WorkerRanks, following, with_threads_of_its_own
+from baton.rpc.registration import member_of, registered
+from baton.rpc.tls import Security, make_security
+from baton.rpc.watchdog import Watchdog
+from baton.rpc.worker_config import WorkerConfig
+from baton.rpc.worker_counters import WorkerCounters
+from baton.rpc.worker_health import WorkerHealth
+from baton.rpc.worker_metrics import WorkerMetrics, serve_metrics
+from baton.rpc.worker_service import WorkerService
 
 logger = logging.getLogger(__name__)
 

@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 
-from protos import worker_pb2, worker_pb2_grpc
-from rpc.cache_feed import CacheFeed, Subscription
-from rpc.drain import Drain
-from rpc.engine_host import EngineHost
-from rpc.peers import Context
-from rpc.report_clock import ReportClock
-from rpc.taken_commands import MAX_UNTOLD
-from rpc.worker_counters import WorkerCounters
+from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.rpc.cache_feed import CacheFeed, Subscription
+from baton.rpc.drain import Drain
+from baton.rpc.engine_host import EngineHost
+from baton.rpc.peers import Context
+from baton.rpc.report_clock import ReportClock
+from baton.rpc.taken_commands import MAX_UNTOLD
+from baton.rpc.worker_counters import WorkerCounters
 
 MIN_INTERVAL_S = 0.001
 BUSY_INTERVAL_S = 0.1  # longest time between two looks at the load while there is work

@@ -13,7 +13,7 @@ import requests
 
 PROBE_URL = "https://pypi.org/pypi/requests/2.19.0/json"  # has some: a mirror may list none at all
 TIMEOUT_S = 15
-OURS = "baton"
+OURS = "baton-serve"
 IGNORED: Mapping[str, str] = {}  # why a vulnerability, by its id, is none here
 
 

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from engine.block_hash import BlockHash, extend_hashes, root_hash
-from engine.block_manager import BlockManager
-from engine.prefix_cache import CacheChanges
-from engine.request import Request
+from baton.engine.block_hash import BlockHash, extend_hashes, root_hash
+from baton.engine.block_manager import BlockManager
+from baton.engine.prefix_cache import CacheChanges
+from baton.engine.request import Request
 
 MAX_PENDING = 1 << 20  # hashes that a subscriber may lag behind
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from rpc.option_values import OptionError
-from rpc.registry.url import parse_registry_url
-from rpc.worker_config import WILDCARDS, Role
-from simulation.spec import WorkerSpec
-from simulation.worker_config import SimulatedWorkerConfig
+from baton.rpc.option_values import OptionError
+from baton.rpc.registry.url import parse_registry_url
+from baton.rpc.worker_config import WILDCARDS, Role
+from baton.simulation.spec import WorkerSpec
+from baton.simulation.worker_config import SimulatedWorkerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,21 +12,21 @@ calls `end_receive`.
 import asyncio
 from collections.abc import Callable, Sequence
 
-from engine.block_hash import BlockHash
-from engine.block_manager import BlockManager
-from engine.config import EngineConfig
-from engine.errors import EngineEnded, InvalidRequest
-from engine.finish_rule import FinishRule
-from engine.outputs import RequestOutput, SampledToken, StepOutput
-from engine.request import BlockId, Request, RequestId, RequestStatus
-from engine.schedule import Received, Schedule, ScheduledRequest, StepResult
-from engine.scheduler import Scheduler
-from engine.step_rates import StepTimes, StepWork
-from simulation.cache_feed import CacheFeed
-from simulation.counters import EngineCounters, EngineLoad
-from simulation.link import Link
-from simulation.spec import WorkerSpec
-from simulation.tokens import PrefixDigest, token_of
+from baton.engine.block_hash import BlockHash
+from baton.engine.block_manager import BlockManager
+from baton.engine.config import EngineConfig
+from baton.engine.errors import EngineEnded, InvalidRequest
+from baton.engine.finish_rule import FinishRule
+from baton.engine.outputs import RequestOutput, SampledToken, StepOutput
+from baton.engine.request import BlockId, Request, RequestId, RequestStatus
+from baton.engine.schedule import Received, Schedule, ScheduledRequest, StepResult
+from baton.engine.scheduler import Scheduler
+from baton.engine.step_rates import StepTimes, StepWork
+from baton.simulation.cache_feed import CacheFeed
+from baton.simulation.counters import EngineCounters, EngineLoad
+from baton.simulation.link import Link
+from baton.simulation.spec import WorkerSpec
+from baton.simulation.tokens import PrefixDigest, token_of
 
 MAX_TOKEN_IDS = 1 << 31
 Listener = Callable[[StepOutput], None]

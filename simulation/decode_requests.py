@@ -1,18 +1,18 @@
-"""Requests that routers gave to a simulated worker; see `decode_worker.requests` for their life."""
+"""Requests that routers gave to a simulated worker; see `baton.decode_worker.requests` for their life."""
 
-from decode_worker.decode_request import ENGINE_IDS, DecodeRequest
-from decode_worker.request_table import RequestTable
-from decode_worker.router_session import RouterSession
-from engine.errors import EngineError
-from engine.outputs import StepOutput
-from protos import worker_pb2
-from rpc.drain import Drain
-from rpc.peers import Channels
-from rpc.worker_counters import WorkerCounters
-from simulation.core import EngineCore
-from simulation.fills import Fill, Fills
-from simulation.prefix_pull import PrefixPull
-from simulation.remote_prompt import RemotePrompt
+from baton.decode_worker.decode_request import ENGINE_IDS, DecodeRequest
+from baton.decode_worker.request_table import RequestTable
+from baton.decode_worker.router_session import RouterSession
+from baton.engine.errors import EngineError
+from baton.engine.outputs import StepOutput
+from baton.protos import worker_pb2
+from baton.rpc.drain import Drain
+from baton.rpc.peers import Channels
+from baton.rpc.worker_counters import WorkerCounters
+from baton.simulation.core import EngineCore
+from baton.simulation.fills import Fill, Fills
+from baton.simulation.prefix_pull import PrefixPull
+from baton.simulation.remote_prompt import RemotePrompt
 
 
 class SimulatedDecodeRequests:

@@ -11,15 +11,15 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
-from engine.outputs import StepOutput
-from engine.request import Request, RequestId
-from simulation.cache_feed import CacheFeed
-from simulation.core import EngineCore
-from simulation.counters import EngineCounters, EngineLoad
-from simulation.fills import Fills
-from simulation.handover import Handover
-from simulation.request import OpenPrefill, PrefilledChunk, SimulatedRequest, SimulatedToken
-from simulation.spec import WorkerSpec
+from baton.engine.outputs import StepOutput
+from baton.engine.request import Request, RequestId
+from baton.simulation.cache_feed import CacheFeed
+from baton.simulation.core import EngineCore
+from baton.simulation.counters import EngineCounters, EngineLoad
+from baton.simulation.fills import Fills
+from baton.simulation.handover import Handover
+from baton.simulation.request import OpenPrefill, PrefilledChunk, SimulatedRequest, SimulatedToken
+from baton.simulation.spec import WorkerSpec
 
 
 @dataclass(slots=True, eq=False)

@@ -4,9 +4,9 @@ import asyncio
 import logging
 from typing import Protocol
 
-from engine.request import Request
-from engine.schedule import Received
-from simulation.core import EngineCore
+from baton.engine.request import Request
+from baton.engine.schedule import Received
+from baton.simulation.core import EngineCore
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from engine.outputs import SampledToken
-from engine.request import Request
-from engine.schedule import Received
-from simulation.link import Link, sleep_until
-from simulation.request import OpenPrefill, PrefilledChunk
+from baton.engine.outputs import SampledToken
+from baton.engine.request import Request
+from baton.engine.schedule import Received
+from baton.simulation.link import Link, sleep_until
+from baton.simulation.request import OpenPrefill, PrefilledChunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-from engine.block_hash import HASH_BYTES, BlockHash
-from protos import worker_pb2, worker_pb2_grpc
-from rpc.drain import Drain
-from rpc.peers import Context, check_peer
-from simulation.core import EngineCore
+from baton.engine.block_hash import HASH_BYTES, BlockHash
+from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.rpc.drain import Drain
+from baton.rpc.peers import Context, check_peer
+from baton.simulation.core import EngineCore
 
 
 class SimulatedKVSourceService(worker_pb2_grpc.KVSourceServicer):

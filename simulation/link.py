@@ -2,7 +2,7 @@
 
 import asyncio
 
-from simulation.spec import WorkerSpec
+from baton.simulation.spec import WorkerSpec
 
 
 class Link:

@@ -1,8 +1,8 @@
 """A simulated worker's load as its messages tell it."""
 
-from protos.worker_pb2 import WorkerLoad
-from rpc.worker_counters import WorkerCounters
-from simulation.core import EngineCore
+from baton.protos.worker_pb2 import WorkerLoad
+from baton.rpc.worker_counters import WorkerCounters
+from baton.simulation.core import EngineCore
 
 
 class LoadReport:

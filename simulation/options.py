@@ -1,6 +1,6 @@
 """What the options of simulated workers mean, in words and bounds."""
 
-from rpc.options import OptionInfo
+from baton.rpc.options import OptionInfo
 
 MAX_WORKERS = 10_000
 

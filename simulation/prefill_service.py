@@ -1,4 +1,4 @@
-"""Prompts that other workers ask a simulated worker to compute; see `prefill_worker.service` for their life."""
+"""Prompts that other workers ask a simulated worker to compute; see `baton.prefill_worker.service` for their life."""
 
 import asyncio
 import itertools
@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from engine.errors import EngineError
-from engine.outputs import RequestOutput, StepOutput
-from engine.request import Request, RequestId
-from protos import worker_pb2, worker_pb2_grpc
-from rpc.drain import Drain
-from rpc.peers import Channels, Context, check_peer
-from rpc.prefill_request import engine_request
-from rpc.status import status_of
-from rpc.worker_counters import WorkerCounters
-from simulation.core import EngineCore
-from simulation.fills import Fills
-from simulation.prefix_pull import PrefixPull
+from baton.engine.errors import EngineError
+from baton.engine.outputs import RequestOutput, StepOutput
+from baton.engine.request import Request, RequestId
+from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.rpc.drain import Drain
+from baton.rpc.peers import Channels, Context, check_peer
+from baton.rpc.prefill_request import engine_request
+from baton.rpc.status import status_of
+from baton.rpc.worker_counters import WorkerCounters
+from baton.simulation.core import EngineCore
+from baton.simulation.fills import Fills
+from baton.simulation.prefix_pull import PrefixPull
 
 ENGINE_IDS = "prefill/"  # as a real worker's
 

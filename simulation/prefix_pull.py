@@ -4,14 +4,14 @@ import asyncio
 
 import grpc
 
-from engine.request import Request
-from engine.schedule import Received
-from protos import worker_pb2, worker_pb2_grpc
-from rpc.peers import Channels
-from rpc.worker_counters import WorkerCounters
-from simulation.connection_error import connection_error
-from simulation.link import Link, sleep_until
-from simulation.spec import WorkerSpec
+from baton.engine.request import Request
+from baton.engine.schedule import Received
+from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.rpc.peers import Channels
+from baton.rpc.worker_counters import WorkerCounters
+from baton.simulation.connection_error import connection_error
+from baton.simulation.link import Link, sleep_until
+from baton.simulation.spec import WorkerSpec
 
 LeaseCall = grpc.aio.UnaryStreamCall[worker_pb2.LeaseRequest, worker_pb2.LeaseEvent]
 

@@ -5,17 +5,17 @@ from collections.abc import AsyncGenerator, Callable
 
 import grpc
 
-from decode_worker.decode_request import DecodeRequest
-from decode_worker.prefill_workers import PrefillWorkers
-from engine.request import FinishReason
-from engine.schedule import Received
-from protos import worker_pb2, worker_pb2_grpc
-from rpc.peers import Channels
-from rpc.worker_counters import WorkerCounters
-from simulation.connection_error import connection_error
-from simulation.core import EngineCore
-from simulation.handover import Handover
-from simulation.request import PrefilledChunk
+from baton.decode_worker.decode_request import DecodeRequest
+from baton.decode_worker.prefill_workers import PrefillWorkers
+from baton.engine.request import FinishReason
+from baton.engine.schedule import Received
+from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.rpc.peers import Channels
+from baton.rpc.worker_counters import WorkerCounters
+from baton.simulation.connection_error import connection_error
+from baton.simulation.core import EngineCore
+from baton.simulation.handover import Handover
+from baton.simulation.request import PrefilledChunk
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ PrefillCall = grpc.aio.UnaryStreamCall[worker_pb2.PrefillRequest, worker_pb2.Pre
 class RemotePrompt:
     """Fills a request's blocks, and keeps its record of who computed it.
 
-    The workers of the plan are asked one after the other, as by a real worker (see `decode_worker.prompt_fill`).
+    The workers of the plan are asked one after the other, as by a real worker (see `baton.decode_worker.prompt_fill`).
     """
 
     def __init__(

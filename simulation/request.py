@@ -3,8 +3,8 @@
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
-from engine.request import Request, RequestId
-from engine.sampling_params import SamplingParams
+from baton.engine.request import Request, RequestId
+from baton.engine.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sys import byteorder
 from zlib import crc32
 
-from simulation.spec import WorkerSpec
+from baton.simulation.spec import WorkerSpec
 
 
 class PrefixDigest:

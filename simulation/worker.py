@@ -5,21 +5,21 @@ from collections.abc import Iterator
 
 import grpc
 
-from decode_worker.service import DecodeService
-from protos import worker_pb2, worker_pb2_grpc
-from rpc.drain import Drain
-from rpc.grpc_options import SERVER_OPTIONS
-from rpc.host_port import host_port
-from rpc.malformed import RefuseMalformed
-from rpc.peers import Channels
-from rpc.worker_counters import WorkerCounters
-from simulation.core import EngineCore
-from simulation.decode_requests import SimulatedDecodeRequests
-from simulation.kv_source import SimulatedKVSourceService
-from simulation.prefill_service import SimulatedPrefillService
-from simulation.remote_prompt import TRANSPORT
-from simulation.worker_config import SimulatedWorkerConfig
-from simulation.worker_service import SimulatedWorkerService
+from baton.decode_worker.service import DecodeService
+from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.rpc.drain import Drain
+from baton.rpc.grpc_options import SERVER_OPTIONS
+from baton.rpc.host_port import host_port
+from baton.rpc.malformed import RefuseMalformed
+from baton.rpc.peers import Channels
+from baton.rpc.worker_counters import WorkerCounters
+from baton.simulation.core import EngineCore
+from baton.simulation.decode_requests import SimulatedDecodeRequests
+from baton.simulation.kv_source import SimulatedKVSourceService
+from baton.simulation.prefill_service import SimulatedPrefillService
+from baton.simulation.remote_prompt import TRANSPORT
+from baton.simulation.worker_config import SimulatedWorkerConfig
+from baton.simulation.worker_service import SimulatedWorkerService
 
 ROLES = {
     "prefill": worker_pb2.WORKER_ROLE_PREFILL,

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from rpc.worker_config import Role
-from simulation.spec import WorkerSpec
+from baton.rpc.worker_config import Role
+from baton.simulation.spec import WorkerSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

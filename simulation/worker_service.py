@@ -1,19 +1,19 @@
-"""What every simulated worker says of itself, with the timing of a real one (see `rpc.worker_service`)."""
+"""What every simulated worker says of itself, with the timing of a real one (see `baton.rpc.worker_service`)."""
 
 import math
 from collections.abc import AsyncIterator
 
 import grpc
 
-from protos import worker_pb2, worker_pb2_grpc
-from rpc.drain import Drain
-from rpc.peers import Context
-from rpc.report_clock import ReportClock
-from rpc.taken_commands import MAX_UNTOLD
-from rpc.worker_counters import WorkerCounters
-from simulation.cache_feed import CacheSubscription
-from simulation.core import EngineCore
-from simulation.load_report import LoadReport
+from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.rpc.drain import Drain
+from baton.rpc.peers import Context
+from baton.rpc.report_clock import ReportClock
+from baton.rpc.taken_commands import MAX_UNTOLD
+from baton.rpc.worker_counters import WorkerCounters
+from baton.simulation.cache_feed import CacheSubscription
+from baton.simulation.core import EngineCore
+from baton.simulation.load_report import LoadReport
 
 MIN_INTERVAL_S = 0.001
 DRAIN_TIMEOUT_S = 30.0  # unless the caller says otherwise

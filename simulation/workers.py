@@ -1,4 +1,4 @@
-"""`python -m simulation.workers`: simulated workers in this process, each on a port of its own.
+"""`python -m baton.simulation.workers`: simulated workers in this process, each on a port of its own.
 
 Once they serve, one line of JSON on standard output says where: `addresses` as a router's --workers takes them, and
 each worker's id, role, address and incarnation.
@@ -13,19 +13,19 @@ from contextlib import asynccontextmanager
 
 import click
 
-from rpc.config_file import load
-from rpc.entry import plain_errors, process_flags, run_process, take_process_flags
-from rpc.options import click_options, options_of
-from rpc.peers import Channels
-from rpc.progress import ProgressReporter
-from rpc.registration import member_of, registered
-from simulation.config import SimulationConfig
-from simulation.options import SIMULATION_OPTIONS
-from simulation.spec import WorkerSpec
-from simulation.worker import SimulatedWorker
-from simulation.worker_config import SimulatedWorkerConfig
+from baton.rpc.config_file import load
+from baton.rpc.entry import plain_errors, process_flags, run_process, take_process_flags
+from baton.rpc.options import click_options, options_of
+from baton.rpc.peers import Channels
+from baton.rpc.progress import ProgressReporter
+from baton.rpc.registration import member_of, registered
+from baton.simulation.config import SimulationConfig
+from baton.simulation.options import SIMULATION_OPTIONS
+from baton.simulation.spec import WorkerSpec
+from baton.simulation.worker import SimulatedWorker
+from baton.simulation.worker_config import SimulatedWorkerConfig
 
-logger = logging.getLogger("simulation.workers")  # also when it is run as __main__
+logger = logging.getLogger("baton.simulation.workers")  # also when it is run as __main__
 
 
 @asynccontextmanager
@@ -113,4 +113,4 @@ def main(**flags: object) -> None:
 
 
 if __name__ == "__main__":
-    main(prog_name="python -m simulation.workers")
+    main(prog_name="python -m baton.simulation.workers")

@@ -7,14 +7,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.attention.base import AttentionBackend
-from engine.attention.choice import attention_for
-from engine.attention.int8_rows import encode
-from engine.batch import Batch
-from engine.config import ModelConfig
-from engine.kv_cache import KVCacheLayout
-from engine.model_config import read_model_config
-from engine.models import Model, load_model
+from baton.engine.attention.base import AttentionBackend
+from baton.engine.attention.choice import attention_for
+from baton.engine.attention.int8_rows import encode
+from baton.engine.batch import Batch
+from baton.engine.config import ModelConfig
+from baton.engine.kv_cache import KVCacheLayout
+from baton.engine.model_config import read_model_config
+from baton.engine.models import Model, load_model
 
 CPU = torch.device("cpu")
 

@@ -11,8 +11,8 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from deployment.ports import free_ports
-from deployment.redis_server import find_redis_server
+from baton.deployment.ports import free_ports
+from baton.deployment.redis_server import find_redis_server
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 20.0

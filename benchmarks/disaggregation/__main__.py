@@ -17,12 +17,12 @@ import click
 import uvloop
 from rich.console import Console
 
+from baton.loadtool.errors import LoadToolError
 from benchmarks.disaggregation.comparison import Comparison
 from benchmarks.disaggregation.fleet import running
 from benchmarks.disaggregation.system import SYSTEMS, System
 from benchmarks.disaggregation.trace import Trace, make_traces
 from benchmarks.report import Report
-from loadtool.errors import LoadToolError
 
 
 async def compare(systems: list[System], traces: list[Trace], seconds: float, repeats: int, load: float) -> Report:

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from statistics import median
 
-from loadtool.distribution import Distribution
-from loadtool.summary import RunSummary
+from baton.loadtool.distribution import Distribution
+from baton.loadtool.summary import RunSummary
 
 
 class Cell:

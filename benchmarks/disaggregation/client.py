@@ -5,13 +5,13 @@ import gc
 
 from rich.console import Console
 
+from baton.loadtool.arrivals import Arrivals
+from baton.loadtool.client import HttpClient
+from baton.loadtool.dispatch import LoadRun, run_load
+from baton.loadtool.plan import Limits, Planner
+from baton.loadtool.progress import ProgressBar
+from baton.loadtool.target import Target
 from benchmarks.disaggregation.trace import PROMPT_TOKENS, Trace
-from loadtool.arrivals import Arrivals
-from loadtool.client import HttpClient
-from loadtool.dispatch import LoadRun, run_load
-from loadtool.plan import Limits, Planner
-from loadtool.progress import ProgressBar
-from loadtool.target import Target
 
 TIMEOUT_S = 120.0  # of an answer
 

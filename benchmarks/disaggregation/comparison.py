@@ -6,15 +6,15 @@ from contextlib import AbstractAsyncContextManager
 
 from rich.console import Console
 
+from baton.loadtool.arrivals import MaxConcurrency
+from baton.loadtool.errors import LoadToolError
+from baton.loadtool.slo import Slo
+from baton.loadtool.summary import summarise
 from benchmarks.disaggregation.cell import Cell
 from benchmarks.disaggregation.client import Client
 from benchmarks.disaggregation.system import COLOCATED, System
 from benchmarks.disaggregation.trace import Trace
 from benchmarks.report import Report
-from loadtool.arrivals import MaxConcurrency
-from loadtool.errors import LoadToolError
-from loadtool.slo import Slo
-from loadtool.summary import summarise
 
 Start = Callable[[Sequence[System], Slo | None, Console], AbstractAsyncContextManager[dict[str, Client]]]
 NUM_CLIENTS = 16  # of the closed loop: enough for both workers to be always busy

@@ -5,9 +5,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from rich.console import Console
 
+from baton.loadtool.slo import Slo
 from benchmarks.disaggregation.client import Client
 from benchmarks.disaggregation.system import System
-from loadtool.slo import Slo
 
 
 @asynccontextmanager

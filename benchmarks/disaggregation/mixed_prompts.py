@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from loadtool.datasets.synthetic import SyntheticPrompts, SyntheticShape
-from loadtool.lengths import Lengths
-from loadtool.request import LoadRequest
-from loadtool.vocabulary import Vocabulary
+from baton.loadtool.datasets.synthetic import SyntheticPrompts, SyntheticShape
+from baton.loadtool.lengths import Lengths
+from baton.loadtool.request import LoadRequest
+from baton.loadtool.vocabulary import Vocabulary
 
 
 class MixedPrompts:

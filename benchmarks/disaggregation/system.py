@@ -9,11 +9,11 @@ from pathlib import Path
 
 import yaml
 
+from baton.loadtool.first_contact import reach
+from baton.loadtool.slo import Slo
+from baton.loadtool.target import Target
 from benchmarks.disaggregation.trace import PROMPT_TOKENS
 from benchmarks.server import served
-from loadtool.first_contact import reach
-from loadtool.slo import Slo
-from loadtool.target import Target
 
 # Of all systems: processes that are started alike, with memory for about 130,000 tokens each.
 ENGINE = ("--num-threads=1", "--kv-cache-memory-bytes=256MiB")

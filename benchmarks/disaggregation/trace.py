@@ -4,15 +4,15 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from baton.loadtool.arrivals import RequestRate, TraceTimes
+from baton.loadtool.datasets.azure import AzureTrace
+from baton.loadtool.datasets.base import Dataset
+from baton.loadtool.datasets.mooncake import MooncakeTrace
+from baton.loadtool.datasets.synthetic import SyntheticShape
+from baton.loadtool.errors import SettingError
+from baton.loadtool.lengths import Lengths
+from baton.loadtool.vocabulary import token_range
 from benchmarks.disaggregation.mixed_prompts import MixedPrompts
-from loadtool.arrivals import RequestRate, TraceTimes
-from loadtool.datasets.azure import AzureTrace
-from loadtool.datasets.base import Dataset
-from loadtool.datasets.mooncake import MooncakeTrace
-from loadtool.datasets.synthetic import SyntheticShape
-from loadtool.errors import SettingError
-from loadtool.lengths import Lengths
-from loadtool.vocabulary import token_range
 
 DATA = Path(__file__).parents[1] / "data"
 PROMPT_TOKENS = token_range(300, 3299)  # neither special nor single bytes

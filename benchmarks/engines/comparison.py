@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import psutil
 
+from baton.engine.model_config import read_model_config
 from benchmarks.engines.cells import NUM_OUTPUT_TOKENS, Cell
 from benchmarks.engines.checkpoint import ensure_checkpoint
 from benchmarks.engines.contestants import Contestant
@@ -21,7 +22,6 @@ from benchmarks.engines.interference import between, look
 from benchmarks.engines.samples import Sample, Samples
 from benchmarks.machine import MachineLimits
 from benchmarks.report import Report
-from engine.model_config import read_model_config
 
 PAUSE_S = 5.0  # before a disturbed sample is taken again
 NUM_WARM_UP_TOKENS = 8

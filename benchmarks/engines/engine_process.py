@@ -14,8 +14,8 @@ from typing import IO
 
 import psutil
 
+from baton.engine import OPENMP_SPINS
 from benchmarks.engines.drivers.driver import Answer, Setting
-from engine import OPENMP_SPINS
 
 DRIVERS = Path(__file__).parent / "drivers"
 ROOT = Path(__file__).parents[2]

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton.engine.config import ModelConfig
+from baton.engine.model_config import read_model_config
 from benchmarks.machine import MachineLimits
-from engine.config import ModelConfig
-from engine.model_config import read_model_config
 
 ELEMENT_BYTES = {"bf16": 2, "int8": 1}
 

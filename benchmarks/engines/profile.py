@@ -9,15 +9,15 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.kv_cache import KVCacheLayout
+from baton.engine.model_config import read_model_config
+from baton.engine.request import Request, RequestId
+from baton.engine.sampler import Sampler
+from baton.engine.sampling_params import SamplingParams
 from benchmarks.engines.drivers.driver import Setting
 from benchmarks.report import Report
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.kv_cache import KVCacheLayout
-from engine.model_config import read_model_config
-from engine.request import Request, RequestId
-from engine.sampler import Sampler
-from engine.sampling_params import SamplingParams
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -19,10 +19,10 @@ from statistics import median
 
 import click
 
+from baton.engine.model_config import read_model_config
 from benchmarks.expert_parallel.rank import Load, Measured, RankConfig
 from benchmarks.expert_parallel.ranks import group_of
 from benchmarks.report import Report
-from engine.model_config import read_model_config
 
 RANKS = (1, 2, 4)
 BATCHES = (1, 4, 16)

@@ -18,17 +18,17 @@ import orjson
 import torch
 import uvloop
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.expert_group import ExpertGroup
-from engine.loop import EngineLoop
-from engine.outputs import StepOutput
-from engine.request import Request, RequestId
-from engine.sampling_params import SamplingParams
-from rpc.expert_group import joined
-from rpc.peers import Channels
-from rpc.tls import Plaintext
-from rpc.worker_config import WorkerConfig
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.expert_group import ExpertGroup
+from baton.engine.loop import EngineLoop
+from baton.engine.outputs import StepOutput
+from baton.engine.request import Request, RequestId
+from baton.engine.sampling_params import SamplingParams
+from baton.rpc.expert_group import joined
+from baton.rpc.peers import Channels
+from baton.rpc.tls import Plaintext
+from baton.rpc.worker_config import WorkerConfig
 
 PROMPT_TOKENS = 16
 

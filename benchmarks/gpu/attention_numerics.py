@@ -8,18 +8,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from baton.engine.attention import fp8_rows
+from baton.engine.attention.base import AttentionBackend
+from baton.engine.attention.choice import attention_for
+from baton.engine.attention.flashinfer import FlashInferAttention
+from baton.engine.attention.torch_reference import TorchAttention
+from baton.engine.batch import Batch
+from baton.engine.config import MLAConfig, ModelConfig, RopeConfig
+from baton.engine.kv_cache import LATENT_DIMS, KVCacheLayout
+from baton.engine.kv_scales import UNSCALED, KVScales
 from benchmarks.gpu.closeness import ATTENTION
 from benchmarks.gpu.paged_batch import Lengths, make_batch, num_blocks_of
 from benchmarks.gpu.stage import Record, Setting
-from engine.attention import fp8_rows
-from engine.attention.base import AttentionBackend
-from engine.attention.choice import attention_for
-from engine.attention.flashinfer import FlashInferAttention
-from engine.attention.torch_reference import TorchAttention
-from engine.batch import Batch
-from engine.config import MLAConfig, ModelConfig, RopeConfig
-from engine.kv_cache import LATENT_DIMS, KVCacheLayout
-from engine.kv_scales import UNSCALED, KVScales
 
 NUM_LAYERS, LAYER = 2, 1  # attention is asked for the second of two, so that a wrong stride shows
 LONGEST = 6000

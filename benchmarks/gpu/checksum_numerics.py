@@ -4,8 +4,8 @@ import time
 
 import torch
 
+from baton.kvtransfer.checksum import WORDS, UnitChecksums
 from benchmarks.gpu.stage import Record, Setting
-from kvtransfer.checksum import WORDS, UnitChecksums
 
 NUM_BLOCKS = {False: 512, True: 6}
 BLOCK_BYTES = {False: (8, 4096, 294912, 2359296), True: (8, 4096)}  # the last: 16 tokens of Qwen3-8B's shape

@@ -3,13 +3,13 @@
 import time
 from statistics import median
 
+from baton.engine.outputs import SampledToken
+from baton.engine.schedule import Received
 from benchmarks.gpu.engine_session import EngineSession, greedy, random_prompts, request, start_engine
 from benchmarks.gpu.gpu_time import busy_seconds
 from benchmarks.gpu.large_model import LargeModel, ensure_large_model
 from benchmarks.gpu.roofline import Limits, limits_of
 from benchmarks.gpu.stage import Cell, Record, Setting
-from engine.outputs import SampledToken
-from engine.schedule import Received
 
 BATCHES = {False: (1, 2, 4, 8, 16, 32, 64, 128, 256), True: (1, 3)}
 CONTEXTS = {False: (1024, 4096), True: (64,)}

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.outputs import StepOutput
+from baton.engine.request import Request, RequestId
+from baton.engine.sampling_params import SamplingParams
+from baton.engine.schedule import Schedule
 from benchmarks.gpu.stage import Setting
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.outputs import StepOutput
-from engine.request import Request, RequestId
-from engine.sampling_params import SamplingParams
-from engine.schedule import Schedule
 
 MANY = 1 << 20  # steps
 

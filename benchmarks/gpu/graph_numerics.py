@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from baton.engine.graphed_model import GraphedModel
 from benchmarks.gpu.answers import compare_answers
 from benchmarks.gpu.engine_session import Answer, EngineSession, greedy, random_prompts, start_engine
 from benchmarks.gpu.small_models import SMALL_MODELS, SmallModel, saved
 from benchmarks.gpu.stage import Record, Setting
-from engine.graphed_model import GraphedModel
 
 ARCHITECTURES = ("qwen3", "qwen3-moe", "deepseek-v3", "llama3")
 NUM_REQUESTS = 40

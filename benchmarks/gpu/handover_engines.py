@@ -11,14 +11,14 @@ from types import TracebackType
 
 import torch
 
+from baton.engine.engine import Engine
+from baton.engine.outputs import SampledToken
+from baton.engine.schedule import Received
+from baton.kvtransfer.base import KVTransport, PeerId, PoolDescription, PoolIdentity
+from baton.kvtransfer.registry import create_transport
+from baton.kvtransfer.shared_pool import SharedPool
 from benchmarks.gpu.engine_session import EngineSession, greedy, request, start_engine
 from benchmarks.gpu.stage import Setting
-from engine.engine import Engine
-from engine.outputs import SampledToken
-from engine.schedule import Received
-from kvtransfer.base import KVTransport, PeerId, PoolDescription, PoolIdentity
-from kvtransfer.registry import create_transport
-from kvtransfer.shared_pool import SharedPool
 
 HOST = "127.0.0.1"
 ANSWER_S = 120.0  # the other process may still load

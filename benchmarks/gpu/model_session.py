@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from baton.engine.attention.choice import attention_for
+from baton.engine.kv_cache import KVCacheLayout
+from baton.engine.model_config import read_model_config
+from baton.engine.models import load_model
 from benchmarks.gpu.paged_batch import Lengths, batch_of
-from engine.attention.choice import attention_for
-from engine.kv_cache import KVCacheLayout
-from engine.model_config import read_model_config
-from engine.models import load_model
 
 NUM_BLOCKS = 257
 

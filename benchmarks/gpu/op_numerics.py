@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from baton.engine.ops.base import HeadNorms, LayerOps, Rotation
+from baton.engine.ops.choice import ops_for
+from baton.engine.ops.flashinfer_ops import FlashInferOps
+from baton.engine.ops.torch_ops import TorchOps
 from benchmarks.gpu.closeness import OPERATION
 from benchmarks.gpu.stage import Record, Setting
-from engine.ops.base import HeadNorms, LayerOps, Rotation
-from engine.ops.choice import ops_for
-from engine.ops.flashinfer_ops import FlashInferOps
-from engine.ops.torch_ops import TorchOps
 
 EPS = 1e-6
 NUM_POSITIONS = 40960

@@ -4,11 +4,11 @@ import sys
 
 import uvloop
 
+from baton.simulation.worker_config import SimulatedWorkerConfig
+from baton.simulation.workers import simulated_workers
 from benchmarks.routing.control import announce, answer_until_end
 from benchmarks.routing.topology import Topology
 from benchmarks.routing.worker_counts import WorkerCounts
-from simulation.worker_config import SimulatedWorkerConfig
-from simulation.workers import simulated_workers
 
 
 async def main(topology: Topology) -> None:

@@ -12,11 +12,11 @@ from itertools import cycle
 import uvloop
 from grpc.aio import StreamStreamCall
 
+from baton.protos import worker_pb2
+from baton.protos.worker_pb2 import DescribeRequest, Hello, RouterMessage, WorkerMessage
+from baton.protos.worker_pb2_grpc import WorkerStub
+from baton.rpc.tls import Plaintext
 from benchmarks.routing.pass_server import PassedRequest, serve_passing
-from protos import worker_pb2
-from protos.worker_pb2 import DescribeRequest, Hello, RouterMessage, WorkerMessage
-from protos.worker_pb2_grpc import WorkerStub
-from rpc.tls import Plaintext
 
 ATTACH = f"/{worker_pb2.DESCRIPTOR.services_by_name['Decode'].full_name}/Attach"
 

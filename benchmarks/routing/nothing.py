@@ -8,6 +8,11 @@ from itertools import count
 
 import orjson
 
+from baton.engine.sampling_params import SamplingParams
+from baton.protos.worker_pb2 import GenerateCommand, RouterMessage
+from baton.router.chat_template import ChatTemplate
+from baton.router.tokenizer_files import read_tokenizer
+from baton.rpc.sampling import sampling_to_proto
 from benchmarks.routing.client import post
 from benchmarks.routing.pass_server import ID_BYTES, STREAMED, WHOLE
 from benchmarks.routing.system import (
@@ -22,11 +27,6 @@ from benchmarks.routing.system import (
     openai_chats,
 )
 from benchmarks.routing.topology import Topology
-from engine.sampling_params import SamplingParams
-from protos.worker_pb2 import GenerateCommand, RouterMessage
-from router.chat_template import ChatTemplate
-from router.tokenizer_files import read_tokenizer
-from rpc.sampling import sampling_to_proto
 
 
 class PassedBodies:

@@ -9,15 +9,15 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
+from baton.engine.block_hash import BlockHash, hash_blocks
+from baton.engine.request import Request
+from baton.simulation.engine import SimulatedEngine
+from baton.simulation.request import PrefilledChunk, SimulatedRequest
+from baton.simulation.virtual_time import run_in_virtual_time
 from benchmarks.routing.run_result import RunResult, summarise
 from benchmarks.routing.topology import Topology
 from benchmarks.routing.worker_counts import WorkerCounts
 from benchmarks.routing.workload import Turn, Workload
-from engine.block_hash import BlockHash, hash_blocks
-from engine.request import Request
-from simulation.engine import SimulatedEngine
-from simulation.request import PrefilledChunk, SimulatedRequest
-from simulation.virtual_time import run_in_virtual_time
 
 
 @dataclass(frozen=True, slots=True)

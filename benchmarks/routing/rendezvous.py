@@ -8,8 +8,8 @@ import asyncio
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from simulation.engine import SimulatedEngine
-from simulation.request import OpenPrefill, SimulatedRequest
+from baton.simulation.engine import SimulatedEngine
+from baton.simulation.request import OpenPrefill, SimulatedRequest
 
 
 @dataclass(slots=True, eq=False)

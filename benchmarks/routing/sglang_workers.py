@@ -13,13 +13,13 @@ from typing import cast
 import orjson
 import uvloop
 
+from baton.simulation.engine import SimulatedEngine
+from baton.simulation.request import SimulatedRequest
 from benchmarks.routing.control import announce, answer_until_end
 from benchmarks.routing.http_worker import Fields, HttpWorker
 from benchmarks.routing.rendezvous import Rendezvous
 from benchmarks.routing.topology import Role, Topology
 from benchmarks.routing.worker_counts import WorkerCounts
-from simulation.engine import SimulatedEngine
-from simulation.request import SimulatedRequest
 
 MODEL = "bench"
 CHAT_PROMPT = list(range(300, 320))  # of a chat: this worker does not tokenise, and none is asked to route by it

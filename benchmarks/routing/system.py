@@ -136,7 +136,7 @@ def baton(policy: str, name: str, *options: str) -> System:
 
     def router(setting: Setting, topology: Topology, addresses: list[str], port: int) -> Command:
         return Command(
-            ["router", "--model", str(setting.model), "--served-model-name", MODEL, "--port", str(port),
+            ["baton.router", "--model", str(setting.model), "--served-model-name", MODEL, "--port", str(port),
              "--workers", ",".join(addresses), "--policy", policy, "--log-level", "warning", *options],
             {},
         )  # fmt: skip

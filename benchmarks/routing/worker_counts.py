@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Self
 
-from simulation.counters import EngineCounters
+from baton.simulation.counters import EngineCounters
 
 
 @dataclass(frozen=True, slots=True)

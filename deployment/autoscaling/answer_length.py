@@ -2,7 +2,7 @@
 
 from math import inf
 
-from deployment.autoscaling.moments import Moments
+from baton.deployment.autoscaling.moments import Moments
 
 FIRST_GUESS = 256.0  # tokens, as routers guess too
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
-from deployment.autoscaling.snapshot import PoolSnapshot
+from baton.deployment.autoscaling.snapshot import PoolSnapshot
 
 
 @dataclass(frozen=True, slots=True)

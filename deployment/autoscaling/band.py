@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from deployment.autoscaling.budget import Budget
-from deployment.autoscaling.by_pool import ByPool
-from deployment.autoscaling.settings import ScalingSettings
+from baton.deployment.autoscaling.budget import Budget
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.settings import ScalingSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from deployment.autoscaling.by_pool import ByPool
-from deployment.autoscaling.settings import PoolLimits
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.settings import PoolLimits
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import exp, inf, isfinite
 
-from deployment.autoscaling.settings import ScalingSettings
-from deployment.autoscaling.snapshot import PoolSnapshot, ReplicaLatency
+from baton.deployment.autoscaling.settings import ScalingSettings
+from baton.deployment.autoscaling.snapshot import PoolSnapshot, ReplicaLatency
 
 MIN_SAMPLES = 20  # of one window; a quantile of fewer says nothing
 ENOUGH_BEYOND = 5.0  # samples beyond the quantile, from which on it is trusted fully

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from deployment.autoscaling.band import Band
-from deployment.autoscaling.flips import Flips
-from deployment.autoscaling.hysteresis import SizeState
-from deployment.autoscaling.need import Need
+from baton.deployment.autoscaling.band import Band
+from baton.deployment.autoscaling.flips import Flips
+from baton.deployment.autoscaling.hysteresis import SizeState
+from baton.deployment.autoscaling.need import Need
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from math import inf, sqrt
 
-from deployment.autoscaling.kv_demand import KVDemand
-from deployment.autoscaling.pool_model import UNREACHABLE_SLACK
-from deployment.autoscaling.queueing import normal_quantile
-from deployment.autoscaling.settings import ScalingSettings
-from deployment.autoscaling.snapshot import DecodeSnapshot, Traffic
+from baton.deployment.autoscaling.kv_demand import KVDemand
+from baton.deployment.autoscaling.pool_model import UNREACHABLE_SLACK
+from baton.deployment.autoscaling.queueing import normal_quantile
+from baton.deployment.autoscaling.settings import ScalingSettings
+from baton.deployment.autoscaling.snapshot import DecodeSnapshot, Traffic
 
 NUM_HALVINGS = 24  # of the interval in which a rate is looked for
 

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from deployment.autoscaling.budget import Budget
-from deployment.autoscaling.by_pool import ByPool
-from deployment.autoscaling.flips import Flips, choose_flips
-from deployment.autoscaling.settings import ScalingSettings
-from deployment.autoscaling.snapshot import PoolsSnapshot
+from baton.deployment.autoscaling.budget import Budget
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.flips import Flips, choose_flips
+from baton.deployment.autoscaling.settings import ScalingSettings
+from baton.deployment.autoscaling.snapshot import PoolsSnapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ nothing.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from deployment.autoscaling.band import Band
-from deployment.autoscaling.settings import ScalingSettings
+from baton.deployment.autoscaling.band import Band
+from baton.deployment.autoscaling.settings import ScalingSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from math import isfinite
 
-from deployment.autoscaling.moments import Moments
-from deployment.autoscaling.snapshot import PoolsSnapshot, Traffic
+from baton.deployment.autoscaling.moments import Moments
+from baton.deployment.autoscaling.snapshot import PoolsSnapshot, Traffic
 
 MOST, LEAST = 1e12, 1e-12  # of any rate, time or count that is not 0; beyond is an error of who measured it
 LEAST_RATE = 1e-6  # of tokens per second

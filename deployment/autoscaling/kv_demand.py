@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from math import inf, sqrt
 
-from deployment.autoscaling.settings import ScalingSettings
-from deployment.autoscaling.snapshot import DecodeSnapshot, Traffic
+from baton.deployment.autoscaling.settings import ScalingSettings
+from baton.deployment.autoscaling.snapshot import DecodeSnapshot, Traffic
 
 MIN_MEASURED_SEQUENCES = 16  # with fewer running, their mean context says too little
 

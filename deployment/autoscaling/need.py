@@ -3,14 +3,14 @@
 from dataclasses import dataclass, replace
 from math import ceil, inf, sqrt
 
-from deployment.autoscaling.backlog import Backlog
-from deployment.autoscaling.decode_model import DecodeModel
-from deployment.autoscaling.input_check import known
-from deployment.autoscaling.moments import Moments
-from deployment.autoscaling.pool_model import PoolModel, smallest_size
-from deployment.autoscaling.prefill_model import PrefillModel, seconds_per_token
-from deployment.autoscaling.settings import ScalingSettings
-from deployment.autoscaling.snapshot import DecodeSnapshot, PoolsSnapshot, Traffic
+from baton.deployment.autoscaling.backlog import Backlog
+from baton.deployment.autoscaling.decode_model import DecodeModel
+from baton.deployment.autoscaling.input_check import known
+from baton.deployment.autoscaling.moments import Moments
+from baton.deployment.autoscaling.pool_model import PoolModel, smallest_size
+from baton.deployment.autoscaling.prefill_model import PrefillModel, seconds_per_token
+from baton.deployment.autoscaling.settings import ScalingSettings
+from baton.deployment.autoscaling.snapshot import DecodeSnapshot, PoolsSnapshot, Traffic
 
 CHANCE_DEVIATIONS = 2  # of a measured load, that are put down to chance
 

@@ -13,20 +13,20 @@ A look at the pools:
 
 from dataclasses import replace
 
-from deployment.autoscaling.band import Band, bands, sharing, unhurried
-from deployment.autoscaling.budget import Budget
-from deployment.autoscaling.by_pool import ByPool
-from deployment.autoscaling.correction import Correction
-from deployment.autoscaling.decision import Decision, PoolDecision
-from deployment.autoscaling.grants import Grants, grant
-from deployment.autoscaling.hysteresis import SizeState
-from deployment.autoscaling.input_check import decode_fault, known, prefill_fault, snapshot_fault
-from deployment.autoscaling.need import Need, decode_need, prefill_need
-from deployment.autoscaling.settings import ScalingSettings
-from deployment.autoscaling.snapshot import PoolsSnapshot
-from deployment.autoscaling.split import fit, sure_split
-from deployment.autoscaling.start_trouble import StartWatch
-from deployment.autoscaling.state import ScalingState
+from baton.deployment.autoscaling.band import Band, bands, sharing, unhurried
+from baton.deployment.autoscaling.budget import Budget
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.correction import Correction
+from baton.deployment.autoscaling.decision import Decision, PoolDecision
+from baton.deployment.autoscaling.grants import Grants, grant
+from baton.deployment.autoscaling.hysteresis import SizeState
+from baton.deployment.autoscaling.input_check import decode_fault, known, prefill_fault, snapshot_fault
+from baton.deployment.autoscaling.need import Need, decode_need, prefill_need
+from baton.deployment.autoscaling.settings import ScalingSettings
+from baton.deployment.autoscaling.snapshot import PoolsSnapshot
+from baton.deployment.autoscaling.split import fit, sure_split
+from baton.deployment.autoscaling.start_trouble import StartWatch
+from baton.deployment.autoscaling.state import ScalingState
 
 
 def plan_pools(

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from math import inf, sqrt
 
-from deployment.autoscaling.moments import Moments
-from deployment.autoscaling.pool_model import UNREACHABLE_SLACK
-from deployment.autoscaling.queueing import quantile_of, queue_wait
-from deployment.autoscaling.settings import SLO
-from deployment.autoscaling.snapshot import PrefillSnapshot, Traffic
+from baton.deployment.autoscaling.moments import Moments
+from baton.deployment.autoscaling.pool_model import UNREACHABLE_SLACK
+from baton.deployment.autoscaling.queueing import quantile_of, queue_wait
+from baton.deployment.autoscaling.settings import SLO
+from baton.deployment.autoscaling.snapshot import PrefillSnapshot, Traffic
 
 NUM_HALVINGS = 16  # of the interval in which a rate is looked for
 

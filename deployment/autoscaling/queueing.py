@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import exp, log1p, sqrt
 from statistics import NormalDist
 
-from deployment.autoscaling.moments import Moments
+from baton.deployment.autoscaling.moments import Moments
 
 
 def erlang_c(num_servers: int, load: float) -> float:

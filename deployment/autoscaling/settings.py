@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields
 from math import isfinite
 
-from deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.by_pool import ByPool
 
 # The longest start of a replica, for who waits for one as for who plans with it: a large checkpoint takes so long to
 # load, and where the planner takes back sooner what is still loading, it never comes.

@@ -5,8 +5,8 @@ Rates and times that have not been measured yet are 0, as in workers' own report
 
 from dataclasses import dataclass, field
 
-from deployment.autoscaling.by_pool import ByPool
-from deployment.autoscaling.moments import Moments
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.moments import Moments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,9 @@
 """The budget between two pools that both want more."""
 
-from deployment.autoscaling.budget import Budget
-from deployment.autoscaling.by_pool import ByPool
-from deployment.autoscaling.need import Need
-from deployment.autoscaling.pool_model import PoolModel
+from baton.deployment.autoscaling.budget import Budget
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.need import Need
+from baton.deployment.autoscaling.pool_model import PoolModel
 
 # Times as many requests, beside chance in the rates, that a split has to serve to be better for sure: a single prompt
 # of a hundred times the usual length makes the pool that has it look half as fast for as long as a window.

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from deployment.autoscaling.budget import Budget
-from deployment.autoscaling.by_pool import ByPool
-from deployment.autoscaling.input_check import known
-from deployment.autoscaling.settings import ScalingSettings
-from deployment.autoscaling.snapshot import PoolSnapshot, PoolsSnapshot
+from baton.deployment.autoscaling.budget import Budget
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.input_check import known
+from baton.deployment.autoscaling.settings import ScalingSettings
+from baton.deployment.autoscaling.snapshot import PoolSnapshot, PoolsSnapshot
 
 SLOW_START = 2.0  # times the measured start: a replica that takes so long still comes
 

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from deployment.autoscaling.by_pool import ByPool
-from deployment.autoscaling.correction import Correction
-from deployment.autoscaling.grants import Grants
-from deployment.autoscaling.hysteresis import SizeState
-from deployment.autoscaling.snapshot import PoolsSnapshot
-from deployment.autoscaling.start_trouble import StartTrouble
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.correction import Correction
+from baton.deployment.autoscaling.grants import Grants
+from baton.deployment.autoscaling.hysteresis import SizeState
+from baton.deployment.autoscaling.snapshot import PoolsSnapshot
+from baton.deployment.autoscaling.start_trouble import StartTrouble
 
 
 @dataclass(frozen=True, slots=True)

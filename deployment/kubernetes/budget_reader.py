@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from deployment.autoscaling.settings import ScalingSettings
-from deployment.kubernetes.api_server import ApiServer, ApiServerError
-from deployment.kubernetes.cluster_budget import ClusterBudget, cluster_budget
-from deployment.kubernetes.cluster_use import ClusterUse
-from deployment.kubernetes.node_use import node_use
-from deployment.kubernetes.pod_use import pod_use
-from deployment.kubernetes.settings import KubernetesSettings
+from baton.deployment.autoscaling.settings import ScalingSettings
+from baton.deployment.kubernetes.api_server import ApiServer, ApiServerError
+from baton.deployment.kubernetes.cluster_budget import ClusterBudget, cluster_budget
+from baton.deployment.kubernetes.cluster_use import ClusterUse
+from baton.deployment.kubernetes.node_use import node_use
+from baton.deployment.kubernetes.pod_use import pod_use
+from baton.deployment.kubernetes.settings import KubernetesSettings
 
 logger = logging.getLogger(__name__)
 

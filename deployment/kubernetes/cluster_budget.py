@@ -3,12 +3,12 @@
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from deployment.autoscaling.by_pool import ByPool
-from deployment.autoscaling.settings import PoolLimits, ScalingSettings
-from deployment.kubernetes.cluster_use import ClusterUse
-from deployment.kubernetes.room import num_replicas, room
-from deployment.kubernetes.settings import KubernetesSettings
-from deployment.kubernetes.unready_pod import UnreadyPod
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.settings import PoolLimits, ScalingSettings
+from baton.deployment.kubernetes.cluster_use import ClusterUse
+from baton.deployment.kubernetes.room import num_replicas, room
+from baton.deployment.kubernetes.settings import KubernetesSettings
+from baton.deployment.kubernetes.unready_pod import UnreadyPod
 
 LONGEST_AGO = datetime.min.replace(tzinfo=UTC)
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from deployment.autoscaling.by_pool import ByPool
-from deployment.kubernetes.api_objects import Node, Taint, condition
-from deployment.kubernetes.quantity import parse_quantity
-from deployment.kubernetes.settings import KubernetesSettings, PoolPods, Toleration
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.kubernetes.api_objects import Node, Taint, condition
+from baton.deployment.kubernetes.quantity import parse_quantity
+from baton.deployment.kubernetes.settings import KubernetesSettings, PoolPods, Toleration
 
 KEEPS_AWAY = ("NoSchedule", "NoExecute")  # effects; PreferNoSchedule does not
 

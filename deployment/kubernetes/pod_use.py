@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from decimal import Decimal
 
-from deployment.autoscaling.by_pool import ByPool
-from deployment.kubernetes.api_objects import Container, Pod, PodSpec
-from deployment.kubernetes.quantity import parse_quantity
-from deployment.kubernetes.settings import KubernetesSettings
-from deployment.kubernetes.unready_pod import UnreadyPod
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.kubernetes.api_objects import Container, Pod, PodSpec
+from baton.deployment.kubernetes.quantity import parse_quantity
+from baton.deployment.kubernetes.settings import KubernetesSettings
+from baton.deployment.kubernetes.unready_pod import UnreadyPod
 
 ENDED = ("Succeeded", "Failed")  # phases in which a pod has given back what it had
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from math import floor
 
-from deployment.autoscaling.by_pool import ByPool
-from deployment.kubernetes.node_use import NodeUse
-from deployment.kubernetes.pod_use import PodUse
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.kubernetes.node_use import NodeUse
+from baton.deployment.kubernetes.pod_use import PodUse
 
 
 @dataclass(frozen=True, slots=True)

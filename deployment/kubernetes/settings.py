@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from deployment.autoscaling.by_pool import ByPool
-from deployment.autoscaling.settings import ScalingSettings
-from deployment.kubernetes.validation_words import first_fault
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.settings import ScalingSettings
+from baton.deployment.kubernetes.validation_words import first_fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

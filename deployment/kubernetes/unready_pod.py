@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from deployment.kubernetes.api_objects import ContainerStatus, Pod, condition
+from baton.deployment.kubernetes.api_objects import ContainerStatus, Pod, condition
 
 ON_ITS_WAY = ("", "Pending", "PodInitializing", "ContainerCreating")  # reasons of what only needs some time
 

@@ -4,8 +4,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine.batch import Batch
-from engine.kv_scales import UNSCALED, KVScales
+from baton.engine.batch import Batch
+from baton.engine.kv_scales import UNSCALED, KVScales
 
 
 class AttentionBackend(Protocol):

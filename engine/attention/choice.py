@@ -4,17 +4,17 @@ import logging
 
 import torch
 
-from engine.attention.base import AttentionBackend
-from engine.attention.flashinfer import FlashInferAttention, is_made_for
-from engine.attention.heads import AttentionHeads
-from engine.attention.torch_reference import TorchAttention
-from engine.config import ModelConfig
-from engine.errors import UnsupportedModel
-from engine.kv_cache import torch_dtype
-from engine.kv_dtype import kv_cache_dtype
+from baton.engine.attention.base import AttentionBackend
+from baton.engine.attention.flashinfer import FlashInferAttention, is_made_for
+from baton.engine.attention.heads import AttentionHeads
+from baton.engine.attention.torch_reference import TorchAttention
+from baton.engine.config import ModelConfig
+from baton.engine.errors import UnsupportedModel
+from baton.engine.kv_cache import torch_dtype
+from baton.engine.kv_dtype import kv_cache_dtype
 
 try:
-    from engine.attention.native import NativeAttention
+    from baton.engine.attention.native import NativeAttention
 except ImportError:  # nothing was compiled when this was installed
     NativeAttention = None  # type: ignore[assignment, misc]  # there is no optional class for mypy
 

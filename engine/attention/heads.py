@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.config import ModelConfig
-from engine.kv_cache import torch_dtype
-from engine.kv_dtype import SCALE_BYTES
+from baton.engine.config import ModelConfig
+from baton.engine.kv_cache import torch_dtype
+from baton.engine.kv_dtype import SCALE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

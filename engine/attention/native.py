@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from engine.attention.heads import AttentionHeads
-from engine.batch import Batch
-from engine.config import ModelConfig
-from engine.kv_scales import UNSCALED, KVScales
-from engine.native.paged_attention import Cache, PagedAttention, Rows, instruction_sets
+from baton.engine.attention.heads import AttentionHeads
+from baton.engine.batch import Batch
+from baton.engine.config import ModelConfig
+from baton.engine.kv_scales import UNSCALED, KVScales
+from baton.engine.native.paged_attention import Cache, PagedAttention, Rows, instruction_sets
 
 
 class NativeAttention:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.attention.paged_sequences import PagedSequences
-from engine.batch import Batch
-from engine.device import sent
+from baton.engine.attention.paged_sequences import PagedSequences
+from baton.engine.batch import Batch
+from baton.engine.device import sent
 
 
 @dataclass(frozen=True, slots=True)

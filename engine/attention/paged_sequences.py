@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import Batch
-from engine.device import sent
+from baton.engine.batch import Batch
+from baton.engine.device import sent
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from engine.attention import fp8_rows
-from engine.attention.int8_rows import decode, encode
-from engine.batch import Batch
-from engine.config import ModelConfig
-from engine.kv_scales import UNSCALED, KVScales
+from baton.engine.attention import fp8_rows
+from baton.engine.attention.int8_rows import decode, encode
+from baton.engine.batch import Batch
+from baton.engine.config import ModelConfig
+from baton.engine.kv_scales import UNSCALED, KVScales
 
 GATHERED_BYTES = 8 << 20  # gathered at once and attended to while it is in a CPU's cache; measured best at 8 MiB
 

@@ -3,15 +3,15 @@
 import torch
 from torch import Tensor
 
-from engine.attention.base import AttentionBackend
-from engine.batch import Batch
-from engine.config import ModelConfig
-from engine.kv_scales import KVScales, load_kv_scales
-from engine.layers.linear import Linear, Projection, load_fused, load_partial, summed
-from engine.ops.base import HeadNorms, Rotation
-from engine.ops.choice import ops_for
-from engine.tensor_parallel import TensorRanks
-from engine.weights import Weights
+from baton.engine.attention.base import AttentionBackend
+from baton.engine.batch import Batch
+from baton.engine.config import ModelConfig
+from baton.engine.kv_scales import KVScales, load_kv_scales
+from baton.engine.layers.linear import Linear, Projection, load_fused, load_partial, summed
+from baton.engine.ops.base import HeadNorms, Rotation
+from baton.engine.ops.choice import ops_for
+from baton.engine.tensor_parallel import TensorRanks
+from baton.engine.weights import Weights
 
 
 class GroupedQueryAttention:

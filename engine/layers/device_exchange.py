@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.expert_rows import ExpertRows, weighted_sum
+from baton.engine.expert_rows import ExpertRows, weighted_sum
 
 
 class DeviceExchange:

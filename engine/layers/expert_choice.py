@@ -4,12 +4,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from engine.config import MoEConfig
-from engine.layers.experts import ROW_TILE
-from engine.layers.panel_weight import SingleWeight, can_have_panels
+from baton.engine.config import MoEConfig
+from baton.engine.layers.experts import ROW_TILE
+from baton.engine.layers.panel_weight import SingleWeight, can_have_panels
 
 try:
-    from engine.native.layer_ops import ChoiceRule, choose_experts
+    from baton.engine.native.layer_ops import ChoiceRule, choose_experts
 except ImportError:  # nothing was compiled when this was installed
     choose_experts = None  # type: ignore[assignment]  # there is no optional function for mypy
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.expert_rows import ExpertRows, rows_by_slot, weighted_sum
-from engine.layers.experts import ROW_TILE
+from baton.engine.expert_rows import ExpertRows, rows_by_slot, weighted_sum
+from baton.engine.layers.experts import ROW_TILE
 
 
 class PartExchange:

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.config import MoEConfig
-from engine.layers.experts import Expert
-from engine.layers.fp8_weight import fp8_weight
-from engine.layers.linear import Linear
-from engine.stored_matrix import StoredMatrix
-from engine.tensor_shard import TensorShard
-from engine.weights import Weights, join, look
+from baton.engine.config import MoEConfig
+from baton.engine.layers.experts import Expert
+from baton.engine.layers.fp8_weight import fp8_weight
+from baton.engine.layers.linear import Linear
+from baton.engine.stored_matrix import StoredMatrix
+from baton.engine.tensor_shard import TensorShard
+from baton.engine.weights import Weights, join, look
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.errors import UnsupportedModel
-from engine.layers.fp8_weight import E4M3, RowScaledWeight, quantise
-from engine.layers.linear import Linear
+from baton.engine.errors import UnsupportedModel
+from baton.engine.layers.fp8_weight import E4M3, RowScaledWeight, quantise
+from baton.engine.layers.linear import Linear
 
 
 class GroupedProduct(Protocol):

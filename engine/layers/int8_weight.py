@@ -4,12 +4,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from engine.errors import UnsupportedModel
-from engine.layers.panel_weight import COLUMNS, PanelWeight, can_have_panels
-from engine.ops.choice import ops_for
+from baton.engine.errors import UnsupportedModel
+from baton.engine.layers.panel_weight import COLUMNS, PanelWeight, can_have_panels
+from baton.engine.ops.choice import ops_for
 
 try:
-    from engine.native.products import Product
+    from baton.engine.native.products import Product
 except ImportError:  # nothing was compiled when this was installed
     Product = None  # type: ignore[assignment, misc]  # there is no optional class for mypy
 

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.attention.base import AttentionBackend
-from engine.batch import Batch
-from engine.config import MLAConfig, ModelConfig
-from engine.layers.linear import Linear, Projection, load_linear, load_partial, summed
-from engine.layers.norm import RMSNorm
-from engine.ops.base import Rotation
-from engine.ops.choice import ops_for
-from engine.tensor_parallel import TensorRanks
-from engine.tensor_shard import TensorShard
-from engine.weights import Weights
+from baton.engine.attention.base import AttentionBackend
+from baton.engine.batch import Batch
+from baton.engine.config import MLAConfig, ModelConfig
+from baton.engine.layers.linear import Linear, Projection, load_linear, load_partial, summed
+from baton.engine.layers.norm import RMSNorm
+from baton.engine.ops.base import Rotation
+from baton.engine.ops.choice import ops_for
+from baton.engine.tensor_parallel import TensorRanks
+from baton.engine.tensor_shard import TensorShard
+from baton.engine.weights import Weights
 
 NORM_EPS = 1e-6  # of the norms inside; the config's is for those outside
 

@@ -3,19 +3,19 @@
 import torch
 from torch import Tensor
 
-from engine.config import MoEConfig
-from engine.expert_group import ExpertGroup
-from engine.expert_parallel import ExpertExchange, LocalExchange
-from engine.layers.device_exchange import DeviceExchange
-from engine.layers.expert_choice import ExpertChoice
-from engine.layers.expert_part import PartExchange
-from engine.layers.expert_reader import ExpertNames, ExpertReader
-from engine.layers.experts import Experts
-from engine.layers.mlp import MLP, load_partial_mlp
-from engine.layers.side_stream import begin_beside
-from engine.tensor_parallel import TensorRanks
-from engine.tensor_shard import TensorShard
-from engine.weights import Weights
+from baton.engine.config import MoEConfig
+from baton.engine.expert_group import ExpertGroup
+from baton.engine.expert_parallel import ExpertExchange, LocalExchange
+from baton.engine.layers.device_exchange import DeviceExchange
+from baton.engine.layers.expert_choice import ExpertChoice
+from baton.engine.layers.expert_part import PartExchange
+from baton.engine.layers.expert_reader import ExpertNames, ExpertReader
+from baton.engine.layers.experts import Experts
+from baton.engine.layers.mlp import MLP, load_partial_mlp
+from baton.engine.layers.side_stream import begin_beside
+from baton.engine.tensor_parallel import TensorRanks
+from baton.engine.tensor_shard import TensorShard
+from baton.engine.weights import Weights
 
 
 class MoE:

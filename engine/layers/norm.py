@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from engine.ops.choice import ops_for
+from baton.engine.ops.choice import ops_for
 
 
 class RMSNorm:

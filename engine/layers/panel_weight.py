@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 try:
-    from engine.native.products import GatedProducts, Product, has_fastest_products
+    from baton.engine.native.products import GatedProducts, Product, has_fastest_products
 except ImportError:  # nothing was compiled when this was installed
     Product = None  # type: ignore[assignment, misc]  # there is no optional class for mypy
 

@@ -8,17 +8,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.attention.base import AttentionBackend
-from engine.batch import Batch
-from engine.config import ModelConfig
-from engine.errors import UnsupportedModel
-from engine.expert_group import ExpertGroup
-from engine.kv_cache import torch_dtype
-from engine.kv_scales import LAST_NAMES
-from engine.layers.int8_weight import check_quantization
-from engine.models.causal_lm import CausalLM
-from engine.tensor_parallel import ONE_RANK, TensorRanks
-from engine.weights import Weights
+from baton.engine.attention.base import AttentionBackend
+from baton.engine.batch import Batch
+from baton.engine.config import ModelConfig
+from baton.engine.errors import UnsupportedModel
+from baton.engine.expert_group import ExpertGroup
+from baton.engine.kv_cache import torch_dtype
+from baton.engine.kv_scales import LAST_NAMES
+from baton.engine.layers.int8_weight import check_quantization
+from baton.engine.models.causal_lm import CausalLM
+from baton.engine.tensor_parallel import ONE_RANK, TensorRanks
+from baton.engine.weights import Weights
 
 
 class Model(Protocol):
@@ -71,17 +71,17 @@ def _loader(
 ) -> Callable[[Weights, ModelConfig, AttentionBackend, TensorRanks], CausalLM]:
     match architecture:
         case "LlamaForCausalLM" | "MistralForCausalLM" | "Qwen2ForCausalLM" | "Qwen3ForCausalLM":
-            from engine.models import dense
+            from baton.engine.models import dense
 
             if group is not None:
                 raise UnsupportedModel(f"expert_parallel: {architecture} has no experts")
             return dense.load
         case "MixtralForCausalLM" | "Qwen3MoeForCausalLM":
-            from engine.models import sparse
+            from baton.engine.models import sparse
 
             return partial(sparse.load, group=group)
         case "DeepseekV2ForCausalLM" | "DeepseekV3ForCausalLM":
-            from engine.models import deepseek
+            from baton.engine.models import deepseek
 
             return partial(deepseek.load, group=group)
     raise UnsupportedModel(f"architecture {architecture} is not supported")

@@ -7,18 +7,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.attention.base import AttentionBackend
-from engine.batch import Batch
-from engine.config import ModelConfig
-from engine.kv_cache import KVCacheLayout
-from engine.layers.embedding import Embedding
-from engine.layers.linear import Linear, Projection, gathered, load_linear
-from engine.layers.moe import MoE
-from engine.layers.norm import RMSNorm
-from engine.layers.rotary import RotaryEmbedding
-from engine.ops.base import Rotation
-from engine.tensor_parallel import TensorRanks
-from engine.weights import Weights
+from baton.engine.attention.base import AttentionBackend
+from baton.engine.batch import Batch
+from baton.engine.config import ModelConfig
+from baton.engine.kv_cache import KVCacheLayout
+from baton.engine.layers.embedding import Embedding
+from baton.engine.layers.linear import Linear, Projection, gathered, load_linear
+from baton.engine.layers.moe import MoE
+from baton.engine.layers.norm import RMSNorm
+from baton.engine.layers.rotary import RotaryEmbedding
+from baton.engine.ops.base import Rotation
+from baton.engine.tensor_parallel import TensorRanks
+from baton.engine.weights import Weights
 
 
 class Attention(Protocol):

@@ -1,12 +1,12 @@
 """Llama, Mistral, Qwen2 and Qwen3: one structure; biases and norms of queries and keys are options of the config."""
 
-from engine.attention.base import AttentionBackend
-from engine.config import ModelConfig
-from engine.layers.attention import load_attention
-from engine.layers.mlp import load_mlp
-from engine.models.causal_lm import CausalLM, load_causal_lm
-from engine.tensor_parallel import TensorRanks
-from engine.weights import Weights
+from baton.engine.attention.base import AttentionBackend
+from baton.engine.config import ModelConfig
+from baton.engine.layers.attention import load_attention
+from baton.engine.layers.mlp import load_mlp
+from baton.engine.models.causal_lm import CausalLM, load_causal_lm
+from baton.engine.tensor_parallel import TensorRanks
+from baton.engine.weights import Weights
 
 
 def load(weights: Weights, config: ModelConfig, backend: AttentionBackend, tensor: TensorRanks) -> CausalLM:

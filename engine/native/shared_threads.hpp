@@ -13,7 +13,7 @@ inline RunOnThreads run_on_threads = nullptr;  // in a module that has imported 
 
 // For a module while it is imported. Raises ImportError where the threads' module was not compiled.
 inline void import_threads() {
-    const auto module = pybind11::module_::import("engine.native.thread_team");
+    const auto module = pybind11::module_::import("baton.engine.native.thread_team");
     run_on_threads =
         reinterpret_cast<RunOnThreads>(module.attr(kRunOnThreads).cast<pybind11::capsule>().get_pointer<void>());
 }

@@ -5,12 +5,12 @@ from functools import cache
 
 import torch
 
-from engine.ops.base import LayerOps
-from engine.ops.flashinfer_ops import FlashInferOps
-from engine.ops.torch_ops import TorchOps
+from baton.engine.ops.base import LayerOps
+from baton.engine.ops.flashinfer_ops import FlashInferOps
+from baton.engine.ops.torch_ops import TorchOps
 
 try:
-    from engine.ops.native_ops import NativeOps
+    from baton.engine.ops.native_ops import NativeOps
 except ImportError:  # nothing was compiled when this was installed
     NativeOps = None  # type: ignore[assignment, misc]  # there is no optional class for mypy
 

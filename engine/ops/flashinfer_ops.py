@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.ops.base import HeadNorms, Rotation
-from engine.ops.torch_ops import TorchOps
+from baton.engine.ops.base import HeadNorms, Rotation
+from baton.engine.ops.torch_ops import TorchOps
 
 DTYPES = (torch.bfloat16, torch.float16)
 ROTARY_DIMS = (64, 128, 256, 512)  # that it has kernels of their own for: a warp, or less, turns a head where it is

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from engine.native.layer_ops import Bfloat16Ops, Float32Ops, instruction_sets
-from engine.ops.base import HeadNorms, Rotation
+from baton.engine.native.layer_ops import Bfloat16Ops, Float32Ops, instruction_sets
+from baton.engine.ops.base import HeadNorms, Rotation
 
 
 class NativeOps:

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from engine.ops.base import HeadNorms, Rotation
+from baton.engine.ops.base import HeadNorms, Rotation
 
 LEAST_SCALED = 1e-35  # of what is quantised; less is nothing
 UNDIVIDED_ELEMENTS = 1 << 15  # torch's grain: fewer are one thread's

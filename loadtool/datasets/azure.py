@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from loadtool.datasets.files import count_of, csv_records
-from loadtool.errors import DatasetError
-from loadtool.lengths import Lengths
-from loadtool.request import LoadRequest
-from loadtool.vocabulary import Vocabulary
+from baton.loadtool.datasets.files import count_of, csv_records
+from baton.loadtool.errors import DatasetError
+from baton.loadtool.lengths import Lengths
+from baton.loadtool.request import LoadRequest
+from baton.loadtool.vocabulary import Vocabulary
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Protocol
 
-from loadtool.request import LoadRequest
+from baton.loadtool.request import LoadRequest
 
 
 class Dataset(Protocol):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import orjson
 
-from loadtool.errors import DatasetError
+from baton.loadtool.errors import DatasetError
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from loadtool.datasets.files import count_of, csv_records, json_records
-from loadtool.errors import DatasetError
-from loadtool.lengths import Lengths
-from loadtool.request import LoadRequest
-from loadtool.vocabulary import TokenIds, Vocabulary
+from baton.loadtool.datasets.files import count_of, csv_records, json_records
+from baton.loadtool.errors import DatasetError
+from baton.loadtool.lengths import Lengths
+from baton.loadtool.request import LoadRequest
+from baton.loadtool.vocabulary import TokenIds, Vocabulary
 
 HASH_TOKENS = 512  # that one hash of the trace stands for
 FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from loadtool.datasets.files import unreadable
-from loadtool.errors import DatasetError, SettingError
-from loadtool.lengths import Lengths
-from loadtool.request import LoadRequest
-from loadtool.vocabulary import Vocabulary
+from baton.loadtool.datasets.files import unreadable
+from baton.loadtool.errors import DatasetError, SettingError
+from baton.loadtool.lengths import Lengths
+from baton.loadtool.request import LoadRequest
+from baton.loadtool.vocabulary import Vocabulary
 
 SPEAKERS = (
     frozenset({"human", "user"}),

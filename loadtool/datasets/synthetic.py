@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadtool.errors import SettingError
-from loadtool.lengths import Lengths
-from loadtool.request import LoadRequest
-from loadtool.vocabulary import Vocabulary
+from baton.loadtool.errors import SettingError
+from baton.loadtool.lengths import Lengths
+from baton.loadtool.request import LoadRequest
+from baton.loadtool.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from enum import Enum
 
 from markupsafe import Markup, escape
 
-from loadtool.page.ticks import Axis, short
+from baton.loadtool.page.ticks import Axis, short
 
 WIDTH, HEIGHT = 400, 250
 LEFT, RIGHT, TOP, BOTTOM = 46, 14, 8, 38

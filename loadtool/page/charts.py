@@ -6,14 +6,14 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtool.arrivals import MaxConcurrency, RequestRate
-from loadtool.concurrency import concurrency_of
-from loadtool.distribution import Distribution
-from loadtool.load_report import MeasuredRun
-from loadtool.page.chart import Chart, Mark, Series
-from loadtool.page.ticks import Axis, linear_axis, log_axis, tight_axis
-from loadtool.record import RequestRecord
-from loadtool.summary import RunSummary
+from baton.loadtool.arrivals import MaxConcurrency, RequestRate
+from baton.loadtool.concurrency import concurrency_of
+from baton.loadtool.distribution import Distribution
+from baton.loadtool.load_report import MeasuredRun
+from baton.loadtool.page.chart import Chart, Mark, Series
+from baton.loadtool.page.ticks import Axis, linear_axis, log_axis, tight_axis
+from baton.loadtool.record import RequestRecord
+from baton.loadtool.summary import RunSummary
 
 NUM_QUANTILES = 200
 MAX_DOTS = 1500

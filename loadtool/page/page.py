@@ -5,19 +5,19 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
 
-from loadtool.distribution import Distribution
-from loadtool.load_report import LoadReport
-from loadtool.page.chart import NUM_COLOURS
-from loadtool.page.charts import distribution_charts, sweep_charts, timeline_charts
-from loadtool.summary import RunSummary
-from loadtool.terminal import COLUMNS, lines_of, number
+from baton.loadtool.distribution import Distribution
+from baton.loadtool.load_report import LoadReport
+from baton.loadtool.page.chart import NUM_COLOURS
+from baton.loadtool.page.charts import distribution_charts, sweep_charts, timeline_charts
+from baton.loadtool.summary import RunSummary
+from baton.loadtool.terminal import COLUMNS, lines_of, number
 
 
 def render_page(report: LoadReport) -> str:
     """HTML that needs nothing else: no script, no other file, no network."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["number"] = number
-    template = environment.from_string((files("loadtool.page") / "page.html.jinja").read_text())
+    template = environment.from_string((files("baton.loadtool.page") / "page.html.jinja").read_text())
     return template.render(
         report=report,
         summaries=[each.summary for each in report.runs],

@@ -10,17 +10,17 @@ from urllib.parse import quote
 
 import orjson
 
-from protos.common_pb2 import PositionLogprobs, ServedBy
-from router.generation import ChoiceDelta, Generation, cached_tokens
-from router.limits import check_logprobs
-from router.openai.disconnect import ClientGone
-from router.openai.errors import describe
-from router.openai.exchange import Exchange
-from router.openai.fields import GenerationFields, StreamOptions
-from router.openai.usage import Usage
-from router.pipeline import Pipeline
-from router.stream_merge import StreamMerge
-from rpc.names import MAX_NAME_CHARS, is_name
+from baton.protos.common_pb2 import PositionLogprobs, ServedBy
+from baton.router.generation import ChoiceDelta, Generation, cached_tokens
+from baton.router.limits import check_logprobs
+from baton.router.openai.disconnect import ClientGone
+from baton.router.openai.errors import describe
+from baton.router.openai.exchange import Exchange
+from baton.router.openai.fields import GenerationFields, StreamOptions
+from baton.router.openai.usage import Usage
+from baton.router.pipeline import Pipeline
+from baton.router.stream_merge import StreamMerge
+from baton.rpc.names import MAX_NAME_CHARS, is_name
 
 DONE = b"data: [DONE]\n\n"
 MAX_INLINE_SIZE = 4096  # tokens and logprobs of an answer that is worded at once; a larger one in a thread

@@ -10,13 +10,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from router.client import ANYBODY
-from router.gate import Gate
-from router.openai.disconnect import ClientGone
-from router.openai.errors import error_response
-from router.openai.exchange import AsgiExchange, Exchange
-from router.panic import REQUEST_PANICS
-from rpc.status import Unauthenticated
+from baton.router.client import ANYBODY
+from baton.router.gate import Gate
+from baton.router.openai.disconnect import ClientGone
+from baton.router.openai.errors import error_response
+from baton.router.openai.exchange import AsgiExchange, Exchange
+from baton.router.panic import REQUEST_PANICS
+from baton.rpc.status import Unauthenticated
 
 Body = TypeVar("Body", bound=BaseModel)
 

@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 import orjson
 from pydantic import Field
 
-from engine.sampling_params import MAX_LOGPROBS
-from protos.common_pb2 import PositionLogprobs
-from router.errors import FieldError
-from router.generation import ChatPrompt, ChoiceDelta, Generation, GenerationRequest
-from router.limits import check_template_options
-from router.openai.answer import WholeChoice, answer, apart, command_id
-from router.openai.context import read_context
-from router.openai.exchange import Exchange
-from router.openai.fields import GenerationFields
-from router.openai.logprobs import chat_content, prompt_positions
-from router.openai.messages import Messages, template_messages
-from router.request_context import RequestContext
-from router.service import RouterService
-from router.tokenizer import Tokenizer
+from baton.engine.sampling_params import MAX_LOGPROBS
+from baton.protos.common_pb2 import PositionLogprobs
+from baton.router.errors import FieldError
+from baton.router.generation import ChatPrompt, ChoiceDelta, Generation, GenerationRequest
+from baton.router.limits import check_template_options
+from baton.router.openai.answer import WholeChoice, answer, apart, command_id
+from baton.router.openai.context import read_context
+from baton.router.openai.exchange import Exchange
+from baton.router.openai.fields import GenerationFields
+from baton.router.openai.logprobs import chat_content, prompt_positions
+from baton.router.openai.messages import Messages, template_messages
+from baton.router.request_context import RequestContext
+from baton.router.service import RouterService
+from baton.router.tokenizer import Tokenizer
 
 
 class ChatRequest(GenerationFields):

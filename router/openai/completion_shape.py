@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from protos.common_pb2 import PositionLogprobs
-from router.generation import ChoiceDelta, Generation
-from router.openai.answer import WholeChoice, apart
-from router.openai.logprobs import completion_block, prompt_positions
-from router.tokenizer import Tokenizer
+from baton.protos.common_pb2 import PositionLogprobs
+from baton.router.generation import ChoiceDelta, Generation
+from baton.router.openai.answer import WholeChoice, apart
+from baton.router.openai.logprobs import completion_block, prompt_positions
+from baton.router.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)

@@ -6,16 +6,16 @@ from typing import Annotated
 
 from pydantic import Field, WithJsonSchema
 
-from router.errors import FieldError
-from router.generation import Generation, GenerationRequest
-from router.openai.answer import answer, command_id
-from router.openai.completion_shape import CompletionShape, PromptEcho
-from router.openai.context import read_context
-from router.openai.exchange import Exchange
-from router.openai.fields import GenerationFields
-from router.openai.prompts import PROMPT_SCHEMA, Prompt, read_prompts
-from router.request_context import RequestContext
-from router.service import RouterService
+from baton.router.errors import FieldError
+from baton.router.generation import Generation, GenerationRequest
+from baton.router.openai.answer import answer, command_id
+from baton.router.openai.completion_shape import CompletionShape, PromptEcho
+from baton.router.openai.context import read_context
+from baton.router.openai.exchange import Exchange
+from baton.router.openai.fields import GenerationFields
+from baton.router.openai.prompts import PROMPT_SCHEMA, Prompt, read_prompts
+from baton.router.request_context import RequestContext
+from baton.router.service import RouterService
 
 DEFAULT_MAX_TOKENS = 16
 

@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping
 from hashlib import blake2b
 
-from router.client import ANYBODY, Client
-from router.errors import FieldError
-from router.limits import check_worker_name
-from router.request_context import NO_HINTS, PLANS, RequestContext, RoutingHints
+from baton.router.client import ANYBODY, Client
+from baton.router.errors import FieldError
+from baton.router.limits import check_worker_name
+from baton.router.request_context import NO_HINTS, PLANS, RequestContext, RoutingHints
 
 DECODE, PREFILL, PLAN, TIMEOUT = "x-baton-decode", "x-baton-prefill", "x-baton-plan", "x-baton-timeout"
 

@@ -10,10 +10,10 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from engine.errors import EngineError, InvalidRequest
-from engine.sampling_params import SamplingParams
-from router.errors import FieldError, KeyLimitReached, Overloaded
-from rpc.status import ServiceError, message_of, shortened, status_of
+from baton.engine.errors import EngineError, InvalidRequest
+from baton.engine.sampling_params import SamplingParams
+from baton.router.errors import FieldError, KeyLimitReached, Overloaded
+from baton.rpc.status import ServiceError, message_of, shortened, status_of
 
 logger = logging.getLogger(__name__)
 

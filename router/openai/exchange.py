@@ -8,9 +8,9 @@ from typing import Protocol
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from router.client import ANYBODY, Client
-from router.openai.disconnect import ClientGone, ClientWatch
-from rpc.names import is_name
+from baton.router.client import ANYBODY, Client
+from baton.router.openai.disconnect import ClientGone, ClientWatch
+from baton.rpc.names import is_name
 
 EVENT_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -5,11 +5,11 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
-from engine.sampling_params import SamplingParams
-from router.config import RouterConfig
-from router.errors import FieldError
-from router.limits import MAX_ENTRIES, check_choices, check_metadata, check_stop, check_text
-from router.openai.text_or_list import at_most, text_or_list
+from baton.engine.sampling_params import SamplingParams
+from baton.router.config import RouterConfig
+from baton.router.errors import FieldError
+from baton.router.limits import MAX_ENTRIES, check_choices, check_metadata, check_stop, check_text
+from baton.router.openai.text_or_list import at_most, text_or_list
 
 INT32_MAX = (1 << 31) - 1
 

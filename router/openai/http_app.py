@@ -10,15 +10,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from router.gate import Gate
-from router.openai.body_route import BodyRoute
-from router.openai.chat import ChatApi, ChatRequest
-from router.openai.completions import CompletionRequest, CompletionsApi
-from router.openai.errors import install_error_handlers
-from router.openai.middleware import GateMiddleware, RequestIdMiddleware
-from router.openai.operations import OperationsApi
-from router.openai.tokenize import DetokenizeRequest, TokenizeApi, TokenizeRequest
-from router.service import RouterService
+from baton.router.gate import Gate
+from baton.router.openai.body_route import BodyRoute
+from baton.router.openai.chat import ChatApi, ChatRequest
+from baton.router.openai.completions import CompletionRequest, CompletionsApi
+from baton.router.openai.errors import install_error_handlers
+from baton.router.openai.middleware import GateMiddleware, RequestIdMiddleware
+from baton.router.openai.operations import OperationsApi
+from baton.router.openai.tokenize import DetokenizeRequest, TokenizeApi, TokenizeRequest
+from baton.router.service import RouterService
 
 Posts = Mapping[str, BodyRoute[Any]]  # by path; each with its own model
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from protos.common_pb2 import PositionLogprobs, TokenLogprob
-from router.tokenizer import Tokenizer
+from baton.protos.common_pb2 import PositionLogprobs, TokenLogprob
+from baton.router.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 

@@ -15,8 +15,8 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import no_info_wrap_validator_function
 
-from router.errors import FieldError
-from router.openai.text_or_list import text_or_list
+from baton.router.errors import FieldError
+from baton.router.openai.text_or_list import text_or_list
 
 MAX_PARTS = 16_384  # messages, and the parts of their contents, of one conversation
 

@@ -3,10 +3,10 @@
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.gate import Gate
-from router.openai.errors import error_response
-from router.openai.exchange import new_id, read_headers
-from rpc.status import Unauthenticated
+from baton.router.gate import Gate
+from baton.router.openai.errors import error_response
+from baton.router.openai.exchange import new_id, read_headers
+from baton.rpc.status import Unauthenticated
 
 
 class RequestIdMiddleware:

@@ -4,9 +4,9 @@ import orjson
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from router.openai.errors import RETRY_AFTER_S, error_body
-from router.service import RouterService
-from router.worker_connection import ROLES, ConnectionState, WorkerConnection
+from baton.router.openai.errors import RETRY_AFTER_S, error_body
+from baton.router.service import RouterService
+from baton.router.worker_connection import ROLES, ConnectionState, WorkerConnection
 
 
 class OperationsApi:

@@ -10,11 +10,11 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from router.client import ANYBODY, Client
-from router.openai.body_route import BodyRoute
-from router.openai.disconnect import ClientGone
-from router.openai.exchange import announced_size, check_size, new_id, read_headers
-from router.openai.taken import num_taken
+from baton.router.client import ANYBODY, Client
+from baton.router.openai.body_route import BodyRoute
+from baton.router.openai.disconnect import ClientGone
+from baton.router.openai.exchange import announced_size, check_size, new_id, read_headers
+from baton.router.openai.taken import num_taken
 
 logger = logging.getLogger(__name__)
 

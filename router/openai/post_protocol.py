@@ -20,10 +20,10 @@ import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from router.openai.body_route import BodyRoute
-from router.openai.errors import error_body
-from router.openai.post_exchange import STALL_S, STATUS_LINES, PostExchange
-from router.openai.taken import has_taken_all, num_taken
+from baton.router.openai.body_route import BodyRoute
+from baton.router.openai.errors import error_body
+from baton.router.openai.post_exchange import STALL_S, STATUS_LINES, PostExchange
+from baton.router.openai.taken import has_taken_all, num_taken
 
 MAX_HEAD_BYTES = 32 << 10  # of a request's line and headers, and of what stands between the parts of its body
 LINGER_S = 1.0  # of a connection without a request when the server leaves: one may be on its way

@@ -4,8 +4,8 @@ They may be long, so they are checked here by hand: a list's length before its e
 at once.
 """
 
-from router.errors import FieldError
-from router.limits import context_error
+from baton.router.errors import FieldError
+from baton.router.limits import context_error
 
 Prompt = str | list[int]
 

@@ -6,15 +6,15 @@ from typing import Annotated
 import orjson
 from pydantic import BaseModel, WithJsonSchema
 
-from engine.errors import InvalidRequest
-from router.errors import FieldError
-from router.generation import ChatPrompt
-from router.limits import check_template_options
-from router.openai.context import read_context
-from router.openai.exchange import Exchange
-from router.openai.messages import Messages, template_messages
-from router.openai.prompts import read_token_ids
-from router.service import RouterService
+from baton.engine.errors import InvalidRequest
+from baton.router.errors import FieldError
+from baton.router.generation import ChatPrompt
+from baton.router.limits import check_template_options
+from baton.router.openai.context import read_context
+from baton.router.openai.exchange import Exchange
+from baton.router.openai.messages import Messages, template_messages
+from baton.router.openai.prompts import read_token_ids
+from baton.router.service import RouterService
 
 
 class TokenizeRequest(BaseModel):

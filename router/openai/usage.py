@@ -1,6 +1,6 @@
 """What an answer cost, as OpenAI counts it."""
 
-from router.generation import ChoiceDelta, cached_tokens
+from baton.router.generation import ChoiceDelta, cached_tokens
 
 
 class Usage:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rpc.doctor.finding import Finding, ok, warning
+from baton.rpc.doctor.finding import Finding, ok, warning
 
 MOST_OFFSET_S = 0.5  # beyond what the round trip leaves open
 

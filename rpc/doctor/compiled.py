@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from importlib import import_module
 
-from rpc.doctor.finding import Finding, ok, warning
+from baton.rpc.doctor.finding import Finding, ok, warning
 
 # What a worker uses.
 ENGINE_MODULES = tuple(
-    f"engine.native.{name}" for name in ("block_hash", "thread_team", "paged_attention", "layer_ops", "products")
+    f"baton.engine.native.{name}" for name in ("block_hash", "thread_team", "paged_attention", "layer_ops", "products")
 )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from rpc.doctor.finding import Finding, ok, warning
+from baton.rpc.doctor.finding import Finding, ok, warning
 
 DRIVER = Path("/proc/driver/nvidia")
 

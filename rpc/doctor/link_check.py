@@ -1,7 +1,7 @@
 """What a measured link means: pure functions over what was measured."""
 
-from rpc.doctor.finding import Finding, failure, ok, warning
-from rpc.doctor.link import Link, LinkRates
+from baton.rpc.doctor.finding import Finding, failure, ok, warning
+from baton.rpc.doctor.link import Link, LinkRates
 
 LEAST_SHARE = 0.15  # of what the link should give; a machine with twice as much to do as cores stays above it
 MOST_LATENCY_S = 0.01  # of one block, beside the bytes' own time

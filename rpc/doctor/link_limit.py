@@ -9,10 +9,10 @@ from typing import Protocol
 import numpy as np
 import psutil
 
-from kvtransfer import nixl, shared_memory
-from kvtransfer.base import PoolDescription
-from rpc.doctor.peer_host import is_same_host, is_this_machine, local_address, peer_host
-from rpc.doctor.rdma import rdma_ports
+from baton.kvtransfer import nixl, shared_memory
+from baton.kvtransfer.base import PoolDescription
+from baton.rpc.doctor.peer_host import is_same_host, is_this_machine, local_address, peer_host
+from baton.rpc.doctor.rdma import rdma_ports
 
 ONE_STREAM_BYTES_PER_S = 2.5e9  # about what a core puts through one TCP connection, however fast the network
 STEP_BYTES = 1 << 20  # copied at once, as the transports do

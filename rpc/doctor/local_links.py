@@ -8,12 +8,12 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from kvtransfer.base import KVTransport, PoolDescription, PoolIdentity
-from kvtransfer.errors import TransportUnavailable
-from kvtransfer.registry import TRANSPORTS, create_transport
-from kvtransfer.shared_pool import SharedPool
-from rpc.doctor.link import Link
-from rpc.doctor.probe import Reader, probe
+from baton.kvtransfer.base import KVTransport, PoolDescription, PoolIdentity
+from baton.kvtransfer.errors import TransportUnavailable
+from baton.kvtransfer.registry import TRANSPORTS, create_transport
+from baton.kvtransfer.shared_pool import SharedPool
+from baton.rpc.doctor.link import Link
+from baton.rpc.doctor.probe import Reader, probe
 
 HOST = "127.0.0.1"
 FINGERPRINT = "doctor"

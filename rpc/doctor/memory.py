@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from rpc.doctor.finding import Finding, failure, ok, warning
+from baton.rpc.doctor.finding import Finding, failure, ok, warning
 
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_SHARED_BYTES = 1 << 30

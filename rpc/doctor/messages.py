@@ -1,8 +1,8 @@
 """The doctor's findings and measurements, between their messages and their types."""
 
-from protos import doctor_pb2
-from rpc.doctor.finding import Finding, Level
-from rpc.doctor.link import LimitShare, Link, LinkRates
+from baton.protos import doctor_pb2
+from baton.rpc.doctor.finding import Finding, Level
+from baton.rpc.doctor.link import LimitShare, Link, LinkRates
 
 LEVELS = {
     Level.OK: doctor_pb2.FINDING_LEVEL_OK,

@@ -6,12 +6,12 @@ from importlib.metadata import PackageNotFoundError, requires, version
 
 from packaging.requirements import Requirement
 
-from rpc.doctor.finding import Finding, failure, ok, warning
+from baton.rpc.doctor.finding import Finding, failure, ok, warning
 
-DISTRIBUTION = "baton"
+DISTRIBUTION = "baton-serve"
 NOTABLE = ("torch", "grpcio", "protobuf", "nixl", "transformers", "tokenizers", "tiktoken", "redis")
 OPTIONAL = ("flashinfer-python", "ray")  # of interest where they are; nothing is amiss without them
-REINSTALL = "install the versions that Baton asks for: make setup, or pip install --upgrade baton"
+REINSTALL = "install the versions that Baton asks for: make setup, or pip install --upgrade baton-serve"
 
 
 def package_versions(distribution: str = DISTRIBUTION) -> dict[str, str]:

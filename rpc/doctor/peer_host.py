@@ -3,10 +3,10 @@
 import socket
 from contextlib import suppress
 
-from kvtransfer import nixl, shared_memory, tcp
-from kvtransfer.base import PoolDescription
-from kvtransfer.endpoint import decode
-from kvtransfer.errors import TransferError
+from baton.kvtransfer import nixl, shared_memory, tcp
+from baton.kvtransfer.base import PoolDescription
+from baton.kvtransfer.endpoint import decode
+from baton.kvtransfer.errors import TransferError
 
 DISCARD_PORT = 9  # RFC 863; nothing is sent to it
 

@@ -21,16 +21,16 @@ from statistics import median
 
 import torch
 
-from kvtransfer.base import KVTransport, PeerId, PoolDescription, PoolIdentity
-from kvtransfer.errors import PeerLost, TransferError, TransportUnavailable
-from kvtransfer.rdma import has_rdma_device
-from kvtransfer.registry import TRANSPORTS, create_transport
-from kvtransfer.shared_pool import SharedPool
-from kvtransfer.units import unit_bytes_of
-from rpc.doctor.link import LimitShare, Link, LinkRates
-from rpc.doctor.link_limit import LinkLimit, link_limit
-from rpc.doctor.peer_host import is_same_host
-from rpc.doctor.rdma import received_bytes
+from baton.kvtransfer.base import KVTransport, PeerId, PoolDescription, PoolIdentity
+from baton.kvtransfer.errors import PeerLost, TransferError, TransportUnavailable
+from baton.kvtransfer.rdma import has_rdma_device
+from baton.kvtransfer.registry import TRANSPORTS, create_transport
+from baton.kvtransfer.shared_pool import SharedPool
+from baton.kvtransfer.units import unit_bytes_of
+from baton.rpc.doctor.link import LimitShare, Link, LinkRates
+from baton.rpc.doctor.link_limit import LinkLimit, link_limit
+from baton.rpc.doctor.peer_host import is_same_host
+from baton.rpc.doctor.rdma import received_bytes
 
 ROUND_BYTES = 8 << 20
 NUM_ROUNDS = 5  # and one before them that warms up

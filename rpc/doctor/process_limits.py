@@ -5,7 +5,7 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
-from rpc.doctor.finding import Finding, failure, ok, warning
+from baton.rpc.doctor.finding import Finding, failure, ok, warning
 
 LEAST_FILES = 256  # an engine, its gRPC server and a handful of peers
 ENOUGH_FILES = 4096

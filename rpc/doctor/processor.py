@@ -5,7 +5,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from rpc.doctor.finding import Finding, ok, warning
+from baton.rpc.doctor.finding import Finding, ok, warning
 
 CPUINFO = Path("/proc/cpuinfo")
 VECTORS = ("avx2", "avx512f", "asimd", "sve")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvtransfer.rdma import DEVICES
-from rpc.doctor.finding import Finding, failure, ok
+from baton.kvtransfer.rdma import DEVICES
+from baton.rpc.doctor.finding import Finding, failure, ok
 
 SYSFS = Path(DEVICES)
 VERBS = Path("/dev/infiniband")

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 from redis.exceptions import NoPermissionError
 
-from rpc.doctor.clock import ClockReading, best, check_clock
-from rpc.doctor.finding import Finding, failure, ok, warning
-from rpc.registry.redis_client import REDIS_ERRORS, RedisConnections
-from rpc.registry.url import RegistryUrl
+from baton.rpc.doctor.clock import ClockReading, best, check_clock
+from baton.rpc.doctor.finding import Finding, failure, ok, warning
+from baton.rpc.registry.redis_client import REDIS_ERRORS, RedisConnections
+from baton.rpc.registry.url import RegistryUrl
 
 LEAST_VERSION = 5
 LIFE_MS = 1000  # of the key that is written on trial

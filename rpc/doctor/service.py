@@ -3,16 +3,16 @@
 import asyncio
 import time
 
-from kvtransfer.base import PoolDescription
-from kvtransfer.threads import run_in_thread
-from protos import doctor_pb2, doctor_pb2_grpc
-from rpc.doctor.link import Link
-from rpc.doctor.machine import examine_machine
-from rpc.doctor.messages import finding_to_proto, link_to_proto
-from rpc.doctor.packages import package_versions
-from rpc.doctor.probe import Reader, probe
-from rpc.peers import Context
-from rpc.pool_description import pool_from_proto
+from baton.kvtransfer.base import PoolDescription
+from baton.kvtransfer.threads import run_in_thread
+from baton.protos import doctor_pb2, doctor_pb2_grpc
+from baton.rpc.doctor.link import Link
+from baton.rpc.doctor.machine import examine_machine
+from baton.rpc.doctor.messages import finding_to_proto, link_to_proto
+from baton.rpc.doctor.packages import package_versions
+from baton.rpc.doctor.probe import Reader, probe
+from baton.rpc.peers import Context
+from baton.rpc.pool_description import pool_from_proto
 
 
 class DoctorService(doctor_pb2_grpc.DoctorServicer):

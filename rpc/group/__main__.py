@@ -1,18 +1,18 @@
-"""`python -m rpc.group`: one rendezvous in this process."""
+"""`python -m baton.rpc.group`: one rendezvous in this process."""
 
 from collections.abc import Coroutine
 
 import click
 
-from rpc.config_file import load
-from rpc.entry import plain_errors, process_flags, run_process, take_process_flags
-from rpc.group.config import RENDEZVOUS_OPTIONS, RendezvousConfig
-from rpc.options import click_options, options_of
+from baton.rpc.config_file import load
+from baton.rpc.entry import plain_errors, process_flags, run_process, take_process_flags
+from baton.rpc.group.config import RENDEZVOUS_OPTIONS, RendezvousConfig
+from baton.rpc.options import click_options, options_of
 
 
 def start(config: RendezvousConfig) -> Coroutine[object, object, None]:
     """Makes the rendezvous; imports gRPC only once the options are known to be good."""
-    from rpc.group.app import run
+    from baton.rpc.group.app import run
 
     return run(config)
 
@@ -29,4 +29,4 @@ def main(**flags: object) -> None:
 
 
 if __name__ == "__main__":
-    main(prog_name="python -m rpc.group")
+    main(prog_name="python -m baton.rpc.group")

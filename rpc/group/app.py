@@ -12,17 +12,17 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer  # `health.aio` is this module, under a name type checkers miss
 from grpc_reflection.v1alpha import reflection
 
-from protos import group_pb2, group_pb2_grpc
-from rpc.group.config import RendezvousConfig
-from rpc.group.service import RendezvousService
-from rpc.group.settings import RendezvousSettings
-from rpc.group.standing import standing
-from rpc.grpc_options import SERVER_OPTIONS
-from rpc.host_port import host_port
-from rpc.malformed import RefuseMalformed
-from rpc.progress import ProgressReporter
-from rpc.registry.base import PlaceTaken
-from rpc.tls import make_security
+from baton.protos import group_pb2, group_pb2_grpc
+from baton.rpc.group.config import RendezvousConfig
+from baton.rpc.group.service import RendezvousService
+from baton.rpc.group.settings import RendezvousSettings
+from baton.rpc.group.standing import standing
+from baton.rpc.grpc_options import SERVER_OPTIONS
+from baton.rpc.host_port import host_port
+from baton.rpc.malformed import RefuseMalformed
+from baton.rpc.progress import ProgressReporter
+from baton.rpc.registry.base import PlaceTaken
+from baton.rpc.tls import make_security
 
 logger = logging.getLogger(__name__)
 

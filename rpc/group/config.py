@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from rpc.group.rendezvous_name import DEFAULT_NAME
-from rpc.names import NAME_RULE, is_name
-from rpc.option_values import OptionError
-from rpc.options import OptionInfo
-from rpc.registry.url import parse_registry_url
-from rpc.tls_options import TLS_OPTIONS
-from rpc.worker_config import WILDCARDS
+from baton.rpc.group.rendezvous_name import DEFAULT_NAME
+from baton.rpc.names import NAME_RULE, is_name
+from baton.rpc.option_values import OptionError
+from baton.rpc.options import OptionInfo
+from baton.rpc.registry.url import parse_registry_url
+from baton.rpc.tls_options import TLS_OPTIONS
+from baton.rpc.worker_config import WILDCARDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

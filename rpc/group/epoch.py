@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from protos import group_pb2
+from baton.protos import group_pb2
 
 DIGITS = re.compile(r"([0-9]+)")
 

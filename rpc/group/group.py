@@ -14,10 +14,10 @@ from collections import deque
 
 import grpc
 
-from rpc.group.epoch import Epoch, Life, in_rank_order
-from rpc.group.join import Join, Refused
-from rpc.group.seat import Seat
-from rpc.group.settings import RendezvousSettings
+from baton.rpc.group.epoch import Epoch, Life, in_rank_order
+from baton.rpc.group.join import Join, Refused
+from baton.rpc.group.seat import Seat
+from baton.rpc.group.settings import RendezvousSettings
 
 logger = logging.getLogger(__name__)
 

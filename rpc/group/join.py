@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import grpc
 
-from protos import group_pb2
-from rpc.group.epoch import Epoch, Life, epoch_from_proto, life_from_proto
-from rpc.group.settings import RendezvousSettings
-from rpc.names import NAME_RULE, is_name
+from baton.protos import group_pb2
+from baton.rpc.group.epoch import Epoch, Life, epoch_from_proto, life_from_proto
+from baton.rpc.group.settings import RendezvousSettings
+from baton.rpc.names import NAME_RULE, is_name
 
 MAX_ADDRESS_CHARS = 300
 ADDRESS = re.compile(r"[\x21-\x7e]+:[0-9]{1,5}")

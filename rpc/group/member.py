@@ -14,18 +14,18 @@ from typing import Any
 
 import grpc
 
-from engine.group_view import GroupView
-from kvtransfer.errors import PeerLost, TransferDeadline
-from protos import group_pb2, group_pb2_grpc
-from rpc.backoff import Backoff
-from rpc.event_stream import next_event
-from rpc.group.epoch import Epoch, Life, epoch_from_proto, epoch_to_proto, life_to_proto
-from rpc.group.member_news import MemberNews
-from rpc.group.newest_view import NewestView
-from rpc.group.wakes import Wakes
-from rpc.group.whereabouts import RendezvousUnknown, Whereabouts
-from rpc.peers import Channels
-from rpc.tls import Security
+from baton.engine.group_view import GroupView
+from baton.kvtransfer.errors import PeerLost, TransferDeadline
+from baton.protos import group_pb2, group_pb2_grpc
+from baton.rpc.backoff import Backoff
+from baton.rpc.event_stream import next_event
+from baton.rpc.group.epoch import Epoch, Life, epoch_from_proto, epoch_to_proto, life_to_proto
+from baton.rpc.group.member_news import MemberNews
+from baton.rpc.group.newest_view import NewestView
+from baton.rpc.group.wakes import Wakes
+from baton.rpc.group.whereabouts import RendezvousUnknown, Whereabouts
+from baton.rpc.peers import Channels
+from baton.rpc.tls import Security
 
 logger = logging.getLogger(__name__)
 

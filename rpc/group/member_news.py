@@ -2,7 +2,7 @@
 
 import asyncio
 
-from protos import group_pb2
+from baton.protos import group_pb2
 
 
 class MemberNews:

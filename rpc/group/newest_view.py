@@ -2,7 +2,7 @@
 
 import threading
 
-from engine.group_view import GroupView
+from baton.engine.group_view import GroupView
 
 
 class NewestView:

@@ -1,7 +1,7 @@
 """What a worker's option says of where its rendezvous is."""
 
-from rpc.names import NAME_RULE, is_name
-from rpc.option_values import OptionError
+from baton.rpc.names import NAME_RULE, is_name
+from baton.rpc.option_values import OptionError
 
 REGISTRY = "registry"  # in place of an address
 DEFAULT_NAME = "default"

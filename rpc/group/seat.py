@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-from protos import group_pb2
-from rpc.group.epoch import Epoch, Life, epoch_to_proto
-from rpc.group.join import Refused
+from baton.protos import group_pb2
+from baton.rpc.group.epoch import Epoch, Life, epoch_to_proto
+from baton.rpc.group.join import Refused
 
 
 class Seat:

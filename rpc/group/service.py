@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from protos import group_pb2, group_pb2_grpc
-from rpc.group.group import Group
-from rpc.group.join import Refused, check_address, read_join
-from rpc.group.seat import Seat
-from rpc.group.settings import RendezvousSettings
-from rpc.peers import Context
+from baton.protos import group_pb2, group_pb2_grpc
+from baton.rpc.group.group import Group
+from baton.rpc.group.join import Refused, check_address, read_join
+from baton.rpc.group.seat import Seat
+from baton.rpc.group.settings import RendezvousSettings
+from baton.rpc.peers import Context
 
 logger = logging.getLogger(__name__)
 

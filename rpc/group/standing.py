@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from rpc.group.config import RendezvousConfig
-from rpc.group.whereabouts import KIND
-from rpc.registry.factory import open_address
+from baton.rpc.group.config import RendezvousConfig
+from baton.rpc.group.whereabouts import KIND
+from baton.rpc.registry.factory import open_address
 
 
 @asynccontextmanager

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 
 import grpc
 
-from protos import group_pb2, group_pb2_grpc
-from rpc.group.epoch import Life
-from rpc.peers import MAX_WORD_CHARS, Channels, Context
+from baton.protos import group_pb2, group_pb2_grpc
+from baton.rpc.group.epoch import Life
+from baton.rpc.peers import MAX_WORD_CHARS, Channels, Context
 
 logger = logging.getLogger(__name__)
 

@@ -2,10 +2,10 @@
 
 from typing import Protocol
 
-from rpc.group.rendezvous_name import registered_name
-from rpc.option_values import OptionError
-from rpc.registry.base import NamedAddress, RegistryLost
-from rpc.registry.factory import open_address
+from baton.rpc.group.rendezvous_name import registered_name
+from baton.rpc.option_values import OptionError
+from baton.rpc.registry.base import NamedAddress, RegistryLost
+from baton.rpc.registry.factory import open_address
 
 KIND = "rendezvous"  # in the registry
 

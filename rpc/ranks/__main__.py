@@ -1,12 +1,12 @@
-"""`python -m rpc.ranks`: one rank that follows, as the worker's first rank starts it."""
+"""`python -m baton.rpc.ranks`: one rank that follows, as the worker's first rank starts it."""
 
 from collections.abc import Coroutine
 
 import click
 
-from rpc.entry import plain_errors
-from rpc.worker_command import run_worker, worker_command
-from rpc.worker_config import Role, WorkerConfig
+from baton.rpc.entry import plain_errors
+from baton.rpc.worker_command import run_worker, worker_command
+from baton.rpc.worker_config import Role, WorkerConfig
 
 ROLES: tuple[Role, ...] = ("both", "prefill", "decode")
 
@@ -20,7 +20,7 @@ def main(rank: int, socket: str, **flags: object) -> None:
     """Computes what the first rank of its worker says."""
 
     def start(config: WorkerConfig) -> Coroutine[object, object, None]:
-        from rpc.ranks.follower import run
+        from baton.rpc.ranks.follower import run
 
         return run(config, rank, socket)
 
@@ -28,4 +28,4 @@ def main(rank: int, socket: str, **flags: object) -> None:
 
 
 if __name__ == "__main__":
-    main(prog_name="python -m rpc.ranks")
+    main(prog_name="python -m baton.rpc.ranks")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from kvtransfer.base import PeerId, PoolDescription, TransportChoice
+from baton.kvtransfer.base import PeerId, PoolDescription, TransportChoice
 
 
 class BlockIntake(Protocol):

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import torch
 
-from engine.errors import EngineEnded
-from engine.group_view import GroupView
-from engine.tensor_parallel import TensorGroup
-from rpc.group.newest_view import NewestView
-from rpc.worker_config import WorkerConfig
+from baton.engine.errors import EngineEnded
+from baton.engine.group_view import GroupView
+from baton.engine.tensor_parallel import TensorGroup
+from baton.rpc.group.newest_view import NewestView
+from baton.rpc.worker_config import WorkerConfig
 
 EPOCH = 1  # the only one
 

@@ -10,18 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-from engine.errors import EngineEnded, GroupBroken
-from engine.tensor_model import Follower
-from kvtransfer.base import KVTransport, PoolIdentity
-from kvtransfer.block_slice import PartGroup
-from kvtransfer.registry import create_transport
-from kvtransfer.shared_pool import SharedPool
-from protos import rank_pb2_grpc
-from rpc.grpc_options import LOCAL_OPTIONS
-from rpc.ranks.fixed_group import FixedGroup, tensor_group
-from rpc.ranks.local_rank import LocalRank
-from rpc.ranks.rank_service import RankService
-from rpc.worker_config import WorkerConfig
+from baton.engine.errors import EngineEnded, GroupBroken
+from baton.engine.tensor_model import Follower
+from baton.kvtransfer.base import KVTransport, PoolIdentity
+from baton.kvtransfer.block_slice import PartGroup
+from baton.kvtransfer.registry import create_transport
+from baton.kvtransfer.shared_pool import SharedPool
+from baton.protos import rank_pb2_grpc
+from baton.rpc.grpc_options import LOCAL_OPTIONS
+from baton.rpc.ranks.fixed_group import FixedGroup, tensor_group
+from baton.rpc.ranks.local_rank import LocalRank
+from baton.rpc.ranks.rank_service import RankService
+from baton.rpc.worker_config import WorkerConfig
 
 logger = logging.getLogger(__name__)
 

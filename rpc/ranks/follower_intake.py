@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from google.protobuf.message import Message
 
-from kvtransfer.errors import (
+from baton.kvtransfer.errors import (
     ChecksumMismatch,
     PeerLost,
     PeerRefused,
@@ -14,7 +14,7 @@ from kvtransfer.errors import (
     TransferFailed,
     TransportUnavailable,
 )
-from protos import rank_pb2, worker_pb2
+from baton.protos import rank_pb2, worker_pb2
 
 SLACK_S = 10.0  # a rank itself tells of a read that is late, and of a peer that does not answer
 ERRORS = {

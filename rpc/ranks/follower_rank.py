@@ -8,11 +8,11 @@ from functools import partial
 import grpc
 from google.protobuf.message import Message
 
-from kvtransfer.base import PeerId, PoolDescription, TransportChoice
-from kvtransfer.errors import PeerLost
-from protos import rank_pb2, rank_pb2_grpc, worker_pb2
-from rpc.pool_description import pool_from_proto, pool_to_proto
-from rpc.ranks.follower_intake import FollowerIntake, error_of
+from baton.kvtransfer.base import PeerId, PoolDescription, TransportChoice
+from baton.kvtransfer.errors import PeerLost
+from baton.protos import rank_pb2, rank_pb2_grpc, worker_pb2
+from baton.rpc.pool_description import pool_from_proto, pool_to_proto
+from baton.rpc.ranks.follower_intake import FollowerIntake, error_of
 
 ANSWER_TIMEOUT_S = 60.0  # for what was asked: reads that were given up have ended long before
 FollowCall = grpc.aio.StreamStreamCall[rank_pb2.RankCommand, rank_pb2.RankNews]

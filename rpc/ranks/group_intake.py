@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from kvtransfer.all_or_none import all_or_none
-from kvtransfer.intake import Intake
-from rpc.ranks.base import BlockIntake
+from baton.kvtransfer.all_or_none import all_or_none
+from baton.kvtransfer.intake import Intake
+from baton.rpc.ranks.base import BlockIntake
 
 
 class GroupIntake:

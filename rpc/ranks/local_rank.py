@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from kvtransfer.base import KVTransport, PeerId, PoolDescription, TransportChoice
-from kvtransfer.block_slice import PartGroup
-from kvtransfer.checksum import block_checksums, warm_checksums
-from kvtransfer.intake import Intake
-from kvtransfer.local_pool import block_bytes_of
+from baton.kvtransfer.base import KVTransport, PeerId, PoolDescription, TransportChoice
+from baton.kvtransfer.block_slice import PartGroup
+from baton.kvtransfer.checksum import block_checksums, warm_checksums
+from baton.kvtransfer.intake import Intake
+from baton.kvtransfer.local_pool import block_bytes_of
 
 
 class LocalRank:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from google.protobuf.message import Message
 
-from kvtransfer.errors import PeerRefused, TransferError
-from kvtransfer.intake import Intake
-from protos import rank_pb2, worker_pb2
-from rpc.pool_description import pool_from_proto
-from rpc.ranks.local_rank import LocalRank
+from baton.kvtransfer.errors import PeerRefused, TransferError
+from baton.kvtransfer.intake import Intake
+from baton.protos import rank_pb2, worker_pb2
+from baton.rpc.pool_description import pool_from_proto
+from baton.rpc.ranks.local_rank import LocalRank
 
 logger = logging.getLogger(__name__)
 

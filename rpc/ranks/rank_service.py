@@ -8,12 +8,12 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from engine.errors import EngineError
-from protos import rank_pb2, rank_pb2_grpc, worker_pb2
-from rpc.peers import Context
-from rpc.pool_description import pool_to_proto
-from rpc.ranks.local_rank import LocalRank
-from rpc.ranks.rank_receive import RankReceive
+from baton.engine.errors import EngineError
+from baton.protos import rank_pb2, rank_pb2_grpc, worker_pb2
+from baton.rpc.peers import Context
+from baton.rpc.pool_description import pool_to_proto
+from baton.rpc.ranks.local_rank import LocalRank
+from baton.rpc.ranks.rank_receive import RankReceive
 
 logger = logging.getLogger(__name__)
 

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from itertools import chain
 from math import gcd
 
-from kvtransfer.all_or_none import all_or_none
-from kvtransfer.base import PeerId, PoolDescription, TransportChoice
-from kvtransfer.block_slice import PartGroup
-from kvtransfer.errors import PeerRefused
-from protos import worker_pb2
-from rpc.pool_description import pool_from_proto, pool_to_proto
-from rpc.ranks.base import Rank
-from rpc.ranks.group_intake import GroupIntake
-from rpc.ranks.local_rank import LocalRank
+from baton.kvtransfer.all_or_none import all_or_none
+from baton.kvtransfer.base import PeerId, PoolDescription, TransportChoice
+from baton.kvtransfer.block_slice import PartGroup
+from baton.kvtransfer.errors import PeerRefused
+from baton.protos import worker_pb2
+from baton.rpc.pool_description import pool_from_proto, pool_to_proto
+from baton.rpc.ranks.base import Rank
+from baton.rpc.ranks.group_intake import GroupIntake
+from baton.rpc.ranks.local_rank import LocalRank
 
 MAX_RANKS = 1024
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import grpc
 
-from engine.errors import EngineEnded, EngineError
-from kvtransfer.errors import PeerLost
-from rpc.child_process import ChildProcess, ProcessSpec, describe_exit
-from rpc.grpc_options import LOCAL_OPTIONS
-from rpc.logs import log_level
-from rpc.options import flags_of
-from rpc.ranks.fixed_group import FixedGroup, tensor_group
-from rpc.ranks.follower_rank import FollowerRank
-from rpc.worker_config import WorkerConfig
+from baton.engine.errors import EngineEnded, EngineError
+from baton.kvtransfer.errors import PeerLost
+from baton.rpc.child_process import ChildProcess, ProcessSpec, describe_exit
+from baton.rpc.grpc_options import LOCAL_OPTIONS
+from baton.rpc.logs import log_level
+from baton.rpc.options import flags_of
+from baton.rpc.ranks.fixed_group import FixedGroup, tensor_group
+from baton.rpc.ranks.follower_rank import FollowerRank
+from baton.rpc.worker_config import WorkerConfig
 
 END_TIMEOUT_S = 10.0  # of another rank, once it is told
 SELF_END_TIMEOUT_S = 1.0  # of one whose stream is over: mostly it ends itself
@@ -201,7 +201,7 @@ def _spec(config: WorkerConfig, rank: int, socket: Path) -> ProcessSpec:
 
 
 def _argv(config: WorkerConfig, rank: int, socket: Path) -> tuple[str, ...]:
-    words = ("-m", "rpc.ranks", f"--rank={rank}", f"--socket={socket}", f"--log-level={log_level()}")
+    words = ("-m", "baton.rpc.ranks", f"--rank={rank}", f"--socket={socket}", f"--log-level={log_level()}")
     return (sys.executable, "-P", *words, *flags_of(config))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from rpc.worker_config import Role
+from baton.rpc.worker_config import Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

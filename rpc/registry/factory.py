@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from rpc.registry.base import NamedAddress, Registry
-from rpc.registry.memory import MemoryRegistry
-from rpc.registry.url import parse_registry_url
+from baton.rpc.registry.base import NamedAddress, Registry
+from baton.rpc.registry.memory import MemoryRegistry
+from baton.rpc.registry.url import parse_registry_url
 
 
 def open_registry(url: str | None, addresses: Sequence[str] = ()) -> Registry:
@@ -14,7 +14,7 @@ def open_registry(url: str | None, addresses: Sequence[str] = ()) -> Registry:
     """
     if url is None:
         return MemoryRegistry(addresses)
-    from rpc.registry.redis_registry import RedisRegistry  # its client is heavy, and few processes need it
+    from baton.rpc.registry.redis_registry import RedisRegistry  # its client is heavy, and few processes need it
 
     return RedisRegistry(parse_registry_url(url))
 
@@ -24,6 +24,6 @@ def open_address(url: str, kind: str, name: str) -> NamedAddress:
 
     Raises OptionError for a URL that cannot be read.
     """
-    from rpc.registry.redis_address import RedisAddress  # its client is heavy, and few processes need it
+    from baton.rpc.registry.redis_address import RedisAddress  # its client is heavy, and few processes need it
 
     return RedisAddress(parse_registry_url(url), kind, name)

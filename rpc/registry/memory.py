@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from rpc.registry.base import Listener, Member, RegistryView
+from baton.rpc.registry.base import Listener, Member, RegistryView
 
 
 class MemoryRegistry:

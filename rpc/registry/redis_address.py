@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import orjson
 
-from rpc.backoff import Backoff
-from rpc.registry.base import PlaceTaken, RegistryLost
-from rpc.registry.redis_client import REDIS_ERRORS, RedisConnections, done
-from rpc.registry.redis_lease import FIRST_BACKOFF_S, LAST_BACKOFF_S, LONGEST_PAUSE_S, RENEWALS
-from rpc.registry.url import RegistryUrl
+from baton.rpc.backoff import Backoff
+from baton.rpc.registry.base import PlaceTaken, RegistryLost
+from baton.rpc.registry.redis_client import REDIS_ERRORS, RedisConnections, done
+from baton.rpc.registry.redis_lease import FIRST_BACKOFF_S, LAST_BACKOFF_S, LONGEST_PAUSE_S, RENEWALS
+from baton.rpc.registry.url import RegistryUrl
 
 logger = logging.getLogger(__name__)
 

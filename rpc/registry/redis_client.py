@@ -14,7 +14,7 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisClusterException, RedisError
 
-from rpc.registry.url import RegistryUrl
+from baton.rpc.registry.url import RegistryUrl
 
 TIMEOUT_S = 2.0  # to connect, and for an answer
 CLUSTER_RETRIES = 1  # a cluster's client needs one to ask for the cluster's nodes anew

@@ -6,10 +6,10 @@ import math
 import time
 from contextlib import suppress
 
-from rpc.backoff import Backoff
-from rpc.registry.base import LeaseLapsed, Member
-from rpc.registry.redis_client import REDIS_ERRORS
-from rpc.registry.redis_store import RedisStore
+from baton.rpc.backoff import Backoff
+from baton.rpc.registry.base import LeaseLapsed, Member
+from baton.rpc.registry.redis_client import REDIS_ERRORS
+from baton.rpc.registry.redis_store import RedisStore
 
 logger = logging.getLogger(__name__)
 

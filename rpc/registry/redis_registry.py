@@ -4,13 +4,13 @@ import asyncio
 import logging
 from dataclasses import replace
 
-from rpc.backoff import Backoff
-from rpc.registry.base import Listener, Member, RegistryView
-from rpc.registry.redis_client import REDIS_ERRORS
-from rpc.registry.redis_lease import FIRST_BACKOFF_S, LAST_BACKOFF_S, RedisLease
-from rpc.registry.redis_reports import RedisReports
-from rpc.registry.redis_store import RedisStore
-from rpc.registry.url import RegistryUrl
+from baton.rpc.backoff import Backoff
+from baton.rpc.registry.base import Listener, Member, RegistryView
+from baton.rpc.registry.redis_client import REDIS_ERRORS
+from baton.rpc.registry.redis_lease import FIRST_BACKOFF_S, LAST_BACKOFF_S, RedisLease
+from baton.rpc.registry.redis_reports import RedisReports
+from baton.rpc.registry.redis_store import RedisStore
+from baton.rpc.registry.url import RegistryUrl
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from rpc.registry.base import RegistryLost
-from rpc.registry.redis_client import REDIS_ERRORS
-from rpc.registry.redis_texts import LapsingTexts
+from baton.rpc.registry.base import RegistryLost
+from baton.rpc.registry.redis_client import REDIS_ERRORS
+from baton.rpc.registry.redis_texts import LapsingTexts
 
 logger = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from typing import Any, cast
 import orjson
 from redis.asyncio.client import PubSub
 
-from rpc.registry.base import Member
-from rpc.registry.redis_client import TIMEOUT_S, RedisConnections, done
-from rpc.registry.redis_texts import LapsingTexts
-from rpc.registry.url import RegistryUrl
+from baton.rpc.registry.base import Member
+from baton.rpc.registry.redis_client import TIMEOUT_S, RedisConnections, done
+from baton.rpc.registry.redis_texts import LapsingTexts
+from baton.rpc.registry.url import RegistryUrl
 
 logger = logging.getLogger(__name__)
 

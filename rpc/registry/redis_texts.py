@@ -6,7 +6,7 @@ is back in the set with the next renewal.
 
 from typing import Any
 
-from rpc.registry.redis_client import done
+from baton.rpc.registry.redis_client import done
 
 BATCH = 100  # texts read at once
 

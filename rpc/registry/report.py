@@ -7,7 +7,7 @@ from functools import cache
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from rpc.worker_config import Role
+from baton.rpc.worker_config import Role
 
 
 @dataclass(frozen=True, slots=True)

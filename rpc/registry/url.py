@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from rpc.host_port import host_port
-from rpc.option_values import OptionError
+from baton.rpc.host_port import host_port
+from baton.rpc.option_values import OptionError
 
 Kind = Literal["server", "sentinel", "cluster"]
 

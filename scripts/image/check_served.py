@@ -15,12 +15,12 @@ from urllib.request import Request, urlopen
 BIN = Path(sys.executable).parent
 COMMANDS = (["baton", "--help"], ["baton", "router", "--help"], ["baton", "worker", "--help"], ["ray", "--version"])
 COMPILED = (
-    "router.native.prefix_index",
-    "engine.native.block_hash",
-    "engine.native.thread_team",
-    "engine.native.paged_attention",
-    "engine.native.layer_ops",
-    "engine.native.products",
+    "baton.router.native.prefix_index",
+    "baton.engine.native.block_hash",
+    "baton.engine.native.thread_team",
+    "baton.engine.native.paged_attention",
+    "baton.engine.native.layer_ops",
+    "baton.engine.native.products",
 )
 READY_S = 120
 PROMPT = "The module textwrap wraps and fills text. " * 20  # long enough to be prefilled elsewhere

@@ -7,19 +7,19 @@ from pathlib import Path
 from zipfile import ZipFile
 
 NEEDED = (
-    r"router/native/prefix_index\.[^/]*\.so",
-    r"engine/native/block_hash\.[^/]*\.so",
-    r"engine/native/thread_team\.[^/]*\.so",
-    r"engine/native/paged_attention\.[^/]*\.so",
-    r"engine/native/layer_ops\.[^/]*\.so",
-    r"engine/native/products\.[^/]*\.so",
+    r"baton/router/native/prefix_index\.[^/]*\.so",
+    r"baton/engine/native/block_hash\.[^/]*\.so",
+    r"baton/engine/native/thread_team\.[^/]*\.so",
+    r"baton/engine/native/paged_attention\.[^/]*\.so",
+    r"baton/engine/native/layer_ops\.[^/]*\.so",
+    r"baton/engine/native/products\.[^/]*\.so",
     r"baton/bundled_model/model\.safetensors",
     r"baton/bundled_model/tokenizer\.json",
     r"baton/bundled_model/config\.json",
-    r"protos/worker\.proto",
-    r"protos/worker_pb2\.py",
-    r"deployment/ray_app\.py",
-    r"loadtool/page/[^/]*\.jinja",
+    r"baton/protos/worker\.proto",
+    r"baton/protos/worker_pb2\.py",
+    r"baton/deployment/ray_app\.py",
+    r"baton/loadtool/page/[^/]*\.jinja",
 )
 NEVER = (r"tests/.*", r"benchmarks/.*", r".*\.(cpp|hpp|inl)")
 

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-ROOT = "baton"
+ROOT = "baton-serve"
 TORCH = "torch"
 
 

@@ -3,16 +3,16 @@
 from collections.abc import Callable, Iterable
 from statistics import median
 
-from deployment.autoscaling.decision import Decision
-from deployment.autoscaling.plan import plan_pools
-from deployment.autoscaling.settings import ScalingSettings
-from deployment.autoscaling.snapshot import DecodeSnapshot, PoolsSnapshot, PrefillSnapshot
-from deployment.autoscaling.state import ScalingState
-from simulation.trace.clock import Clock
-from simulation.trace.machine import Machine
-from simulation.trace.pool import Pool
-from simulation.trace.traffic_window import WINDOW_S, TrafficWindow
-from simulation.trace.worker import Worker
+from baton.deployment.autoscaling.decision import Decision
+from baton.deployment.autoscaling.plan import plan_pools
+from baton.deployment.autoscaling.settings import ScalingSettings
+from baton.deployment.autoscaling.snapshot import DecodeSnapshot, PoolsSnapshot, PrefillSnapshot
+from baton.deployment.autoscaling.state import ScalingState
+from baton.simulation.trace.clock import Clock
+from baton.simulation.trace.machine import Machine
+from baton.simulation.trace.pool import Pool
+from baton.simulation.trace.traffic_window import WINDOW_S, TrafficWindow
+from baton.simulation.trace.worker import Worker
 
 LOOK_S = 1.0
 

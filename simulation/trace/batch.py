@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
-from simulation.trace.sequence import Sequence
+from baton.simulation.trace.sequence import Sequence
 
 Due = tuple[int, int, int, Sequence]  # tick, order, life: of equal ticks the sequence that came first
 

@@ -5,11 +5,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from loadtool.page.chart import Chart, Mark, Series
-from loadtool.page.ticks import Axis, linear_axis, log_axis, tight_axis
-from simulation.trace.comparison import Comparison
-from simulation.trace.outcome import Outcome
-from simulation.trace.record import Record
+from baton.loadtool.page.chart import Chart, Mark, Series
+from baton.loadtool.page.ticks import Axis, linear_axis, log_axis, tight_axis
+from baton.simulation.trace.comparison import Comparison
+from baton.simulation.trace.outcome import Outcome
+from baton.simulation.trace.record import Record
 
 NUM_QUANTILES = 200
 NUM_BINS = 60

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deployment.autoscaling.settings import SLO
-from simulation.trace.outcome import Outcome
+from baton.deployment.autoscaling.settings import SLO
+from baton.simulation.trace.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True)

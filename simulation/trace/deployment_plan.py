@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from deployment.autoscaling.settings import ScalingSettings
-from router.targets import Targets
-from simulation.trace.machine import Machine
+from baton.deployment.autoscaling.settings import ScalingSettings
+from baton.router.targets import Targets
+from baton.simulation.trace.machine import Machine
 
 START_S = 60.0
 

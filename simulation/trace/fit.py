@@ -38,12 +38,12 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from math import ceil
 
-from loadtool.concurrency import Concurrency
-from loadtool.errors import DatasetError
-from loadtool.profile import ProfiledRequest
-from simulation.spec import WorkerSpec
-from simulation.trace.least_squares import LEAST_S, Equation, median_error, solve
-from simulation.trace.machine import Machine
+from baton.loadtool.concurrency import Concurrency
+from baton.loadtool.errors import DatasetError
+from baton.loadtool.profile import ProfiledRequest
+from baton.simulation.spec import WorkerSpec
+from baton.simulation.trace.least_squares import LEAST_S, Equation, median_error, solve
+from baton.simulation.trace.machine import Machine
 
 Place = tuple[int, str]  # a run, and a worker
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.by_pool import ByPool
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,16 +12,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from router.errors import NoWorker
-from router.traffic import uncached_tokens
-from simulation.trace.clock import Clock
-from simulation.trace.machine import Machine
-from simulation.trace.prefill_leg import PrefillLeg
-from simulation.trace.record import Record
-from simulation.trace.router import Route, TwinRouter
-from simulation.trace.sequence import Sequence
-from simulation.trace.trace_request import TraceRequest
-from simulation.trace.traffic_window import TrafficWindow
+from baton.router.errors import NoWorker
+from baton.router.traffic import uncached_tokens
+from baton.simulation.trace.clock import Clock
+from baton.simulation.trace.machine import Machine
+from baton.simulation.trace.prefill_leg import PrefillLeg
+from baton.simulation.trace.record import Record
+from baton.simulation.trace.router import Route, TwinRouter
+from baton.simulation.trace.sequence import Sequence
+from baton.simulation.trace.trace_request import TraceRequest
+from baton.simulation.trace.traffic_window import TrafficWindow
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from dataclasses import asdict
 
-from loadtool.distribution import Distribution
-from simulation.trace.comparison import Comparison
-from simulation.trace.outcome import Outcome
+from baton.loadtool.distribution import Distribution
+from baton.simulation.trace.comparison import Comparison
+from baton.simulation.trace.outcome import Outcome
 
 FORMAT = "baton simulation, version 1"
 

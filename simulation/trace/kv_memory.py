@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence as Ordered
 
-from engine.block_hash import BlockHash
-from engine.block_pool import BlockPool
-from engine.prefix_cache import CacheChanges, PrefixCache
-from simulation.spec import WorkerSpec
-from simulation.trace.sequence import Sequence
+from baton.engine.block_hash import BlockHash
+from baton.engine.block_pool import BlockPool
+from baton.engine.prefix_cache import CacheChanges, PrefixCache
+from baton.simulation.spec import WorkerSpec
+from baton.simulation.trace.sequence import Sequence
 
 
 class KVMemory:

@@ -3,7 +3,7 @@
 from collections import deque
 from math import ceil
 
-from deployment.autoscaling.snapshot import ReplicaLatency
+from baton.deployment.autoscaling.snapshot import ReplicaLatency
 
 MAX_SAMPLES = 4096  # more than a replica ends in a window
 

@@ -1,7 +1,7 @@
 """The link over which a replica's blocks come from others."""
 
-from simulation.spec import WorkerSpec
-from simulation.trace.clock import Clock
+from baton.simulation.spec import WorkerSpec
+from baton.simulation.trace.clock import Clock
 
 
 class Link:

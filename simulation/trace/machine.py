@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from simulation.spec import WorkerSpec
+from baton.simulation.spec import WorkerSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from deployment.autoscaling.settings import SLO
-from loadtool.distribution import Distribution, distribution
-from simulation.trace.deployment_plan import DeploymentPlan
-from simulation.trace.gpu_meter import Sizes
-from simulation.trace.record import Record
+from baton.deployment.autoscaling.settings import SLO
+from baton.loadtool.distribution import Distribution, distribution
+from baton.simulation.trace.deployment_plan import DeploymentPlan
+from baton.simulation.trace.gpu_meter import Sizes
+from baton.simulation.trace.record import Record
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,16 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
 
-from loadtool.page.chart import NUM_COLOURS
-from simulation.trace.charts import charts
-from simulation.trace.comparison import Comparison
-from simulation.trace.terminal import COLUMNS, cells, notes_of
+from baton.loadtool.page.chart import NUM_COLOURS
+from baton.simulation.trace.charts import charts
+from baton.simulation.trace.comparison import Comparison
+from baton.simulation.trace.terminal import COLUMNS, cells, notes_of
 
 
 def render_page(comparison: Comparison) -> str:
     """HTML that needs nothing else: no script, no other file, no network."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string((files("simulation.trace") / "page.html.jinja").read_text())
+    template = environment.from_string((files("baton.simulation.trace") / "page.html.jinja").read_text())
     return template.render(
         comparison=comparison,
         columns=COLUMNS,

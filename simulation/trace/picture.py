@@ -3,9 +3,9 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from loadtool.page.chart import Mark
-from simulation.trace.charts import charts
-from simulation.trace.comparison import Comparison
+from baton.loadtool.page.chart import Mark
+from baton.simulation.trace.charts import charts
+from baton.simulation.trace.comparison import Comparison
 
 NUM_COLUMNS = 2
 CHART_INCHES = (6.4, 4.0)

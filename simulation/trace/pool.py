@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterator
 
-from deployment.autoscaling.snapshot import PoolSnapshot
-from router.cluster import WorkerRole
-from simulation.trace.clock import Clock
-from simulation.trace.link import Link
-from simulation.trace.machine import Machine
-from simulation.trace.replica import Replica
-from simulation.trace.router import TwinRouter
-from simulation.trace.worker import Worker, describe
+from baton.deployment.autoscaling.snapshot import PoolSnapshot
+from baton.router.cluster import WorkerRole
+from baton.simulation.trace.clock import Clock
+from baton.simulation.trace.link import Link
+from baton.simulation.trace.machine import Machine
+from baton.simulation.trace.replica import Replica
+from baton.simulation.trace.router import TwinRouter
+from baton.simulation.trace.worker import Worker, describe
 
 
 class Pool:

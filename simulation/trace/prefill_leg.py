@@ -3,11 +3,11 @@
 from collections.abc import Sequence as Ordered
 from typing import Protocol
 
-from engine.block_hash import BlockHash
-from simulation.trace.clock import Clock
-from simulation.trace.router import Route
-from simulation.trace.sequence import Sequence
-from simulation.trace.worker import Worker
+from baton.engine.block_hash import BlockHash
+from baton.simulation.trace.clock import Clock
+from baton.simulation.trace.router import Route
+from baton.simulation.trace.sequence import Sequence
+from baton.simulation.trace.worker import Worker
 
 
 class Receiver(Protocol):

@@ -6,9 +6,9 @@ from typing import Any
 
 import orjson
 
-from loadtool.datasets.files import unreadable
-from loadtool.errors import DatasetError
-from loadtool.profile import FORMAT, ProfiledRequest
+from baton.loadtool.datasets.files import unreadable
+from baton.loadtool.errors import DatasetError
+from baton.loadtool.profile import FORMAT, ProfiledRequest
 
 NAMES = tuple(field.name for field in fields(ProfiledRequest))
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from engine.step_rates import DECAY
-from simulation.spec import WorkerSpec
-from simulation.trace.step import Chunk
+from baton.engine.step_rates import DECAY
+from baton.simulation.spec import WorkerSpec
+from baton.simulation.trace.step import Chunk
 
 
 class PromptRate:

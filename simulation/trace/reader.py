@@ -4,16 +4,16 @@ from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 
-from engine.block_hash import pack_hashes, root_hash
-from loadtool.datasets.azure import AzureTrace
-from loadtool.datasets.base import Dataset
-from loadtool.datasets.files import lines_of
-from loadtool.datasets.mooncake import HASH_TOKENS, MooncakeTrace
-from loadtool.errors import DatasetError, SettingError
-from loadtool.lengths import Lengths
-from loadtool.request import LoadRequest
-from loadtool.vocabulary import Vocabulary, token_range
-from simulation.trace.trace_request import TraceRequest
+from baton.engine.block_hash import pack_hashes, root_hash
+from baton.loadtool.datasets.azure import AzureTrace
+from baton.loadtool.datasets.base import Dataset
+from baton.loadtool.datasets.files import lines_of
+from baton.loadtool.datasets.mooncake import HASH_TOKENS, MooncakeTrace
+from baton.loadtool.errors import DatasetError, SettingError
+from baton.loadtool.lengths import Lengths
+from baton.loadtool.request import LoadRequest
+from baton.loadtool.vocabulary import Vocabulary, token_range
+from baton.simulation.trace.trace_request import TraceRequest
 
 AZURE_COLUMN = "ContextTokens"
 VOCABULARY = (100, 1000)  # what prompts are drawn from; only which of them are equal matters

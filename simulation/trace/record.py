@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from deployment.autoscaling.settings import SLO
+from baton.deployment.autoscaling.settings import SLO
 
 
 @dataclass(slots=True)

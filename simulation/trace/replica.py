@@ -12,15 +12,15 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from engine.prefix_cache import CacheChanges
-from protos.worker_pb2 import WorkerLoad
-from simulation.spec import WorkerSpec
-from simulation.trace.batch import Batch
-from simulation.trace.clock import Clock
-from simulation.trace.kv_memory import KVMemory
-from simulation.trace.prompt_rate import PromptRate
-from simulation.trace.sequence import Sequence
-from simulation.trace.step import Chunk, Step
+from baton.engine.prefix_cache import CacheChanges
+from baton.protos.worker_pb2 import WorkerLoad
+from baton.simulation.spec import WorkerSpec
+from baton.simulation.trace.batch import Batch
+from baton.simulation.trace.clock import Clock
+from baton.simulation.trace.kv_memory import KVMemory
+from baton.simulation.trace.prompt_rate import PromptRate
+from baton.simulation.trace.sequence import Sequence
+from baton.simulation.trace.step import Chunk, Step
 
 Note = Callable[[], None]  # somebody's `has_advanced` or `has_ended`
 

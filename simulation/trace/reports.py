@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from simulation.trace.clock import Clock
-from simulation.trace.worker import Worker
+from baton.simulation.trace.clock import Clock
+from baton.simulation.trace.worker import Worker
 
 
 class Reports:

@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass
 
-from router.answer_length import AnswerLength
-from router.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerSnapshot
-from router.load_share import LoadShare
-from router.policy import Policy
-from router.prefix_index import PrefixIndex
-from router.reuse_share import ReuseShare
-from simulation.trace.clock import Clock
-from simulation.trace.reports import Reports
-from simulation.trace.trace_request import TraceRequest
-from simulation.trace.worker import Worker
+from baton.router.answer_length import AnswerLength
+from baton.router.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerSnapshot
+from baton.router.load_share import LoadShare
+from baton.router.policy import Policy
+from baton.router.prefix_index import PrefixIndex
+from baton.router.reuse_share import ReuseShare
+from baton.simulation.trace.clock import Clock
+from baton.simulation.trace.reports import Reports
+from baton.simulation.trace.trace_request import TraceRequest
+from baton.simulation.trace.worker import Worker
 
 REPORT_INTERVAL_S = 0.05  # as a router asks for by default
 

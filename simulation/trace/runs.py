@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from itertools import repeat
 from multiprocessing import get_context, parent_process
 
-from simulation.trace.deployment_plan import DeploymentPlan
-from simulation.trace.outcome import Outcome
-from simulation.trace.trace_request import TraceRequest
-from simulation.trace.twin import simulate
+from baton.simulation.trace.deployment_plan import DeploymentPlan
+from baton.simulation.trace.outcome import Outcome
+from baton.simulation.trace.trace_request import TraceRequest
+from baton.simulation.trace.twin import simulate
 
 RunAll = Callable[[Sequence[DeploymentPlan], Sequence[TraceRequest]], list[Outcome]]
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from deployment.autoscaling.settings import SLO
-from simulation.trace.deployment_plan import DeploymentPlan
-from simulation.trace.outcome import Outcome
-from simulation.trace.runs import RunAll, run_in_turn
-from simulation.trace.trace_request import TraceRequest
+from baton.deployment.autoscaling.settings import SLO
+from baton.simulation.trace.deployment_plan import DeploymentPlan
+from baton.simulation.trace.outcome import Outcome
+from baton.simulation.trace.runs import RunAll, run_in_turn
+from baton.simulation.trace.trace_request import TraceRequest
 
 NUM_COARSE = 5  # splits that are tried first, spread evenly
 MAX_REQUESTS = 20_000  # of a longer trace's beginning, that splits are compared on

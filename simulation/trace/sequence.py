@@ -4,8 +4,8 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.block_hash import BlockHash
-from engine.request import BlockId
+from baton.engine.block_hash import BlockHash
+from baton.engine.request import BlockId
 
 
 class Owner(Protocol):

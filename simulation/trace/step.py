@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from math import ceil
 
-from simulation.spec import WorkerSpec
-from simulation.trace.batch import Batch
-from simulation.trace.sequence import Sequence
+from baton.simulation.spec import WorkerSpec
+from baton.simulation.trace.batch import Batch
+from baton.simulation.trace.sequence import Sequence
 
 SAME_MOMENT = 1e-9  # of a step: what comes so soon after its end comes with its end
 

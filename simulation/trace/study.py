@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from deployment.autoscaling.settings import SLO
-from simulation.trace.comparison import Comparison
-from simulation.trace.deployment_plan import DeploymentPlan
-from simulation.trace.outcome import Outcome
-from simulation.trace.runs import RunAll, run_in_turn
-from simulation.trace.search import SplitSearch
-from simulation.trace.trace_request import TraceRequest
+from baton.deployment.autoscaling.settings import SLO
+from baton.simulation.trace.comparison import Comparison
+from baton.simulation.trace.deployment_plan import DeploymentPlan
+from baton.simulation.trace.outcome import Outcome
+from baton.simulation.trace.runs import RunAll, run_in_turn
+from baton.simulation.trace.search import SplitSearch
+from baton.simulation.trace.trace_request import TraceRequest
 
 NoteRun = Callable[[str], None]  # hears what was just run
 

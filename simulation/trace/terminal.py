@@ -4,9 +4,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from loadtool.terminal import number
-from simulation.trace.comparison import Comparison
-from simulation.trace.outcome import Outcome
+from baton.loadtool.terminal import number
+from baton.simulation.trace.comparison import Comparison
+from baton.simulation.trace.outcome import Outcome
 
 COLUMNS = ("good", "good req/s", "TTFT p50", "p90", "p99 ms", "TPOT p50", "p90", "p99 ms", "cached", "handed over",
            "GPU-hours", "good a GPU-hour")  # fmt: skip

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.block_hash import BlockHash, split_hashes
+from baton.engine.block_hash import BlockHash, split_hashes
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from collections import deque
 
-from deployment.autoscaling.answer_length import answer_moments
-from deployment.autoscaling.moments import Moments
-from deployment.autoscaling.snapshot import Traffic
+from baton.deployment.autoscaling.answer_length import answer_moments
+from baton.deployment.autoscaling.moments import Moments
+from baton.deployment.autoscaling.snapshot import Traffic
 
 WINDOW_S = 60.0
 

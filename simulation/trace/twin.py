@@ -10,22 +10,22 @@
 import time
 from collections.abc import Sequence
 
-from deployment.autoscaling.by_pool import ByPool
-from router.cluster import WorkerRole
-from router.cost_model import CostModel
-from router.named_policies import CostPolicy
-from router.policy import Policy
-from simulation.trace.autoscaler import Autoscaler
-from simulation.trace.clock import Clock
-from simulation.trace.deployment_plan import DeploymentPlan
-from simulation.trace.gpu_meter import GpuMeter, Sizes
-from simulation.trace.journey import Journey, Stage
-from simulation.trace.outcome import Outcome
-from simulation.trace.pool import Pool
-from simulation.trace.record import Record
-from simulation.trace.router import TwinRouter
-from simulation.trace.trace_request import TraceRequest
-from simulation.trace.traffic_window import TrafficWindow
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.router.cluster import WorkerRole
+from baton.router.cost_model import CostModel
+from baton.router.named_policies import CostPolicy
+from baton.router.policy import Policy
+from baton.simulation.trace.autoscaler import Autoscaler
+from baton.simulation.trace.clock import Clock
+from baton.simulation.trace.deployment_plan import DeploymentPlan
+from baton.simulation.trace.gpu_meter import GpuMeter, Sizes
+from baton.simulation.trace.journey import Journey, Stage
+from baton.simulation.trace.outcome import Outcome
+from baton.simulation.trace.pool import Pool
+from baton.simulation.trace.record import Record
+from baton.simulation.trace.router import TwinRouter
+from baton.simulation.trace.trace_request import TraceRequest
+from baton.simulation.trace.traffic_window import TrafficWindow
 
 
 class Twin:

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from protos.worker_pb2 import KVPool, WorkerDescription
-from router.cluster import WorkerRole
-from router.load import LoadEstimate
-from simulation.trace.latency_window import LatencyWindow
-from simulation.trace.link import Link
-from simulation.trace.machine import Machine
-from simulation.trace.replica import Replica
+from baton.protos.worker_pb2 import KVPool, WorkerDescription
+from baton.router.cluster import WorkerRole
+from baton.router.load import LoadEstimate
+from baton.simulation.trace.latency_window import LatencyWindow
+from baton.simulation.trace.link import Link
+from baton.simulation.trace.machine import Machine
+from baton.simulation.trace.replica import Replica
 
 FINGERPRINT = "twin"
 

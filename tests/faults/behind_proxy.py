@@ -7,7 +7,7 @@ import runpy
 import socket
 import sys
 
-from kvtransfer import tcp, tcp_connection
+from baton.kvtransfer import tcp, tcp_connection
 
 
 def main() -> None:

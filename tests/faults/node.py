@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
-from rpc.child_process import ChildProcess, ProcessSpec
-from rpc.progress import Failed, Ready
+from baton.rpc.child_process import ChildProcess, ProcessSpec
+from baton.rpc.progress import Failed, Ready
 
-MODULES = {"router": "router", "prefill": "prefill_worker", "decode": "decode_worker"}
+MODULES = {"router": "baton.router", "prefill": "baton.prefill_worker", "decode": "baton.decode_worker"}
 
 
 class Node(Protocol):

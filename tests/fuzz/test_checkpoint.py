@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from engine.checkpoint import read_tensors
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.errors import EngineError, InvalidCheckpoint
-from engine.model_config import read_generation_defaults, read_model_config
-from engine.request import Request, RequestId
-from engine.sampling_params import SamplingParams
-from router.model_info import read_model_info
+from baton.engine.checkpoint import read_tensors
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.errors import EngineError, InvalidCheckpoint
+from baton.engine.model_config import read_generation_defaults, read_model_config
+from baton.engine.request import Request, RequestId
+from baton.engine.sampling_params import SamplingParams
+from baton.router.model_info import read_model_info
 from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.mutations import damaged_bytes, damaged_json, json_values
 from tests.fuzz.small_checkpoint import DENSE, GENERATION, SPARSE, make_sharded, make_small

@@ -6,9 +6,9 @@ from contextlib import closing
 import pytest
 from hypothesis import strategies as st
 
-from router.detokenizer import StreamDetokenizer
-from router.stop_strings import StopStrings
-from router.tokenizer import Tokenizer
+from baton.router.detokenizer import StreamDetokenizer
+from baton.router.stop_strings import StopStrings
+from baton.router.tokenizer import Tokenizer
 from tests.fuzz.fuzzing import Fuzzing
 from tests.unit.router.running_router import MODEL
 from tests.unit.router.test_tokenizer import byte_fallback_tokenizer

@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from engine.sampling_params import SamplingParams
-from protos.worker_pb2 import BlocksReady, FirstToken, KVPool, PrefillEvent
+from baton.engine.sampling_params import SamplingParams
+from baton.protos.worker_pb2 import BlocksReady, FirstToken, KVPool, PrefillEvent
 from tests.checkpoints import VOCAB_SIZE
 from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.messages import messages

@@ -9,8 +9,8 @@ import grpc
 import pytest
 from hypothesis import strategies as st
 
-from protos.group_pb2 import DESCRIPTOR, Epoch, Life, MemberMessage
-from rpc.group.settings import RendezvousSettings
+from baton.protos.group_pb2 import DESCRIPTOR, Epoch, Life, MemberMessage
+from baton.rpc.group.settings import RendezvousSettings
 from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.grpc_calls import call
 from tests.fuzz.messages import messages, wire

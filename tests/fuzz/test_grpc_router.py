@@ -6,8 +6,8 @@ import grpc
 import pytest
 from hypothesis import strategies as st
 
-from protos.common_pb2 import SamplingParams
-from protos.router_pb2 import DESCRIPTOR, GenerateRequest, GenerateResponse, RoutingHints, TokenIds
+from baton.protos.common_pb2 import SamplingParams
+from baton.protos.router_pb2 import DESCRIPTOR, GenerateRequest, GenerateResponse, RoutingHints, TokenIds
 from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.grpc_calls import call
 from tests.fuzz.messages import messages, wire

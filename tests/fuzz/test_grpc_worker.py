@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import strategies as st
 
-from protos.common_pb2 import SamplingParams
-from protos.worker_pb2 import (
+from baton.protos.common_pb2 import SamplingParams
+from baton.protos.worker_pb2 import (
     DESCRIPTOR,
     AbortCommand,
     DescribeRequest,

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from kvtransfer.base import PeerId, PoolDescription
-from kvtransfer.errors import PeerRefused, TransferError
-from kvtransfer.shared_memory import host_id, map_blocks
-from kvtransfer.shared_pool import SEALS
-from kvtransfer.units import unit_bytes_of
+from baton.kvtransfer.base import PeerId, PoolDescription
+from baton.kvtransfer.errors import PeerRefused, TransferError
+from baton.kvtransfer.shared_memory import host_id, map_blocks
+from baton.kvtransfer.shared_pool import SEALS
+from baton.kvtransfer.units import unit_bytes_of
 from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.mutations import damaged_bytes, damaged_json, json_values
 from tests.fuzz.transport_rig import BLOCK_BYTES, DEADLINE_S, SHAPE, Rig, Talk, frame, talks

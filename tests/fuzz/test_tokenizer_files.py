@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as FastTokenizer
 
-from engine.errors import InvalidCheckpoint, InvalidRequest
-from router.chat_template import Message
-from router.token_bytes import byte_of_character
-from router.tokenizer import Tokenizer
+from baton.engine.errors import InvalidCheckpoint, InvalidRequest
+from baton.router.chat_template import Message
+from baton.router.token_bytes import byte_of_character
+from baton.router.tokenizer import Tokenizer
 from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.mutations import damaged_bytes, damaged_json, json_values, odd_texts
 from tests.unit.router.test_tokenizer import byte_fallback_tokenizer

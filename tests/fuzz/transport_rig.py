@@ -16,8 +16,8 @@ from typing import Any
 import uvloop
 from hypothesis import strategies as st
 
-from kvtransfer.base import PoolIdentity
-from kvtransfer.handshake import PROTOCOL
+from baton.kvtransfer.base import PoolIdentity
+from baton.kvtransfer.handshake import PROTOCOL
 from tests.unit.kvtransfer.kv_peers import Cluster, fill, holds
 
 SHAPE = (16, 256)  # blocks of 2 KiB

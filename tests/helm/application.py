@@ -2,8 +2,8 @@
 
 import yaml
 
-from deployment.ray_arguments import read_ray_settings
-from deployment.ray_settings import RaySettings
+from baton.deployment.ray_arguments import read_ray_settings
+from baton.deployment.ray_settings import RaySettings
 from tests.helm import charts
 
 

@@ -10,7 +10,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.config import new_client_from_config_dict
 from kubernetes.watch import Watch
 
-from deployment.kubernetes.api_server import ApiServer as BudgetSource
+from baton.deployment.kubernetes.api_server import ApiServer as BudgetSource
 from tests.helm.api_server.client import Client, refusal
 from tests.helm.api_server.server import ApiServer
 from tests.helm.objects import container, deployment, names, pod

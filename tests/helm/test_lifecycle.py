@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deployment.kubernetes.api_server import ApiServer as BudgetSource
-from deployment.kubernetes.api_server import ApiServerError
+from baton.deployment.kubernetes.api_server import ApiServer as BudgetSource
+from baton.deployment.kubernetes.api_server import ApiServerError
 from tests.helm import charts
 from tests.helm.api_server.api import Api, Writing
 from tests.helm.api_server.client import Client

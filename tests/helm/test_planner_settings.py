@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from deployment.kubernetes.settings import KubernetesSettings
-from deployment.ray_scaling import POOLS
-from deployment.scaling_options import read_options
-from deployment.serve_misfits import misfits
+from baton.deployment.kubernetes.settings import KubernetesSettings
+from baton.deployment.ray_scaling import POOLS
+from baton.deployment.scaling_options import read_options
+from baton.deployment.serve_misfits import misfits
 from tests.helm import charts
 from tests.helm.application import ray_cluster, without_replicas
 from tests.helm.cases import CASES

@@ -169,7 +169,7 @@ def test_commands_of_ours_have_the_options_that_they_are_given(case: str) -> Non
     for line in lines:
         name, *words = line.split()
         assert name in COMMANDS, line
-        known = {flag for each in import_module(f"baton.{name}").command.params for flag in each.opts}
+        known = {flag for each in import_module(f"baton.cli.{name}").command.params for flag in each.opts}
         assert {word for word in words if word.startswith("--")} <= known, line
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import yaml
 
-from router.config import RouterConfig
-from router.options import ROUTER_OPTIONS
-from rpc.config_file import load
+from baton.router.config import RouterConfig
+from baton.router.options import ROUTER_OPTIONS
+from baton.rpc.config_file import load
 from tests.helm import charts
 from tests.helm.application import snake
 from tests.helm.cases import CASES

@@ -12,14 +12,14 @@ from typing import Any
 
 import grpc
 
-from engine.group_view import GroupView
-from protos import group_pb2_grpc
-from rpc.group.epoch import Life
-from rpc.group.member import GroupMember, Place
-from rpc.group.wakes import GroupPeerService
-from rpc.group.whereabouts import whereabouts
-from rpc.peers import Channels
-from rpc.tls import make_security
+from baton.engine.group_view import GroupView
+from baton.protos import group_pb2_grpc
+from baton.rpc.group.epoch import Life
+from baton.rpc.group.member import GroupMember, Place
+from baton.rpc.group.wakes import GroupPeerService
+from baton.rpc.group.whereabouts import whereabouts
+from baton.rpc.peers import Channels
+from baton.rpc.tls import make_security
 
 PATIENCE_S = 30.0
 REGISTRY = "MEMBERS_REGISTRY"  # in the environment: URL of the registry where a rendezvous may stand

@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from rpc.child_process import ChildProcess, ProcessSpec
-from rpc.progress import Failed, Ready
+from baton.rpc.child_process import ChildProcess, ProcessSpec
+from baton.rpc.progress import Failed, Ready
 
 DEADLINE_S = 60.0
 
@@ -20,7 +20,7 @@ async def registry_router(registry: str, model: Path, directory: Path) -> AsyncI
     """A client of a router that listens; ended at the end, and its log must be free of tracebacks."""
     (directory / "routers").mkdir(exist_ok=True)
     log = directory / "routers" / f"{len(list((directory / 'routers').iterdir()))}.log"
-    argv = (sys.executable, "-m", "router", "--model", str(model), "--registry", registry, "--port", "0")
+    argv = (sys.executable, "-m", "baton.router", "--model", str(model), "--registry", registry, "--port", "0")
     child = await ChildProcess.start(ProcessSpec("router", argv, log))
     try:
         async for progress in child.progress():

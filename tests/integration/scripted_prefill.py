@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import grpc
 import torch
 
-from kvtransfer.base import PoolIdentity
-from kvtransfer.checksum import block_checksums
-from kvtransfer.registry import create_transport
-from kvtransfer.shared_pool import SharedPool
-from protos import worker_pb2, worker_pb2_grpc
-from rpc.pool_description import pool_to_proto
+from baton.kvtransfer.base import PoolIdentity
+from baton.kvtransfer.checksum import block_checksums
+from baton.kvtransfer.registry import create_transport
+from baton.kvtransfer.shared_pool import SharedPool
+from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.rpc.pool_description import pool_to_proto
 
 NUM_BLOCKS = 32
 Script = Callable[["Prefilled"], AsyncIterator[worker_pb2.PrefillEvent]]

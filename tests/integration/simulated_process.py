@@ -10,9 +10,9 @@ from typing import Any
 
 @asynccontextmanager
 async def simulated(*flags: str) -> AsyncIterator[dict[str, Any]]:
-    """`python -m simulation.workers FLAGS`; yields what it says of itself. It must end well."""
+    """`python -m baton.simulation.workers FLAGS`; yields what it says of itself. It must end well."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "simulation.workers", *flags, stdout=asyncio.subprocess.PIPE, limit=1 << 22
+        sys.executable, "-m", "baton.simulation.workers", *flags, stdout=asyncio.subprocess.PIPE, limit=1 << 22
     )
     assert process.stdout is not None
     try:

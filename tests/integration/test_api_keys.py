@@ -11,8 +11,8 @@ import httpx
 import psutil
 import pytest
 
-from protos.router_pb2 import GenerateRequest
-from protos.router_pb2_grpc import InferenceStub
+from baton.protos.router_pb2 import GenerateRequest
+from baton.protos.router_pb2_grpc import InferenceStub
 from tests.integration.router_process import MODEL, RouterProcess, router_process, wait_router, wait_workers
 from tests.integration.simulated_process import simulated
 from tests.redis_server import redis_server

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from engine.sampling_params import SamplingParams
-from protos import worker_pb2
+from baton.engine.sampling_params import SamplingParams
+from baton.protos import worker_pb2
 from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from loadtool.profile import FORMAT
+from baton.loadtool.profile import FORMAT
 from tests.integration.router_process import MODEL, router_process, wait_workers
 from tests.integration.simulated_process import simulated
 

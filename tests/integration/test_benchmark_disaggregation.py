@@ -13,16 +13,16 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from baton.loadtool.arrivals import TraceTimes
+from baton.loadtool.errors import LoadToolError, SettingError
+from baton.loadtool.slo import Slo
+from baton.loadtool.target import Target
 from benchmarks.disaggregation.__main__ import main
 from benchmarks.disaggregation.client import Client
 from benchmarks.disaggregation.comparison import Comparison
 from benchmarks.disaggregation.system import COLOCATED, System
 from benchmarks.disaggregation.trace import make_traces
 from benchmarks.server import free_port
-from loadtool.arrivals import TraceTimes
-from loadtool.errors import LoadToolError, SettingError
-from loadtool.slo import Slo
-from loadtool.target import Target
 
 
 async def test_the_priced_choice_under_mixed_prompts(tmp_path: Path) -> None:

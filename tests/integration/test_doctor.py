@@ -10,8 +10,8 @@ from typing import Any
 
 import psutil
 
-from deployment.ports import free_ports
-from protos import doctor_pb2, doctor_pb2_grpc, worker_pb2
+from baton.deployment.ports import free_ports
+from baton.protos import doctor_pb2, doctor_pb2_grpc, worker_pb2
 from tests.checkpoints import make_checkpoint
 from tests.integration.worker_process import WorkerProcess, worker_processes
 from tests.integration.workers_view import wait_idle

@@ -7,8 +7,8 @@ import httpx
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from baton.rpc.worker_health import LIVENESS
 from benchmarks.server import served
-from rpc.worker_health import LIVENESS
 from tests.integration.drain_command import drain
 from tests.integration.test_stopped_worker import BODY, tokens_of
 from tests.integration.workers_view import wait_all_ready, workers

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.sampling_params import SamplingParams
-from protos import common_pb2
+from baton.engine.sampling_params import SamplingParams
+from baton.protos import common_pb2
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle

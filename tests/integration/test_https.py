@@ -15,12 +15,12 @@ import pytest
 import trustme
 from openai import AsyncOpenAI
 
+from baton.rpc.tls import TlsFiles
+from baton.rpc.worker_config import Role
+from baton.simulation.spec import WorkerSpec
+from baton.simulation.worker_config import SimulatedWorkerConfig
+from baton.simulation.workers import simulated_workers
 from benchmarks.server import free_port
-from rpc.tls import TlsFiles
-from rpc.worker_config import Role
-from simulation.spec import WorkerSpec
-from simulation.worker_config import SimulatedWorkerConfig
-from simulation.workers import simulated_workers
 from tests.integration.completion_load import complete, completion_load
 from tests.integration.router_process import DEADLINE_S, MODEL, RouterProcess, router_process
 from tests.unit.rpc.test_tls import write

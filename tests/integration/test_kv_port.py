@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from deployment.ports import free_ports
-from engine.config import EngineConfig
-from rpc.option_values import OptionError
-from rpc.worker_config import WorkerConfig
+from baton.deployment.ports import free_ports
+from baton.engine.config import EngineConfig
+from baton.rpc.option_values import OptionError
+from baton.rpc.worker_config import WorkerConfig
 from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle
@@ -44,7 +44,7 @@ async def test_a_port_that_is_taken_ends_the_start_with_one_line(tmp_path: Path)
     with closing(socket.create_server((HOST, 0))) as taken:
         port = taken.getsockname()[1]
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "decode_worker", "--role=decode", "--model", str(model)),
+            *(sys.executable, "-m", "baton.decode_worker", "--role=decode", "--model", str(model)),
             *("--num-threads=1", "--kv-cache-memory-bytes=16MiB", f"--kv-port={port}"),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

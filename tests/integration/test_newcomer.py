@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from deployment.ports import free_ports
+from baton.deployment.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 READY_TIMEOUT_S = 600  # the native modules are compiled first

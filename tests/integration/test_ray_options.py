@@ -40,7 +40,7 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
 def ours(ray: RayCluster) -> list[str]:
     """The replicas and processes of ours that run on a Ray, by their command lines."""
     lines = [" ".join(command_line(each)) for each in ray.processes()]
-    return [line for line in lines if any(name in line for name in ("_worker --", "-m router", "ServeReplica:"))]
+    return [line for line in lines if any(name in line for name in ("_worker --", "-m baton.router", "ServeReplica:"))]
 
 
 async def test_baton_serve_joins_a_ray_and_leaves_it_as_it_was(running: RunningRay, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def without_router(registry: str, directory: Path, authority: trustme.CA) -> dic
         "prefill_ray": look,
         "decode_ray": look,
     }
-    application = {"name": "pools", "route_prefix": None, "import_path": "deployment.ray_app:build", "args": args}
+    application = {"name": "pools", "route_prefix": None, "import_path": "baton.deployment.ray_app:build", "args": args}
     return {"proxy_location": "Disabled", "applications": [application]}
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from baton.simulation.trace.json_report import FORMAT
 from benchmarks.simulator import simulated_workers
-from simulation.trace.json_report import FORMAT
 
 TRACE = Path(__file__).parents[2] / "benchmarks" / "data" / "mooncake_conversation.csv"
 

@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 import httpx
 
-from protos import worker_pb2, worker_pb2_grpc
-from rpc.child_process import ChildProcess, ProcessSpec
-from rpc.progress import Failed, Ready
+from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.rpc.child_process import ChildProcess, ProcessSpec
+from baton.rpc.progress import Failed, Ready
 from tests.integration.registry_router import registry_router, wait_ready_workers
 from tests.integration.simulated_process import simulated
 from tests.integration.workers_view import wait_all_ready, wait_idle
@@ -26,7 +26,7 @@ MODEL = Path(__file__).parents[2] / "baton" / "bundled_model"
 async def router_of(addresses: str, directory: Path) -> AsyncIterator[str]:
     """A router process before the workers; yields its URL."""
     log = directory / "router.log"
-    argv = (sys.executable, "-m", "router", f"--model={MODEL}", "--port=0", f"--workers={addresses}")
+    argv = (sys.executable, "-m", "baton.router", f"--model={MODEL}", "--port=0", f"--workers={addresses}")
     child = await ChildProcess.start(ProcessSpec("router", argv, log))
     try:
         async for progress in child.progress():

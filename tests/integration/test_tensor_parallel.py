@@ -12,9 +12,9 @@ import httpx
 import psutil
 import pytest
 
+from baton.engine.sampling_params import SamplingParams
+from baton.protos import common_pb2
 from benchmarks.server import served
-from engine.sampling_params import SamplingParams
-from protos import common_pb2
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.integration.completion_load import completion_load
 from tests.integration.decode_client import decode_client

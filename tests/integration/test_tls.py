@@ -6,8 +6,8 @@ import grpc
 import httpx
 import trustme
 
-from protos.worker_pb2 import DescribeRequest
-from protos.worker_pb2_grpc import WorkerStub
+from baton.protos.worker_pb2 import DescribeRequest
+from baton.protos.worker_pb2_grpc import WorkerStub
 from tests.integration.drain_command import drain
 from tests.integration.router_process import MODEL, router_process
 from tests.integration.worker_process import worker_processes

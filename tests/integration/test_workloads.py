@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.sampling_params import SamplingParams
-from protos import worker_pb2
+from baton.engine.sampling_params import SamplingParams
+from baton.protos import worker_pb2
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.integration.decode_client import DecodeClient, Generation, decode_client
 from tests.integration.oracle import Oracle

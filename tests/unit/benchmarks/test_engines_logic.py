@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.engine.model_config import read_model_config
 from benchmarks.checkpoint_floor import CheckpointFloor
 from benchmarks.engines.cells import BF16, NUM_OUTPUT_TOKENS, PREFIX, SERIES, Cell, chosen_cells
 from benchmarks.engines.comparison import in_turn, least_disturbed
@@ -20,7 +21,6 @@ from benchmarks.engines.floors import Floor
 from benchmarks.engines.interference import CoreTimes, Interference, between, look, parse_stat
 from benchmarks.engines.samples import Agreement, Sample, Samples, agreement
 from benchmarks.machine import MachineLimits
-from engine.model_config import read_model_config
 from tests.checkpoints import make_checkpoint
 
 LIMITS = MachineLimits(read_bytes_per_s=1e9, gemm_flop_per_s=1e12)

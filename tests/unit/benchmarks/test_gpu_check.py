@@ -10,6 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton.engine.attention.torch_reference import TorchAttention
+from baton.engine.batch import Batch
+from baton.engine.kv_scales import UNSCALED, KVScales
+from baton.engine.ops.torch_ops import TorchOps
 from benchmarks.gpu import attention_numerics, op_numerics
 from benchmarks.gpu.answers import compare_answers
 from benchmarks.gpu.closeness import OPERATION, Closeness
@@ -20,10 +24,6 @@ from benchmarks.gpu.model_numerics import compare_models
 from benchmarks.gpu.stage import Record, Setting
 from benchmarks.gpu.stage_process import run_stage
 from benchmarks.gpu.stages import stage_named
-from engine.attention.torch_reference import TorchAttention
-from engine.batch import Batch
-from engine.kv_scales import UNSCALED, KVScales
-from engine.ops.torch_ops import TorchOps
 
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")

@@ -2,9 +2,9 @@
 
 import pytest
 
+from baton.simulation.tokens import continuation
 from benchmarks.routing.topology import SERVING_SPEC
 from benchmarks.routing.workload import Turn, Workload, chat, mooncake
-from simulation.tokens import continuation
 
 
 def test_a_chat_turn_begins_with_the_turn_before_it_and_its_answer() -> None:

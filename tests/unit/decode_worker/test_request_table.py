@@ -1,14 +1,14 @@
 """A decode worker's requests: each ends once, and each command's number is told once, whatever becomes of it."""
 
-from decode_worker.decode_request import DecodeRequest
-from decode_worker.request_table import RequestTable
-from decode_worker.router_session import RouterSession
-from engine.errors import QueueFull
-from engine.outputs import RequestOutput, SampledToken, StepOutput
-from engine.request import FinishReason, RequestId
-from protos import common_pb2, worker_pb2
-from rpc.drain import Drain
-from rpc.worker_counters import WorkerCounters
+from baton.decode_worker.decode_request import DecodeRequest
+from baton.decode_worker.request_table import RequestTable
+from baton.decode_worker.router_session import RouterSession
+from baton.engine.errors import QueueFull
+from baton.engine.outputs import RequestOutput, SampledToken, StepOutput
+from baton.engine.request import FinishReason, RequestId
+from baton.protos import common_pb2, worker_pb2
+from baton.rpc.drain import Drain
+from baton.rpc.worker_counters import WorkerCounters
 
 ROUTER = "router-1"
 

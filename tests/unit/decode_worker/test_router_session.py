@@ -2,8 +2,8 @@
 
 import asyncio
 
-from decode_worker.router_session import RouterSession
-from protos import worker_pb2
+from baton.decode_worker.router_session import RouterSession
+from baton.protos import worker_pb2
 
 
 def delta(name: str) -> worker_pb2.RequestDelta:

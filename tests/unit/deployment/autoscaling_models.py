@@ -1,8 +1,8 @@
 """Models of one replica each, of hand-made snapshots."""
 
-from deployment.autoscaling.decode_model import DecodeModel
-from deployment.autoscaling.prefill_model import PrefillModel
-from deployment.autoscaling.settings import SLO
+from baton.deployment.autoscaling.decode_model import DecodeModel
+from baton.deployment.autoscaling.prefill_model import PrefillModel
+from baton.deployment.autoscaling.settings import SLO
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS, decode, pool, prefill, traffic
 
 

@@ -4,8 +4,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import quantiles
 
-from deployment.autoscaling.settings import PoolLimits
-from deployment.autoscaling.snapshot import PoolSnapshot, ReplicaLatency
+from baton.deployment.autoscaling.settings import PoolLimits
+from baton.deployment.autoscaling.snapshot import PoolSnapshot, ReplicaLatency
 from tests.unit.deployment.autoscaling_load import Asked, Machine
 
 WINDOW_S = 60.0

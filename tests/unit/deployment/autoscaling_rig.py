@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deployment.autoscaling.decision import Decision
-from deployment.autoscaling.moments import Moments
-from deployment.autoscaling.plan import plan_pools
-from deployment.autoscaling.settings import ScalingSettings
-from deployment.autoscaling.snapshot import DecodeSnapshot, PoolsSnapshot, PrefillSnapshot, Traffic
-from deployment.autoscaling.state import ScalingState
+from baton.deployment.autoscaling.decision import Decision
+from baton.deployment.autoscaling.moments import Moments
+from baton.deployment.autoscaling.plan import plan_pools
+from baton.deployment.autoscaling.settings import ScalingSettings
+from baton.deployment.autoscaling.snapshot import DecodeSnapshot, PoolsSnapshot, PrefillSnapshot, Traffic
+from baton.deployment.autoscaling.state import ScalingState
 from tests.unit.deployment.autoscaling_load import Asked, Load, Machine
 from tests.unit.deployment.autoscaling_pool import WINDOW_S, Pool, Replica
 

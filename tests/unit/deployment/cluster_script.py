@@ -4,9 +4,9 @@ import asyncio
 import sys
 from pathlib import Path
 
-from deployment.events import Event
-from deployment.local import LocalCluster
-from deployment.supervisor import RestartPolicy
+from baton.deployment.events import Event
+from baton.deployment.local import LocalCluster
+from baton.deployment.supervisor import RestartPolicy
 from tests.unit.deployment.recorder import child_spec
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from deployment.autoscaling.settings import PoolLimits, ScalingSettings
-from deployment.kubernetes.settings import KubernetesSettings, PoolPods, Toleration
+from baton.deployment.autoscaling.settings import PoolLimits, ScalingSettings
+from baton.deployment.kubernetes.settings import KubernetesSettings, PoolPods, Toleration
 
 Json = dict[str, Any]
 

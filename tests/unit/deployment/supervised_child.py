@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
-from rpc.lifeline import hold_lifeline
-from rpc.progress import ProgressReporter
+from baton.rpc.lifeline import hold_lifeline
+from baton.rpc.progress import ProgressReporter
 
 
 class WorkersHandler(BaseHTTPRequestHandler):

@@ -6,9 +6,9 @@ from math import inf, nan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployment.autoscaling.moments import Moments
-from deployment.autoscaling.plan import plan_pools
-from deployment.autoscaling.snapshot import (
+from baton.deployment.autoscaling.moments import Moments
+from baton.deployment.autoscaling.plan import plan_pools
+from baton.deployment.autoscaling.snapshot import (
     DecodeSnapshot,
     PoolSnapshot,
     PoolsSnapshot,

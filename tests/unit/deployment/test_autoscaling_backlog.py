@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from deployment.autoscaling.backlog import Backlog
-from deployment.autoscaling.decode_model import DecodeModel
-from deployment.autoscaling.need import decode_need
+from baton.deployment.autoscaling.backlog import Backlog
+from baton.deployment.autoscaling.decode_model import DecodeModel
+from baton.deployment.autoscaling.need import decode_need
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS, decode, pool, snapshot, traffic
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from deployment.autoscaling.settings import PoolLimits, ScalingSettings
+from baton.deployment.autoscaling.settings import PoolLimits, ScalingSettings
 from tests.unit.deployment.autoscaling_load import Load, Machine
 from tests.unit.deployment.autoscaling_rig import Rig
 

@@ -5,8 +5,8 @@ from math import inf, nan
 
 import pytest
 
-from deployment.autoscaling.correction import Correction, Measured, warm_quantile
-from deployment.autoscaling.snapshot import PoolSnapshot, ReplicaLatency
+from baton.deployment.autoscaling.correction import Correction, Measured, warm_quantile
+from baton.deployment.autoscaling.snapshot import PoolSnapshot, ReplicaLatency
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS, Looker, decode, pool, snapshot, traffic
 
 WINDOW_S = 60.0

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from deployment.autoscaling.decode_model import DecodeModel
-from deployment.autoscaling.kv_demand import mean_context
-from deployment.autoscaling.pool_model import smallest_size
-from deployment.autoscaling.snapshot import DecodeSnapshot, Traffic
+from baton.deployment.autoscaling.decode_model import DecodeModel
+from baton.deployment.autoscaling.kv_demand import mean_context
+from baton.deployment.autoscaling.pool_model import smallest_size
+from baton.deployment.autoscaling.snapshot import DecodeSnapshot, Traffic
 from tests.unit.deployment.autoscaling_models import decode_model
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS, decode, pool, traffic
 

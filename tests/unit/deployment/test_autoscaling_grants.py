@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployment.autoscaling.budget import Budget
-from deployment.autoscaling.by_pool import ByPool
-from deployment.autoscaling.flips import Flips
-from deployment.autoscaling.grants import Grants, grant
-from deployment.autoscaling.settings import PoolLimits, ScalingSettings
-from deployment.autoscaling.snapshot import PoolSnapshot
+from baton.deployment.autoscaling.budget import Budget
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.flips import Flips
+from baton.deployment.autoscaling.grants import Grants, grant
+from baton.deployment.autoscaling.settings import PoolLimits, ScalingSettings
+from baton.deployment.autoscaling.snapshot import PoolSnapshot
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS, pool, snapshot
 
 FLIPPING = replace(SETTINGS, flip_s=5.0)  # a start takes 30 s, to drain 10

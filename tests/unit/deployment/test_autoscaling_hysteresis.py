@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from deployment.autoscaling.band import Band
-from deployment.autoscaling.hysteresis import SizeState
+from baton.deployment.autoscaling.band import Band
+from baton.deployment.autoscaling.hysteresis import SizeState
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS
 
 UP_S, DOWN_S, TURN_S = SETTINGS.upscale_delay_s, SETTINGS.downscale_delay_s, SETTINGS.turn_s

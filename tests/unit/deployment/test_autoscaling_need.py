@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from deployment.autoscaling.moments import Moments
-from deployment.autoscaling.need import decode_need, full_pool_rate, prefill_need
-from deployment.autoscaling.snapshot import ReplicaLatency
+from baton.deployment.autoscaling.moments import Moments
+from baton.deployment.autoscaling.need import decode_need, full_pool_rate, prefill_need
+from baton.deployment.autoscaling.snapshot import ReplicaLatency
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS, decode, exponential, pool, prefill, snapshot, traffic
 
 

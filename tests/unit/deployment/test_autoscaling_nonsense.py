@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from deployment.autoscaling.moments import Moments
-from deployment.autoscaling.snapshot import PoolsSnapshot
+from baton.deployment.autoscaling.moments import Moments
+from baton.deployment.autoscaling.snapshot import PoolsSnapshot
 from tests.unit.deployment.autoscaling_snapshots import QUIET, SETTINGS, Looker, pool, sizes, snapshot, traffic
 
 

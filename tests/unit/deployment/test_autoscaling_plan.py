@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from deployment.autoscaling.moments import Moments
-from deployment.autoscaling.need import load_chance
-from deployment.autoscaling.settings import SLO, PoolLimits, ScalingSettings
-from deployment.autoscaling.snapshot import ReplicaLatency
+from baton.deployment.autoscaling.moments import Moments
+from baton.deployment.autoscaling.need import load_chance
+from baton.deployment.autoscaling.settings import SLO, PoolLimits, ScalingSettings
+from baton.deployment.autoscaling.snapshot import ReplicaLatency
 from tests.unit.deployment.autoscaling_snapshots import (
     QUIET,
     SETTINGS,

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from deployment.autoscaling.moments import Moments
-from deployment.autoscaling.pool_model import UNREACHABLE_SLACK, smallest_size
-from deployment.autoscaling.prefill_model import PrefillModel
-from deployment.autoscaling.queueing import quantile_of, queue_wait
-from deployment.autoscaling.settings import SLO
+from baton.deployment.autoscaling.moments import Moments
+from baton.deployment.autoscaling.pool_model import UNREACHABLE_SLACK, smallest_size
+from baton.deployment.autoscaling.prefill_model import PrefillModel
+from baton.deployment.autoscaling.queueing import quantile_of, queue_wait
+from baton.deployment.autoscaling.settings import SLO
 from tests.unit.deployment.autoscaling_models import prefill_model
 from tests.unit.deployment.autoscaling_snapshots import exponential, pool, prefill, traffic
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployment.autoscaling.band import Band, bands, sharing, unhurried
-from deployment.autoscaling.budget import Budget
-from deployment.autoscaling.by_pool import ByPool
-from deployment.autoscaling.need import Need
-from deployment.autoscaling.pool_model import PoolModel
-from deployment.autoscaling.settings import PoolLimits
-from deployment.autoscaling.snapshot import Traffic
-from deployment.autoscaling.split import best_split, fit, goodput, sure_split
+from baton.deployment.autoscaling.band import Band, bands, sharing, unhurried
+from baton.deployment.autoscaling.budget import Budget
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.need import Need
+from baton.deployment.autoscaling.pool_model import PoolModel
+from baton.deployment.autoscaling.settings import PoolLimits
+from baton.deployment.autoscaling.snapshot import Traffic
+from baton.deployment.autoscaling.split import best_split, fit, goodput, sure_split
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS, Looker, pool, sizes, snapshot, traffic
 
 MANY = ByPool(1000, 1000)

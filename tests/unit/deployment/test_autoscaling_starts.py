@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from deployment.autoscaling.snapshot import PoolSnapshot, PoolsSnapshot
-from deployment.ray_options import ReplicaOptions
+from baton.deployment.autoscaling.snapshot import PoolSnapshot, PoolsSnapshot
+from baton.deployment.ray_options import ReplicaOptions
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS, Looker, pool, sizes, snapshot, traffic
 
 HASTY = replace(SETTINGS, upscale_delay_s=0.0, start_timeout_s=100.0, retry_after_s=60.0, max_retry_after_s=200.0)

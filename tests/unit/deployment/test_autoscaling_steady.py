@@ -8,10 +8,10 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from deployment.autoscaling.moments import Moments
-from deployment.autoscaling.plan import plan_pools
-from deployment.autoscaling.settings import ScalingSettings
-from deployment.autoscaling.snapshot import Traffic
+from baton.deployment.autoscaling.moments import Moments
+from baton.deployment.autoscaling.plan import plan_pools
+from baton.deployment.autoscaling.settings import ScalingSettings
+from baton.deployment.autoscaling.snapshot import Traffic
 from tests.unit.deployment.autoscaling_load import Load
 from tests.unit.deployment.autoscaling_rig import Rig
 from tests.unit.deployment.autoscaling_snapshots import SETTINGS, decode, pool, prefill, snapshot

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deployment.cluster_config import (
+from baton.deployment.cluster_config import (
     ClusterConfig,
     ClusterSettings,
     cluster_options,
@@ -15,16 +15,16 @@ from deployment.cluster_config import (
     router_options,
     worker_options,
 )
-from deployment.cluster_plan import Checkpoint, ClusterPlan, plan_cluster
-from deployment.kv_memory import kv_bytes_per_token
-from deployment.machine import Machine, this_machine
-from engine.config import MLAConfig, ModelConfig, RopeConfig
-from router.config import RouterConfig
-from router.options import ROUTER_OPTIONS
-from rpc.config_file import load
-from rpc.option_values import OptionError
-from rpc.worker_config import WorkerConfig
-from rpc.worker_options import WORKER_OPTIONS
+from baton.deployment.cluster_plan import Checkpoint, ClusterPlan, plan_cluster
+from baton.deployment.kv_memory import kv_bytes_per_token
+from baton.deployment.machine import Machine, this_machine
+from baton.engine.config import MLAConfig, ModelConfig, RopeConfig
+from baton.router.config import RouterConfig
+from baton.router.options import ROUTER_OPTIONS
+from baton.rpc.config_file import load
+from baton.rpc.option_values import OptionError
+from baton.rpc.worker_config import WorkerConfig
+from baton.rpc.worker_options import WORKER_OPTIONS
 
 MACHINE = Machine(num_cores=8, memory_bytes=32 << 30)
 MODEL = ModelConfig(
@@ -220,9 +220,9 @@ def test_no_more_kv_than_a_full_batch_could_fill(tmp_path: Path) -> None:
 def test_the_processes_are_the_packages_of_their_roles(tmp_path: Path) -> None:
     specs = plan(settings(tmp_path, "", both=1, prefill=1, decode=1)).specs(tmp_path)
     assert [(spec.name, [word for word in spec.argv[3:] if not word.startswith("--")]) for spec in specs] == [
-        ("router", ["router"]),
-        ("prefill-0", ["prefill_worker"]),
-        ("decode-0", ["decode_worker"]),
+        ("router", ["baton.router"]),
+        ("prefill-0", ["baton.prefill_worker"]),
+        ("decode-0", ["baton.decode_worker"]),
         ("both-0", ["baton", "worker"]),
     ]
     assert "--role=both" in specs[3].argv

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from deployment.cluster_config import ClusterConfig
-from deployment.ray_process import worker_process
-from rpc.option_values import OptionError
+from baton.deployment.cluster_config import ClusterConfig
+from baton.deployment.ray_process import worker_process
+from baton.rpc.option_values import OptionError
 from tests.unit.deployment.test_cluster_config import MACHINE, by_id, plan, settings
 from tests.unit.deployment.test_ray_settings import NODE
 from tests.unit.deployment.test_ray_settings import settings as ray_settings

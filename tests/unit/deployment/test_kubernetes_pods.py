@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployment.autoscaling.by_pool import ByPool
-from deployment.kubernetes.api_objects import Pod
-from deployment.kubernetes.pod_use import PodUse, pod_use, requested
-from deployment.kubernetes.unready_pod import UnreadyPod
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.kubernetes.api_objects import Pod
+from baton.deployment.kubernetes.pod_use import PodUse, pod_use, requested
+from baton.deployment.kubernetes.unready_pod import UnreadyPod
 from tests.unit.deployment.kubernetes_objects import (
     DECODE,
     NAMESPACE,

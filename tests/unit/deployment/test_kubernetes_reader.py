@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from deployment.kubernetes import budget_reader
-from deployment.kubernetes.budget_reader import BudgetReader, open_budget
-from deployment.kubernetes.settings import KubernetesSettings
+from baton.deployment.kubernetes import budget_reader
+from baton.deployment.kubernetes.budget_reader import BudgetReader, open_budget
+from baton.deployment.kubernetes.settings import KubernetesSettings
 from tests.unit.deployment.kubernetes_api import CUT, DRIP, HANG, Cluster, Fault, Status, serving
 from tests.unit.deployment.kubernetes_objects import (
     DECODE,
@@ -260,7 +260,7 @@ def test_outside_kubernetes_there_is_none_and_nothing_is_imported(tmp_path: Path
     settings, scaling = kubernetes_settings(), scaling_settings()
     assert open_budget(settings, scaling, {}) is None
     assert open_budget(settings, scaling, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path) is None
-    code = "import deployment.kubernetes.budget_reader, sys; sys.exit('kubernetes' in sys.modules)"
+    code = "import baton.deployment.kubernetes.budget_reader, sys; sys.exit('kubernetes' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=PAGE.parents[1], timeout=60).returncode == 0
 
 

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployment.autoscaling.by_pool import ByPool
-from deployment.autoscaling.settings import PoolLimits, ScalingSettings
-from deployment.kubernetes.api_objects import Node, Taint
-from deployment.kubernetes.cluster_budget import ClusterBudget, cluster_budget
-from deployment.kubernetes.cluster_use import ClusterUse
-from deployment.kubernetes.node_use import NodeUse, node_use, tolerated
-from deployment.kubernetes.pod_use import PodUse
-from deployment.kubernetes.room import NodeRoom, num_replicas, room
-from deployment.kubernetes.settings import KubernetesSettings, PoolPods, Toleration
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.settings import PoolLimits, ScalingSettings
+from baton.deployment.kubernetes.api_objects import Node, Taint
+from baton.deployment.kubernetes.cluster_budget import ClusterBudget, cluster_budget
+from baton.deployment.kubernetes.cluster_use import ClusterUse
+from baton.deployment.kubernetes.node_use import NodeUse, node_use, tolerated
+from baton.deployment.kubernetes.pod_use import PodUse
+from baton.deployment.kubernetes.room import NodeRoom, num_replicas, room
+from baton.deployment.kubernetes.settings import KubernetesSettings, PoolPods, Toleration
 from tests.unit.deployment.kubernetes_objects import (
     DECODE,
     PREFILL,

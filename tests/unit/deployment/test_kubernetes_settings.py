@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from deployment.kubernetes.settings import KubernetesSettings, Toleration
+from baton.deployment.kubernetes.settings import KubernetesSettings, Toleration
 from tests.unit.deployment.kubernetes_objects import DECODE, PREFILL, Json, page_blocks
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from deployment.kubernetes.budget_reader import BudgetReader, open_budget
-from deployment.live_budget import LiveBudget
+from baton.deployment.kubernetes.budget_reader import BudgetReader, open_budget
+from baton.deployment.live_budget import LiveBudget
 from tests.unit.deployment.kubernetes_api import Cluster, serving
 from tests.unit.deployment.kubernetes_objects import kubernetes_settings, node, scaling_settings
 

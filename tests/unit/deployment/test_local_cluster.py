@@ -15,11 +15,11 @@ import httpx
 import psutil
 import pytest
 
-from deployment.events import ClusterReady, Event, Progressed, Started
-from deployment.local import LocalCluster
-from deployment.ports import free_ports
-from deployment.supervisor import GaveUp, RestartPolicy
-from rpc.progress import Ready
+from baton.deployment.events import ClusterReady, Event, Progressed, Started
+from baton.deployment.local import LocalCluster
+from baton.deployment.ports import free_ports
+from baton.deployment.supervisor import GaveUp, RestartPolicy
+from baton.rpc.progress import Ready
 from tests.unit.deployment.recorder import Recorder, child_spec
 
 POLICY = RestartPolicy(first_delay_s=0.01, max_delay_s=0.05)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployment.pool_progress import PoolProgress, ProgressWatch
+from baton.deployment.pool_progress import PoolProgress, ProgressWatch
 
 LOOKS = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), st.floats(0, 100)), max_size=50)
 

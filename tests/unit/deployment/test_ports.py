@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from deployment import ports
-from deployment.ports import PortInUse, check_port, free_ports
+from baton.deployment import ports
+from baton.deployment.ports import PortInUse, check_port, free_ports
 
 HOST = "127.0.0.1"
 

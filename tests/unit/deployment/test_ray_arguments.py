@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rpc.option_values import OptionError
+from baton.rpc.option_values import OptionError
 from tests.unit.deployment.test_ray_settings import settings
 
 

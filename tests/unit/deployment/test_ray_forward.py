@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployment.ports import free_ports
-from deployment.ray_forward import Forward
+from baton.deployment.ports import free_ports
+from baton.deployment.ray_forward import Forward
 
 HOST = "127.0.0.1"
 END_S = 20.0

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from deployment.ray_scaling import POOLS
-from deployment.serve_misfits import misfits
-from rpc.registry.factory import open_registry
-from rpc.registry.report import encode_report
+from baton.deployment.ray_scaling import POOLS
+from baton.deployment.serve_misfits import misfits
+from baton.rpc.registry.factory import open_registry
+from baton.rpc.registry.report import encode_report
 from tests.redis_server import redis_server
 from tests.unit.deployment.test_ray_scaling import pools
 from tests.unit.rpc.registry_members import told
@@ -29,7 +29,7 @@ AT_ONCE = {"upscale_delay_s": 0.0, "downscale_delay_s": 0.0}
 
 def in_controller(**options: object) -> Callable[..., Any]:
     """A policy of these options, pickled and unpickled, within what Serve puts around it."""
-    named: dict[str, Any] = {"policy_function": "deployment.ray_scaling:PoolsPolicy", "policy_kwargs": options}
+    named: dict[str, Any] = {"policy_function": "baton.deployment.ray_scaling:PoolsPolicy", "policy_kwargs": options}
     pickled = AutoscalingPolicy(**named).get_serialized_policy_def()
     return _apply_app_level_autoscaling_config(
         _resolve_policy_callable(AutoscalingPolicy(**named, _serialized_policy_def=pickled))

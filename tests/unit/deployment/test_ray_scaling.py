@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from deployment.autoscaling.by_pool import ByPool
-from deployment.autoscaling.plan import plan_pools
-from deployment.autoscaling.settings import PoolLimits, ScalingSettings
-from deployment.pools_observer import Sighting, own_reports
-from deployment.ray_scaling import PoolsPolicy, affordable, logger, within
-from deployment.seen_pools import SeenPools
-from rpc.registry.factory import open_registry
-from rpc.registry.report import RouterReport, encode_report
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.plan import plan_pools
+from baton.deployment.autoscaling.settings import PoolLimits, ScalingSettings
+from baton.deployment.pools_observer import Sighting, own_reports
+from baton.deployment.ray_scaling import PoolsPolicy, affordable, logger, within
+from baton.deployment.seen_pools import SeenPools
+from baton.rpc.registry.factory import open_registry
+from baton.rpc.registry.report import RouterReport, encode_report
 from tests.redis_server import redis_server
 from tests.unit.deployment.serve_contexts import FakeConfig, FakeContext, FakeKey, by_name, contexts
 from tests.unit.rpc.registry_members import told

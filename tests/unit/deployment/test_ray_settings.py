@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 import baton
-from deployment.machine import Machine
-from deployment.ray_arguments import read_ray_settings
-from deployment.ray_process import Place, rendezvous_process, router_process, share_of, worker_process
-from deployment.ray_settings import RaySettings
-from deployment.redis_server import HOST
-from rpc.option_values import OptionError
+from baton.deployment.machine import Machine
+from baton.deployment.ray_arguments import read_ray_settings
+from baton.deployment.ray_process import Place, rendezvous_process, router_process, share_of, worker_process
+from baton.deployment.ray_settings import RaySettings
+from baton.deployment.redis_server import HOST
+from baton.rpc.option_values import OptionError
 
 MODEL = str(Path(baton.__file__).parent / "bundled_model")
 REGISTRY = f"redis://:secret@{HOST}:6379/0"
@@ -127,7 +127,7 @@ def test_a_worker_runs_as_it_would_without_ray_and_shows_no_password() -> None:
         assert yaml.safe_load(Path(told).read_text()) == {"registry": REGISTRY}
         assert Path(told).parent.stat().st_mode & 0o77 == 0
     assert not Path(told).exists()
-    assert spec.argv[1:4] == ("-P", "-m", "decode_worker")
+    assert spec.argv[1:4] == ("-P", "-m", "baton.decode_worker")
     expected = {"--worker-id=decode-abc", "--host=10.0.0.5", "--num-threads=2", "--lease-s=3.0", "--tls-ca=c"}
     assert expected <= {*spec.argv}
     assert spec.env["OMP_NUM_THREADS"] == "2"

@@ -12,12 +12,12 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, RedisError
 
-from deployment.redis_server import HOST, PrivateRedis
+from baton.deployment.redis_server import HOST, PrivateRedis
 from tests.redis_server import require_redis_server
 
 SCRIPT = """
 import asyncio, pathlib, sys
-from deployment.redis_server import PrivateRedis
+from baton.deployment.redis_server import PrivateRedis
 
 async def main():
     redis = PrivateRedis(pathlib.Path(sys.argv[1]))

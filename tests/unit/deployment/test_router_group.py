@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from deployment.cluster_config import load_settings
-from deployment.cluster_plan import plan_cluster
-from deployment.ports import PortInUse, check_port
-from router.__main__ import main
-from router.config import RouterConfig
-from router.options import ROUTER_OPTIONS
-from router.shared_socket import shared_socket
-from rpc.config_file import load
-from rpc.option_values import OptionError
-from rpc.options import flags_of
+from baton.deployment.cluster_config import load_settings
+from baton.deployment.cluster_plan import plan_cluster
+from baton.deployment.ports import PortInUse, check_port
+from baton.router.__main__ import main
+from baton.router.config import RouterConfig
+from baton.router.options import ROUTER_OPTIONS
+from baton.router.shared_socket import shared_socket
+from baton.rpc.config_file import load
+from baton.rpc.option_values import OptionError
+from baton.rpc.options import flags_of
 from tests.unit.deployment.test_cluster_config import CHECKPOINT, MACHINE
 
 HOST = "127.0.0.1"
@@ -29,7 +29,7 @@ def router_argv(**flags: object) -> tuple[str, ...]:
 
 def test_a_cluster_runs_one_router_or_a_group() -> None:
     one = router_argv()
-    assert one[3:5] == ("router", "--log-level=info")
+    assert one[3:5] == ("baton.router", "--log-level=info")
     assert not any(word.startswith("--processes") for word in one)
     several = router_argv(router_processes="3")
     assert several[3:6] == ("baton", "router", "--log-level=info")

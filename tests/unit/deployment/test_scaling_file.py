@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from deployment.autoscaling.settings import SLO, ScalingSettings
-from deployment.scaling_file import ScalingFile, logger
-from deployment.scaling_options import read_options, read_settings
+from baton.deployment.autoscaling.settings import SLO, ScalingSettings
+from baton.deployment.scaling_file import ScalingFile, logger
+from baton.deployment.scaling_options import read_options, read_settings
 
 GIVEN = {"budget_gpus": 8, "turn_s": 60.0}
 Told = Callable[[], list[str]]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from deployment.autoscaling.settings import SLO, PoolLimits, ScalingSettings
-from deployment.scaling_options import read_options
+from baton.deployment.autoscaling.settings import SLO, PoolLimits, ScalingSettings
+from baton.deployment.scaling_options import read_options
 
 URL = "redis://:secret@cache:6379/0"
 

@@ -6,13 +6,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployment.autoscaling.by_pool import ByPool
-from deployment.autoscaling.input_check import decode_fault, prefill_fault, snapshot_fault
-from deployment.autoscaling.snapshot import PoolsSnapshot, ReplicaLatency
-from deployment.pool_progress import PoolProgress
-from deployment.seen_pools import WAY_S, SeenPools, merged_workers
-from rpc.latency_sketch import bin_of, quantile_of_bins
-from rpc.registry.report import RouterReport
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.input_check import decode_fault, prefill_fault, snapshot_fault
+from baton.deployment.autoscaling.snapshot import PoolsSnapshot, ReplicaLatency
+from baton.deployment.pool_progress import PoolProgress
+from baton.deployment.seen_pools import WAY_S, SeenPools, merged_workers
+from baton.rpc.latency_sketch import bin_of, quantile_of_bins
+from baton.rpc.registry.report import RouterReport
 from tests.unit.rpc.router_reports import router_report, sums, traffic_report, worker_report
 
 NOTHING = ByPool(PoolProgress(), PoolProgress())

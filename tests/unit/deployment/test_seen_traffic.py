@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployment.autoscaling.moments import Moments
-from deployment.autoscaling.snapshot import Traffic
-from deployment.seen_traffic import gaps_cv2, merged_traffic
-from rpc.registry.report import SampleSums
+from baton.deployment.autoscaling.moments import Moments
+from baton.deployment.autoscaling.snapshot import Traffic
+from baton.deployment.seen_traffic import gaps_cv2, merged_traffic
+from baton.rpc.registry.report import SampleSums
 from tests.unit.rpc.router_reports import sums, traffic_report
 
 LENGTHS = st.lists(st.lists(st.integers(1, 10_000), max_size=20), min_size=1, max_size=4)

@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deployment.events import Died, Event, Progressed, Started
-from deployment.supervisor import GaveUp, RestartPolicy, Supervisor
-from rpc.progress import Ready
+from baton.deployment.events import Died, Event, Progressed, Started
+from baton.deployment.supervisor import GaveUp, RestartPolicy, Supervisor
+from baton.rpc.progress import Ready
 from tests.unit.deployment.recorder import Recorder, child_spec
 
 POLICY = RestartPolicy(first_delay_s=0.01, max_delay_s=0.05)

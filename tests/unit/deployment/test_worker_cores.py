@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from deployment.cluster_plan import plan_cluster
-from deployment.machine import Machine, this_machine
-from rpc.option_values import OptionError
+from baton.deployment.cluster_plan import plan_cluster
+from baton.deployment.machine import Machine, this_machine
+from baton.rpc.option_values import OptionError
 from tests.unit.deployment.test_cluster_config import CHECKPOINT, settings
 
 

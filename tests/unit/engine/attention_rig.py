@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engine.attention import fp8_rows
-from engine.attention.base import AttentionBackend
-from engine.attention.heads import AttentionHeads
-from engine.attention.int8_rows import encode
-from engine.attention.native import NativeAttention
-from engine.attention.torch_reference import TorchAttention
-from engine.batch import Batch
-from engine.config import MLAConfig, ModelConfig, RopeConfig
-from engine.kv_cache import KVCacheLayout
-from engine.kv_scales import UNSCALED, KVScales
+from baton.engine.attention import fp8_rows
+from baton.engine.attention.base import AttentionBackend
+from baton.engine.attention.heads import AttentionHeads
+from baton.engine.attention.int8_rows import encode
+from baton.engine.attention.native import NativeAttention
+from baton.engine.attention.torch_reference import TorchAttention
+from baton.engine.batch import Batch
+from baton.engine.config import MLAConfig, ModelConfig, RopeConfig
+from baton.engine.kv_cache import KVCacheLayout
+from baton.engine.kv_scales import UNSCALED, KVScales
 
 NUM_LAYERS, LAYER = 2, 1
 Chunks = Mapping[int, range]  # by sequence, the places of its new tokens

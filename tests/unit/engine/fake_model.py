@@ -7,9 +7,9 @@ overwritten, or belongs to another prefix gives another digest, and so other tok
 from collections.abc import Sequence
 from zlib import crc32
 
-from engine.outputs import SampledToken
-from engine.request import BlockId, Request
-from engine.schedule import ScheduledRequest, StepResult
+from baton.engine.outputs import SampledToken
+from baton.engine.request import BlockId, Request
+from baton.engine.schedule import ScheduledRequest, StepResult
 
 VOCAB = 50
 

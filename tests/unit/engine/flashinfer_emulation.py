@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.attention.flashinfer_kernels import FlashInferKernels
+from baton.engine.attention.flashinfer_kernels import FlashInferKernels
 
 
 def check_metadata(*tensors: Tensor) -> None:

@@ -12,7 +12,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from engine.ops.flashinfer_ops import FlashInferFunctions
+from baton.engine.ops.flashinfer_ops import FlashInferFunctions
 
 
 def check_rows(rows: Tensor, dims: int) -> None:

@@ -9,15 +9,15 @@ from typing import TypeVar
 
 import torch
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.errors import GroupBroken
-from engine.expert_group import BalanceSettings, ExpertGroup
-from engine.group_view import GroupView
-from engine.loop import EngineLoop
-from engine.outputs import SampledToken, StepOutput
-from engine.rank_group import RankGroup
-from engine.request import Request
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.errors import GroupBroken
+from baton.engine.expert_group import BalanceSettings, ExpertGroup
+from baton.engine.group_view import GroupView
+from baton.engine.loop import EngineLoop
+from baton.engine.outputs import SampledToken, StepOutput
+from baton.engine.rank_group import RankGroup
+from baton.engine.request import Request
 
 TIMEOUT_S = 60.0
 HOST = "127.0.0.1"

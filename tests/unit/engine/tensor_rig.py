@@ -9,10 +9,10 @@ from typing import TypeVar
 
 import torch
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.tensor_model import Follower
-from engine.tensor_parallel import TensorGroup
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.tensor_model import Follower
+from baton.engine.tensor_parallel import TensorGroup
 from tests.unit.engine.group_rig import Group, Member
 
 TIMEOUT_S = 60.0

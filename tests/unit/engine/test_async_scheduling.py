@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.launched_step import LaunchedStep
-from engine.loop import EngineLoop
-from engine.outputs import StepOutput
-from engine.request import FinishReason, Request, RequestId
-from engine.sampling_params import SamplingParams
-from engine.schedule import ScheduledRequest
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.launched_step import LaunchedStep
+from baton.engine.loop import EngineLoop
+from baton.engine.outputs import StepOutput
+from baton.engine.request import FinishReason, Request, RequestId
+from baton.engine.sampling_params import SamplingParams
+from baton.engine.schedule import ScheduledRequest
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 
 TIMEOUT_S = 120

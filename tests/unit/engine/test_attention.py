@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.torch_reference import TorchAttention
-from engine.batch import Batch
-from engine.kv_cache import KVCacheLayout
+from baton.engine.attention.torch_reference import TorchAttention
+from baton.engine.batch import Batch
+from baton.engine.kv_cache import KVCacheLayout
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 64

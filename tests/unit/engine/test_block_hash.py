@@ -7,11 +7,12 @@ from hashlib import blake2b
 import numpy as np
 import pytest
 
-import engine.block_hash
-import engine.python_block_hash
-from engine.block_hash import HASH_BYTES, extend_hashes, hash_blocks, pack_hashes, root_hash, split_hashes
+import baton.engine.block_hash
+import baton.engine.python_block_hash
+from baton.engine.block_hash import HASH_BYTES, extend_hashes, hash_blocks, pack_hashes, root_hash, split_hashes
 
-CHAINS = [engine.block_hash.chain_hashes, engine.python_block_hash.chain_hashes]  # one and the same if not compiled
+# The same function twice if nothing was compiled.
+CHAINS = [baton.engine.block_hash.chain_hashes, baton.engine.python_block_hash.chain_hashes]
 Chain = Callable[[bytes, Sequence[int], int, int], bytes]
 
 KNOWN = [

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from engine.block_hash import BlockHash, hash_blocks
-from engine.block_pool import BlockPool
-from engine.prefix_cache import PrefixCache
-from engine.request import BlockId
+from baton.engine.block_hash import BlockHash, hash_blocks
+from baton.engine.block_pool import BlockPool
+from baton.engine.prefix_cache import PrefixCache
+from baton.engine.request import BlockId
 
 
 def some_hashes(count: int, seed: int = 0) -> list[BlockHash]:

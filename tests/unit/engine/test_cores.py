@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.cores import cores_of_rank, format_cores, parse_cores, running_on
-from engine.engine import Engine
-from engine.errors import EngineError
-from engine.loop import EngineLoop
+from baton.engine.config import EngineConfig
+from baton.engine.cores import cores_of_rank, format_cores, parse_cores, running_on
+from baton.engine.engine import Engine
+from baton.engine.errors import EngineError
+from baton.engine.loop import EngineLoop
 from tests.checkpoints import make_checkpoint
 
 

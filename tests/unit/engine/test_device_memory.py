@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from engine import loaded_model
-from engine.attention.base import AttentionBackend
-from engine.attention.choice import attention_for
-from engine.config import EngineConfig, ModelConfig
-from engine.device_memory import RECORDED_BYTES, bytes_for_kv, greatest_step
-from engine.graphed_model import recorded_sizes
-from engine.kv_cache import KVCacheLayout
-from engine.model_config import read_model_config
-from engine.models import load_model
-from engine.models.causal_lm import CausalLM
+from baton.engine import loaded_model
+from baton.engine.attention.base import AttentionBackend
+from baton.engine.attention.choice import attention_for
+from baton.engine.config import EngineConfig, ModelConfig
+from baton.engine.device_memory import RECORDED_BYTES, bytes_for_kv, greatest_step
+from baton.engine.graphed_model import recorded_sizes
+from baton.engine.kv_cache import KVCacheLayout
+from baton.engine.model_config import read_model_config
+from baton.engine.models import load_model
+from baton.engine.models.causal_lm import CausalLM
 from tests.checkpoints import make_checkpoint
 from tests.paged_model import CPU
 from tests.unit.engine.tensor_rig import TensorRig

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.expert_balance import balanced, imbalance
-from engine.expert_placement import ExpertPlacement, contiguous
+from baton.engine.expert_balance import balanced, imbalance
+from baton.engine.expert_placement import ExpertPlacement, contiguous
 
 KINDS = ("uniform", "zipf", "one hot", "zero", "few", "tokens")
 SIZES = [

@@ -6,8 +6,8 @@ import random
 import pytest
 import torch
 
-from engine.config import MoEConfig
-from engine.layers.expert_choice import ExpertChoice, choose_experts
+from baton.engine.config import MoEConfig
+from baton.engine.layers.expert_choice import ExpertChoice, choose_experts
 
 needs_compiled = pytest.mark.skipif(choose_experts is None, reason="nothing was compiled when this was installed")
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from engine.expert_parallel import ExpertRoutes, GroupExchange
-from engine.rank_group import RankGroup
+from baton.engine.expert_parallel import ExpertRoutes, GroupExchange
+from baton.engine.rank_group import RankGroup
 from tests.unit.engine.group_rig import CPU, on_ranks
 
 FEW = 64  # tokens on all ranks together

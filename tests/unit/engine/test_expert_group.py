@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.errors import UnsupportedModel
-from engine.expert_group import BalanceSettings, ExpertGroup
-from engine.layers.experts import ROW_TILE
-from engine.layers.linear import Linear
-from engine.outputs import SampledToken
-from engine.request import Request, RequestId
-from engine.sampling_params import SamplingParams
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.errors import UnsupportedModel
+from baton.engine.expert_group import BalanceSettings, ExpertGroup
+from baton.engine.layers.experts import ROW_TILE
+from baton.engine.layers.linear import Linear
+from baton.engine.outputs import SampledToken
+from baton.engine.request import Request, RequestId
+from baton.engine.sampling_params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.unit.engine.group_rig import CPU, HOST, TIMEOUT_S, Group, Member, Ranks
 

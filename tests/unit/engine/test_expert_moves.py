@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.expert_balance import balanced, imbalance
-from engine.expert_moves import best_assignment, kept_in_place, with_few_moves
-from engine.expert_placement import ExpertPlacement, contiguous
-from engine.expert_rebalance import better_slots
-from engine.expert_shares import share_missing
+from baton.engine.expert_balance import balanced, imbalance
+from baton.engine.expert_moves import best_assignment, kept_in_place, with_few_moves
+from baton.engine.expert_placement import ExpertPlacement, contiguous
+from baton.engine.expert_rebalance import better_slots
+from baton.engine.expert_shares import share_missing
 
 Slots = Sequence[Sequence[int]]
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine.expert_rebalance import better_slots
+from baton.engine.expert_rebalance import better_slots
 
 NUM_EXPERTS, NUM_GROUPS = 32, 8
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from engine.expert_placement import ExpertPlacement, contiguous
+from baton.engine.expert_placement import ExpertPlacement, contiguous
 
 SIZES = [(1, 1, 0), (8, 1, 0), (8, 2, 0), (10, 4, 2), (10, 4, 0), (3, 5, 0), (64, 8, 16), (5, 3, 7), (256, 64, 32)]
 

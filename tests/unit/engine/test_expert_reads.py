@@ -14,15 +14,15 @@ import pytest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine import expert_group
-from engine.errors import EngineError
-from engine.expert_group import BalanceSettings, ExpertGroup
-from engine.expert_layer import ExpertLayer
-from engine.expert_rebalance import Slots
-from engine.layers import experts as expert_layers
-from engine.layers.experts import Expert, GroupedWeights, PreparedExperts
-from engine.rank_group import RankGroup
-from engine.weights import Weights
+from baton.engine import expert_group
+from baton.engine.errors import EngineError
+from baton.engine.expert_group import BalanceSettings, ExpertGroup
+from baton.engine.expert_layer import ExpertLayer
+from baton.engine.expert_rebalance import Slots
+from baton.engine.layers import experts as expert_layers
+from baton.engine.layers.experts import Expert, GroupedWeights, PreparedExperts
+from baton.engine.rank_group import RankGroup
+from baton.engine.weights import Weights
 from tests.checkpoints import make_checkpoint
 from tests.unit.engine.group_rig import TIMEOUT_S, Rank, Ranks
 from tests.unit.engine.test_expert_group import alone, make_requests

@@ -5,13 +5,13 @@ import random
 import pytest
 import torch
 
-from engine import expert_rows
-from engine.expert_rows import rows_by_slot
-from engine.layers.experts import ROW_TILE
+from baton.engine import expert_rows
+from baton.engine.expert_rows import rows_by_slot
+from baton.engine.layers.experts import ROW_TILE
 
-pytest.importorskip("engine.native.layer_ops", reason="nothing was compiled when this was installed")
+pytest.importorskip("baton.engine.native.layer_ops", reason="nothing was compiled when this was installed")
 
-from engine.native.layer_ops import sort_rows
+from baton.engine.native.layer_ops import sort_rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

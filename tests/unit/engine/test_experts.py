@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engine.layers.experts import ROW_TILE, Expert, Experts
-from engine.layers.linear import Linear
+from baton.engine.layers.experts import ROW_TILE, Expert, Experts
+from baton.engine.layers.linear import Linear
 
 HIDDEN, SIZE = 48, 96
 

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from engine import fingerprint
-from engine.fingerprint import compatibility_fingerprint
-from engine.model_config import read_model_config
+from baton.engine import fingerprint
+from baton.engine.fingerprint import compatibility_fingerprint
+from baton.engine.model_config import read_model_config
 
 BUNDLED = Path(__file__).parents[3] / "baton" / "bundled_model"
 

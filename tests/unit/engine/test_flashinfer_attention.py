@@ -6,11 +6,11 @@ import sys
 import pytest
 import torch
 
-from engine.attention.choice import attention_for
-from engine.attention.flashinfer import FlashInferAttention, is_made_for
-from engine.attention.heads import AttentionHeads
-from engine.attention.paged_sequences import PagedSequences
-from engine.attention.torch_reference import TorchAttention
+from baton.engine.attention.choice import attention_for
+from baton.engine.attention.flashinfer import FlashInferAttention, is_made_for
+from baton.engine.attention.heads import AttentionHeads
+from baton.engine.attention.paged_sequences import PagedSequences
+from baton.engine.attention.torch_reference import TorchAttention
 from tests.unit.engine.attention_rig import Chunks, PagedHeads, Sequences, model_config, random_chunks
 from tests.unit.engine.flashinfer_emulation import EMULATION
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.layers import attention, latent_attention, linear, mlp
-from engine.layers import norm as norm_layer
-from engine.ops import choice
-from engine.ops.base import HeadNorms, Rotation
-from engine.ops.choice import ops_for
-from engine.ops.flashinfer_ops import FlashInferOps
-from engine.ops.torch_ops import TorchOps
+from baton.engine.layers import attention, latent_attention, linear, mlp
+from baton.engine.layers import norm as norm_layer
+from baton.engine.ops import choice
+from baton.engine.ops.base import HeadNorms, Rotation
+from baton.engine.ops.choice import ops_for
+from baton.engine.ops.flashinfer_ops import FlashInferOps
+from baton.engine.ops.torch_ops import TorchOps
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.paged_model import PagedModel
 from tests.unit.engine.flashinfer_ops_emulation import Called

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention import fp8_rows
-from engine.attention.choice import attention_for
-from engine.attention.flashinfer import FlashInferAttention, is_made_for
-from engine.attention.heads import AttentionHeads
-from engine.attention.torch_reference import TorchAttention
-from engine.errors import UnsupportedModel
-from engine.kv_scales import UNSCALED, KVScales
+from baton.engine.attention import fp8_rows
+from baton.engine.attention.choice import attention_for
+from baton.engine.attention.flashinfer import FlashInferAttention, is_made_for
+from baton.engine.attention.heads import AttentionHeads
+from baton.engine.attention.torch_reference import TorchAttention
+from baton.engine.errors import UnsupportedModel
+from baton.engine.kv_scales import UNSCALED, KVScales
 from tests.unit.engine.attention_rig import PagedHeads, Sequences, model_config, random_chunks
 from tests.unit.engine.flashinfer_emulation import EMULATION
 from tests.unit.engine.test_native_attention import MLA

@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from engine.attention.choice import attention_for
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.errors import InvalidCheckpoint, UnsupportedModel
-from engine.model_config import read_model_config
-from engine.models import load_model
+from baton.engine.attention.choice import attention_for
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
+from baton.engine.model_config import read_model_config
+from baton.engine.models import load_model
 from tests.checkpoints import make_checkpoint
 from tests.paged_model import CPU, PagedModel
 from tests.unit.engine.fp8_writer import FORMATS, Stored, blocks, write_fp8
@@ -181,7 +181,7 @@ def test_no_copy_in_fp32_is_made(small_and_large: list[Path], quantization: str,
 
 
 def test_the_log_says_once_why_weights_are_dequantised(qwen3: Stored, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "engine.weights"):
+    with caplog.at_level(logging.INFO, "baton.engine.weights"):
         PagedModel(qwen3.fp8)
     said = [record.getMessage() for record in caplog.records if "FP8" in record.getMessage()]
     assert len(said) == 1

@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch.nn.functional import ScalingType
 
-from engine.config import EngineConfig, ModelConfig
-from engine.engine import Engine
-from engine.layers import experts as expert_layers
-from engine.layers import fp8_weight as fp8
-from engine.layers.fp8_weight import BlockScaledWeight, Fp8Products, products_of
-from engine.layers.linear import load_fused, load_partial
-from engine.model_config import read_model_config
-from engine.stored_quantization import StoredQuantization
-from engine.tensor_shard import TensorShard
-from engine.weights import Weights
+from baton.engine.config import EngineConfig, ModelConfig
+from baton.engine.engine import Engine
+from baton.engine.layers import experts as expert_layers
+from baton.engine.layers import fp8_weight as fp8
+from baton.engine.layers.fp8_weight import BlockScaledWeight, Fp8Products, products_of
+from baton.engine.layers.linear import load_fused, load_partial
+from baton.engine.model_config import read_model_config
+from baton.engine.stored_quantization import StoredQuantization
+from baton.engine.tensor_shard import TensorShard
+from baton.engine.weights import Weights
 from tests.checkpoints import make_checkpoint
 from tests.paged_model import CPU, PagedModel
 from tests.unit.engine.fp8_emulation import HOPPER, EmulatedFp8
@@ -80,7 +80,7 @@ def test_a_model_stays_near_its_dequantised_self(
     monkeypatch.setattr(expert_layers, "_is_faster_grouped", lambda weight: weight.dtype == fp8.E4M3)
     stored, tokens = by_name(architecture, fmt), {"s": random_tokens(60, 3)}
     exact = PagedModel(stored.exact, dtype="bfloat16").step(tokens)["s"]
-    with caplog.at_level(logging.INFO, "engine.weights"):
+    with caplog.at_level(logging.INFO, "baton.engine.weights"):
         near = PagedModel(stored.fp8).step(tokens)["s"]
     errors = (near - exact).norm(dim=1) / exact.norm(dim=1)
     assert exact.std() > 0.5
@@ -152,7 +152,7 @@ def test_columns_are_cut_between_blocks(
         by_name("qwen3", "blocks").fp8, torch.bfloat16, CPU, stored_quantization=config.stored_quantization
     )
     stored = weights.peek("model.layers.0.mlp.gate_proj.weight", 384, 256, part=part)
-    with caplog.at_level(logging.INFO, "engine.weights"):
+    with caplog.at_level(logging.INFO, "baton.engine.weights"):
         made = fp8.fp8_weight(weights, [stored])
     assert (made is None) == (why is not None)
     assert why is None or why in caplog.text
@@ -165,7 +165,7 @@ def test_parts_of_other_kinds_and_odd_sizes_are_dequantised(
     path = by_name("qwen3", "channel").fp8
     weights = Weights(path, torch.bfloat16, CPU, stored_quantization=StoredQuantization())
     name = "model.layers.0.mlp.gate_proj.weight"
-    with caplog.at_level(logging.INFO, "engine.weights"):
+    with caplog.at_level(logging.INFO, "baton.engine.weights"):
         odd = weights.peek(name, 384, 256, part=(slice(0, 24),))
         assert fp8.fp8_weight(weights, [odd]) is None
         plain = weights.peek("model.embed_tokens.weight", 320, 256)
@@ -230,7 +230,7 @@ def reason(weights: Weights, config: ModelConfig, caplog: pytest.LogCaptureFixtu
     """What the log says of a product that is not in FP8."""
     name = "model.layers.0.mlp.gate_proj.weight"
     stored = weights.peek(name, config.intermediate_size, config.hidden_size)
-    with caplog.at_level(logging.INFO, "engine.weights"):
+    with caplog.at_level(logging.INFO, "baton.engine.weights"):
         assert fp8.fp8_weight(weights, [stored]) is None
         assert fp8.fp8_weight(weights, [stored]) is None
     (record,) = caplog.records

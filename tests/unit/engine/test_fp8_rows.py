@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.attention.fp8_rows import DTYPE, MOST, encode
+from baton.engine.attention.fp8_rows import DTYPE, MOST, encode
 
 INF, NAN = torch.inf, torch.nan
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import ScalingType
 
-from engine.errors import UnsupportedModel
-from engine.layers import experts as expert_layers
-from engine.layers import fp8_weight as fp8
-from engine.layers.experts import ROW_TILE, Expert, Experts
-from engine.layers.fp8_weight import BlockScaledWeight, Fp8Products, RowScaledWeight, products_on, quantise
-from engine.layers.grouped_product import Fp8Product, grouped_product
-from engine.layers.linear import Linear
+from baton.engine.errors import UnsupportedModel
+from baton.engine.layers import experts as expert_layers
+from baton.engine.layers import fp8_weight as fp8
+from baton.engine.layers.experts import ROW_TILE, Expert, Experts
+from baton.engine.layers.fp8_weight import BlockScaledWeight, Fp8Products, RowScaledWeight, products_on, quantise
+from baton.engine.layers.grouped_product import Fp8Product, grouped_product
+from baton.engine.layers.linear import Linear
 from tests.paged_model import CPU
 from tests.unit.engine.fp8_emulation import HOPPER, EmulatedFp8
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.attention.flashinfer import FlashInferAttention
-from engine.attention.heads import AttentionHeads
-from engine.config import ModelConfig
-from engine.graphed_model import GraphedModel, Replay, recorded_sizes
-from engine.models.causal_lm import CausalLM
+from baton.engine.attention.flashinfer import FlashInferAttention
+from baton.engine.attention.heads import AttentionHeads
+from baton.engine.config import ModelConfig
+from baton.engine.graphed_model import GraphedModel, Replay, recorded_sizes
+from baton.engine.models.causal_lm import CausalLM
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.paged_model import CPU, PagedModel
 from tests.unit.engine.flashinfer_emulation import EMULATION

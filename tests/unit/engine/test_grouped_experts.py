@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from engine.expert_parallel import LocalExchange
-from engine.layers.device_exchange import DeviceExchange
-from engine.layers.experts import ROW_TILE, Expert, Experts
-from engine.layers.linear import Linear
+from baton.engine.expert_parallel import LocalExchange
+from baton.engine.layers.device_exchange import DeviceExchange
+from baton.engine.layers.experts import ROW_TILE, Expert, Experts
+from baton.engine.layers.linear import Linear
 
 HIDDEN, SIZE, NUM_EXPERTS = 48, 96, 5
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.attention.choice import attention_for
-from engine.capacity import num_blocks_in
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.errors import UnsupportedModel
-from engine.kv_cache import KVCacheLayout
-from engine.kv_dtype import KV_CACHE_DTYPES, kv_cache_dtype, row_bytes
-from engine.model_config import read_model_config
+from baton.engine.attention.choice import attention_for
+from baton.engine.capacity import num_blocks_in
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.errors import UnsupportedModel
+from baton.engine.kv_cache import KVCacheLayout
+from baton.engine.kv_dtype import KV_CACHE_DTYPES, kv_cache_dtype, row_bytes
+from baton.engine.model_config import read_model_config
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.paged_model import CPU, PagedModel
 from tests.unit.engine.perplexity import logits_of

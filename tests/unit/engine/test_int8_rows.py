@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.choice import NativeAttention
-from engine.attention.int8_rows import decode, encode
-from engine.kv_cache import KVCacheLayout
-from engine.kv_dtype import SCALE_BYTES
+from baton.engine.attention.choice import NativeAttention
+from baton.engine.attention.int8_rows import decode, encode
+from baton.engine.kv_cache import KVCacheLayout
+from baton.engine.kv_dtype import SCALE_BYTES
 from tests.unit.engine.attention_rig import LAYER, PagedHeads, Sequences
 
 INF, NAN = torch.inf, torch.nan
@@ -64,8 +64,8 @@ def hard_rows(width: int, dtype: torch.dtype, draw: random.Random) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [1, 7, 64, 80, 128])
 def test_the_kernel_writes_the_same_bits(dtype: torch.dtype, width: int) -> None:
-    from engine.attention.heads import AttentionHeads
-    from engine.native.paged_attention import instruction_sets
+    from baton.engine.attention.heads import AttentionHeads
+    from baton.engine.native.paged_attention import instruction_sets
 
     rows = hard_rows(width, dtype, random.Random(width))
     heads = AttentionHeads(

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.errors import UnsupportedModel
-from engine.fingerprint import compatibility_fingerprint
-from engine.layers.int8_weight import Int8PanelWeight, Int8Weight, check_quantization, int8_weight
-from engine.layers.linear import Linear
-from engine.layers.panel_weight import can_have_panels
-from engine.model_config import read_model_config
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.errors import UnsupportedModel
+from baton.engine.fingerprint import compatibility_fingerprint
+from baton.engine.layers.int8_weight import Int8PanelWeight, Int8Weight, check_quantization, int8_weight
+from baton.engine.layers.linear import Linear
+from baton.engine.layers.panel_weight import can_have_panels
+from baton.engine.model_config import read_model_config
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.paged_model import CPU, PagedModel
 from tests.unit.engine.perplexity import BUNDLED, logits_of, perplexity

@@ -7,15 +7,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.checkpoint import weights_revision
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.errors import InvalidCheckpoint
-from engine.fingerprint import compatibility_fingerprint
-from engine.kv_scales import UNSCALED, KVScales, load_kv_scales
-from engine.model_config import read_model_config
-from engine.models.causal_lm import CausalLM
-from engine.weights import Weights
+from baton.engine.checkpoint import weights_revision
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.errors import InvalidCheckpoint
+from baton.engine.fingerprint import compatibility_fingerprint
+from baton.engine.kv_scales import UNSCALED, KVScales, load_kv_scales
+from baton.engine.model_config import read_model_config
+from baton.engine.models.causal_lm import CausalLM
+from baton.engine.weights import Weights
 from tests.checkpoints import make_checkpoint
 from tests.kv_scales import add_kv_scales, add_tensors
 

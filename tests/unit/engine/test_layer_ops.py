@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("engine.native.layer_ops", reason="nothing was compiled when this was installed")
+pytest.importorskip("baton.engine.native.layer_ops", reason="nothing was compiled when this was installed")
 
-from engine.native.layer_ops import Float32Ops, instruction_sets
-from engine.ops.base import HeadNorms, LayerOps, Rotation
-from engine.ops.choice import ops_for
-from engine.ops.native_ops import NativeOps
-from engine.ops.torch_ops import TorchOps
+from baton.engine.native.layer_ops import Float32Ops, instruction_sets
+from baton.engine.ops.base import HeadNorms, LayerOps, Rotation
+from baton.engine.ops.choice import ops_for
+from baton.engine.ops.native_ops import NativeOps
+from baton.engine.ops.torch_ops import TorchOps
 
 EPS = 1e-6
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

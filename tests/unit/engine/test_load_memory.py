@@ -19,8 +19,8 @@ SIZES = {
 # Its memory before and at its highest, in KiB, of a process that has loaded a small model of the kind.
 PROGRAM = """
 import sys
-from engine.config import EngineConfig
-from engine.engine import Engine
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
 
 def memory(name):
     with open("/proc/self/status") as status:

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.errors import EngineEnded, InvalidRequest
-from engine.loop import EngineLoop
-from engine.outputs import StepOutput
-from engine.request import FinishReason, Request, RequestId
-from engine.sampling_params import SamplingParams
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.errors import EngineEnded, InvalidRequest
+from baton.engine.loop import EngineLoop
+from baton.engine.outputs import StepOutput
+from baton.engine.request import FinishReason, Request, RequestId
+from baton.engine.sampling_params import SamplingParams
 from tests.checkpoints import make_checkpoint
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine.errors import InvalidCheckpoint, UnsupportedModel
-from engine.kv_cache import KVCacheLayout
-from engine.model_config import GenerationDefaults, read_generation_defaults, read_model_config
-from kvtransfer.block_slice import PartGroup
+from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
+from baton.engine.kv_cache import KVCacheLayout
+from baton.engine.model_config import GenerationDefaults, read_generation_defaults, read_model_config
+from baton.kvtransfer.block_slice import PartGroup
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("engine.native.paged_attention", reason="attention was not compiled when this was installed")
+pytest.importorskip("baton.engine.native.paged_attention", reason="attention was not compiled when this was installed")
 
-from engine.attention.choice import attention_for
-from engine.attention.heads import AttentionHeads
-from engine.attention.native import NativeAttention
-from engine.attention.torch_reference import TorchAttention
-from engine.config import MLAConfig
-from engine.native.paged_attention import instruction_sets
+from baton.engine.attention.choice import attention_for
+from baton.engine.attention.heads import AttentionHeads
+from baton.engine.attention.native import NativeAttention
+from baton.engine.attention.torch_reference import TorchAttention
+from baton.engine.config import MLAConfig
+from baton.engine.native.paged_attention import instruction_sets
 from tests.unit.engine.attention_rig import LAYER, Chunks, PagedHeads, Sequences, model_config, random_chunks
 
 DTYPES = (torch.float32, torch.bfloat16)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("engine.native.paged_attention", reason="attention was not compiled when this was installed")
+pytest.importorskip("baton.engine.native.paged_attention", reason="attention was not compiled when this was installed")
 
-from engine.attention.heads import AttentionHeads
-from engine.native.paged_attention import instruction_sets
+from baton.engine.attention.heads import AttentionHeads
+from baton.engine.native.paged_attention import instruction_sets
 from tests.unit.engine.attention_rig import Chunks, PagedHeads, Sequences
 
 DTYPES = (torch.float32, torch.bfloat16)

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from engine.errors import EngineError, GroupBroken
-from engine.expert_parallel import ExpertRoutes, LayerSlots
-from engine.layers.experts import ROW_TILE, Expert, Experts
-from engine.layers.linear import Linear
-from engine.nixl_experts import MAX_TOKENS, NixlLink, check_nixl, num_places
-from engine.rank_group import RankGroup
+from baton.engine.errors import EngineError, GroupBroken
+from baton.engine.expert_parallel import ExpertRoutes, LayerSlots
+from baton.engine.layers.experts import ROW_TILE, Expert, Experts
+from baton.engine.layers.linear import Linear
+from baton.engine.nixl_experts import MAX_TOKENS, NixlLink, check_nixl, num_places
+from baton.engine.rank_group import RankGroup
 from tests.unit.engine import group_rig
 
 CPU = torch.device("cpu")

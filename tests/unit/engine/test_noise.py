@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from engine.noise import gumbel_noise, row_keys
+from baton.engine.noise import gumbel_noise, row_keys
 from tests.unit.engine.sampler_reference import gumbel
 
 CPU = torch.device("cpu")

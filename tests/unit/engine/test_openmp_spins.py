@@ -4,11 +4,11 @@ import os
 import subprocess
 import sys
 
-from engine import OPENMP_SPINS
+from baton.engine import OPENMP_SPINS
 
 PROGRAM = """
 import os, sys
-import engine
+import baton.engine
 assert "torch" not in sys.modules
 print(os.environ.get("GOMP_SPINCOUNT"))
 """

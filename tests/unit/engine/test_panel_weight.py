@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-pytest.importorskip("engine.native.products", reason="nothing was compiled when this was installed")
+pytest.importorskip("baton.engine.native.products", reason="nothing was compiled when this was installed")
 
-from engine.layers.experts import Expert, Experts, GatedExperts, SeparateProducts
-from engine.layers.linear import Linear
-from engine.layers.mlp import MLP
-from engine.layers.panel_weight import PairedWeight, PanelWeight, SingleWeight, can_have_panels
-from engine.native.products import GatedProducts, Product, has_fastest_products
-from engine.ops.torch_ops import TorchOps
+from baton.engine.layers.experts import Expert, Experts, GatedExperts, SeparateProducts
+from baton.engine.layers.linear import Linear
+from baton.engine.layers.mlp import MLP
+from baton.engine.layers.panel_weight import PairedWeight, PanelWeight, SingleWeight, can_have_panels
+from baton.engine.native.products import GatedProducts, Product, has_fastest_products
+from baton.engine.ops.torch_ops import TorchOps
 
 pytestmark = pytest.mark.skipif(
     not has_fastest_products(), reason="this processor has no products of pairs, or faster ones"

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from engine.block_hash import BlockHash, extend_hashes, root_hash
-from engine.block_manager import BlockManager
-from engine.request import Request, RequestId
-from engine.sampling_params import SamplingParams
+from baton.engine.block_hash import BlockHash, extend_hashes, root_hash
+from baton.engine.block_manager import BlockManager
+from baton.engine.request import Request, RequestId
+from baton.engine.sampling_params import SamplingParams
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 24

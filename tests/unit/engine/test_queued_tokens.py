@@ -1,13 +1,13 @@
 """What an engine says that it has to compute."""
 
-from engine.block_manager import BlockManager
-from engine.config import EngineConfig
-from engine.finish_rule import FinishRule
-from engine.outputs import SampledToken
-from engine.request import Request, RequestId
-from engine.sampling_params import SamplingParams
-from engine.schedule import Received, StepResult
-from engine.scheduler import Scheduler
+from baton.engine.block_manager import BlockManager
+from baton.engine.config import EngineConfig
+from baton.engine.finish_rule import FinishRule
+from baton.engine.outputs import SampledToken
+from baton.engine.request import Request, RequestId
+from baton.engine.sampling_params import SamplingParams
+from baton.engine.schedule import Received, StepResult
+from baton.engine.scheduler import Scheduler
 
 PROMPT = list(range(20))
 

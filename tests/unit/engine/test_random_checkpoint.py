@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from engine.model_config import read_model_config
+from baton.engine.model_config import read_model_config
 from scripts.make_random_checkpoint import SPECIAL_TOKENS, save_tokenizer, write_weights
 from tests.paged_model import PagedModel
 

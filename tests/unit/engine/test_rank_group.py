@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch._C._distributed_c10d import Work
 
-from engine import rank_connections
-from engine.errors import EngineEnded, GroupBroken
-from engine.exchange import POLL_S, Exchange
-from engine.rank_group import RankGroup
+from baton.engine import rank_connections
+from baton.engine.errors import EngineEnded, GroupBroken
+from baton.engine.exchange import POLL_S, Exchange
+from baton.engine.rank_group import RankGroup
 from tests.unit.engine.group_rig import CPU, HOST, TIMEOUT_S, Group, Member
 
 SOON_S = 2.0  # for who waits to hear of a newer epoch, which takes a fifth of a second

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.outputs import SampledToken
-from engine.request import Request
-from engine.sampler import Sampler
+from baton.engine.outputs import SampledToken
+from baton.engine.request import Request
+from baton.engine.sampler import Sampler
 from tests.unit.engine.sampler_reference import choose, make_request, probabilities
 
 EOS = frozenset([2, 5])

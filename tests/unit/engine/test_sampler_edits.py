@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from engine.logits import edit_logits
+from baton.engine.logits import edit_logits
 from tests.unit.engine.sampler_reference import edited, make_request
 
 EOS = frozenset([3])

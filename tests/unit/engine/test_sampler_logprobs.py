@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.outputs import PositionLogprobs
-from engine.sampler import Sampler
+from baton.engine.outputs import PositionLogprobs
+from baton.engine.sampler import Sampler
 from tests.unit.engine.sampler_reference import make_request
 
 

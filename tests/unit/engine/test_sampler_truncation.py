@@ -2,7 +2,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine.truncation import candidate_thresholds, find_candidates, integer_total, mask_truncated, relative_weights
+from baton.engine.truncation import (
+    candidate_thresholds,
+    find_candidates,
+    integer_total,
+    mask_truncated,
+    relative_weights,
+)
 from tests.unit.engine.sampler_reference import make_request, survivors
 
 

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import InvalidRequest, QueueFull
-from engine.request import FinishReason, Request, RequestId
-from engine.sampling_params import SamplingParams
+from baton.engine.config import EngineConfig
+from baton.engine.errors import InvalidRequest, QueueFull
+from baton.engine.request import FinishReason, Request, RequestId
+from baton.engine.sampling_params import SamplingParams
 from tests.unit.engine.fake_model import VOCAB, reference
 from tests.unit.engine.scheduler_rig import BLOCK_SIZE, Rig
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.launched_step import LaunchedStep
-from engine.request import Request, RequestId
-from engine.sampling_params import SamplingParams
-from engine.schedule import ScheduledRequest
-from engine.step_budget import StepBudget
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.launched_step import LaunchedStep
+from baton.engine.request import Request, RequestId
+from baton.engine.sampling_params import SamplingParams
+from baton.engine.schedule import ScheduledRequest
+from baton.engine.step_budget import StepBudget
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.request import Request, RequestId
-from engine.sampling_params import SamplingParams
-from engine.schedule import ScheduledRequest
-from engine.step_rates import StepRates, StepTimes, StepWork
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.request import Request, RequestId
+from baton.engine.sampling_params import SamplingParams
+from baton.engine.schedule import ScheduledRequest
+from baton.engine.step_rates import StepRates, StepTimes, StepWork
 from tests.checkpoints import make_checkpoint
 
 STEP_S, SEQUENCE_S, TOKENS_PER_S = 0.01, 0.0001, 20_000.0

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from engine.errors import InvalidCheckpoint, UnsupportedModel
-from engine.json_object import JsonObject
-from engine.stored_quantization import StoredQuantization, read_stored_quantization
+from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
+from baton.engine.json_object import JsonObject
+from baton.engine.stored_quantization import StoredQuantization, read_stored_quantization
 from tests.unit.engine.fp8_writer import FORMATS
 
 FP8 = {"quant_method": "fp8"}

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.layers.expert_part import PartExchange
-from engine.layers.experts import ROW_TILE
-from engine.layers.moe import MoE
-from engine.tensor_shard import TensorShard
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.layers.expert_part import PartExchange
+from baton.engine.layers.experts import ROW_TILE
+from baton.engine.layers.moe import MoE
+from baton.engine.tensor_shard import TensorShard
 from tests.checkpoints import make_checkpoint
 from tests.paged_model import PagedModel
 from tests.unit.engine.tensor_rig import TensorRig

@@ -13,19 +13,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.batch import pack, unpack
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.errors import EngineError, GroupBroken, UnsupportedModel
-from engine.expert_group import ExpertGroup
-from engine.layers.expert_reader import ExpertNames, ExpertReader
-from engine.loop import EngineLoop
-from engine.model_config import read_model_config
-from engine.request import Request, RequestId
-from engine.sampling_params import SamplingParams
-from engine.tensor_parallel import FIRST_NUMBERS, MIN_SPLIT_BYTES, TensorGroup
-from engine.tensor_shard import TensorShard
-from engine.weights import Weights
+from baton.engine.batch import pack, unpack
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.errors import EngineError, GroupBroken, UnsupportedModel
+from baton.engine.expert_group import ExpertGroup
+from baton.engine.layers.expert_reader import ExpertNames, ExpertReader
+from baton.engine.loop import EngineLoop
+from baton.engine.model_config import read_model_config
+from baton.engine.request import Request, RequestId
+from baton.engine.sampling_params import SamplingParams
+from baton.engine.tensor_parallel import FIRST_NUMBERS, MIN_SPLIT_BYTES, TensorGroup
+from baton.engine.tensor_shard import TensorShard
+from baton.engine.weights import Weights
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.paged_model import CPU, PagedModel
 from tests.unit.engine.group_rig import Group, Member

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.checkpoint import read_tensors, weights_revision
-from engine.errors import InvalidCheckpoint
-from engine.model_config import read_model_config
-from engine.models import load_model
-from engine.weights import Weights
+from baton.engine.checkpoint import read_tensors, weights_revision
+from baton.engine.errors import InvalidCheckpoint
+from baton.engine.model_config import read_model_config
+from baton.engine.models import load_model
+from baton.engine.weights import Weights
 from tests.checkpoints import make_checkpoint
 from tests.paged_model import CPU, PagedModel
 
@@ -147,7 +147,7 @@ def test_the_revision_is_of_the_bytes_alone(qwen3: Path, tmp_path: Path) -> None
 
 
 def test_progress_rises_to_one(qwen3: Path) -> None:
-    from engine.attention.torch_reference import TorchAttention
+    from baton.engine.attention.torch_reference import TorchAttention
 
     config = read_model_config(qwen3)
     heard: list[float] = []

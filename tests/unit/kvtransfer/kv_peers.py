@@ -18,16 +18,16 @@ import torch
 import uvloop
 from torch import Tensor
 
-from kvtransfer.auto import AutoTransport, Backend
-from kvtransfer.base import KVTransport, PoolDescription, PoolIdentity
-from kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
-from kvtransfer.nccl import PairTransport
-from kvtransfer.nixl import NixlTransport
-from kvtransfer.quarantine import Quarantine
-from kvtransfer.shared_memory import SharedMemoryTransport
-from kvtransfer.shared_pool import SharedPool
-from kvtransfer.staged import StagedTransport
-from kvtransfer.tcp import TcpTransport
+from baton.kvtransfer.auto import AutoTransport, Backend
+from baton.kvtransfer.base import KVTransport, PoolDescription, PoolIdentity
+from baton.kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
+from baton.kvtransfer.nccl import PairTransport
+from baton.kvtransfer.nixl import NixlTransport
+from baton.kvtransfer.quarantine import Quarantine
+from baton.kvtransfer.shared_memory import SharedMemoryTransport
+from baton.kvtransfer.shared_pool import SharedPool
+from baton.kvtransfer.staged import StagedTransport
+from baton.kvtransfer.tcp import TcpTransport
 
 HOST = "127.0.0.1"
 STAGED_BACKENDS = ("staged_tcp", "staged_shared_memory")

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import torch
 
-from kvtransfer.base import PoolIdentity
-from kvtransfer.nccl import PairTransport
+from baton.kvtransfer.base import PoolIdentity
+from baton.kvtransfer.nccl import PairTransport
 from tests.unit.kvtransfer.kv_peers import CHUNK_TIMEOUT_S, HOST, fill
 from tests.unit.kvtransfer.read_rig import LARGE_SHAPE, UNTOUCHED
 

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 from torch import Tensor
 
-from kvtransfer.base import PoolIdentity
-from kvtransfer.transfers import Transfer
+from baton.kvtransfer.base import PoolIdentity
+from baton.kvtransfer.transfers import Transfer
 from tests.unit.kvtransfer.kv_peers import BACKENDS, PROCESS_BACKENDS, Cluster, Peer
 
 SHAPE = (64, 8192)  # blocks of 64 KiB

@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvtransfer.auto import AutoTransport, Backend, Unavailable
-from kvtransfer.base import PeerId, PoolDescription, PoolIdentity
-from kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
-from kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
-from kvtransfer.nixl import NixlTransport
-from kvtransfer.nixl_agent import NixlAgent
-from kvtransfer.quarantine import Quarantine
-from kvtransfer.shared_memory import SharedMemoryTransport
-from kvtransfer.shared_pool import SharedPool
-from kvtransfer.tcp import TcpTransport
+from baton.kvtransfer.auto import AutoTransport, Backend, Unavailable
+from baton.kvtransfer.base import PeerId, PoolDescription, PoolIdentity
+from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
+from baton.kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
+from baton.kvtransfer.nixl import NixlTransport
+from baton.kvtransfer.nixl_agent import NixlAgent
+from baton.kvtransfer.quarantine import Quarantine
+from baton.kvtransfer.shared_memory import SharedMemoryTransport
+from baton.kvtransfer.shared_pool import SharedPool
+from baton.kvtransfer.tcp import TcpTransport
 
 
 class Side:

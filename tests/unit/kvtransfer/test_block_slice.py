@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvtransfer.base import PoolDescription
-from kvtransfer.block_slice import WHOLE_BLOCK, BlockSlice, PartGroup, slices_of
-from kvtransfer.units import Units
+from baton.kvtransfer.base import PoolDescription
+from baton.kvtransfer.block_slice import WHOLE_BLOCK, BlockSlice, PartGroup, slices_of
+from baton.kvtransfer.units import Units
 
 NUM_BLOCKS = 5
 

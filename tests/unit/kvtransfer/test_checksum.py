@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kvtransfer.checksum import block_checksums
+from baton.kvtransfer.checksum import block_checksums
 
 XXH3_64_OF_A = 0xE6C632B61E964E1F  # of the single byte "a"
 

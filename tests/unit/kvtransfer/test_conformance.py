@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvtransfer.base import PeerId
-from kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
+from baton.kvtransfer.base import PeerId
+from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
 from tests.unit.kvtransfer.kv_peers import ProcessPeer, holds
 from tests.unit.kvtransfer.read_rig import (
     LARGE_SHAPE,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kvtransfer.cuda_streams import SideStreams, on, side_stream, unregister_host_memory
+from baton.kvtransfer.cuda_streams import SideStreams, on, side_stream, unregister_host_memory
 
 GPU = torch.device("cuda", 1)
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvtransfer.base import KVTransport, PeerId, PoolIdentity
-from kvtransfer.block_slice import PartGroup
-from kvtransfer.checksum import block_checksums
-from kvtransfer.errors import ChecksumMismatch, PeerLost, PeerRefused
-from kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
-from kvtransfer.intake import Intake
+from baton.kvtransfer.base import KVTransport, PeerId, PoolIdentity
+from baton.kvtransfer.block_slice import PartGroup
+from baton.kvtransfer.checksum import block_checksums
+from baton.kvtransfer.errors import ChecksumMismatch, PeerLost, PeerRefused
+from baton.kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
+from baton.kvtransfer.intake import Intake
 
 NUM_BLOCKS, WORDS = 6, 8
 

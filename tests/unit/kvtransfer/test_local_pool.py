@@ -2,8 +2,8 @@ import random
 
 import torch
 
-from kvtransfer.base import PoolIdentity
-from kvtransfer.local_pool import LocalPool, runs
+from baton.kvtransfer.base import PoolIdentity
+from baton.kvtransfer.local_pool import LocalPool, runs
 
 
 def test_runs_cover_every_pair_once_and_join_neighbours() -> None:

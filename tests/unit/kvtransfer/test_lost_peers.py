@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from kvtransfer.errors import PeerLost, TransferDeadline, TransportUnavailable
+from baton.kvtransfer.errors import PeerLost, TransferDeadline, TransportUnavailable
 from tests.unit.kvtransfer.kv_peers import holds
 from tests.unit.kvtransfer.read_rig import (
     LARGE_SHAPE,

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from kvtransfer import endpoint, nccl
-from kvtransfer.base import PoolIdentity
-from kvtransfer.errors import PeerLost, TransferDeadline, TransferFailed, TransportUnavailable
-from kvtransfer.nccl import CHUNK_BYTES, Endpoint, PairTransport
-from kvtransfer.pair_group import PairGroup
-from kvtransfer.tcp_connection import open_connection
+from baton.kvtransfer import endpoint, nccl
+from baton.kvtransfer.base import PoolIdentity
+from baton.kvtransfer.errors import PeerLost, TransferDeadline, TransferFailed, TransportUnavailable
+from baton.kvtransfer.nccl import CHUNK_BYTES, Endpoint, PairTransport
+from baton.kvtransfer.pair_group import PairGroup
+from baton.kvtransfer.tcp_connection import open_connection
 from tests.unit.kvtransfer.kv_peers import HOST, holds
 from tests.unit.kvtransfer.pair_rig import sides
 from tests.unit.kvtransfer.read_rig import PATIENCE_S, UNTOUCHED, soon

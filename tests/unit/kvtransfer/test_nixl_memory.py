@@ -10,14 +10,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvtransfer import endpoint, nixl_agent
-from kvtransfer.base import PoolDescription, PoolIdentity
-from kvtransfer.errors import PeerRefused, TransportUnavailable
-from kvtransfer.gpu_memory import MemoryPlace, gpu_number, has_ucx_cuda
-from kvtransfer.nixl import NAME, Endpoint, NixlTransport
-from kvtransfer.nixl_agent import NixlAgent
-from kvtransfer.nixl_peer import NixlPeer
-from kvtransfer.nixl_read import Region
+from baton.kvtransfer import endpoint, nixl_agent
+from baton.kvtransfer.base import PoolDescription, PoolIdentity
+from baton.kvtransfer.errors import PeerRefused, TransportUnavailable
+from baton.kvtransfer.gpu_memory import MemoryPlace, gpu_number, has_ucx_cuda
+from baton.kvtransfer.nixl import NAME, Endpoint, NixlTransport
+from baton.kvtransfer.nixl_agent import NixlAgent
+from baton.kvtransfer.nixl_peer import NixlPeer
+from baton.kvtransfer.nixl_read import Region
 from tests.unit.kvtransfer.kv_peers import HOST, ProcessPeer
 from tests.unit.kvtransfer.read_rig import PATIENCE_S, SHAPE
 
@@ -93,8 +93,8 @@ def test_gpu_memory_is_not_registered_where_ucx_does_not_know_it(monkeypatch: py
         with pytest.raises(TransportUnavailable, match=r"has not loaded its CUDA support.*libcuda"):
             register().result()
         # As if the module were there: then it is UCX itself that does not take it for a GPU's.
-        monkeypatch.setattr("kvtransfer.nixl_agent.has_ucx_cuda", lambda: True)
-        monkeypatch.setattr("kvtransfer.nixl_agent.bind_thread", lambda device: None)
+        monkeypatch.setattr("baton.kvtransfer.nixl_agent.has_ucx_cuda", lambda: True)
+        monkeypatch.setattr("baton.kvtransfer.nixl_agent.bind_thread", lambda device: None)
         with pytest.raises(TransportUnavailable, match="cannot register GPU memory"):
             register().result()
     finally:

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kvtransfer import nccl, pair_group
-from kvtransfer.base import PoolIdentity
-from kvtransfer.errors import TransportUnavailable
-from kvtransfer.nccl import PairTransport
-from kvtransfer.pair_group import BLOCKING_WAIT, MAX_CTAS, PairGroup, load_kernels
+from baton.kvtransfer import nccl, pair_group
+from baton.kvtransfer.base import PoolIdentity
+from baton.kvtransfer.errors import TransportUnavailable
+from baton.kvtransfer.nccl import PairTransport
+from baton.kvtransfer.pair_group import BLOCKING_WAIT, MAX_CTAS, PairGroup, load_kernels
 from tests.unit.kvtransfer.kv_peers import HOST
 
 

@@ -9,16 +9,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kvtransfer import endpoint, nccl, pair_group, pair_making, pair_owner, pair_seats
-from kvtransfer.auto import AutoTransport, Backend
-from kvtransfer.base import KVTransport, PoolIdentity
-from kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
-from kvtransfer.nccl import Endpoint, PairTransport
-from kvtransfer.pair_group import PairGroup
-from kvtransfer.pair_seats import PairSeats
-from kvtransfer.quarantine import Quarantine
-from kvtransfer.tcp import TcpTransport
-from kvtransfer.tcp_connection import open_connection
+from baton.kvtransfer import endpoint, nccl, pair_group, pair_making, pair_owner, pair_seats
+from baton.kvtransfer.auto import AutoTransport, Backend
+from baton.kvtransfer.base import KVTransport, PoolIdentity
+from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
+from baton.kvtransfer.nccl import Endpoint, PairTransport
+from baton.kvtransfer.pair_group import PairGroup
+from baton.kvtransfer.pair_seats import PairSeats
+from baton.kvtransfer.quarantine import Quarantine
+from baton.kvtransfer.tcp import TcpTransport
+from baton.kvtransfer.tcp_connection import open_connection
 from tests.unit.kvtransfer.kv_peers import HOST, fill, holds
 from tests.unit.kvtransfer.pair_rig import Side, sides
 from tests.unit.kvtransfer.read_rig import PATIENCE_S, UNTOUCHED, soon, until

@@ -1,8 +1,8 @@
 import pytest
 
-from kvtransfer import pair_seats
-from kvtransfer.errors import TransportUnavailable
-from kvtransfer.pair_seats import PairSeats
+from baton.kvtransfer import pair_seats
+from baton.kvtransfer.errors import TransportUnavailable
+from baton.kvtransfer.pair_seats import PairSeats
 
 
 @pytest.fixture

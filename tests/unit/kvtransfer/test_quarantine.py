@@ -1,6 +1,6 @@
 import asyncio
 
-from kvtransfer.quarantine import Quarantine
+from baton.kvtransfer.quarantine import Quarantine
 
 
 async def test_waits_for_every_writer_of_the_wanted_blocks_only() -> None:

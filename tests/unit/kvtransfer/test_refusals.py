@@ -1,8 +1,8 @@
 import pytest
 
-from kvtransfer import refusals
-from kvtransfer.base import PeerId
-from kvtransfer.refusals import Refusals
+from baton.kvtransfer import refusals
+from baton.kvtransfer.base import PeerId
+from baton.kvtransfer.refusals import Refusals
 
 PEER, OTHER = PeerId("peer"), PeerId("other")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from kvtransfer.base import PoolIdentity
-from kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline
+from baton.kvtransfer.base import PoolIdentity
+from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline
 from tests.unit.kvtransfer.kv_peers import Cluster
 from tests.unit.kvtransfer.read_rig import LARGE_SHAPE, PATIENCE_S, every_backend, every_process_backend, until
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvtransfer.base import PoolDescription, PoolIdentity
-from kvtransfer.errors import PeerRefused, TransportUnavailable
-from kvtransfer.handshake import PROTOCOL
-from kvtransfer.shared_memory import SharedMemoryTransport, map_blocks
-from kvtransfer.shared_pool import SharedPool
+from baton.kvtransfer.base import PoolDescription, PoolIdentity
+from baton.kvtransfer.errors import PeerRefused, TransportUnavailable
+from baton.kvtransfer.handshake import PROTOCOL
+from baton.kvtransfer.shared_memory import SharedMemoryTransport, map_blocks
+from baton.kvtransfer.shared_pool import SharedPool
 from tests.unit.kvtransfer.kv_peers import Cluster
 
 IDENTITY = PoolIdentity("reader", "model")

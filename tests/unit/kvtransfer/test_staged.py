@@ -11,19 +11,19 @@ from contextlib import asynccontextmanager, closing, suppress
 import pytest
 import torch
 
-from kvtransfer import endpoint, staging_owner, staging_window
-from kvtransfer.auto import AutoTransport, Backend, Unavailable
-from kvtransfer.base import KVTransport, PoolIdentity
-from kvtransfer.errors import PeerLost, PeerRefused, TransferError, TransferFailed, TransportUnavailable
-from kvtransfer.local_pool import LocalPool
-from kvtransfer.quarantine import Quarantine
-from kvtransfer.registry import STAGING_COSTS, create_transport
-from kvtransfer.shared_memory import SharedMemoryTransport
-from kvtransfer.shared_pool import SharedPool
-from kvtransfer.staged import NAME, Endpoint, StagedTransport
-from kvtransfer.staging_control import StagingControl, send_words
-from kvtransfer.staging_copy import StagingCopy
-from kvtransfer.tcp_connection import open_connection
+from baton.kvtransfer import endpoint, staging_owner, staging_window
+from baton.kvtransfer.auto import AutoTransport, Backend, Unavailable
+from baton.kvtransfer.base import KVTransport, PoolIdentity
+from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferError, TransferFailed, TransportUnavailable
+from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.quarantine import Quarantine
+from baton.kvtransfer.registry import STAGING_COSTS, create_transport
+from baton.kvtransfer.shared_memory import SharedMemoryTransport
+from baton.kvtransfer.shared_pool import SharedPool
+from baton.kvtransfer.staged import NAME, Endpoint, StagedTransport
+from baton.kvtransfer.staging_control import StagingControl, send_words
+from baton.kvtransfer.staging_copy import StagingCopy
+from baton.kvtransfer.tcp_connection import open_connection
 from tests.unit.kvtransfer.kv_peers import HOST, fill, holds
 from tests.unit.kvtransfer.read_rig import PATIENCE_S, SHAPE, UNTOUCHED, soon, until
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from kvtransfer import tcp_frames
-from kvtransfer.base import PoolIdentity
-from kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline
-from kvtransfer.handshake import PROTOCOL
+from baton.kvtransfer import tcp_frames
+from baton.kvtransfer.base import PoolIdentity
+from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline
+from baton.kvtransfer.handshake import PROTOCOL
 from tests.unit.kvtransfer.kv_peers import Cluster, fill, holds
 
 IDENTITY = PoolIdentity("server", "model")

@@ -11,9 +11,9 @@ from math import gcd
 import pytest
 from torch import Tensor
 
-from kvtransfer.base import PoolDescription
-from kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline
-from kvtransfer.units import MAX_BLOCK_UNITS, MAX_PEER_UNITS, Units, unit_bytes_of
+from baton.kvtransfer.base import PoolDescription
+from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline
+from baton.kvtransfer.units import MAX_BLOCK_UNITS, MAX_PEER_UNITS, Units, unit_bytes_of
 from tests.unit.kvtransfer.kv_peers import holds_unit
 from tests.unit.kvtransfer.read_rig import PATIENCE_S, UNTOUCHED, Gate, cluster_of, every_backend, soon
 

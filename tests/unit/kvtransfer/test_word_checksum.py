@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvtransfer.base import PoolIdentity
-from kvtransfer.checksum import WORDS, XXH3, UnitChecksums, block_checksums, kind_for
-from kvtransfer.errors import PeerRefused
-from kvtransfer.local_pool import LocalPool
-from kvtransfer.word_checksum import GOLDEN, MASK, multipliers, word_checksums
+from baton.kvtransfer.base import PoolIdentity
+from baton.kvtransfer.checksum import WORDS, XXH3, UnitChecksums, block_checksums, kind_for
+from baton.kvtransfer.errors import PeerRefused
+from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.word_checksum import GOLDEN, MASK, multipliers, word_checksums
 
 NUM_WORDS = 2048
 
@@ -122,8 +122,8 @@ def test_a_peer_says_which_kind_it_makes() -> None:
 
 IN_TRITON = """
 import torch
-from kvtransfer.word_checksum import sum_words_in_torch
-from kvtransfer.word_sums_triton import WORDS_A_PROGRAM, sum_words
+from baton.kvtransfer.word_checksum import sum_words_in_torch
+from baton.kvtransfer.word_sums_triton import WORDS_A_PROGRAM, sum_words
 
 for num_words in (1, 7, 1024, WORDS_A_PROGRAM, WORDS_A_PROGRAM + 1, 2 * WORDS_A_PROGRAM + 4711):
     words = torch.randint(-(1 << 63), (1 << 63) - 1, (5, num_words))

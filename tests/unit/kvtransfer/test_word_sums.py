@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvtransfer import word_sums
-from kvtransfer.word_checksum import sum_words_in_torch
-from kvtransfer.word_sums import SumWords, word_sums_kernel
+from baton.kvtransfer import word_sums
+from baton.kvtransfer.word_checksum import sum_words_in_torch
+from baton.kvtransfer.word_sums import SumWords, word_sums_kernel
 
 CPU = torch.device("cpu")
 

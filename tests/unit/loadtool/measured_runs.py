@@ -2,9 +2,9 @@
 
 from array import array
 
-from loadtool.arrivals import Arrivals, RequestRate
-from loadtool.dispatch import LoadRun
-from loadtool.record import Failure, RequestRecord, ServedPath
+from baton.loadtool.arrivals import Arrivals, RequestRate
+from baton.loadtool.dispatch import LoadRun
+from baton.loadtool.record import Failure, RequestRecord, ServedPath
 
 
 def answered(

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from loadtool.answer import AnswerReader
-from loadtool.record import RequestRecord, ServedPath
+from baton.loadtool.answer import AnswerReader
+from baton.loadtool.record import RequestRecord, ServedPath
 
 STREAM = {"content-type": "text/event-stream; charset=utf-8"}
 

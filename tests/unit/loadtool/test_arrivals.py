@@ -5,8 +5,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from loadtool.arrivals import MaxConcurrency, RequestRate, TraceTimes
-from loadtool.errors import SettingError
+from baton.loadtool.arrivals import MaxConcurrency, RequestRate, TraceTimes
+from baton.loadtool.errors import SettingError
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from baton.bench import command
+from baton.cli.bench import command
 from tests.unit.baton.small_server import Reply, Routes, json_reply, serving
 
 MODEL = Path(__file__).parents[3] / "baton" / "bundled_model"

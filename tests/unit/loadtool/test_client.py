@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import pytest
 import trustme
 
-from loadtool import client as client_module
-from loadtool.client import HttpClient
-from loadtool.target import Target
+from baton.loadtool import client as client_module
+from baton.loadtool.client import HttpClient
+from baton.loadtool.target import Target
 from tests.unit.loadtool.scripted_server import EVENT_HEAD, LAST_CHUNK, Asked, chunk, scripted_server
 
 TARGET = Target(base_url="http://127.0.0.1:1", model="m")

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtool.datasets.azure import AzureTrace
-from loadtool.datasets.base import Dataset
-from loadtool.datasets.mooncake import MooncakeTrace
-from loadtool.datasets.sharegpt import ShareGptConversations
-from loadtool.datasets.synthetic import SyntheticPrompts, SyntheticShape
-from loadtool.errors import DatasetError, SettingError
-from loadtool.lengths import Lengths
-from loadtool.request import LoadRequest
-from loadtool.vocabulary import read_vocabulary, token_range
+from baton.loadtool.datasets.azure import AzureTrace
+from baton.loadtool.datasets.base import Dataset
+from baton.loadtool.datasets.mooncake import MooncakeTrace
+from baton.loadtool.datasets.sharegpt import ShareGptConversations
+from baton.loadtool.datasets.synthetic import SyntheticPrompts, SyntheticShape
+from baton.loadtool.errors import DatasetError, SettingError
+from baton.loadtool.lengths import Lengths
+from baton.loadtool.request import LoadRequest
+from baton.loadtool.vocabulary import read_vocabulary, token_range
 
 IDS = token_range(100, 1000)
 MODEL = Path(__file__).parents[3] / "baton" / "bundled_model"

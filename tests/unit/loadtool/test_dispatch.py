@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from loadtool.arrivals import Arrivals, MaxConcurrency, RequestRate
-from loadtool.client import HttpClient
-from loadtool.dispatch import LoadRun, run_load
-from loadtool.plan import Limits, PlannedRequest
-from loadtool.record import RequestRecord
-from loadtool.summary import summarise
-from loadtool.target import Target
+from baton.loadtool.arrivals import Arrivals, MaxConcurrency, RequestRate
+from baton.loadtool.client import HttpClient
+from baton.loadtool.dispatch import LoadRun, run_load
+from baton.loadtool.plan import Limits, PlannedRequest
+from baton.loadtool.record import RequestRecord
+from baton.loadtool.summary import summarise
+from baton.loadtool.target import Target
 from tests.unit.loadtool.scripted_server import Asked, Script, ScriptedServer, scripted_server, stream_tokens
 
 NO_LIMITS = Limits()

@@ -6,13 +6,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from loadtool.arrivals import Arrivals, MaxConcurrency, RequestRate, TraceTimes
-from loadtool.load_report import LoadReport, measured
-from loadtool.page.charts import distribution_charts, sweep_charts, timeline_charts
-from loadtool.page.page import render_page
-from loadtool.page.ticks import linear_axis, log_axis, short, tight_axis
-from loadtool.slo import Slo
-from loadtool.target import Target
+from baton.loadtool.arrivals import Arrivals, MaxConcurrency, RequestRate, TraceTimes
+from baton.loadtool.load_report import LoadReport, measured
+from baton.loadtool.page.charts import distribution_charts, sweep_charts, timeline_charts
+from baton.loadtool.page.page import render_page
+from baton.loadtool.page.ticks import linear_axis, log_axis, short, tight_axis
+from baton.loadtool.slo import Slo
+from baton.loadtool.target import Target
 from tests.unit.loadtool.measured_runs import answered, failed, run_of
 
 VOID = frozenset({"meta", "br", "link", "img"})

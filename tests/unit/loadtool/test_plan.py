@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from loadtool.arrivals import Arrivals, MaxConcurrency, RequestRate, TraceTimes
-from loadtool.datasets.azure import AzureTrace
-from loadtool.datasets.synthetic import SyntheticPrompts, SyntheticShape
-from loadtool.errors import SettingError
-from loadtool.lengths import Lengths
-from loadtool.plan import Limits, PlannedRequest, Planner
-from loadtool.target import CHAT, Target
-from loadtool.vocabulary import Vocabulary, read_vocabulary, token_range
+from baton.loadtool.arrivals import Arrivals, MaxConcurrency, RequestRate, TraceTimes
+from baton.loadtool.datasets.azure import AzureTrace
+from baton.loadtool.datasets.synthetic import SyntheticPrompts, SyntheticShape
+from baton.loadtool.errors import SettingError
+from baton.loadtool.lengths import Lengths
+from baton.loadtool.plan import Limits, PlannedRequest, Planner
+from baton.loadtool.target import CHAT, Target
+from baton.loadtool.vocabulary import Vocabulary, read_vocabulary, token_range
 
 IDS = token_range(100, 1000)
 MODEL = Path(__file__).parents[3] / "baton" / "bundled_model"

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from loadtool.profile import FORMAT, profile, profile_file
-from loadtool.record import ServedPath
+from baton.loadtool.profile import FORMAT, profile, profile_file
+from baton.loadtool.record import ServedPath
 from tests.unit.loadtool.measured_runs import answered, failed, run_of
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from loadtool.errors import SettingError
-from loadtool.slo import Slo, parse_slo
+from baton.loadtool.errors import SettingError
+from baton.loadtool.slo import Slo, parse_slo
 from tests.unit.loadtool.measured_runs import answered, failed
 
 

@@ -6,13 +6,13 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from loadtool.arrivals import MaxConcurrency
-from loadtool.concurrency import Concurrency
-from loadtool.distribution import distribution
-from loadtool.path_summary import PathSummary
-from loadtool.record import ServedPath
-from loadtool.slo import Slo
-from loadtool.summary import summarise
+from baton.loadtool.arrivals import MaxConcurrency
+from baton.loadtool.concurrency import Concurrency
+from baton.loadtool.distribution import distribution
+from baton.loadtool.path_summary import PathSummary
+from baton.loadtool.record import ServedPath
+from baton.loadtool.slo import Slo
+from baton.loadtool.summary import summarise
 from tests.unit.loadtool.measured_runs import answered, failed, run_of
 
 

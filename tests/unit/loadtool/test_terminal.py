@@ -4,12 +4,12 @@ import io
 
 from rich.console import Console
 
-from loadtool.arrivals import RequestRate
-from loadtool.progress import ProgressBar
-from loadtool.record import ServedPath
-from loadtool.slo import Slo
-from loadtool.summary import summarise
-from loadtool.terminal import number, show_run, show_sweep
+from baton.loadtool.arrivals import RequestRate
+from baton.loadtool.progress import ProgressBar
+from baton.loadtool.record import ServedPath
+from baton.loadtool.slo import Slo
+from baton.loadtool.summary import summarise
+from baton.loadtool.terminal import number, show_run, show_sweep
 from tests.unit.loadtool.measured_runs import answered, failed, run_of
 
 PATH = ServedPath("p0", "d0", "tcp", 4, 6)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from loadtool.errors import SettingError
-from loadtool.vocabulary import read_vocabulary, token_range
+from baton.loadtool.errors import SettingError
+from baton.loadtool.vocabulary import read_vocabulary, token_range
 
 MODEL = Path(__file__).parents[3] / "baton" / "bundled_model"
 

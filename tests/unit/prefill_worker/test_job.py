@@ -5,18 +5,18 @@ import asyncio
 import pytest
 import torch
 
-from engine.outputs import RequestOutput, SampledToken
-from engine.request import BlockId, RequestId
-from kvtransfer.base import PoolIdentity
-from kvtransfer.block_slice import PartGroup
-from kvtransfer.checksum import block_checksums
-from kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
-from prefill_worker.job import PrefillJob, PrefillStep
-from protos import common_pb2, worker_pb2
-from rpc.announcement import Announcements
-from rpc.heartbeat import HEARTBEAT_S
-from rpc.ranks.local_rank import LocalRank
-from rpc.ranks.ranks import Ranks
+from baton.engine.outputs import RequestOutput, SampledToken
+from baton.engine.request import BlockId, RequestId
+from baton.kvtransfer.base import PoolIdentity
+from baton.kvtransfer.block_slice import PartGroup
+from baton.kvtransfer.checksum import block_checksums
+from baton.kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
+from baton.prefill_worker.job import PrefillJob, PrefillStep
+from baton.protos import common_pb2, worker_pb2
+from baton.rpc.announcement import Announcements
+from baton.rpc.heartbeat import HEARTBEAT_S
+from baton.rpc.ranks.local_rank import LocalRank
+from baton.rpc.ranks.ranks import Ranks
 
 BLOCK_SIZE = 4
 

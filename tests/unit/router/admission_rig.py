@@ -7,13 +7,13 @@ from contextlib import contextmanager
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.admission import Admission
-from router.admission_limits import AdmissionLimits
-from router.admission_metrics import AdmissionMetrics
-from router.arrivals import Arrivals
-from router.errors import Overloaded
-from router.request_context import RequestContext
-from rpc.status import Unavailable
+from baton.router.admission import Admission
+from baton.router.admission_limits import AdmissionLimits
+from baton.router.admission_metrics import AdmissionMetrics
+from baton.router.arrivals import Arrivals
+from baton.router.errors import Overloaded
+from baton.router.request_context import RequestContext
+from baton.rpc.status import Unavailable
 
 
 class Workers:

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from protos.worker_pb2 import WorkerRole
-from router.worker_connection import ConnectionState
-from router.worker_pool import WorkerPool
-from rpc.registry.base import Member, Registry
-from rpc.worker_config import Role
+from baton.protos.worker_pb2 import WorkerRole
+from baton.router.worker_connection import ConnectionState
+from baton.router.worker_pool import WorkerPool
+from baton.rpc.registry.base import Member, Registry
+from baton.rpc.worker_config import Role
 from tests.unit.router.scripted_worker import BLOCK_SIZE, ScriptedWorker
 
 MODEL_NAME = "bundled_model"

@@ -12,8 +12,8 @@ import httpx
 import orjson
 from openai import AsyncOpenAI
 
-from router.app import serve
-from router.config import RouterConfig
+from baton.router.app import serve
+from baton.router.config import RouterConfig
 from tests.unit.router.scripted_worker import ScriptedWorker
 
 MODEL = str(Path(__file__).parents[3] / "baton" / "bundled_model")

@@ -7,8 +7,8 @@ from typing import Any
 
 import grpc
 
-from engine.block_hash import hash_blocks
-from protos import common_pb2, worker_pb2, worker_pb2_grpc
+from baton.engine.block_hash import hash_blocks
+from baton.protos import common_pb2, worker_pb2, worker_pb2_grpc
 
 BLOCK_SIZE = 4
 FIRST_TOKEN, NUM_TOKENS = 300, 3000  # of the bundled vocabulary: words and pieces of words

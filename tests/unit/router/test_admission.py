@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from router.errors import Overloaded
-from router.request_context import RequestContext
-from rpc.status import DeadlineExceeded
+from baton.router.errors import Overloaded
+from baton.router.request_context import RequestContext
+from baton.rpc.status import DeadlineExceeded
 from tests.unit.router.admission_rig import Rig, Workers, overloaded, settle, until
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.answer_length import FIRST_GUESS, AnswerLength
+from baton.router.answer_length import FIRST_GUESS, AnswerLength
 from tests.unit.router.running_router import running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployment.seen_traffic import gaps_cv2
-from router.arrivals import Arrivals
-from router.sliding_window import SlidingWindow
-from rpc.registry.report import SampleSums
+from baton.deployment.seen_traffic import gaps_cv2
+from baton.router.arrivals import Arrivals
+from baton.router.sliding_window import SlidingWindow
+from baton.rpc.registry.report import SampleSums
 from tests.unit.router.admission_rig import Rig, overloaded, settle
 
 WINDOW_S = 60

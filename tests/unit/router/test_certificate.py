@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from router.certificate import Certificate, HttpsFiles, make_certificate
-from router.config import RouterConfig
-from rpc.option_values import OptionError
-from rpc.tls import TlsFiles
+from baton.router.certificate import Certificate, HttpsFiles, make_certificate
+from baton.router.config import RouterConfig
+from baton.rpc.option_values import OptionError
+from baton.rpc.tls import TlsFiles
 from tests.unit.router.running_router import DEADLINE_S, MODEL
 from tests.unit.rpc.test_tls import write
 

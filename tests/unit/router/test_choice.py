@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.sampling_params import SamplingParams
-from protos import common_pb2
-from protos.worker_pb2 import RequestDelta
-from router.choice import ChoiceOutput
-from router.generation import Generation, GenerationRequest
-from router.tokenizer import Tokenizer
+from baton.engine.sampling_params import SamplingParams
+from baton.protos import common_pb2
+from baton.protos.worker_pb2 import RequestDelta
+from baton.router.choice import ChoiceOutput
+from baton.router.generation import Generation, GenerationRequest
+from baton.router.tokenizer import Tokenizer
 from tests.unit.router.running_router import MODEL
 
 END = 2  # <|im_end|>

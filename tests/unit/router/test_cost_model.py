@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from router.cluster import ClusterSnapshot, RoutedRequest, WorkerSnapshot
-from router.cost_model import CostModel, PrefillOption, Price
-from router.rates import (
+from baton.router.cluster import ClusterSnapshot, RoutedRequest, WorkerSnapshot
+from baton.router.cost_model import CostModel, PrefillOption, Price
+from baton.router.rates import (
     DEFAULT_DECODE_STEP_S,
     DEFAULT_PREFILL_TOKENS_PER_S,
     DEFAULT_READ_BYTES_PER_S,
     RateBook,
 )
-from router.recent_requests import FAIRNESS_SLACK, WINDOW, RecentRequests, excess, fair_count
-from router.reuse_share import ReuseShare
+from baton.router.recent_requests import FAIRNESS_SLACK, WINDOW, RecentRequests, excess, fair_count
+from baton.router.reuse_share import ReuseShare
 from tests.unit.router.cluster_builder import cluster, prefill, request, worker
 
 MODEL = CostModel()

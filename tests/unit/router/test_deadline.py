@@ -7,9 +7,9 @@ from contextlib import aclosing
 
 import pytest
 
-from router.deadline import deadline_of, news_within, result_within
-from router.request_context import RequestContext
-from rpc.status import DeadlineExceeded
+from baton.router.deadline import deadline_of, news_within, result_within
+from baton.router.request_context import RequestContext
+from baton.rpc.status import DeadlineExceeded
 
 
 class News:

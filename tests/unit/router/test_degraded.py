@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from protos.worker_pb2 import WORKER_ROLE_PREFILL
-from router import worker_connection
-from rpc.registry.factory import open_registry
-from rpc.registry.memory import MemoryRegistry
+from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL
+from baton.router import worker_connection
+from baton.rpc.registry.factory import open_registry
+from baton.rpc.registry.memory import MemoryRegistry
 from tests.redis_server import RedisServer, redis_server
 from tests.unit.router.pools import member_of, ready, running_pool
 from tests.unit.router.running_router import RunningRouter, running_router, until, wait_cached, wait_workers

@@ -7,8 +7,8 @@ import httpx
 import orjson
 import pytest
 
-from protos.router_pb2 import GenerateRequest
-from protos.router_pb2_grpc import InferenceStub
+from baton.protos.router_pb2 import GenerateRequest
+from baton.protos.router_pb2_grpc import InferenceStub
 from tests.unit.router.running_router import RunningRouter, running_router, until
 from tests.unit.router.scripted_worker import ScriptedWorker
 

@@ -7,8 +7,8 @@ import pytest
 from starlette.exceptions import HTTPException
 from starlette.types import Message
 
-from router.openai.disconnect import ClientGone
-from router.openai.exchange import AsgiExchange
+from baton.router.openai.disconnect import ClientGone
+from baton.router.openai.exchange import AsgiExchange
 
 
 class FakeServer:

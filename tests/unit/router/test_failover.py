@@ -7,8 +7,8 @@ import httpx
 import orjson
 import pytest
 
-from protos import common_pb2
-from protos.worker_pb2 import WORKER_ROLE_PREFILL, RequestDelta
+from baton.protos import common_pb2
+from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL, RequestDelta
 from tests.unit.router.running_router import RunningRouter, running_router, until, wait_cached, wait_workers
 from tests.unit.router.scripted_worker import BLOCK_SIZE, ScriptedWorker, scripted
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from router.fair_queue import FairQueue, Ticket
+from baton.router.fair_queue import FairQueue, Ticket
 
 
 def ticket(key: str = "", num_choices: int = 1, priority: int = 0) -> Ticket:

@@ -10,9 +10,9 @@ import httpx
 import openai
 import pytest
 
-from protos.router_pb2 import GenerateRequest, GenerateResponse
-from protos.router_pb2_grpc import InferenceStub
-from router.client import tenant_salt
+from baton.protos.router_pb2 import GenerateRequest, GenerateResponse
+from baton.protos.router_pb2_grpc import InferenceStub
+from baton.router.client import tenant_salt
 from tests.unit.router.api_keys import TestKeys, bearer
 from tests.unit.router.running_router import RunningRouter, http_client, running_router, until
 from tests.unit.router.scripted_worker import ScriptedWorker
@@ -26,7 +26,7 @@ PROMPT: dict[str, Any] = {"prompt": [300, 301, 302, 303], "max_tokens": 6}
 @pytest.fixture
 def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TestKeys:
     """A file of keys that routers look at with every request."""
-    monkeypatch.setattr("router.key_ring.LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("baton.router.key_ring.LOOK_INTERVAL_S", 0.0)
     return TestKeys(tmp_path)
 
 

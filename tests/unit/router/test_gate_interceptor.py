@@ -9,12 +9,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from protos.router_pb2 import GenerateRequest, GenerateResponse
-from protos.router_pb2_grpc import InferenceServicer, InferenceStub, add_InferenceServicer_to_server
-from router.api_key import hidden, unnamed_key
-from router.gate import Gate
-from router.gate_interceptor import GateInterceptor
-from router.key_ring import KeyRing
+from baton.protos.router_pb2 import GenerateRequest, GenerateResponse
+from baton.protos.router_pb2_grpc import InferenceServicer, InferenceStub, add_InferenceServicer_to_server
+from baton.router.api_key import hidden, unnamed_key
+from baton.router.gate import Gate
+from baton.router.gate_interceptor import GateInterceptor
+from baton.router.key_ring import KeyRing
 from tests.unit.router.api_keys import bearer
 
 KEY = "sk-a"

@@ -1,6 +1,6 @@
 """Which path is served by whom, and what every answer has."""
 
-from protos.worker_pb2 import GenerateCommand
+from baton.protos.worker_pb2 import GenerateCommand
 from tests.unit.router.running_router import running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
 

@@ -7,9 +7,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos import common_pb2
-from protos.router_pb2 import GenerateRequest, GenerateResponse
-from protos.router_pb2_grpc import InferenceStub
+from baton.protos import common_pb2
+from baton.protos.router_pb2 import GenerateRequest, GenerateResponse
+from baton.protos.router_pb2_grpc import InferenceStub
 from tests.unit.router.running_router import running_router, until
 from tests.unit.router.scripted_worker import ScriptedWorker
 

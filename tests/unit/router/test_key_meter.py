@@ -2,9 +2,9 @@
 
 import pytest
 
-from router.api_key import ApiKey
-from router.errors import FieldError, KeyLimitReached
-from router.key_meter import KeyMeter, duration
+from baton.router.api_key import ApiKey
+from baton.router.errors import FieldError, KeyLimitReached
+from baton.router.key_meter import KeyMeter, duration
 
 
 class Clock:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from router.api_key import ApiKey, digest_of, hidden, unnamed_key
-from router.client import Client
-from router.errors import KeyLimitReached
-from router.key_ring import KeyRing
-from router.keys_file import InvalidKeysFile, KeysFile
+from baton.router.api_key import ApiKey, digest_of, hidden, unnamed_key
+from baton.router.client import Client
+from baton.router.errors import KeyLimitReached
+from baton.router.key_ring import KeyRing
+from baton.router.keys_file import InvalidKeysFile, KeysFile
 from tests.unit.router.api_keys import TestKeys
 
 

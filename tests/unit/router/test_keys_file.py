@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from router.api_key import ApiKey
-from router.keys_file import InvalidKeysFile, KeysFile, read_keys
+from baton.router.api_key import ApiKey
+from baton.router.keys_file import InvalidKeysFile, KeysFile, read_keys
 
 DIGEST = "0123456789abcdefABCDEF" + "0" * 42
 

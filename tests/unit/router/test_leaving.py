@@ -8,10 +8,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from router.http_server import HttpServer
-from router.openai import post_protocol
-from router.openai.http_app import HttpApp
-from router.shared_socket import accept_waiting, shared_socket
+from baton.router.http_server import HttpServer
+from baton.router.openai import post_protocol
+from baton.router.openai.http_app import HttpApp
+from baton.router.shared_socket import accept_waiting, shared_socket
 from tests.unit.router.running_router import DEADLINE_S, RunningRouter, running_router, until
 from tests.unit.router.scripted_worker import ScriptedWorker
 from tests.unit.router.test_post_protocol import HEALTH, STREAM, Connection, connected, request

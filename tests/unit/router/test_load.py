@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from protos.worker_pb2 import KVPool, WorkerDescription, WorkerLoad
-from router.cluster import WorkerRole
-from router.load import LoadEstimate
+from baton.protos.worker_pb2 import KVPool, WorkerDescription, WorkerLoad
+from baton.router.cluster import WorkerRole
+from baton.router.load import LoadEstimate
 
 DESCRIPTION = WorkerDescription(
     worker_id="d", incarnation="d/1", address="host:1", fingerprint="f", block_size=16, max_model_len=4096,

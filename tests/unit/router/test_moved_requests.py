@@ -6,10 +6,10 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.errors import QueueFull
-from protos import common_pb2
-from protos.worker_pb2 import WORKER_ROLE_PREFILL, RequestDelta
-from rpc.status import code_number
+from baton.engine.errors import QueueFull
+from baton.protos import common_pb2
+from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL, RequestDelta
+from baton.rpc.status import code_number
 from tests.unit.router.running_router import RunningRouter, running_router, until, wait_cached, wait_workers
 from tests.unit.router.scripted_worker import BLOCK_SIZE, ScriptedWorker
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.named_policies import CostPolicy, LeastLoadedPolicy, RoundRobinPolicy, make_policy
+from baton.router.named_policies import CostPolicy, LeastLoadedPolicy, RoundRobinPolicy, make_policy
 from tests.unit.router.cluster_builder import cluster, names, prefill, request, worker
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 from openai.types.chat import ChatCompletionChunk
 
-from protos.worker_pb2 import WORKER_ROLE_PREFILL
+from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL
 from tests.unit.router.running_router import RunningRouter, running_router, until, wait_cached
 from tests.unit.router.scripted_worker import ScriptedWorker, scripted
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.openai.completion_shape import CompletionShape
+from baton.router.openai.completion_shape import CompletionShape
 from tests.unit.router.running_router import RunningRouter, running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
 
@@ -108,7 +108,7 @@ async def test_large_answers_are_worded_off_the_event_loop(monkeypatch: pytest.M
         return word(*arguments)
 
     monkeypatch.setattr(CompletionShape, "whole", whole)
-    monkeypatch.setattr("router.openai.answer.MAX_INLINE_SIZE", 20)
+    monkeypatch.setattr("baton.router.openai.answer.MAX_INLINE_SIZE", 20)
     async with running_router(ScriptedWorker()) as router:
         answer = await complete(router, n=2, max_tokens=3, logprobs=5, echo=True)
         assert len(answer.choices) == 2

@@ -7,8 +7,8 @@ import httpx
 import openai
 import pytest
 
-from protos import common_pb2
-from protos.worker_pb2 import RequestDelta
+from baton.protos import common_pb2
+from baton.protos.worker_pb2 import RequestDelta
 from tests.unit.router.running_router import RunningRouter, running_router, until
 from tests.unit.router.scripted_worker import ScriptedWorker
 

@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.processors import TemplateProcessing
 
-from protos.worker_pb2 import WORKER_ROLE_BOTH, WORKER_ROLE_PREFILL
+from baton.protos.worker_pb2 import WORKER_ROLE_BOTH, WORKER_ROLE_PREFILL
 from tests.unit.router.running_router import MODEL, running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
 

@@ -8,9 +8,9 @@ import httpx
 import orjson
 import pytest
 
-from protos.common_pb2 import SamplingParams
-from protos.router_pb2 import GenerateRequest
-from protos.router_pb2_grpc import InferenceStub
+from baton.protos.common_pb2 import SamplingParams
+from baton.protos.router_pb2 import GenerateRequest
+from baton.protos.router_pb2_grpc import InferenceStub
 from tests.unit.router.running_router import RunningRouter, running_router, until, wait_workers
 from tests.unit.router.scripted_worker import ScriptedWorker
 from tests.unit.router.test_drain import is_refused

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 import grpc
 import pytest
 
-from engine.errors import InvalidRequest
-from protos import common_pb2
-from protos.router_pb2 import GenerateRequest
-from protos.router_pb2_grpc import InferenceStub
-from router.panic import INPUT_PANICS, OUTPUT_PANICS, is_panic
-from router.tokenizer import Tokenizer
-from rpc.status import Internal
+from baton.engine.errors import InvalidRequest
+from baton.protos import common_pb2
+from baton.protos.router_pb2 import GenerateRequest
+from baton.protos.router_pb2_grpc import InferenceStub
+from baton.router.panic import INPUT_PANICS, OUTPUT_PANICS, is_panic
+from baton.router.tokenizer import Tokenizer
+from baton.rpc.status import Internal
 from tests.unit.router.running_router import MODEL, RunningRouter, running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
 from tests.unit.router.test_post_protocol import connected, request
@@ -157,8 +157,8 @@ async def test_any_other_library_that_breaks_off_is_answered_for_too(
             def breaks(*_: object) -> None:
                 raise panic
 
-            patch.setattr("router.openai.body_route.read_body", breaks)
-            patch.setattr("router.server.sampling_from_proto", breaks)
+            patch.setattr("baton.router.openai.body_route.read_body", breaks)
+            patch.setattr("baton.router.server.sampling_from_proto", breaks)
             answer = await router.http.post(COMPLETIONS, json={"prompt": "hello"})
             assert answer.status_code == 500
             assert answer.json()["error"]["type"] == "internal_server_error"

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from router.candidates import ImpossiblePlan
-from router.cluster import PlanKind, RoutedRequest
-from router.errors import NoWorker
-from router.named_policies import CostPolicy, LeastLoadedPolicy, RoundRobinPolicy, make_policy
-from router.policy import MAX_DECODERS, chance
-from router.request_context import RoutingHints
-from router.targets import Targets
+from baton.router.candidates import ImpossiblePlan
+from baton.router.cluster import PlanKind, RoutedRequest
+from baton.router.errors import NoWorker
+from baton.router.named_policies import CostPolicy, LeastLoadedPolicy, RoundRobinPolicy, make_policy
+from baton.router.policy import MAX_DECODERS, chance
+from baton.router.request_context import RoutingHints
+from baton.router.targets import Targets
 from tests.unit.router.cluster_builder import both, cluster, names, prefill, request, worker
 
 COST = CostPolicy()

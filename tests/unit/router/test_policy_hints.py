@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from engine.errors import InvalidRequest
-from router.candidates import ImpossiblePlan
-from router.named_policies import CostPolicy, LeastLoadedPolicy, RoundRobinPolicy, make_policy
-from router.request_context import RoutingHints
+from baton.engine.errors import InvalidRequest
+from baton.router.candidates import ImpossiblePlan
+from baton.router.named_policies import CostPolicy, LeastLoadedPolicy, RoundRobinPolicy, make_policy
+from baton.router.request_context import RoutingHints
 from tests.unit.router.cluster_builder import both, cluster, prefill, request, worker
 
 COST = CostPolicy()

@@ -4,10 +4,10 @@ from contextlib import AsyncExitStack
 
 from prometheus_client import CollectorRegistry
 
-from protos.worker_pb2 import WORKER_ROLE_PREFILL
-from router.pool_series import PoolSeries
-from router.worker_connection import ConnectionState
-from rpc.registry.memory import MemoryRegistry
+from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL
+from baton.router.pool_series import PoolSeries
+from baton.router.worker_connection import ConnectionState
+from baton.rpc.registry.memory import MemoryRegistry
 from tests.unit.router.pools import MODEL_NAME, ready, running_pool
 from tests.unit.router.running_router import until
 from tests.unit.router.scripted_worker import ScriptedWorker

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from protos.worker_pb2 import WORKER_ROLE_PREFILL
-from rpc.registry.report import RouterReport, decode_report
+from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL
+from baton.rpc.registry.report import RouterReport, decode_report
 from tests.unit.router.api_keys import TestKeys, bearer
 from tests.unit.router.running_router import RunningRouter, running_router, wait_workers
 from tests.unit.router.scripted_worker import BLOCK_SIZE, ScriptedWorker

@@ -176,7 +176,7 @@ async def test_a_query_goes_the_longer_way_and_is_served_too() -> None:
 
 
 async def test_a_client_that_takes_nothing_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.openai.post_exchange.STALL_S", 0.2)
+    monkeypatch.setattr("baton.router.openai.post_exchange.STALL_S", 0.2)
     worker = ScriptedWorker()
     worker.max_model_len, worker.script = 100_000, lambda token_ids, sampling: 300
     asked = {"prompt": "hello", "max_tokens": 50_000, "stream": True, "logprobs": 20, "return_token_ids": True}
@@ -191,7 +191,7 @@ async def test_a_client_that_takes_nothing_gives_its_place_back(monkeypatch: pyt
 
 
 async def test_who_sends_nothing_more_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.http_server.KEEP_ALIVE_S", 0.2)
+    monkeypatch.setattr("baton.router.http_server.KEEP_ALIVE_S", 0.2)
     async with running_router(ScriptedWorker(), max_body_bytes=2000) as router:
         for sent in (b"", request()[:20], request()[:-5], request(BODY, length=3000)):
             async with connected(router) as connection:

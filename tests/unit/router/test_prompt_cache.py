@@ -2,7 +2,7 @@
 
 import random
 
-from router.prompt_cache import ENTRY_BYTES, PromptCache
+from baton.router.prompt_cache import ENTRY_BYTES, PromptCache
 
 
 def test_what_was_used_least_recently_goes_first() -> None:

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from router.byte_pairs import MAX_CHARS, make_byte_pair_encoder
-from router.prompt_encoder import PromptEncoder
-from router.special_ends import SpecialEnds, find_special_ends
-from router.text_segments import make_text_segments
+from baton.router.byte_pairs import MAX_CHARS, make_byte_pair_encoder
+from baton.router.prompt_encoder import PromptEncoder
+from baton.router.special_ends import SpecialEnds, find_special_ends
+from baton.router.text_segments import make_text_segments
 from tests.unit.router.tokenizer_variants import (
     VARIANTS,
     added_token,

@@ -4,10 +4,10 @@ from math import exp
 
 import pytest
 
-from protos.worker_pb2 import WorkerDescription, WorkerLoad
-from router.cluster import WorkerRole
-from router.load import LoadEstimate
-from router.prompt_share import SPAN_S, PromptShare
+from baton.protos.worker_pb2 import WorkerDescription, WorkerLoad
+from baton.router.cluster import WorkerRole
+from baton.router.load import LoadEstimate
+from baton.router.prompt_share import SPAN_S, PromptShare
 
 
 def test_it_is_averaged_over_the_last_seconds() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from router.errors import FieldError
-from router.openai.prompts import Prompt, read_prompts
+from baton.router.errors import FieldError
+from baton.router.openai.prompts import Prompt, read_prompts
 
 
 class Unread(list[object]):

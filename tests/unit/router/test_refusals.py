@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from router.errors import Draining, NoWorker
-from rpc.status import DeadlineExceeded
+from baton.router.errors import Draining, NoWorker
+from baton.rpc.status import DeadlineExceeded
 from tests.unit.router.admission_rig import Rig, Workers, overloaded, settle, until
 
 

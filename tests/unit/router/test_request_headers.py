@@ -2,9 +2,9 @@
 
 import pytest
 
-from router.errors import FieldError
-from router.openai.context import read_context
-from router.request_context import NO_HINTS, RoutingHints
+from baton.router.errors import FieldError
+from baton.router.openai.context import read_context
+from baton.router.request_context import NO_HINTS, RoutingHints
 
 
 def test_without_headers_there_is_nothing_to_say() -> None:

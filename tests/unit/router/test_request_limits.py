@@ -6,9 +6,9 @@ from typing import Any
 import grpc
 import pytest
 
-from protos.router_pb2 import GenerateRequest
-from protos.router_pb2_grpc import InferenceStub
-from router.openai.post_protocol import MAX_HEAD_BYTES
+from baton.protos.router_pb2 import GenerateRequest
+from baton.protos.router_pb2_grpc import InferenceStub
+from baton.router.openai.post_protocol import MAX_HEAD_BYTES
 from tests.unit.router.running_router import RunningRouter, running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
 

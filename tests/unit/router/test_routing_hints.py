@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 
-from protos import common_pb2, worker_pb2
+from baton.protos import common_pb2, worker_pb2
 from tests.unit.router.running_router import RunningRouter, running_router, until
 from tests.unit.router.scripted_worker import ScriptedWorker
 

@@ -4,8 +4,8 @@ from urllib.parse import unquote
 
 import pytest
 
-from protos import common_pb2, worker_pb2
-from router.openai.answer import served_headers
+from baton.protos import common_pb2, worker_pb2
+from baton.router.openai.answer import served_headers
 from tests.unit.router.running_router import running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.service_rate import ServiceRate
+from baton.router.service_rate import ServiceRate
 
 
 def test_nothing_is_known_at_first() -> None:

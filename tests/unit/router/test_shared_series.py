@@ -7,8 +7,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.process_group import ProcessGroup
-from router.shared_series import pack_series, unpack_series
+from baton.router.process_group import ProcessGroup
+from baton.router.shared_series import pack_series, unpack_series
 
 
 def registry_of(requests: int, generated: int | None) -> CollectorRegistry:
@@ -61,7 +61,7 @@ async def test_a_process_that_knows_no_worker_hides_nobody_elses(tmp_path: Path)
 
 
 async def test_who_does_not_answer_is_down_until_the_next_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.process_group.PEER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("baton.router.process_group.PEER_TIMEOUT_S", 0.05)
     group = ProcessGroup(tmp_path, 0, 3, registry_of(1, None))
     # One stands still, as if stopped: it listens and says nothing. Of the other only a dead life's socket is left.
     held: list[asyncio.StreamWriter] = []

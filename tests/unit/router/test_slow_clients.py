@@ -11,12 +11,12 @@ import pytest
 import trustme
 from fastapi import FastAPI
 
-from router import http_server
-from router.certificate import Certificate, HttpsFiles
-from router.http_server import HttpServer
-from router.openai import post_exchange, post_protocol
-from router.openai.exchange import Exchange
-from router.openai.http_app import HttpApp
+from baton.router import http_server
+from baton.router.certificate import Certificate, HttpsFiles
+from baton.router.http_server import HttpServer
+from baton.router.openai import post_exchange, post_protocol
+from baton.router.openai.exchange import Exchange
+from baton.router.openai.http_app import HttpApp
 
 NUM_BYTES = 24 << 20  # more than the kernel buffers
 SHORT_S = 0.2

@@ -5,12 +5,12 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from protos.common_pb2 import FINISH_REASON_STOP, PositionLogprobs, ServedBy
-from protos.worker_pb2 import RequestDelta
-from router.errors import WorkerLost
-from router.mailbox import Mailbox
-from router.stream_merge import StreamMerge
-from rpc.backoff import Backoff
+from baton.protos.common_pb2 import FINISH_REASON_STOP, PositionLogprobs, ServedBy
+from baton.protos.worker_pb2 import RequestDelta
+from baton.router.errors import WorkerLost
+from baton.router.mailbox import Mailbox
+from baton.router.stream_merge import StreamMerge
+from baton.rpc.backoff import Backoff
 
 
 async def test_news_that_nobody_took_merge() -> None:
@@ -109,8 +109,8 @@ async def test_pauses_double_and_are_short_again_after_a_good_time(monkeypatch: 
         pauses.append(pause_s)
         time_s[0] += pause_s
 
-    monkeypatch.setattr("rpc.backoff.asyncio.sleep", sleep)
-    monkeypatch.setattr("rpc.backoff.random.uniform", lambda low, high: high)
+    monkeypatch.setattr("baton.rpc.backoff.asyncio.sleep", sleep)
+    monkeypatch.setattr("baton.rpc.backoff.random.uniform", lambda low, high: high)
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time_s[0])
     backoff = Backoff(first_s=0.25, last_s=1.0)
     for _ in range(4):

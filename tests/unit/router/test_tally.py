@@ -2,8 +2,8 @@
 
 from prometheus_client import CollectorRegistry, Histogram
 
-from router.metrics import ChoiceMeter, RouterMetrics
-from router.tally import TallySeries
+from baton.router.metrics import ChoiceMeter, RouterMetrics
+from baton.router.tally import TallySeries
 from tests.unit.router.series import read_series
 
 

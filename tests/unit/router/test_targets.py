@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import pytest
 
-from router.cluster import WorkerSnapshot
-from router.cost_model import CostModel, Price
-from router.policy import choose
-from router.rates import RateBook
-from router.targets import LOST_SHARE, LOST_SLOPE, MOST_PROMPT_SHARE, POWER, SLOPE, STEEP_SHARE, Targets
-from router.worker_times import WorkerTimes
+from baton.router.cluster import WorkerSnapshot
+from baton.router.cost_model import CostModel, Price
+from baton.router.policy import choose
+from baton.router.rates import RateBook
+from baton.router.targets import LOST_SHARE, LOST_SLOPE, MOST_PROMPT_SHARE, POWER, SLOPE, STEEP_SHARE, Targets
+from baton.router.worker_times import WorkerTimes
 from tests.unit.router.cluster_builder import both, cluster, prefill, request, worker
 
 TARGETS = Targets(ttft_s=1.0, tpot_s=0.02)

@@ -11,10 +11,10 @@ import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
 
-from engine.errors import InvalidRequest
-from router.detokenizer import MAX_INCOMPLETE, MAX_SILENT, StreamDetokenizer
-from router.token_bytes import TokenBytes
-from router.tokenizer import Tokenizer
+from baton.engine.errors import InvalidRequest
+from baton.router.detokenizer import MAX_INCOMPLETE, MAX_SILENT, StreamDetokenizer
+from baton.router.token_bytes import TokenBytes
+from baton.router.tokenizer import Tokenizer
 from tests.unit.router.running_router import MODEL
 
 TEXTS = [
@@ -49,9 +49,9 @@ def byte_fallback_tokenizer() -> FastTokenizer:
 def test_the_router_imports_no_torch() -> None:
     code = f"""
 import asyncio, sys
-import router.app
-from router.config import RouterConfig
-from router.service import make_service
+import baton.router.app
+from baton.router.config import RouterConfig
+from baton.router.service import make_service
 service = make_service(RouterConfig(model={MODEL!r}))
 prompt = [{{"role": "user", "content": "hi"}}]
 text = asyncio.run(service.tokenizer.render(prompt, True, False, {{}}))

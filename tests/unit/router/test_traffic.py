@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.common_pb2 import ServedBy
-from protos.worker_pb2 import RequestDelta
-from router.attempt_times import AttemptTimes
-from router.cluster import Plan
-from router.latency_window import SPANS
-from router.traffic import Traffic, uncached_tokens
-from rpc.latency_sketch import bin_of
-from rpc.registry.report import SampleSums
+from baton.protos.common_pb2 import ServedBy
+from baton.protos.worker_pb2 import RequestDelta
+from baton.router.attempt_times import AttemptTimes
+from baton.router.cluster import Plan
+from baton.router.latency_window import SPANS
+from baton.router.traffic import Traffic, uncached_tokens
+from baton.rpc.latency_sketch import bin_of
+from baton.rpc.registry.report import SampleSums
 from tests.unit.router.cluster_builder import prefill, request, worker
 from tests.unit.router.test_arrivals import Clock
 
@@ -99,7 +99,7 @@ def test_what_is_cached_or_pulled_is_not_computed() -> None:
 
 def test_each_worker_answers_for_its_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("router.attempt_times.time.perf_counter", clock)
+    monkeypatch.setattr("baton.router.attempt_times.time.perf_counter", clock)
     traffic, decode = Traffic(WINDOW_S), worker("d")
 
     def attempt(plan: Plan, is_first: bool, prefill_worker: str = "p") -> None:

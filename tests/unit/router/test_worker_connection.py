@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from router.attach_stream import AttachStream
-from router.errors import WorkerLost
-from rpc.registry.memory import MemoryRegistry
+from baton.router.attach_stream import AttachStream
+from baton.router.errors import WorkerLost
+from baton.rpc.registry.memory import MemoryRegistry
 from tests.unit.router.pools import ready, running_pool
 from tests.unit.router.running_router import until
 from tests.unit.router.scripted_worker import ScriptedWorker

@@ -4,8 +4,8 @@ from contextlib import AsyncExitStack
 
 from prometheus_client import CollectorRegistry
 
-from router.worker_series import WorkerSeries
-from rpc.registry.memory import MemoryRegistry
+from baton.router.worker_series import WorkerSeries
+from baton.rpc.registry.memory import MemoryRegistry
 from tests.unit.router.pools import MODEL_NAME, ready, running_pool
 from tests.unit.router.running_router import until
 from tests.unit.router.scripted_worker import ScriptedWorker

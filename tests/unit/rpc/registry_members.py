@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from rpc.registry.base import Lease, Member, Registry, RegistryView
+from baton.rpc.registry.base import Lease, Member, Registry, RegistryView
 
 DEADLINE_S = 20.0
 

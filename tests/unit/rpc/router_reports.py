@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rpc.registry.report import RouterReport, SampleSums, TrafficReport, WorkerReport
+from baton.rpc.registry.report import RouterReport, SampleSums, TrafficReport, WorkerReport
 
 
 def sums(mean: float, num: int, cv2: float = 0.0) -> SampleSums:

@@ -10,18 +10,18 @@ import pytest
 import pytest_asyncio
 import torch
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.outputs import StepOutput
-from engine.request import Request, RequestId
-from engine.sampling_params import SamplingParams
-from engine.schedule import Received
-from kvtransfer.base import KVTransport, PoolIdentity
-from kvtransfer.registry import create_transport
-from kvtransfer.shared_pool import SharedPool
-from rpc.block_fills import BlockFills
-from rpc.drain import Drain
-from rpc.engine_host import EngineHost
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.outputs import StepOutput
+from baton.engine.request import Request, RequestId
+from baton.engine.sampling_params import SamplingParams
+from baton.engine.schedule import Received
+from baton.kvtransfer.base import KVTransport, PoolIdentity
+from baton.kvtransfer.registry import create_transport
+from baton.kvtransfer.shared_pool import SharedPool
+from baton.rpc.block_fills import BlockFills
+from baton.rpc.drain import Drain
+from baton.rpc.engine_host import EngineHost
 from tests.checkpoints import make_checkpoint
 
 

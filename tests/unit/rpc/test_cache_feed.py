@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from engine.block_hash import HASH_BYTES, BlockHash, hash_blocks
-from engine.prefix_cache import CacheChanges
-from rpc.cache_feed import MAX_PENDING, Subscription
+from baton.engine.block_hash import HASH_BYTES, BlockHash, hash_blocks
+from baton.engine.prefix_cache import CacheChanges
+from baton.rpc.cache_feed import MAX_PENDING, Subscription
 
 
 def split(packed: bytes) -> set[BlockHash]:
@@ -51,7 +51,7 @@ def test_a_router_that_never_reads_is_given_up() -> None:
 
 
 def test_nothing_is_kept_for_a_router_that_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rpc.cache_feed.MAX_PENDING", 10)
+    monkeypatch.setattr("baton.rpc.cache_feed.MAX_PENDING", 10)
     subscription = Subscription()
     for number in range(100):
         subscription.add(CacheChanges([BlockHash(number.to_bytes(16, "big"))], []))

@@ -11,8 +11,8 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from rpc.peers import Channels
-from rpc.tls import MutualTls
+from baton.rpc.peers import Channels
+from baton.rpc.tls import MutualTls
 from tests.unit.rpc.test_tls import ask, serving, write
 
 HealthWatch = grpc.aio.UnaryStreamCall[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]
@@ -34,8 +34,8 @@ async def workers() -> AsyncIterator[list[str]]:
 @pytest.fixture
 async def channels(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Channels]:
     """Looks at every `get`, and takes nobody for being about to call."""
-    monkeypatch.setattr("rpc.peers.LOOK_INTERVAL_S", 0.0)
-    monkeypatch.setattr("rpc.peers.SOON_S", 0.0)
+    monkeypatch.setattr("baton.rpc.peers.LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("baton.rpc.peers.SOON_S", 0.0)
     channels = Channels()
     yield channels
     await channels.close()
@@ -64,7 +64,7 @@ async def test_an_address_has_one_channel(channels: Channels) -> None:
 async def test_of_channels_without_a_call_only_so_many_are_kept(
     channels: Channels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rpc.peers.MAX_CHANNELS", 20)
+    monkeypatch.setattr("baton.rpc.peers.MAX_CHANNELS", 20)
     async with workers() as addresses:
         first = channels.get(addresses[0])
         for address in addresses[:200]:
@@ -79,7 +79,7 @@ async def test_of_channels_without_a_call_only_so_many_are_kept(
 
 
 async def test_a_channel_that_nobody_wants_is_closed(channels: Channels, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rpc.peers.IDLE_S", 0.0)
+    monkeypatch.setattr("baton.rpc.peers.IDLE_S", 0.0)
     async with workers() as addresses:
         for address in addresses[:5]:
             await ask(channels.get(address))
@@ -90,8 +90,8 @@ async def test_a_channel_that_nobody_wants_is_closed(channels: Channels, monkeyp
 
 
 async def test_no_call_is_cut_short(channels: Channels, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rpc.peers.MAX_CHANNELS", 1)
-    monkeypatch.setattr("rpc.peers.IDLE_S", 0.0)
+    monkeypatch.setattr("baton.rpc.peers.MAX_CHANNELS", 1)
+    monkeypatch.setattr("baton.rpc.peers.IDLE_S", 0.0)
     async with workers() as addresses:
         busy = channels.get(addresses[0])
         watched, abandoned = watch(busy), watch(busy)
@@ -110,8 +110,8 @@ async def test_no_call_is_cut_short(channels: Channels, monkeypatch: pytest.Monk
 
 
 async def test_a_call_that_is_about_to_begin_finds_its_channel_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rpc.peers.LOOK_INTERVAL_S", 0.0)
-    monkeypatch.setattr("rpc.peers.MAX_CHANNELS", 1)
+    monkeypatch.setattr("baton.rpc.peers.LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("baton.rpc.peers.MAX_CHANNELS", 1)
     channels = Channels()
     async with workers() as addresses:
         got = [channels.get(address) for address in addresses[:50]]
@@ -122,7 +122,7 @@ async def test_a_call_that_is_about_to_begin_finds_its_channel_open(monkeypatch:
 
 @pytest.mark.parametrize("ends", ["well", "cancelled", "refused"])
 async def test_every_end_of_a_call_is_noticed(channels: Channels, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
-    monkeypatch.setattr("rpc.peers.IDLE_S", 0.0)
+    monkeypatch.setattr("baton.rpc.peers.IDLE_S", 0.0)
     async with workers() as addresses:
         channel = channels.get(addresses[0])
         stub = health_pb2_grpc.HealthStub(channel)
@@ -146,7 +146,7 @@ async def test_every_end_of_a_call_is_noticed(channels: Channels, monkeypatch: p
 async def test_a_replaced_channel_is_closed_after_its_last_call(
     channels: Channels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("rpc.peers.SOON_S", 0.0)
+    monkeypatch.setattr("baton.rpc.peers.SOON_S", 0.0)
     authority = trustme.CA()
     files = write(tmp_path / "files", authority)
     secured = Channels(MutualTls(files))

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-import rpc.drain
-from rpc.drain import Drain
+import baton.rpc.drain
+
+from baton.rpc.drain import Drain
 
 
 async def test_it_waits_for_the_last_request() -> None:
@@ -39,7 +40,7 @@ async def test_nothing_is_given_away_that_ends_in_time() -> None:
 async def test_what_does_not_end_in_time_is_given_away_and_its_readers_are_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rpc.drain, "HAND_OFF_S", 0.01)
+    monkeypatch.setattr(baton.rpc.drain, "HAND_OFF_S", 0.01)
     drain = Drain()
     read = asyncio.Event()
 
@@ -70,7 +71,7 @@ async def test_a_worker_whose_requests_nobody_can_take_over_ends_without_delay()
 
 
 async def test_who_asks_later_waits_for_the_same_end_and_may_bring_it_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc.drain, "HAND_OFF_S", 0.2)
+    monkeypatch.setattr(baton.rpc.drain, "HAND_OFF_S", 0.2)
     drain, given = Drain(), []
 
     def hand_off() -> None:
@@ -93,7 +94,7 @@ async def test_who_asks_later_waits_for_the_same_end_and_may_bring_it_forward(mo
 
 
 async def test_a_drain_goes_on_when_who_asked_for_it_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc.drain, "HAND_OFF_S", 0.01)
+    monkeypatch.setattr(baton.rpc.drain, "HAND_OFF_S", 0.01)
     drain, given = Drain(), []
 
     def hand_off() -> None:

@@ -10,15 +10,15 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from decode_worker.__main__ import main as decode_main
-from prefill_worker.__main__ import main as prefill_main
-from router.__main__ import main as router_main
-from rpc.progress import Failed, Loading, parse_progress
+from baton.decode_worker.__main__ import main as decode_main
+from baton.prefill_worker.__main__ import main as prefill_main
+from baton.router.__main__ import main as router_main
+from baton.rpc.progress import Failed, Loading, parse_progress
 
 SCRIPT = """
 import asyncio, logging, sys
-from engine.errors import UnsupportedModel
-from rpc.entry import ProcessOptions, run_process
+from baton.engine.errors import UnsupportedModel
+from baton.rpc.entry import ProcessOptions, run_process
 
 async def work(fails):
     logging.getLogger("engine").info("at work")

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from prometheus_client.metrics_core import Metric
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.expert_group import BalanceSettings, ExpertGroup
-from engine.request import Request, RequestId
-from engine.sampling_params import SamplingParams
-from kvtransfer.base import PoolIdentity
-from kvtransfer.registry import create_transport
-from kvtransfer.shared_pool import SharedPool
-from rpc.engine_host import EngineHost
-from rpc.worker_counters import WorkerCounters
-from rpc.worker_metrics import WorkerMetrics
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.expert_group import BalanceSettings, ExpertGroup
+from baton.engine.request import Request, RequestId
+from baton.engine.sampling_params import SamplingParams
+from baton.kvtransfer.base import PoolIdentity
+from baton.kvtransfer.registry import create_transport
+from baton.kvtransfer.shared_pool import SharedPool
+from baton.rpc.engine_host import EngineHost
+from baton.rpc.worker_counters import WorkerCounters
+from baton.rpc.worker_metrics import WorkerMetrics
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.unit.engine.group_rig import CPU, HOST, Group, Member
 

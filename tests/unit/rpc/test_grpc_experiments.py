@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from rpc import GRPC_EXPERIMENTS
+from baton.rpc import GRPC_EXPERIMENTS
 
 PROGRAM = """
 import importlib, os, sys
@@ -25,11 +25,11 @@ for module in sys.argv[1:]:
 @pytest.mark.parametrize(
     "modules",
     [
-        ("router.__main__", "router.app"),
-        ("prefill_worker.__main__", "prefill_worker.worker"),
-        ("decode_worker.__main__", "decode_worker.worker"),
-        ("baton.worker", "deployment.both_services"),
-        ("baton.__main__", "simulation.workers"),
+        ("baton.router.__main__", "baton.router.app"),
+        ("baton.prefill_worker.__main__", "baton.prefill_worker.worker"),
+        ("baton.decode_worker.__main__", "baton.decode_worker.worker"),
+        ("baton.cli.worker", "baton.deployment.both_services"),
+        ("baton.__main__", "baton.simulation.workers"),
     ],
 )
 def test_processes_take_the_quicker_event_loop(modules: tuple[str, str]) -> None:

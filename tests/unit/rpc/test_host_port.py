@@ -1,6 +1,6 @@
 """Addresses as text."""
 
-from rpc.host_port import host_port
+from baton.rpc.host_port import host_port
 
 
 def test_an_address_of_two_kinds_of_hosts() -> None:

@@ -11,8 +11,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from protos import worker_pb2, worker_pb2_grpc
-from rpc.malformed import RefuseMalformed
+from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.rpc.malformed import RefuseMalformed
 
 NONE = b"\xff\xff"
 

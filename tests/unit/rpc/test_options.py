@@ -8,14 +8,14 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from engine.config import EngineConfig
-from router.config import RouterConfig
-from router.options import ROUTER_OPTIONS
-from rpc.config_file import load, read_config_file
-from rpc.option_values import OptionError, parse_bytes
-from rpc.options import OptionInfo, click_options, flags_of, options_of, sections_of
-from rpc.worker_config import WorkerConfig
-from rpc.worker_options import ENGINE_OPTIONS, WORKER_OPTIONS
+from baton.engine.config import EngineConfig
+from baton.router.config import RouterConfig
+from baton.router.options import ROUTER_OPTIONS
+from baton.rpc.config_file import load, read_config_file
+from baton.rpc.option_values import OptionError, parse_bytes
+from baton.rpc.options import OptionInfo, click_options, flags_of, options_of, sections_of
+from baton.rpc.worker_config import WorkerConfig
+from baton.rpc.worker_options import ENGINE_OPTIONS, WORKER_OPTIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

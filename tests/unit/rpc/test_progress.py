@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rpc.progress import Failed, Loading, Progress, ProgressError, ProgressReporter, Ready, parse_progress
+from baton.rpc.progress import Failed, Loading, Progress, ProgressError, ProgressReporter, Ready, parse_progress
 
 
 class Clock:

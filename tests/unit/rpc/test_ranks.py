@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvtransfer.base import PoolIdentity
-from kvtransfer.block_slice import PartGroup
-from kvtransfer.checksum import block_checksums
-from kvtransfer.errors import ChecksumMismatch, PeerLost, PeerRefused, TransferDeadline, TransferError
-from kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
-from protos import rank_pb2_grpc
-from rpc.pool_description import pool_to_proto
-from rpc.ranks.follower_rank import FollowerRank
-from rpc.ranks.local_rank import LocalRank
-from rpc.ranks.rank_service import RankService
-from rpc.ranks.ranks import Ranks
+from baton.kvtransfer.base import PoolIdentity
+from baton.kvtransfer.block_slice import PartGroup
+from baton.kvtransfer.checksum import block_checksums
+from baton.kvtransfer.errors import ChecksumMismatch, PeerLost, PeerRefused, TransferDeadline, TransferError
+from baton.kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
+from baton.protos import rank_pb2_grpc
+from baton.rpc.pool_description import pool_to_proto
+from baton.rpc.ranks.follower_rank import FollowerRank
+from baton.rpc.ranks.local_rank import LocalRank
+from baton.rpc.ranks.rank_service import RankService
+from baton.rpc.ranks.ranks import Ranks
 
 NUM_BLOCKS, NUM_PARTS, WORDS = 8, 4, 16
 WAIT_S = 20.0
@@ -216,8 +216,8 @@ async def test_when_a_rank_is_gone_nobody_waits_for_it(tmp_path: Path) -> None:
 
 
 async def test_a_rank_that_says_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rpc.ranks.follower_intake.SLACK_S", 0.1)
-    monkeypatch.setattr("rpc.ranks.follower_rank.ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("baton.rpc.ranks.follower_intake.SLACK_S", 0.1)
+    monkeypatch.setattr("baton.rpc.ranks.follower_rank.ANSWER_TIMEOUT_S", 0.2)
     async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
         it.network.stop("peer-3")  # what only the second rank reads; nor does that say that it is late
         with pytest.raises(TransferDeadline, match="said nothing for"):

@@ -9,11 +9,11 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from rpc.group.rendezvous_name import registered_name
-from rpc.group.whereabouts import FixedAddress, RegisteredAddress, RendezvousUnknown, whereabouts
-from rpc.option_values import OptionError
-from rpc.registry.base import NamedAddress, PlaceTaken, RegistryLost
-from rpc.registry.factory import open_address
+from baton.rpc.group.rendezvous_name import registered_name
+from baton.rpc.group.whereabouts import FixedAddress, RegisteredAddress, RendezvousUnknown, whereabouts
+from baton.rpc.option_values import OptionError
+from baton.rpc.registry.base import NamedAddress, PlaceTaken, RegistryLost
+from baton.rpc.registry.factory import open_address
 from tests.redis_server import HOST, RedisServer, redis_server
 
 KIND, NAME = "rendezvous", "pools"

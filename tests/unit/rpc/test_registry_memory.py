@@ -3,8 +3,8 @@
 from dataclasses import replace
 from itertools import count
 
-from rpc.registry.factory import open_registry
-from rpc.registry.memory import MemoryRegistry
+from baton.rpc.registry.factory import open_registry
+from baton.rpc.registry.memory import MemoryRegistry
 from tests.unit.rpc.registry_members import following, kept, make_member, told
 
 

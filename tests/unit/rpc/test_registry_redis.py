@@ -13,10 +13,10 @@ import pytest_asyncio
 import uvloop
 from redis.asyncio import Redis
 
-from rpc.registry.base import LeaseLapsed
-from rpc.registry.factory import open_registry
-from rpc.registry.redis_client import REDIS_ERRORS, done
-from rpc.registry.redis_registry import RECONCILE_S
+from baton.rpc.registry.base import LeaseLapsed
+from baton.rpc.registry.factory import open_registry
+from baton.rpc.registry.redis_client import REDIS_ERRORS, done
+from baton.rpc.registry.redis_registry import RECONCILE_S
 from tests.redis_server import HOST, RedisServer, redis_server
 from tests.unit.rpc.registry_members import following, kept, make_member
 
@@ -131,7 +131,7 @@ async def test_members_are_kept_over_the_loss_of_redis(server: RedisServer, capl
 
 
 async def test_a_redis_that_stands_still_is_lost(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rpc.registry.redis_client.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("baton.rpc.registry.redis_client.TIMEOUT_S", 0.2)
     registry, member = open_registry(server.url), make_member()
     async with following(registry) as views, kept(registry.lease(member, LEASE_S)):
         await views.until_members(member)

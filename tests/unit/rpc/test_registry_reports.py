@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from rpc.registry import redis_reports
-from rpc.registry.base import Registry, RegistryLost
-from rpc.registry.factory import open_registry
-from rpc.registry.redis_reports import LEASE_S
+from baton.rpc.registry import redis_reports
+from baton.rpc.registry.base import Registry, RegistryLost
+from baton.rpc.registry.factory import open_registry
+from baton.rpc.registry.redis_reports import LEASE_S
 from tests.redis_server import HOST, redis_server
 from tests.unit.rpc.registry_members import DEADLINE_S, kept, make_member, told
 

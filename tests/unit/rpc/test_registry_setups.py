@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from rpc.registry.factory import open_registry
+from baton.rpc.registry.factory import open_registry
 from tests.redis_server import HOST, RedisServer, redis_server
 from tests.unit.rpc.registry_members import following, kept, make_member
 

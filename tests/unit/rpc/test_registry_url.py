@@ -2,10 +2,10 @@
 
 import pytest
 
-from engine.config import EngineConfig
-from rpc.option_values import OptionError
-from rpc.registry.url import parse_registry_url
-from rpc.worker_config import WorkerConfig
+from baton.engine.config import EngineConfig
+from baton.rpc.option_values import OptionError
+from baton.rpc.registry.url import parse_registry_url
+from baton.rpc.worker_config import WorkerConfig
 
 
 @pytest.mark.parametrize(

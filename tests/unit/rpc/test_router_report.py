@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from rpc.registry.report import SampleSums, decode_report, encode_report
+from baton.rpc.registry.report import SampleSums, decode_report, encode_report
 from tests.unit.rpc.router_reports import router_report, worker_report
 
 

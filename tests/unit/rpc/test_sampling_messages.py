@@ -3,10 +3,10 @@
 import random
 from dataclasses import fields
 
-from engine.outputs import PositionLogprobs, TokenLogprob
-from engine.sampling_params import SamplingParams
-from protos import common_pb2
-from rpc.sampling import logprobs_from_proto, logprobs_to_proto, sampling_from_proto, sampling_to_proto
+from baton.engine.outputs import PositionLogprobs, TokenLogprob
+from baton.engine.sampling_params import SamplingParams
+from baton.protos import common_pb2
+from baton.rpc.sampling import logprobs_from_proto, logprobs_to_proto, sampling_from_proto, sampling_to_proto
 
 
 def random_sampling(rng: random.Random) -> SamplingParams:

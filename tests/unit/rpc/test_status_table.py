@@ -3,9 +3,9 @@
 import grpc
 import pytest
 
-from engine.errors import EngineError, InvalidRequest, QueueFull
-from kvtransfer.errors import PeerLost, TransferError
-from rpc.status import (
+from baton.engine.errors import EngineError, InvalidRequest, QueueFull
+from baton.kvtransfer.errors import PeerLost, TransferError
+from baton.rpc.status import (
     Cancelled,
     DeadlineExceeded,
     Internal,

@@ -12,9 +12,9 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from rpc.option_values import OptionError
-from rpc.peers import Channels
-from rpc.tls import MutualTls, Plaintext, Security, TlsFiles, make_security
+from baton.rpc.option_values import OptionError
+from baton.rpc.peers import Channels
+from baton.rpc.tls import MutualTls, Plaintext, Security, TlsFiles, make_security
 
 NAME = "worker.baton.test"
 

@@ -9,19 +9,19 @@ from typing import Any
 import grpc
 import pytest
 
-from engine.block_hash import hash_blocks
-from engine.block_manager import BlockManager
-from engine.config import EngineConfig
-from engine.finish_rule import FinishRule
-from engine.outputs import EngineStats, SampledToken, StepOutput
-from engine.request import Request, RequestId
-from engine.sampling_params import SamplingParams
-from engine.schedule import StepResult
-from engine.scheduler import Scheduler
-from protos import worker_pb2, worker_pb2_grpc
-from rpc.drain import Drain
-from rpc.worker_counters import WorkerCounters
-from rpc.worker_service import BUSY_INTERVAL_S, WorkerService
+from baton.engine.block_hash import hash_blocks
+from baton.engine.block_manager import BlockManager
+from baton.engine.config import EngineConfig
+from baton.engine.finish_rule import FinishRule
+from baton.engine.outputs import EngineStats, SampledToken, StepOutput
+from baton.engine.request import Request, RequestId
+from baton.engine.sampling_params import SamplingParams
+from baton.engine.schedule import StepResult
+from baton.engine.scheduler import Scheduler
+from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.rpc.drain import Drain
+from baton.rpc.worker_counters import WorkerCounters
+from baton.rpc.worker_service import BUSY_INTERVAL_S, WorkerService
 
 PROMPT = list(range(20))
 SOON_S = 5.0

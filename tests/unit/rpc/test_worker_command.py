@@ -4,9 +4,9 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from rpc.entry import ProcessOptions
-from rpc.option_values import OptionError
-from rpc.worker_command import run_worker
+from baton.rpc.entry import ProcessOptions
+from baton.rpc.option_values import OptionError
+from baton.rpc.worker_command import run_worker
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def run(options: ProcessOptions, start: Callable[[], Coroutine[object, object, None]]) -> None:
         found.append(options.name)
 
-    monkeypatch.setattr("rpc.worker_command.run_process", run)
+    monkeypatch.setattr("baton.rpc.worker_command.run_process", run)
     monkeypatch.setattr("socket.gethostname", lambda: "host")
     return found
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from engine.config import EngineConfig
-from rpc.option_values import OptionError
-from rpc.ranks.worker_ranks import with_threads_of_its_own
-from rpc.worker_config import WorkerConfig
+from baton.engine.config import EngineConfig
+from baton.rpc.option_values import OptionError
+from baton.rpc.ranks.worker_ranks import with_threads_of_its_own
+from baton.rpc.worker_config import WorkerConfig
 
 ONE = WorkerConfig(role="decode", worker_id="w", engine=EngineConfig(model="m"))
 

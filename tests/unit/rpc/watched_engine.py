@@ -4,15 +4,15 @@ import asyncio
 import sys
 import time
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from kvtransfer.base import PoolIdentity
-from kvtransfer.registry import create_transport
-from kvtransfer.shared_pool import SharedPool
-from rpc.drain import Drain
-from rpc.engine_host import EngineHost
-from rpc.progress import ProgressReporter
-from rpc.watchdog import Watchdog
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.kvtransfer.base import PoolIdentity
+from baton.kvtransfer.registry import create_transport
+from baton.kvtransfer.shared_pool import SharedPool
+from baton.rpc.drain import Drain
+from baton.rpc.engine_host import EngineHost
+from baton.rpc.progress import ProgressReporter
+from baton.rpc.watchdog import Watchdog
 
 MAX_STEP_S = 0.4
 

@@ -7,21 +7,21 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
-from protos.worker_pb2 import WorkerDescription
-from router.cluster import ClusterSnapshot, RoutedRequest, WorkerRole
-from router.load import LoadEstimate
-from router.load_share import LoadShare
-from router.policy import Policy
-from router.reuse_share import ReuseShare
-from rpc.worker_counters import WorkerCounters
-from simulation.engine import SimulatedEngine
-from simulation.load_report import LoadReport
-from simulation.request import PrefilledChunk, SimulatedRequest
-from simulation.trace.machine import Machine
-from simulation.trace.record import Record
-from simulation.trace.trace_request import TraceRequest
-from simulation.trace.worker import describe
-from simulation.virtual_time import run_in_virtual_time
+from baton.protos.worker_pb2 import WorkerDescription
+from baton.router.cluster import ClusterSnapshot, RoutedRequest, WorkerRole
+from baton.router.load import LoadEstimate
+from baton.router.load_share import LoadShare
+from baton.router.policy import Policy
+from baton.router.reuse_share import ReuseShare
+from baton.rpc.worker_counters import WorkerCounters
+from baton.simulation.engine import SimulatedEngine
+from baton.simulation.load_report import LoadReport
+from baton.simulation.request import PrefilledChunk, SimulatedRequest
+from baton.simulation.trace.machine import Machine
+from baton.simulation.trace.record import Record
+from baton.simulation.trace.trace_request import TraceRequest
+from baton.simulation.trace.worker import describe
+from baton.simulation.virtual_time import run_in_virtual_time
 
 REPORT_INTERVAL_S = 0.05
 

@@ -2,15 +2,15 @@
 
 import pytest
 
-from engine.block_hash import BlockHash, hash_blocks
-from engine.block_manager import BlockManager
-from engine.prefix_cache import CacheChanges
-from simulation import cache_feed
-from simulation.cache_feed import CacheFeed
-from simulation.engine import SimulatedEngine
-from simulation.request import SimulatedRequest
-from simulation.spec import WorkerSpec
-from simulation.virtual_time import run_in_virtual_time
+from baton.engine.block_hash import BlockHash, hash_blocks
+from baton.engine.block_manager import BlockManager
+from baton.engine.prefix_cache import CacheChanges
+from baton.simulation import cache_feed
+from baton.simulation.cache_feed import CacheFeed
+from baton.simulation.engine import SimulatedEngine
+from baton.simulation.request import SimulatedRequest
+from baton.simulation.spec import WorkerSpec
+from baton.simulation.virtual_time import run_in_virtual_time
 
 SPEC = WorkerSpec(block_size=4, num_blocks=9, max_num_seqs=2, max_num_batched_tokens=64)
 

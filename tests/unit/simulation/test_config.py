@@ -2,9 +2,9 @@
 
 import pytest
 
-from rpc.option_values import OptionError
-from simulation.config import SimulationConfig
-from simulation.spec import WorkerSpec
+from baton.rpc.option_values import OptionError
+from baton.simulation.config import SimulationConfig
+from baton.simulation.spec import WorkerSpec
 
 
 def test_one_config_for_each_worker() -> None:

@@ -6,12 +6,12 @@ from contextlib import aclosing
 
 import pytest
 
-from engine.errors import EngineEnded, InvalidRequest, QueueFull
-from simulation.engine import SimulatedEngine
-from simulation.request import OpenPrefill, PrefilledChunk, SimulatedRequest, SimulatedToken
-from simulation.spec import WorkerSpec
-from simulation.tokens import continuation
-from simulation.virtual_time import run_in_virtual_time
+from baton.engine.errors import EngineEnded, InvalidRequest, QueueFull
+from baton.simulation.engine import SimulatedEngine
+from baton.simulation.request import OpenPrefill, PrefilledChunk, SimulatedRequest, SimulatedToken
+from baton.simulation.spec import WorkerSpec
+from baton.simulation.tokens import continuation
+from baton.simulation.virtual_time import run_in_virtual_time
 
 SPEC = WorkerSpec(
     block_size=4,

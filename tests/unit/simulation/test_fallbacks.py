@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from protos import common_pb2, worker_pb2
-from simulation.tokens import continuation
-from simulation.worker import SimulatedWorker
-from simulation.worker_config import SimulatedWorkerConfig
-from simulation.workers import simulated_workers
+from baton.protos import common_pb2, worker_pb2
+from baton.simulation.tokens import continuation
+from baton.simulation.worker import SimulatedWorker
+from baton.simulation.worker_config import SimulatedWorkerConfig
+from baton.simulation.workers import simulated_workers
 from tests.integration.decode_client import DecodeClient, Generation
 from tests.unit.simulation.served import SPEC, Served, client_of, sampling, served, until
 

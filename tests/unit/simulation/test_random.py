@@ -5,14 +5,14 @@ import random
 
 import pytest
 
-from engine.errors import QueueFull
-from engine.outputs import StepOutput
-from simulation.cache_feed import CacheSubscription
-from simulation.engine import SimulatedEngine
-from simulation.request import OpenPrefill, SimulatedRequest
-from simulation.spec import WorkerSpec
-from simulation.tokens import continuation
-from simulation.virtual_time import run_in_virtual_time
+from baton.engine.errors import QueueFull
+from baton.engine.outputs import StepOutput
+from baton.simulation.cache_feed import CacheSubscription
+from baton.simulation.engine import SimulatedEngine
+from baton.simulation.request import OpenPrefill, SimulatedRequest
+from baton.simulation.spec import WorkerSpec
+from baton.simulation.tokens import continuation
+from baton.simulation.virtual_time import run_in_virtual_time
 
 SPEC = WorkerSpec(
     block_size=4,

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from simulation.engine import SimulatedEngine
-from simulation.spec import WorkerSpec
+from baton.simulation.engine import SimulatedEngine
+from baton.simulation.spec import WorkerSpec
 
 
 def test_step_time_is_linear() -> None:

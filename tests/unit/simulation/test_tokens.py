@@ -2,8 +2,8 @@
 
 import random
 
-from simulation.spec import WorkerSpec
-from simulation.tokens import PrefixDigest, continuation, token_of
+from baton.simulation.spec import WorkerSpec
+from baton.simulation.tokens import PrefixDigest, continuation, token_of
 
 SPEC = WorkerSpec(first_token_id=1000, num_token_ids=50)
 

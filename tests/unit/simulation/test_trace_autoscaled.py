@@ -8,17 +8,17 @@ from random import Random
 
 import pytest
 
-from deployment.autoscaling.settings import SLO, ScalingSettings
-from deployment.autoscaling.snapshot import DecodeSnapshot
-from loadtool.lengths import Lengths
-from simulation.trace.deployment_plan import DeploymentPlan
-from simulation.trace.gpu_meter import Sizes
-from simulation.trace.machine import Machine
-from simulation.trace.outcome import Outcome
-from simulation.trace.reader import granule, read_trace
-from simulation.trace.search import SplitSearch
-from simulation.trace.trace_request import TraceRequest
-from simulation.trace.twin import Twin, simulate
+from baton.deployment.autoscaling.settings import SLO, ScalingSettings
+from baton.deployment.autoscaling.snapshot import DecodeSnapshot
+from baton.loadtool.lengths import Lengths
+from baton.simulation.trace.deployment_plan import DeploymentPlan
+from baton.simulation.trace.gpu_meter import Sizes
+from baton.simulation.trace.machine import Machine
+from baton.simulation.trace.outcome import Outcome
+from baton.simulation.trace.reader import granule, read_trace
+from baton.simulation.trace.search import SplitSearch
+from baton.simulation.trace.trace_request import TraceRequest
+from baton.simulation.trace.twin import Twin, simulate
 from tests.unit.deployment.size_turns import most_turns, turns
 
 TRACE = Path(__file__).parents[3] / "benchmarks" / "data" / "mooncake_conversation.csv"

@@ -6,9 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 from baton.__main__ import main
-from baton.simulate_trace import parse_slo
-from deployment.autoscaling.settings import SLO
-from loadtool.errors import SettingError
+from baton.cli.simulate_trace import parse_slo
+from baton.deployment.autoscaling.settings import SLO
+from baton.loadtool.errors import SettingError
 
 TRACE = Path(__file__).parents[3] / "benchmarks" / "data" / "mooncake_conversation.csv"
 

@@ -5,14 +5,14 @@ from statistics import median
 
 import pytest
 
-from router.cluster import WorkerRole
-from router.cost_model import CostModel
-from router.named_policies import CostPolicy
-from simulation.spec import WorkerSpec
-from simulation.trace.deployment_plan import DeploymentPlan
-from simulation.trace.machine import Machine
-from simulation.trace.record import Record
-from simulation.trace.twin import Twin
+from baton.router.cluster import WorkerRole
+from baton.router.cost_model import CostModel
+from baton.router.named_policies import CostPolicy
+from baton.simulation.spec import WorkerSpec
+from baton.simulation.trace.deployment_plan import DeploymentPlan
+from baton.simulation.trace.machine import Machine
+from baton.simulation.trace.record import Record
+from baton.simulation.trace.twin import Twin
 from tests.unit.simulation.exact_twin import Asked, run_exact
 from tests.unit.simulation.trace_load import random_load
 

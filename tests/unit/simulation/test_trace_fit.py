@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from loadtool.concurrency import Concurrency
-from loadtool.errors import DatasetError
-from loadtool.profile import ProfiledRequest, profile_file
-from router.named_policies import make_policy
-from simulation.spec import WorkerSpec
-from simulation.trace.deployment_plan import DeploymentPlan
-from simulation.trace.fit import fit_machine
-from simulation.trace.machine import Machine
-from simulation.trace.profile_reader import read_profile
-from simulation.trace.record import Record
-from simulation.trace.trace_request import TraceRequest
-from simulation.trace.twin import Twin
+from baton.loadtool.concurrency import Concurrency
+from baton.loadtool.errors import DatasetError
+from baton.loadtool.profile import ProfiledRequest, profile_file
+from baton.router.named_policies import make_policy
+from baton.simulation.spec import WorkerSpec
+from baton.simulation.trace.deployment_plan import DeploymentPlan
+from baton.simulation.trace.fit import fit_machine
+from baton.simulation.trace.machine import Machine
+from baton.simulation.trace.profile_reader import read_profile
+from baton.simulation.trace.record import Record
+from baton.simulation.trace.trace_request import TraceRequest
+from baton.simulation.trace.twin import Twin
 from tests.unit.simulation.trace_load import random_load
 
 SPEC = WorkerSpec(

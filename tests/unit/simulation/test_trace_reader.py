@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.block_hash import HASH_BYTES
-from loadtool.errors import DatasetError, SettingError
-from loadtool.lengths import Lengths
-from simulation.trace.reader import granule, read_trace
+from baton.engine.block_hash import HASH_BYTES
+from baton.loadtool.errors import DatasetError, SettingError
+from baton.loadtool.lengths import Lengths
+from baton.simulation.trace.reader import granule, read_trace
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,4808,10

@@ -10,20 +10,20 @@ import psutil
 import pytest
 from rich.console import Console
 
-from deployment.autoscaling.settings import SLO, ScalingSettings
-from simulation.spec import WorkerSpec
-from simulation.trace.comparison import Comparison
-from simulation.trace.deployment_plan import DeploymentPlan
-from simulation.trace.json_report import FORMAT, to_json
-from simulation.trace.machine import Machine
-from simulation.trace.outcome import Outcome
-from simulation.trace.page import render_page
-from simulation.trace.runs import run_at_once, run_in_turn
-from simulation.trace.search import SplitSearch, score_of
-from simulation.trace.study import Study
-from simulation.trace.terminal import show
-from simulation.trace.trace_request import TraceRequest
-from simulation.trace.twin import simulate
+from baton.deployment.autoscaling.settings import SLO, ScalingSettings
+from baton.simulation.spec import WorkerSpec
+from baton.simulation.trace.comparison import Comparison
+from baton.simulation.trace.deployment_plan import DeploymentPlan
+from baton.simulation.trace.json_report import FORMAT, to_json
+from baton.simulation.trace.machine import Machine
+from baton.simulation.trace.outcome import Outcome
+from baton.simulation.trace.page import render_page
+from baton.simulation.trace.runs import run_at_once, run_in_turn
+from baton.simulation.trace.search import SplitSearch, score_of
+from baton.simulation.trace.study import Study
+from baton.simulation.trace.terminal import show
+from baton.simulation.trace.trace_request import TraceRequest
+from baton.simulation.trace.twin import simulate
 from tests.unit.simulation.trace_load import random_load
 
 MACHINE = Machine(
@@ -129,10 +129,10 @@ def test_runs_in_processes_are_the_same() -> None:
 RUN_AND_WAIT = """
 import time
 from multiprocessing import active_children
-from simulation.trace.deployment_plan import DeploymentPlan
-from simulation.trace.machine import Machine
-from simulation.trace.runs import run_at_once
-from simulation.trace.trace_request import TraceRequest
+from baton.simulation.trace.deployment_plan import DeploymentPlan
+from baton.simulation.trace.machine import Machine
+from baton.simulation.trace.runs import run_at_once
+from baton.simulation.trace.trace_request import TraceRequest
 
 with run_at_once(1) as run_all:
     run_all([DeploymentPlan(machine=Machine(), both=1)], [TraceRequest(0.0, 40, 3, b"")])

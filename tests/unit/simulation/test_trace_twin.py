@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployment.autoscaling.settings import SLO, ScalingSettings
-from router.cost_model import CostModel
-from router.named_policies import CostPolicy, make_policy
-from simulation.spec import WorkerSpec
-from simulation.trace.deployment_plan import DeploymentPlan
-from simulation.trace.machine import Machine
-from simulation.trace.outcome import Outcome
-from simulation.trace.trace_request import TraceRequest
-from simulation.trace.twin import Twin, simulate
+from baton.deployment.autoscaling.settings import SLO, ScalingSettings
+from baton.router.cost_model import CostModel
+from baton.router.named_policies import CostPolicy, make_policy
+from baton.simulation.spec import WorkerSpec
+from baton.simulation.trace.deployment_plan import DeploymentPlan
+from baton.simulation.trace.machine import Machine
+from baton.simulation.trace.outcome import Outcome
+from baton.simulation.trace.trace_request import TraceRequest
+from baton.simulation.trace.twin import Twin, simulate
 from tests.unit.simulation.trace_load import random_load
 
 SPEC = WorkerSpec(num_blocks=200, max_num_seqs=8, max_num_batched_tokens=128, max_queue_len=64)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from simulation.virtual_time import Deadlock, run_in_virtual_time
+from baton.simulation.virtual_time import Deadlock, run_in_virtual_time
 
 
 def test_sleeps_take_no_real_time_and_keep_their_order() -> None:

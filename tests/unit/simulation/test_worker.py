@@ -7,12 +7,12 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from engine.block_hash import HASH_BYTES, hash_blocks
-from protos import common_pb2, worker_pb2, worker_pb2_grpc
-from simulation.request import SimulatedRequest
-from simulation.tokens import continuation
-from simulation.worker_config import SimulatedWorkerConfig
-from simulation.workers import simulated_workers
+from baton.engine.block_hash import HASH_BYTES, hash_blocks
+from baton.protos import common_pb2, worker_pb2, worker_pb2_grpc
+from baton.simulation.request import SimulatedRequest
+from baton.simulation.tokens import continuation
+from baton.simulation.worker_config import SimulatedWorkerConfig
+from baton.simulation.workers import simulated_workers
 from tests.unit.simulation.served import SPEC, client_of, sampling, served, until
 
 PROMPT = list(range(400, 600))

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rpc.doctor.link import LimitShare, Link, LinkRates
+from baton.rpc.doctor.link import LimitShare, Link, LinkRates
 
 RATES = LinkRates(
     block_bytes=65536,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rpc.doctor.clock import ClockReading, best, check_clock
-from rpc.doctor.finding import Level
+from baton.rpc.doctor.clock import ClockReading, best, check_clock
+from baton.rpc.doctor.finding import Level
 
 
 def test_the_offset_is_taken_in_the_middle_of_the_round_trip() -> None:

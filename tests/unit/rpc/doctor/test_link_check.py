@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from rpc.doctor.finding import Level
-from rpc.doctor.link import Link
-from rpc.doctor.link_check import check_link
-from rpc.doctor.messages import link_from_proto, link_to_proto
+from baton.rpc.doctor.finding import Level
+from baton.rpc.doctor.link import Link
+from baton.rpc.doctor.link_check import check_link
+from baton.rpc.doctor.messages import link_from_proto, link_to_proto
 from tests.unit.rpc.doctor.links import LINK, RATES, far, unusable, with_rates
 
 RDMA = "rdma-requested-tcp-used"

@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from rpc.doctor.compiled import check_compiled
-from rpc.doctor.finding import Level, Unfit, failure, ok, require_fit, warning
-from rpc.doctor.gpus import check_gpus
-from rpc.doctor.machine import examine_machine
-from rpc.doctor.memory import FileSystemSpace, check_huge_pages, check_shared_memory, shared_memory_space
-from rpc.doctor.process_limits import (
+from baton.rpc.doctor.compiled import check_compiled
+from baton.rpc.doctor.finding import Level, Unfit, failure, ok, require_fit, warning
+from baton.rpc.doctor.gpus import check_gpus
+from baton.rpc.doctor.machine import examine_machine
+from baton.rpc.doctor.memory import FileSystemSpace, check_huge_pages, check_shared_memory, shared_memory_space
+from baton.rpc.doctor.process_limits import (
     CAP_IPC_LOCK,
     ProcessLimits,
     check_file_limit,
     check_pinned_memory,
     process_limits,
 )
-from rpc.doctor.processor import Processor, check_processor, this_processor
+from baton.rpc.doctor.processor import Processor, check_processor, this_processor
 
 
 def test_this_machine_gives_each_check_once() -> None:
@@ -104,9 +104,9 @@ def test_processors(tmp_path: Path) -> None:
 
 def test_modules_that_were_not_compiled() -> None:
     assert check_compiled(("json.decoder",)).level is Level.OK
-    finding = check_compiled(("json.decoder", "engine.native.nowhere"))
+    finding = check_compiled(("json.decoder", "baton.engine.native.nowhere"))
     assert finding.level is Level.WARNING
-    assert finding.found.startswith("engine.native.nowhere cannot be loaded")
+    assert finding.found.startswith("baton.engine.native.nowhere cannot be loaded")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch finds a GPU here")

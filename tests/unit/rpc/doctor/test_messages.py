@@ -2,9 +2,9 @@
 
 import pytest
 
-from protos import doctor_pb2
-from rpc.doctor.finding import Finding, Level, failure, ok, warning
-from rpc.doctor.messages import finding_from_proto, finding_to_proto
+from baton.protos import doctor_pb2
+from baton.rpc.doctor.finding import Finding, Level, failure, ok, warning
+from baton.rpc.doctor.messages import finding_from_proto, finding_to_proto
 
 
 @pytest.mark.parametrize("finding", [ok("a", "b"), warning("a", "b", "c"), failure("a", "b", "c")])

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rpc.doctor.finding import Finding, Level
-from rpc.doctor.packages import check_packages, package_versions
+from baton.rpc.doctor.finding import Finding, Level
+from baton.rpc.doctor.packages import check_packages, package_versions
 
 
 def install(directory: Path, name: str, version: str, *requires: str) -> None:

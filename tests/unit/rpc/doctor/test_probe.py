@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvtransfer.base import PoolDescription, PoolIdentity
-from kvtransfer.registry import create_transport
-from kvtransfer.shared_memory import host_id
-from kvtransfer.shared_pool import SharedPool
-from rpc.doctor.finding import Level
-from rpc.doctor.link import Link
-from rpc.doctor.link_check import check_link
-from rpc.doctor.link_limit import LoopbackLimit, MemoryCopyLimit, link_limit
-from rpc.doctor.local_links import measure_local_links
-from rpc.doctor.peer_host import is_same_host, is_this_machine
-from rpc.doctor.probe import Reader, probe
+from baton.kvtransfer.base import PoolDescription, PoolIdentity
+from baton.kvtransfer.registry import create_transport
+from baton.kvtransfer.shared_memory import host_id
+from baton.kvtransfer.shared_pool import SharedPool
+from baton.rpc.doctor.finding import Level
+from baton.rpc.doctor.link import Link
+from baton.rpc.doctor.link_check import check_link
+from baton.rpc.doctor.link_limit import LoopbackLimit, MemoryCopyLimit, link_limit
+from baton.rpc.doctor.local_links import measure_local_links
+from baton.rpc.doctor.peer_host import is_same_host, is_this_machine
+from baton.rpc.doctor.probe import Reader, probe
 
 HOST = "127.0.0.1"
 NUM_BLOCKS, BLOCK_BYTES = 8, 4096
@@ -92,7 +92,8 @@ async def test_a_setting_that_the_owner_does_not_offer() -> None:
 
 async def test_a_machine_with_rdma_on_which_auto_ends_on_tcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mlx5_0").mkdir()
-    monkeypatch.setattr("kvtransfer.rdma.DEVICES", str(tmp_path))  # as if there were one; nothing else is pretended
+    # As if there were one; nothing else is pretended.
+    monkeypatch.setattr("baton.kvtransfer.rdma.DEVICES", str(tmp_path))
     (link,) = await links_to_own_pool(READER, "tcp", "auto")
     assert (link.transport, link.has_rdma) == ("tcp", True)
     finding = check_link(link, "auto")

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from rpc.doctor.finding import Level
-from rpc.doctor.rdma import check_rdma, rdma_ports, received_bytes
+from baton.rpc.doctor.finding import Level
+from baton.rpc.doctor.rdma import check_rdma, rdma_ports, received_bytes
 
 
 def add_port(devices: Path, device: str, number: int, state: str, rate: str, words: int | None = None) -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
-from rpc.doctor.finding import Level
-from rpc.doctor.registry import check_registry
-from rpc.registry.url import parse_registry_url
+from baton.rpc.doctor.finding import Level
+from baton.rpc.doctor.registry import check_registry
+from baton.rpc.registry.url import parse_registry_url
 from tests.redis_server import HOST, redis_server
 
 

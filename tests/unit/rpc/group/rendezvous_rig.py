@@ -7,17 +7,17 @@ from contextlib import asynccontextmanager, suppress
 
 import grpc
 
-from engine.group_view import GroupView
-from protos import group_pb2, group_pb2_grpc
-from rpc.group.epoch import Life
-from rpc.group.member import GroupMember, Place
-from rpc.group.service import RendezvousService
-from rpc.group.settings import RendezvousSettings
-from rpc.group.whereabouts import FixedAddress
-from rpc.grpc_options import SERVER_OPTIONS
-from rpc.malformed import RefuseMalformed
-from rpc.peers import Channels
-from rpc.tls import Plaintext
+from baton.engine.group_view import GroupView
+from baton.protos import group_pb2, group_pb2_grpc
+from baton.rpc.group.epoch import Life
+from baton.rpc.group.member import GroupMember, Place
+from baton.rpc.group.service import RendezvousService
+from baton.rpc.group.settings import RendezvousSettings
+from baton.rpc.group.whereabouts import FixedAddress
+from baton.rpc.grpc_options import SERVER_OPTIONS
+from baton.rpc.malformed import RefuseMalformed
+from baton.rpc.peers import Channels
+from baton.rpc.tls import Plaintext
 
 PATIENCE_S = 20.0
 DEFAULTS = RendezvousSettings()

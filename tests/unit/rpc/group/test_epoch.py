@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpc.group.epoch import Epoch, Life, epoch_from_proto, epoch_to_proto, in_rank_order
+from baton.rpc.group.epoch import Epoch, Life, epoch_from_proto, epoch_to_proto, in_rank_order
 
 NAMES = st.text(st.sampled_from("ab-019"), min_size=1, max_size=6)
 

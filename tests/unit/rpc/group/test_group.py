@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from rpc.group.epoch import Epoch, epoch_from_proto, epoch_to_proto
-from rpc.group.group import Group
-from rpc.group.join import read_join
-from rpc.group.seat import Seat
-from rpc.group.settings import RendezvousSettings
+from baton.rpc.group.epoch import Epoch, epoch_from_proto, epoch_to_proto
+from baton.rpc.group.group import Group
+from baton.rpc.group.join import read_join
+from baton.rpc.group.seat import Seat
+from baton.rpc.group.settings import RendezvousSettings
 from tests.unit.rpc.group.rendezvous_rig import join_message, life
 
 SETTINGS = RendezvousSettings(timeout_s=0.4, return_s=0.5)

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from protos import group_pb2, group_pb2_grpc
-from rpc.group.member import GroupRefused
-from rpc.group.settings import RendezvousSettings
-from rpc.peers import Context
+from baton.protos import group_pb2, group_pb2_grpc
+from baton.rpc.group.member import GroupRefused
+from baton.rpc.group.settings import RendezvousSettings
+from baton.rpc.peers import Context
 from tests.unit.rpc.group.rendezvous_rig import PATIENCE_S, members_of, names_of, rendezvous, until, view_of, wait_all
 
 NAMES = ["r-0", "r-1", "r-2", "r-3"]

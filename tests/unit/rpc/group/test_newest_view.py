@@ -3,8 +3,8 @@
 import threading
 import time
 
-from engine.group_view import GroupView
-from rpc.group.newest_view import NewestView
+from baton.engine.group_view import GroupView
+from baton.rpc.group.newest_view import NewestView
 
 NUM_VIEWS = 20_000
 

@@ -9,10 +9,10 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from protos import group_pb2
-from rpc.group.service import RendezvousService
-from rpc.group.settings import RendezvousSettings
-from rpc.grpc_options import CHANNEL_OPTIONS
+from baton.protos import group_pb2
+from baton.rpc.group.service import RendezvousService
+from baton.rpc.group.settings import RendezvousSettings
+from baton.rpc.grpc_options import CHANNEL_OPTIONS
 from tests.unit.rpc.group.rendezvous_rig import Stream, join_message, life, rendezvous, until
 
 SETTINGS = RendezvousSettings(timeout_s=60, max_groups=3, max_members=4)  # streams here are silent for long

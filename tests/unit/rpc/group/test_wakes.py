@@ -9,13 +9,13 @@ import grpc
 import pytest
 import trustme
 
-from protos import group_pb2, group_pb2_grpc
-from rpc.group.epoch import Life
-from rpc.group.member import GroupMember, Place
-from rpc.group.wakes import GroupPeerService, Wakes
-from rpc.group.whereabouts import FixedAddress
-from rpc.peers import Channels
-from rpc.tls import MutualTls, Plaintext, Security
+from baton.protos import group_pb2, group_pb2_grpc
+from baton.rpc.group.epoch import Life
+from baton.rpc.group.member import GroupMember, Place
+from baton.rpc.group.wakes import GroupPeerService, Wakes
+from baton.rpc.group.whereabouts import FixedAddress
+from baton.rpc.peers import Channels
+from baton.rpc.tls import MutualTls, Plaintext, Security
 from tests.unit.rpc.group.rendezvous_rig import rendezvous, until, wait_all
 from tests.unit.rpc.test_tls import write
 

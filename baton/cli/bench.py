@@ -1,0 +1,147 @@
+"""`baton bench`: load for a server, and what its users would see."""
+
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import click
+from click.core import ParameterSource
+from rich.console import Console
+
+from baton.cli.bench_arrivals import arrival_flags, length_flags
+from baton.cli.bench_dataset import dataset_flags, vocabulary_flags
+from baton.cli.bench_outputs import Outputs, output_flags
+from baton.cli.bench_run import Sweep
+from baton.cli.bench_target import target_flags
+from baton.cli.https_flags import https_flags
+from baton.loadtool.arrivals import Arrivals, TraceTimes
+from baton.loadtool.datasets.base import Dataset
+from baton.loadtool.errors import LoadToolError, SettingError
+from baton.loadtool.first_contact import reach
+from baton.loadtool.load_report import LoadReport, MeasuredRun
+from baton.loadtool.plan import Limits, Planner
+from baton.loadtool.slo import Slo, parse_slo
+from baton.loadtool.target import Target
+from baton.loadtool.terminal import show_sweep
+from baton.loadtool.vocabulary import Vocabulary
+
+NOT_TOLD = frozenset({"headers", "goodput", "more_goodput"})  # headers may hold secrets; limits are told as one
+FILE_WIDTH = 130
+
+
+@click.command(name="bench")
+@target_flags
+@dataset_flags
+@vocabulary_flags
+@arrival_flags
+@https_flags
+@length_flags
+@click.option("--num-warmups", type=click.IntRange(0), default=0, show_default=True, help="Unmeasured requests before.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of prompts and times.")
+@click.option("--same-prompts", is_flag=True, help="Every run of a sweep asks the same: caches will know it.")
+@click.option(
+    "--request-timeout",
+    "timeout_s",
+    type=click.FloatRange(0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Seconds in which an answer must end.",
+)
+@click.option("--goodput", multiple=True, help="What good answers keep, in ms: ttft:500 tpot:50 e2el:9000.")
+@click.argument("more_goodput", nargs=-1, metavar="")
+@output_flags
+def command(
+    target: Target,
+    make_dataset: Callable[[Vocabulary], Dataset],
+    vocabulary: Vocabulary,
+    arrivals: Sequence[Arrivals],
+    https: ssl.SSLContext | None,
+    limits: Limits,
+    num_warmups: int,
+    seed: int,
+    same_prompts: bool,
+    timeout_s: float,
+    goodput: Sequence[str],
+    more_goodput: Sequence[str],
+    outputs: Outputs,
+) -> None:
+    """Load a server that speaks OpenAI's API, and measure what its users would see.
+
+    \b
+    baton bench --request-rate 1,2,4 --num-prompts 200 --goodput ttft:500 tpot:50 --html load.html
+    baton bench --dataset mooncake --dataset-path trace.jsonl --scale-lengths 0.1 --duration 60
+    """
+    if more_goodput and not goodput:
+        raise click.UsageError(f"{more_goodput[0]!r} belongs to no option")
+    console, notes = _console(), Console(stderr=True, highlight=False)
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    try:
+        slo = parse_slo((*goodput, *more_goodput))
+        dataset = make_dataset(vocabulary)
+        loads = _loads(arrivals, dataset)
+        with notes.status(f"reaching {target.base_url}"):
+            target = reach(_for_texts(replace(target, https=https), dataset), vocabulary)
+        sweep = Sweep(
+            planner=Planner(dataset, target, vocabulary),
+            arrivals=loads,
+            limits=limits,
+            num_warmups=num_warmups,
+            seed=seed,
+            same_prompts=same_prompts,
+            timeout_s=timeout_s,
+            slo=slo,
+        )
+        runs = sweep.run(console, notes)
+    except LoadToolError as error:
+        raise click.ClickException(str(error)) from error
+    if len(runs) > 1:
+        show_sweep([each.summary for each in runs], console)
+    context = click.get_current_context()
+    try:
+        outputs.write(LoadReport(target, dataset.name, _settings(context, slo), when, runs))
+    except OSError as error:
+        raise click.ClickException(str(error)) from error
+    context.exit(0 if _has_answers(runs) else 1)
+
+
+def _console() -> Console:
+    """For the tables; a file gets them as wide as they are."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=FILE_WIDTH)
+
+
+def _loads(arrivals: Sequence[Arrivals], dataset: Dataset) -> Sequence[Arrivals]:
+    """What was asked for, or else a trace's own times."""
+    if not dataset.has_times and (not arrivals or isinstance(arrivals[0], TraceTimes)):
+        raise SettingError(
+            f"the {dataset.name} dataset has no times: give --request-rate N (open loop) or --max-concurrency N "
+            "(closed loop)"
+        )
+    return arrivals or [TraceTimes()]
+
+
+def _for_texts(target: Target, dataset: Dataset) -> Target:
+    """Conversations are texts: whether the server would take token ids is nothing to them."""
+    if dataset.name == "sharegpt" and not target.is_chat:
+        return replace(target, takes_token_ids=False)
+    return target
+
+
+def _has_answers(runs: Sequence[MeasuredRun]) -> bool:
+    return any(each.summary.num_completed for each in runs)
+
+
+def _settings(context: click.Context, slo: Slo | None) -> Mapping[str, object]:
+    """The options that were given."""
+    return {
+        name: _told(value)
+        for name, value in context.params.items()
+        if name not in NOT_TOLD and context.get_parameter_source(name) is not ParameterSource.DEFAULT
+    } | ({"goodput": str(slo)} if slo is not None else {})
+
+
+def _told(value: object) -> object:
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return value if isinstance(value, bool | int) else str(value)

@@ -1,0 +1,127 @@
+"""`baton chat`: a conversation in the terminal."""
+
+import importlib
+import ssl
+import sys
+
+import click
+import httpx
+from rich.console import Console
+from rich.text import Text
+
+from baton.cli.chat_stream import Message, ask
+from baton.cli.https_flags import https_flags
+from baton.cli.server import ServerError, check, connect, key_flag, unreachable, url_flag
+
+HELP = "/clear forgets the conversation, /exit ends, Ctrl-C stops an answer."
+
+
+class Conversation:
+    """The turns so far, and the server that gives the next one."""
+
+    def __init__(self, client: httpx.Client, model: str, system: str | None, options: dict[str, float | int]) -> None:
+        self._client = client
+        self._model = model
+        self._start = [Message("system", system)] if system else []
+        self._options = options
+        self._messages = list(self._start)
+
+    def clear(self) -> None:
+        """Forgets all turns but the system's."""
+        self._messages = list(self._start)
+
+    def say(self, text: str, console: Console, verbose: bool) -> None:
+        """Prints the answer as it comes. Ctrl-C stops it; what came stays part of the conversation.
+
+        Raises ServerError or httpx.TransportError, and then the conversation is as before.
+        """
+        asked = [*self._messages, Message("user", text)]
+        pieces: list[str] = []
+        note = ""
+        try:
+            with ask(self._client, self._model, asked, self._options) as answer:
+                for piece in answer.text():
+                    pieces.append(piece)
+                    console.out(piece, end="", highlight=False)
+                note = answer.how_served() if verbose else ""
+        except KeyboardInterrupt:
+            note = "stopped"
+        console.print()
+        if note:
+            console.print(Text(f"({note})", style="dim"))
+        self._messages = [*asked, Message("assistant", "".join(pieces))]
+
+
+@click.command(name="chat")
+@url_flag
+@key_flag
+@https_flags
+@click.option("--model", help="Name of the model; by default the first that the server names.")
+@click.option("--system", help="System message.")
+@click.option("--temperature", type=click.FloatRange(0, 100), help="0 always takes the most probable token.")
+@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Sample from this much of the probability.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Longest answer in tokens.")
+@click.option("--seed", type=click.IntRange(0), help="The same seed gives the same answers.")
+@click.option("--verbose", is_flag=True, help="Say after each answer which workers served it, and how.")
+def command(
+    url: str,
+    api_key: str | None,
+    model: str | None,
+    system: str | None,
+    verbose: bool,
+    https: ssl.SSLContext | None,
+    **options: float | int | None,
+) -> None:
+    """Chat with a running server in the terminal."""
+    console = Console(soft_wrap=True)
+    given = {name: value for name, value in options.items() if value is not None}
+    with connect(url, read_timeout_s=None, api_key=api_key, https=https) as client:
+        try:
+            conversation = Conversation(client, model or _first_model(client), system, given)
+            _talk(conversation, console, verbose)
+        except httpx.TransportError as error:
+            raise unreachable(url, error) from error
+        except ServerError as error:
+            raise click.ClickException(str(error)) from error
+
+
+def _first_model(client: httpx.Client) -> str:
+    response = client.get("/v1/models")
+    check(response)
+    match response.json():
+        case {"data": [{"id": str() as name}, *_]}:
+            return name
+    raise ServerError("the server names no model")
+
+
+def _talk(conversation: Conversation, console: Console, verbose: bool) -> None:
+    interactive = sys.stdin.isatty()
+    if interactive:
+        importlib.import_module("readline")  # gives input() line editing and a history
+        console.print(Text(HELP, style="dim"))
+    while True:
+        try:
+            text = input("> " if interactive else "").strip()
+        except EOFError:
+            console.print()
+            return
+        except KeyboardInterrupt:  # meant for an answer that has just ended, or for the line
+            console.print(Text("\n/exit or Ctrl-D ends.", style="dim"))
+            continue
+        if text in ("/exit", "/quit"):
+            return
+        if text == "/clear":
+            conversation.clear()
+        elif text.startswith("/"):
+            console.print(Text(HELP, style="dim"))
+        elif text:
+            _say(conversation, text, console, verbose, interactive)
+
+
+def _say(conversation: Conversation, text: str, console: Console, verbose: bool, interactive: bool) -> None:
+    try:
+        conversation.say(text, console, verbose)
+    except (ServerError, httpx.TransportError) as error:
+        if not interactive:
+            raise
+        console.print(Text(str(error) or type(error).__name__, style="red"))

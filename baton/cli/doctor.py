@@ -1,0 +1,74 @@
+"""`baton doctor`: this machine and a running cluster, examined."""
+
+import json
+import ssl
+
+import click
+from rich.console import Console
+
+from baton.cli.https_flags import https_flags
+from baton.cli.server import key_flag
+from baton.cli.tls_flags import tls_flags
+from baton.rpc.option_values import OptionError
+from baton.rpc.registry.url import RegistryUrl, parse_registry_url
+from baton.rpc.tls import Security
+from baton.rpc.worker_options import TRANSPORTS
+
+
+def _parse_url(_context: click.Context, _parameter: click.Parameter, url: str | None) -> str | None:
+    if url is not None and "://" not in url:
+        url = f"http://{url}"
+    return url.rstrip("/").removesuffix("/v1") if url is not None else None
+
+
+def _parse_registry(_context: click.Context, _parameter: click.Parameter, url: str | None) -> RegistryUrl | None:
+    try:
+        return parse_registry_url(url) if url is not None else None
+    except OptionError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+@click.command(name="doctor")
+@click.option("--url", callback=_parse_url, help="A router, whose cluster is examined too.")
+@key_flag
+@click.option("--registry", callback=_parse_registry, help="URL of the registry, which is examined too.")
+@click.option(
+    "--transport", type=click.Choice(TRANSPORTS), default="auto", show_default=True, help="What workers here will use."
+)
+@click.option(
+    "--max-links", type=click.IntRange(0), default=64, show_default=True, help="Most links of a cluster to measure."
+)
+@click.option("--strict", is_flag=True, help="Count warnings as failures.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@https_flags
+@tls_flags
+def command(
+    url: str | None,
+    api_key: str | None,
+    registry: RegistryUrl | None,
+    transport: str,
+    max_links: int,
+    strict: bool,
+    as_json: bool,
+    https: ssl.SSLContext | None,
+    security: Security,
+) -> None:
+    """Measure whether this machine, and a running cluster, are as serving needs them; say what is wrong and what to do.
+
+    Ends with status 1 if anything failed.
+    """
+    from baton.cli.doctor_cluster import RouterAddress  # these import torch: help must not wait for it
+    from baton.cli.doctor_display import show
+    from baton.cli.doctor_examination import examine
+    from baton.cli.doctor_report import Report
+
+    router = RouterAddress(url, api_key, security, https) if url is not None else None
+    errors = Console(stderr=True)
+    with errors.status("examining this machine") as status:
+        sections = examine(router, registry, transport, max_links, status.update)
+    report = Report(sections, strict)
+    if as_json:
+        click.echo(json.dumps(report.to_json(), indent=2))
+    else:
+        show(report, Console(highlight=False))
+    click.get_current_context().exit(0 if report.is_healthy else 1)

@@ -1,0 +1,37 @@
+"""Options of a command that belong together: the command gets one object for all of them."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from baton.loadtool.errors import LoadToolError
+
+Command = Callable[..., None]
+Flags = dict[str, Any]
+
+
+def flag_group(
+    name: str, make: Callable[[Flags], object], *options: Callable[[Command], Command]
+) -> Callable[..., Any]:
+    """Gives a command the options, of which it gets what `make` makes of them, as `name`."""
+    given = [option(lambda: None) for option in options]  # only to learn the names under which click hands them over
+    names = [parameter.name for each in given for parameter in each.__click_params__]  # type: ignore[attr-defined]  # click's
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def wrapped(**flags: Any) -> None:
+            own = {each: flags.pop(each) for each in names}
+            try:
+                made = make(own)
+            except LoadToolError as error:
+                raise click.UsageError(str(error)) from error
+            command(**flags, **{name: made})
+
+        decorated: Command = wrapped
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate

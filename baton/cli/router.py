@@ -1,0 +1,24 @@
+"""`baton router`: one router in this process, as `python -m baton.router` runs it, or several that share its ports."""
+
+import click
+
+from baton.deployment.router_group import run_group
+from baton.router.__main__ import read_config, run_here
+from baton.router.config import RouterConfig
+from baton.router.options import ROUTER_OPTIONS
+from baton.rpc.entry import plain_errors, process_flags, run_process, take_process_flags
+from baton.rpc.options import click_options, options_of
+
+
+@click.command(name="router")
+@click_options(options_of(RouterConfig, ROUTER_OPTIONS))
+@process_flags
+@plain_errors
+def command(**flags: object) -> None:
+    """Take OpenAI HTTP and gRPC requests and send them to workers."""
+    process = take_process_flags(flags)
+    config = read_config(process, flags)
+    if config.processes == 1 or config.process is not None:
+        run_here(process, config)
+    else:
+        run_process(process.named("routers", config.progress_fd), lambda: run_group(config, process.log_level))

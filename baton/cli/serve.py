@@ -1,0 +1,125 @@
+"""`baton serve`: a whole cluster on this machine, until it is told to end."""
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from baton.cli.end_signals import EndSignals
+from baton.cli.model_source import find_checkpoint
+from baton.cli.serve_display import ServeDisplay, open_display
+from baton.cli.serve_ray import plan_serving, read_settings
+from baton.cli.serve_ray import run as run_on_ray
+from baton.deployment.cluster_config import (
+    ClusterSettings,
+    cluster_options,
+    engine_options,
+    load_settings,
+    router_options,
+    worker_options,
+)
+from baton.deployment.cluster_plan import ClusterPlan, plan_cluster
+from baton.deployment.local import LocalCluster
+from baton.deployment.machine import this_machine
+from baton.deployment.ports import PortInUse, check_port, free_ports
+from baton.deployment.supervisor import GaveUp, RestartPolicy
+from baton.router.certificate import make_certificate
+from baton.router.options import with_secrets
+from baton.rpc.entry import log_level_flag, plain_errors
+from baton.rpc.options import click_options
+
+
+@click.command(name="serve")
+@click.argument("model", required=False)
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="YAML file of options.",
+)
+@click.option("--ray", "on_ray", is_flag=True, help="Have Ray run the processes, on a Ray of its own.")
+@click.option("--ray-address", help="With --ray: the Ray to join, as HOST:PORT, or auto for the one of this node.")
+@click.option("--registry", help="With --ray: URL of a Redis (redis://...); unset: one of its own.")
+@click_options(cluster_options(), leave_out=frozenset({"model"}))
+@click_options(worker_options())
+@click_options(router_options())
+@click_options(engine_options())
+@log_level_flag
+@plain_errors
+def command(config_file: Path | None, log_level: str, on_ray: bool, ray_address: str | None, **flags: object) -> None:
+    """Serve MODEL (a checkpoint directory or a Hugging Face id; by default the model that comes with Baton).
+
+    Starts a router, prefill workers and decode workers as processes of this machine, starts again what dies, and ends
+    them all on Ctrl-C (twice: at once).
+    """
+    if on_ray:
+        _serve_on_ray(config_file, with_secrets(flags, os.environ), ray_address, log_level)
+        return
+    if ray_address is not None or flags["registry"] is not None:
+        raise click.UsageError("--ray-address and --registry are for --ray")
+    settings = load_settings(config_file, with_secrets(flags, os.environ))
+    plan = _plan(settings, log_level)
+    log_dir, is_temporary = _log_dir(settings.cluster.log_dir)
+    display = open_display(plan, log_dir)
+    try:
+        asyncio.run(_serve(plan, log_dir, display))
+    except (GaveUp, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    finally:
+        display.close()
+    if is_temporary:
+        shutil.rmtree(log_dir)
+
+
+def _plan(settings: ClusterSettings, log_level: str) -> ClusterPlan:
+    cluster = settings.cluster
+    cluster.check_groups()
+    dtype = str(settings.engine["decode"].get("dtype") or "auto")
+    checkpoint = find_checkpoint(cluster.model, dtype)
+    try:
+        check_port(cluster.host, cluster.port)
+        ports = free_ports("127.0.0.1", cluster.num_ports, {cluster.port})
+    except PortInUse as error:
+        raise click.ClickException(f"{error}; choose another with --port") from error
+    plan = plan_cluster(settings, checkpoint, this_machine(), ports, log_level)
+    make_certificate(plan.router)  # wrong files are told before anything starts
+    return plan
+
+
+def _log_dir(given: str | None) -> tuple[Path, bool]:
+    if given is None:
+        return Path(tempfile.mkdtemp(prefix="baton-")), True
+    directory = Path(given).expanduser()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.ClickException(f"cannot write logs to {directory}: {error.strerror}") from error
+    return directory, False
+
+
+def _serve_on_ray(
+    config_file: Path | None, flags: Mapping[str, object], ray_address: str | None, log_level: str
+) -> None:
+    settings = read_settings(config_file, flags, ray_address)
+    log_dir, is_temporary = _log_dir(settings.cluster.cluster.log_dir)
+    run_on_ray(plan_serving(settings, ray_address, log_dir, log_level))
+    if is_temporary:
+        shutil.rmtree(log_dir)
+
+
+async def _serve(plan: ClusterPlan, log_dir: Path, display: ServeDisplay) -> None:
+    signals = EndSignals()
+    signals.listen()
+    cluster = LocalCluster(
+        plan.specs(log_dir),
+        plan.url,
+        display.show,
+        plan.router.drain_timeout_s,
+        RestartPolicy(),
+        plan.rendezvous_specs(log_dir),
+    )
+    await cluster.run(signals.stop, signals.kill)

@@ -1,0 +1,163 @@
+"""`baton serve --ray`: the same cluster, its processes placed, watched and replaced by Ray.
+
+1. A Ray of our own starts, or the one at --ray-address is joined; and a Redis of our own, unless --registry names one.
+2. Ray brings up the workers and the router, each a replica that runs the process `baton serve` would run itself.
+3. The router's own port is open to clients, as without Ray.
+4. At the end the router drains, then the workers; then all that was started here ends.
+"""
+
+import asyncio
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+from rich.console import Console
+
+from baton.cli.end_signals import EndSignals
+from baton.cli.model_source import find_checkpoint
+from baton.cli.serve_display import LineDisplay, announce
+from baton.deployment.cluster_plan import ClusterPlan, plan_cluster
+from baton.deployment.machine import this_machine
+from baton.deployment.ports import PortInUse, check_port
+from baton.deployment.ray_arguments import read_ray_settings
+from baton.deployment.ray_settings import ROUTER, SECTIONS, RaySettings
+from baton.deployment.redis_server import PrivateRedis
+from baton.router.certificate import make_certificate
+from baton.rpc import GRPC_EXPERIMENTS
+from baton.rpc.config_file import read_config_file
+from baton.rpc.option_values import OptionError, Value
+
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what it warns of is decided by our own num_gpus
+}
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # without clusters on these, Ray stays at 127.0.0.1: so here too
+
+
+@dataclass(frozen=True, slots=True)
+class RayServing:
+    """What `baton serve --ray` runs."""
+
+    settings: RaySettings
+    plan: ClusterPlan  # of the same cluster without Ray
+    address: str | None  # of a Ray to join; None: one of our own
+    log_dir: Path
+
+
+def read_settings(config_file: Path | None, flags: Mapping[str, object], address: str | None) -> RaySettings:
+    """Settings from a file and flags; the file may have the keys of an application on Ray too. Raises OptionError."""
+    content = read_config_file(config_file) if config_file is not None else {}
+    settings = read_ray_settings(content, flags, one_machine=address is None)
+    if not settings.has_router:
+        raise OptionError("router: `baton serve` has one; an application without a router is for `serve run`")
+    if settings.num_replicas(ROUTER) != 1:
+        raise OptionError(f"{SECTIONS[ROUTER]}.num_replicas: `baton serve` has one router, at its port")
+    for name, options in settings.deployments.items():
+        if options.autoscaling is not None:
+            raise OptionError(f"{SECTIONS[name]}.autoscaling: `baton serve` has fixed sizes; use `serve deploy`")
+    if address is not None and not settings.shared.has_registry:
+        raise OptionError("registry: with --ray-address name a Redis that every node reaches by --registry")
+    return settings
+
+
+def plan_serving(settings: RaySettings, address: str | None, log_dir: Path, log_level: str) -> RayServing:
+    """What to run. Raises OptionError, or ClickException for a model or a port that cannot be served."""
+    cluster = replace(
+        settings.cluster.cluster,
+        prefill=settings.num_replicas("prefill"),
+        decode=settings.num_replicas("decode"),
+        both=settings.num_replicas("both"),
+    )
+    checkpoint = find_checkpoint(cluster.model, str(settings.cluster.engine["decode"].get("dtype") or "auto"))
+    try:
+        check_port(cluster.host, cluster.port)
+    except PortInUse as error:
+        raise click.ClickException(f"{error}; choose another with --port") from error
+    cluster = replace(
+        cluster,
+        model=str(checkpoint.directory),
+        served_model_name=cluster.served_model_name or checkpoint.name,
+        log_dir=str(log_dir.resolve()),
+    )
+    planned = replace(settings.cluster, cluster=cluster)
+    plan = plan_cluster(planned, checkpoint, this_machine(), [0] * cluster.num_workers, log_level)
+    make_certificate(plan.router)  # wrong files are told before anything starts
+    if address is None:
+        planned = replace(planned, engine=_with_shares(settings, plan))
+    settings = replace(settings, cluster=planned, host=cluster.host, port=cluster.port, log_level=log_level)
+    return RayServing(settings, plan, address, log_dir)
+
+
+def _with_shares(settings: RaySettings, plan: ClusterPlan) -> dict[str, dict[str, Value]]:
+    """The engines' options with each worker's share of this machine, which a replica by itself could not know."""
+    engines = {role: dict(values) for role, values in settings.cluster.engine.items()}
+    for worker in plan.workers:
+        engine = worker.engine
+        engines[worker.role] |= {
+            "num_threads": engine.num_threads,
+            "kv_cache_memory_bytes": engine.kv_cache_memory_bytes,
+        }
+    return engines
+
+
+def run(serving: RayServing) -> None:
+    """Serves until told to end. Raises ClickException."""
+    with TemporaryDirectory(prefix="baton-ray-", ignore_cleanup_errors=True) as name:
+        directory = Path(name)
+        for variable, value in _environment(serving, directory).items():
+            os.environ.setdefault(variable, value)
+        if os.environ.get("GRPC_EXPERIMENTS") == GRPC_EXPERIMENTS:  # our processes set it for themselves, and Ray's
+            del os.environ["GRPC_EXPERIMENTS"]  # gRPC complains of it
+        # Only now: Ray is heavy, and looks at the environment when it is imported.
+        from baton.deployment.ray_connection import RayFailed, cpus_of, joined_ray, own_ray, with_router_here
+
+        try:
+            if serving.address is None:
+                with own_ray(directory, max(this_machine().num_cores, cpus_of(serving.settings))):
+                    asyncio.run(_serve(serving))
+            else:
+                with joined_ray(serving.address):
+                    asyncio.run(_serve(replace(serving, settings=with_router_here(serving.settings))))
+        except (RayFailed, OSError) as error:
+            raise click.ClickException(f"{error}\nLogs are in {serving.log_dir}") from error
+
+
+def _environment(serving: RayServing, directory: Path) -> dict[str, str]:
+    """What Ray is told by its environment; a Ray of our own takes orders only from who can read our token."""
+    if serving.address is not None:
+        return QUIET
+    token = directory / "token"
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32))
+    return {**QUIET, **LOOPBACK, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+
+
+async def _serve(serving: RayServing) -> None:
+    from baton.deployment.ray_cluster import RayCluster
+
+    signals = EndSignals()
+    signals.listen()
+    settings = serving.settings
+    display = LineDisplay(Console(highlight=False, soft_wrap=True), announce(serving.plan, serving.log_dir))
+    async with AsyncExitStack() as stack:
+        if not settings.shared.has_registry:
+            redis = PrivateRedis(serving.log_dir / "redis.log")
+            stack.push_async_callback(redis.end)
+            await redis.start()
+            settings = settings.with_registry(redis.url)
+            keeping = asyncio.create_task(redis.keep())
+            keeping.add_done_callback(lambda _: signals.stop.set())  # without a registry nothing new would be found
+            stack.push_async_callback(_ended, keeping)
+        await RayCluster(settings, serving.plan.url, display.show).run(signals.stop, signals.kill)
+
+
+async def _ended(keeping: asyncio.Task[None]) -> None:
+    """Raises what it failed with, if it did."""
+    keeping.cancel()
+    with suppress(asyncio.CancelledError):
+        await keeping

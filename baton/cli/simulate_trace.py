@@ -1,0 +1,252 @@
+"""The options of `baton simulate --trace`, and what they ask of the twin."""
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+from rich.console import Console
+
+from baton.cli.flag_group import Flags, flag_group
+from baton.deployment.autoscaling.settings import SLO, ScalingSettings
+from baton.loadtool.errors import LoadToolError, SettingError
+from baton.loadtool.lengths import Lengths
+from baton.router.targets import Targets
+from baton.rpc.config_file import as_section, build, check_section, pick, read_config_file
+from baton.rpc.options import options_of
+from baton.simulation.config import SimulationConfig
+from baton.simulation.options import SIMULATION_OPTIONS
+from baton.simulation.spec import WorkerSpec
+from baton.simulation.trace.comparison import Comparison
+from baton.simulation.trace.deployment_plan import START_S, DeploymentPlan
+from baton.simulation.trace.fit import fit_machine
+from baton.simulation.trace.json_report import to_json
+from baton.simulation.trace.machine import Machine
+from baton.simulation.trace.page import render_page
+from baton.simulation.trace.picture import can_draw, draw_picture
+from baton.simulation.trace.profile_reader import read_profile
+from baton.simulation.trace.reader import granule, read_trace
+from baton.simulation.trace.runs import run_at_once
+from baton.simulation.trace.study import NoteRun, Study
+from baton.simulation.trace.terminal import show
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+READ_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+FILE_WIDTH = 200
+MIN_REQUESTS = 2000  # for which other processes are started
+POOLS = ("prefill", "decode", "both")
+# Nobody can reach workers that serve nobody, nor read what they say.
+ONLY_SERVING = {option.name for option in options_of(SimulationConfig, SIMULATION_OPTIONS).values()} - set(POOLS) | {
+    "first_token_id",
+    "num_token_ids",
+    "log_level",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceOptions:
+    """What is asked for, beside the workers' own options."""
+
+    trace: Path
+    slo: SLO
+    num_gpus: int
+    profile: Path | None
+    is_autoscaled: bool
+    rate_scale: float
+    seconds: float | None
+    lengths: Lengths
+    start_s: float
+    seed: int
+    json_file: Path | None
+    html_file: Path | None
+    png_file: Path | None
+
+    def run(self, config_file: Path | None, flags: Mapping[str, object]) -> None:
+        """Simulates, prints the comparison and writes its files; `flags` are those of the workers."""
+        console, notes = Console(highlight=False), Console(stderr=True, highlight=False)
+        if not console.is_terminal:
+            console = Console(highlight=False, width=FILE_WIDTH)
+        try:
+            with notes.status(f"reading {self.trace}") as status:
+                study = self._study(config_file, flags)
+                comparison = self._run(study, lambda label: status.update(f"{label} is through"))
+        except (LoadToolError, ValueError) as error:
+            raise click.ClickException(str(error)) from error
+        except BrokenProcessPool as error:
+            raise click.ClickException(
+                "a process that simulated a deployment was ended from outside; perhaps there was too little memory"
+            ) from error
+        show(comparison, console)
+        try:
+            self._write(comparison)
+        except OSError as error:
+            raise click.ClickException(str(error)) from error
+
+    def _run(self, study: Study, note: NoteRun) -> Comparison:
+        """On all cores, if that is worth their start."""
+        num_processes = len(os.sched_getaffinity(0))
+        if num_processes == 1 or len(study.requests) < MIN_REQUESTS:
+            return study.run(note=note)
+        with run_at_once(num_processes) as run_all:
+            return study.run(run_all, note)
+
+    def _study(self, config_file: Path | None, flags: Mapping[str, object]) -> Study:
+        content = read_config_file(config_file) if config_file is not None else {}
+        spec_options, options = (
+            options_of(WorkerSpec, SIMULATION_OPTIONS),
+            options_of(SimulationConfig, SIMULATION_OPTIONS),
+        )
+        given = check_section(spec_options, as_section(content.pop("spec", {}), "spec"), "spec.")
+        given |= pick(spec_options, flags)
+        counts = check_section(options, content) | pick(options, flags)
+        block_size = granule(self.lengths)
+        if "block_size" in given:
+            assert isinstance(given["block_size"], int)
+            block_size = given["block_size"]
+        machine, words = self._machine(build(WorkerSpec, spec_options, given))
+        base = DeploymentPlan(machine=machine.with_block_size(block_size), start_s=self.start_s, seed=self.seed)
+        sizes = {name: value for name in POOLS if isinstance(value := counts.get(name, 0), int)}
+        asked = self._asked(base, sizes)
+        requests = read_trace(
+            self.trace,
+            lengths=self.lengths,
+            block_size=block_size,
+            rate_scale=self.rate_scale,
+            seconds=self.seconds,
+            seed=self.seed,
+        )
+        return Study(
+            trace=self.trace.name,
+            requests=requests,
+            num_gpus=self.num_gpus,
+            slo=self.slo,
+            asked=asked,
+            base=base,
+            machine=words,
+        )
+
+    def _machine(self, spec: WorkerSpec) -> tuple[Machine, str]:
+        """The machine, and what it is in words."""
+        spec.check()
+        if self.profile is not None:
+            fit = fit_machine(read_profile(self.profile), spec)
+            return fit.machine, f"{self.profile.name}: {fit}"
+        return Machine(spec=spec), (
+            f"a step takes {1e3 * spec.step_s:.3g} ms, each sequence {1e3 * spec.sequence_s:.3g} ms more, prompts "
+            f"{spec.prefill_tokens_per_s:,.0f} tokens/s"
+        )
+
+    def _asked(self, base: DeploymentPlan, counts: Mapping[str, int]) -> DeploymentPlan | None:
+        """The deployment that is asked for, within the GPUs; None if none is."""
+        if sum(counts.values()) > self.num_gpus:
+            raise SettingError(f"--gpus {self.num_gpus}: the workers that are asked for are {sum(counts.values())}")
+        if counts["both"] and (counts["prefill"] or self.is_autoscaled):
+            raise SettingError("--both: such workers are simulated alone or with --decode, and without --autoscale")
+        if not counts["both"] and bool(counts["prefill"]) is not bool(counts["decode"]):
+            raise SettingError("--prefill and --decode: each pool needs the other")
+        if self.is_autoscaled:
+            half = counts["prefill"] or max(1, self.num_gpus // 2)
+            scaling = ScalingSettings(budget_gpus=self.num_gpus, slo=self.slo, start_s=self.start_s)
+            scaling.check()
+            return replace(base, prefill=half, decode=counts["decode"] or self.num_gpus - half, scaling=scaling)
+        if not any(counts.values()):
+            return None
+        asked = replace(base, prefill=counts["prefill"], decode=counts["decode"], both=counts["both"])
+        return replace(asked, targets=Targets(self.slo.ttft_s, self.slo.tpot_s)) if asked.is_mixed else asked
+
+    def _write(self, comparison: Comparison) -> None:
+        if self.json_file is not None:
+            self.json_file.write_text(json.dumps(to_json(comparison), indent=1) + "\n")
+        if self.html_file is not None:
+            self.html_file.write_text(render_page(comparison))
+        if self.png_file is not None:
+            draw_picture(comparison, self.png_file)
+
+
+def parse_slo(text: str) -> SLO:
+    """`ttft=1.0,tpot=0.05`, in seconds. Raises SettingError."""
+    limits: dict[str, float] = {}
+    for part in text.replace(",", " ").split():
+        name, _, value = part.partition("=")
+        try:
+            limit_s = float(value)
+        except ValueError:
+            limit_s = -1.0
+        if name not in ("ttft", "tpot") or name in limits or not 0 < limit_s < float("inf"):
+            raise SettingError(f"--slo {part}: must be like ttft=1.0,tpot=0.05, each once, in seconds")
+        limits[name] = limit_s
+    default = SLO()
+    return SLO(ttft_s=limits.get("ttft", default.ttft_s), tpot_s=limits.get("tpot", default.tpot_s))
+
+
+def _given(names: Collection[str]) -> list[str]:
+    """Those flags of the command line that have these names."""
+    context = click.get_current_context()
+    return [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in names and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    ]
+
+
+def _make_options(flags: Flags) -> TraceOptions | None:
+    """Refuses at once what could not be written after a long run."""
+    if flags["trace"] is None:
+        if needless := _given(flags):
+            raise SettingError(f"{needless[0]} goes with --trace")
+        return None
+    if needless := _given(ONLY_SERVING):
+        raise SettingError(f"{needless[0]} is for workers that serve; with --trace nobody is served")
+    if flags["gpus"] is None:
+        raise SettingError("--trace: say by --gpus how many there are")
+    for path in (flags["json_file"], flags["html_file"], flags["png_file"]):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise SettingError(f"{path}: there is no directory {path.parent}")
+    if flags["png_file"] is not None and not can_draw():
+        raise SettingError("--png needs matplotlib, which is not installed; --html needs nothing")
+    return TraceOptions(
+        trace=flags["trace"],
+        slo=parse_slo(flags["slo"] or ""),
+        num_gpus=flags["gpus"],
+        profile=flags["profile"],
+        is_autoscaled=flags["autoscale"],
+        rate_scale=flags["rate_scale"],
+        seconds=flags["seconds"],
+        lengths=Lengths(flags["scale_lengths"], flags["max_input_len"], flags["max_output_len"]),
+        start_s=flags["start_s"],
+        seed=flags["seed"],
+        json_file=flags["json_file"],
+        html_file=flags["html_file"],
+        png_file=flags["png_file"],
+    )
+
+
+POSITIVE = click.FloatRange(0, min_open=True)
+
+trace_flags = flag_group(
+    "trace_options",
+    _make_options,
+    click.option("--trace", type=READ_FILE, help="Simulate a deployment under this trace (Mooncake's or Azure's)."),
+    click.option("--slo", help="What good answers keep, in seconds [ttft=1.0,tpot=0.05]."),
+    click.option("--gpus", type=click.IntRange(1), help="GPUs that there are, one a worker."),
+    click.option("--profile", type=READ_FILE, help="Fit the workers' times to what `baton bench --profile` wrote."),
+    click.option("--autoscale", is_flag=True, help="Let the autoscaler size the pools within --gpus."),
+    click.option(
+        "--rate-scale", type=POSITIVE, default=1.0, show_default=True, help="Times as many requests a second."
+    ),
+    click.option("--seconds", type=POSITIVE, help="Only the trace's beginning, so long after --rate-scale."),
+    click.option("--scale-lengths", type=POSITIVE, default=1.0, show_default=True, help="Every length times this."),
+    click.option("--max-input-len", type=click.IntRange(1), help="Cut longer prompts."),
+    click.option("--max-output-len", type=click.IntRange(1), help="Cut longer answers."),
+    click.option(
+        "--start-s", type=click.FloatRange(0), default=START_S, show_default=True, help="Seconds that a start takes."
+    ),
+    click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of prompts and of the router."),
+    click.option("--json", "json_file", type=FILE, help="Write the figures here."),
+    click.option("--html", "html_file", type=FILE, help="Write a page with charts here."),
+    click.option("--png", "png_file", type=FILE, help="Write the charts as a picture here; needs matplotlib."),
+)

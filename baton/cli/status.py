@@ -1,0 +1,86 @@
+"""`baton status`: the workers behind a router, live."""
+
+import json
+import ssl
+import sys
+import time
+
+import click
+import httpx
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from baton.cli.https_flags import https_flags
+from baton.cli.server import ServerError, check, connect, key_flag, unreachable, url_flag
+from baton.cli.status_table import status_table, transport_lines, worker_rows
+
+READ_TIMEOUT_S = 10.0
+
+
+@click.command(name="status")
+@url_flag
+@key_flag
+@https_flags
+@click.option("--once", is_flag=True, help="Print the table once and end (as when the output is no terminal).")
+@click.option("--json", "as_json", is_flag=True, help="Print the server's own answer once and end.")
+@click.option("--interval-s", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, help="Seconds between.")
+def command(
+    url: str, api_key: str | None, once: bool, as_json: bool, interval_s: float, https: ssl.SSLContext | None
+) -> None:
+    """Show a running server's workers: load, caches, and how KV travels between them."""
+    with connect(url, READ_TIMEOUT_S, api_key, https) as client:
+        try:
+            content = _fetch(client)
+            if as_json:
+                click.echo(json.dumps(content, indent=2))
+            elif once or not sys.stdout.isatty():
+                console = Console(highlight=False, soft_wrap=True)
+                console.print(_render(content, url, console.width))
+            else:
+                _watch(client, url, interval_s)
+        except httpx.TransportError as error:
+            raise unreachable(url, error) from error
+        except (ServerError, ValueError) as error:
+            raise click.ClickException(f"{url}: {error}") from error
+
+
+def _fetch(client: httpx.Client) -> object:
+    response = client.get("/workers")
+    check(response)
+    content: object = response.json()
+    return content
+
+
+def _render(content: object, url: str, width: int) -> RenderableType:
+    rows = worker_rows(content)
+    router = content.get("router") if isinstance(content, dict) else None
+    told = router.items() if isinstance(router, dict) else ()
+    facts = [fact for name, value in told if (fact := _fact(name, value))]
+    transports = [Text(line, style="dim") for line in transport_lines(rows)]
+    return Group(Text("  ".join([url, *facts]), style="bold"), Text(), status_table(rows, width), Text(), *transports)
+
+
+def _fact(name: str, value: object) -> str:
+    """A plain value with its name, a state by its name alone while it lasts."""
+    if isinstance(value, bool):
+        return name if value else ""
+    return f"{name} {value}" if isinstance(value, str | int | float) and value != "" else ""
+
+
+def _watch(client: httpx.Client, url: str, interval_s: float) -> None:
+    with Live(auto_refresh=False, screen=False) as live:
+        try:
+            while True:
+                live.update(_snapshot(client, url, live.console.width), refresh=True)
+                time.sleep(interval_s)
+        except KeyboardInterrupt:
+            return
+
+
+def _snapshot(client: httpx.Client, url: str, width: int) -> RenderableType:
+    """The table, or why there is none now: a router may be starting again."""
+    try:
+        return _render(_fetch(client), url, width)
+    except (httpx.TransportError, ServerError) as error:
+        return Text(f"{url}: {error}", style="red")

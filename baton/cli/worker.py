@@ -1,0 +1,36 @@
+"""`baton worker`: one worker in this process, of the role `both` or as `python -m baton.prefill_worker` and
+`python -m baton.decode_worker` run it.
+"""
+
+from collections.abc import Coroutine
+
+import click
+
+from baton.rpc.entry import plain_errors
+from baton.rpc.worker_command import run_worker, worker_command
+from baton.rpc.worker_config import Role, WorkerConfig
+
+ROLES: tuple[Role, ...] = ("both", "prefill", "decode")
+
+
+def start(config: WorkerConfig) -> Coroutine[object, object, None]:
+    """Makes the worker of the config's role."""
+    if config.role == "prefill":
+        from baton.prefill_worker.__main__ import start as start_prefill
+
+        return start_prefill(config)
+    if config.role == "decode":
+        from baton.decode_worker.__main__ import start as start_decode
+
+        return start_decode(config)
+    from baton.deployment.both_services import run as run_both
+
+    return run_both(config)
+
+
+@click.command(name="worker")
+@worker_command(ROLES)
+@plain_errors
+def command(**flags: object) -> None:
+    """Run one worker in this process until it is told to end (SIGTERM or Ctrl-C)."""
+    run_worker(flags, ROLES, start)

@@ -1,0 +1,163 @@
+"""The command line: help, and errors that come before anything is started."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from safetensors.numpy import save_file
+
+from baton.__main__ import COMMANDS, main
+from baton.cli.model_source import find_checkpoint
+
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "intermediate_size": 32,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 64,
+    "torch_dtype": "float32",
+    "hidden_act": "silu",
+}
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    directory = tmp_path / "tiny"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(QWEN3))
+    (directory / "tokenizer.json").write_text("{}")
+    save_file({"model.embed_tokens.weight": np.zeros((32, 16), np.float32)}, directory / "model.safetensors")
+    return directory
+
+
+def test_help_names_every_command() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    for name in COMMANDS:
+        assert re.search(rf"^  {name} ", result.output, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_every_command_explains_every_option(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0, result.output
+    assert "fd" not in re.findall(r"--[a-z]+-(\w+)", result.output)  # pipes are between processes only
+    assert not re.search(r"^  --[a-z-]+ [A-Z,.]+\n  --", result.output, re.MULTILINE), "an option without help"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from baton.__main__ import main;"
+        "assert CliRunner().invoke(main, ['serve', '--help']).exit_code == 0;"
+        "print([name for name in ('torch', 'transformers', 'grpc', 'huggingface_hub') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_version() -> None:
+    assert re.fullmatch(r"baton, version \d+\.\d+\.\d+\n", run("--version").output)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sevre"], "No such command 'sevre'"),
+        (["serve", "--prefil", "1"], "--prefill"),
+        (["serve", "--decode", "0"], "no worker decodes"),
+        (["serve", "--kv-cache-memory-bytes", "lots"], "must be a number of bytes (such as 512M or 4GiB)"),
+        (["serve", "--transport", "pigeon"], "must be one of auto, shared_memory, nixl, tcp"),
+        (["worker", "--role", "idle"], "must be one of both, prefill, decode"),
+        (["worker"], "missing: --model"),
+        (["router"], "missing: --model"),
+        (["chat", "--temperature", "-1"], "--temperature"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(arguments: list[str], message: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+
+
+def test_a_wrong_key_in_the_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "baton.yaml"
+    file.write_text("engine:\n  max_num_seq: 3\n")
+    for command in ("serve", "worker"):
+        result = run(command, "--config", str(file))
+        assert result.exit_code == 2
+        assert "engine.max_num_seq: unknown option; did you mean max_num_seqs?" in result.output
+
+
+def test_a_checkpoint_directory_is_found_and_named(checkpoint: Path) -> None:
+    found = find_checkpoint(str(checkpoint), "auto")
+    assert (found.directory, found.name) == (checkpoint, "tiny")
+
+
+def test_an_unsupported_model_is_refused_before_anything_starts(checkpoint: Path) -> None:
+    (checkpoint / "config.json").write_text(json.dumps({**QWEN3, "architectures": ["GPT2LMHeadModel"]}))
+    result = run("serve", str(checkpoint))
+    assert result.exit_code == 1
+    assert "cannot serve tiny" in result.output
+    assert "GPT2LMHeadModel" in result.output
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
+def test_a_checkpoint_without_weights_or_tokenizer_is_refused(checkpoint: Path, file: str) -> None:
+    (checkpoint / file).unlink()
+    result = run("serve", str(checkpoint))
+    assert result.exit_code == 1
+    assert "cannot serve tiny: no " in result.output
+    assert file.removeprefix("model") in result.output
+
+
+def test_a_context_beyond_the_checkpoints_is_refused_before_anything_starts(checkpoint: Path) -> None:
+    result = run("serve", str(checkpoint), "--max-model-len", "65")
+    assert result.exit_code == 2
+    assert "max_model_len: 65 tokens are over the checkpoint's context of 64" in result.output
+
+
+def test_what_is_neither_directory_nor_hub_id_is_refused() -> None:
+    for name in ("/nowhere/model", "./model", "a/b/c"):
+        result = run("serve", name)
+        assert result.exit_code == 1
+        assert f"{name} is no directory, and no hub id" in result.output
+
+
+def test_a_hub_id_without_a_network_is_a_clear_error() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "baton", "serve", "nobody-here/no-such-model"],
+        env={"HF_HUB_OFFLINE": "1", "HF_HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "could not be downloaded from the hub" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_named(checkpoint: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = str(listener.getsockname()[1])
+        result = run("serve", str(checkpoint), "--port", port)
+    assert result.exit_code == 1
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another with --port" in result.output

@@ -1,0 +1,170 @@
+"""`baton chat` against a real HTTP server."""
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner, Result
+
+from baton.__main__ import main
+from baton.cli.chat_stream import sse_data
+from baton.deployment.ports import free_ports
+from tests.unit.baton.small_server import Reply, Routes, json_reply, serving, sse_reply
+
+MODELS = {"object": "list", "data": [{"id": "tiny", "object": "model"}]}
+SERVED_BY = {"x-baton-prefill": "prefill-0", "x-baton-decode": "decode-0", "x-baton-kv-transport": "shared_memory"}
+
+
+def chunk(text: str | None, finish_reason: str | None = None) -> object:
+    delta = {} if text is None else {"content": text}
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
+
+
+def usage(tokens: int) -> object:
+    return {"choices": [], "usage": {"prompt_tokens": tokens, "completion_tokens": 2}}
+
+
+def chat(url: str, lines: list[str], *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["chat", "--url", url, *arguments], input="\n".join(lines) + "\n")
+
+
+class Echo:
+    """Answers with the number of turns and the last one."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, object]] = []
+
+    def __call__(self, content: dict[str, object]) -> Reply:
+        self.asked.append(content)
+        messages = content["messages"]
+        assert isinstance(messages, list)
+        text = f"{len(messages)}:[b]{messages[-1]['content']}"
+        return sse_reply([chunk(text[:3]), chunk(text[3:]), chunk(None, "stop"), usage(7)], SERVED_BY)
+
+
+def routes(echo: Echo) -> Routes:
+    return {"/v1/models": lambda _: json_reply(MODELS), "/v1/chat/completions": echo}
+
+
+def test_turns_are_remembered_until_they_are_cleared() -> None:
+    echo = Echo()
+    with serving(routes(echo)) as url:
+        result = chat(url, ["hello", "again", "/clear", "new", "/exit", "never"], "--system", "Be brief.")
+    assert result.exit_code == 0, result.output
+    assert "2:[b]hello" in result.output
+    assert "4:[b]again" in result.output
+    assert "2:[b]new" in result.output
+    assert "never" not in result.output
+    assert echo.asked[1]["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "2:[b]hello"},
+        {"role": "user", "content": "again"},
+    ]
+
+
+def test_options_reach_the_server_and_only_those_given() -> None:
+    echo = Echo()
+    with serving(routes(echo)) as url:
+        result = chat(url, ["hello"], "--temperature", "0", "--max-tokens", "5", "--seed", "3")
+    assert result.exit_code == 0, result.output
+    sent = {name: value for name, value in echo.asked[0].items() if name != "messages"}
+    assert sent == {
+        "model": "tiny",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0.0,
+        "max_tokens": 5,
+        "seed": 3,
+    }
+
+
+def test_verbose_says_how_an_answer_was_served() -> None:
+    with serving(routes(Echo())) as url:
+        quiet, verbose = chat(url, ["hello"]), chat(url, ["hello"], "--verbose")
+    assert "prefill-0" not in quiet.output
+    assert "prefill prefill-0, decode decode-0, kv transport shared_memory, prompt tokens 7" in verbose.output
+
+
+def test_the_servers_own_words_are_shown() -> None:
+    refusal = json_reply({"error": {"message": "the prompt has 9 tokens, but 8 are allowed"}}, 400)
+    with serving({"/v1/models": lambda _: json_reply(MODELS), "/v1/chat/completions": lambda _: refusal}) as url:
+        result = chat(url, ["hello"])
+    assert result.exit_code == 1
+    assert "Error: 400: the prompt has 9 tokens, but 8 are allowed" in result.output
+
+
+def test_an_error_in_mid_stream_is_shown() -> None:
+    broken = [chunk("half"), {"error": {"message": "no worker is left"}}]
+    answer = {"/v1/models": lambda _: json_reply(MODELS), "/v1/chat/completions": lambda _: sse_reply(broken, {})}
+    with serving(answer) as url:
+        result = chat(url, ["hello"])
+    assert result.exit_code == 1
+    assert "half" in result.output
+    assert "Error: no worker is left" in result.output
+
+
+def test_without_a_server_the_user_is_told_what_to_do() -> None:
+    result = chat(f"http://127.0.0.1:{free_ports('127.0.0.1', 1)[0]}", ["hello"])
+    assert result.exit_code == 1
+    assert "no server answers at http://127.0.0.1:" in result.output
+    assert "baton serve" in result.output
+
+
+def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on() -> None:
+    client_left = threading.Event()
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    first = True
+
+    def endless() -> Iterator[bytes]:
+        event = sse_reply([chunk("more ")], {}).body
+        assert isinstance(event, list)
+        try:
+            yield event[0]
+            signal.pthread_kill(main_thread, signal.SIGINT)
+            while True:
+                yield event[0]
+        finally:
+            client_left.set()
+
+    def answer(content: dict[str, object]) -> Reply:
+        nonlocal first
+        was_first, first = first, False
+        return Reply(endless()) if was_first else Echo()(content)
+
+    with serving({"/v1/models": lambda _: json_reply(MODELS), "/v1/chat/completions": answer}) as url:
+        result = chat(url, ["hello", "again"])
+        assert client_left.wait(10)
+    assert result.exit_code == 0, result.output
+    assert "(stopped)" in result.output
+    assert "3:[b]again" in result.output
+
+
+def test_a_conversation_at_a_terminal_survives_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True)
+    echo, answers = Echo(), [Reply([b"cut"], headers={"content-length": "9"})]
+    routes: Routes = {
+        "/v1/models": lambda _: json_reply(MODELS),
+        "/v1/chat/completions": lambda content: answers.pop() if answers else echo(content),
+    }
+    with serving(routes) as url:
+        result = chat(url, ["lost", "hello", "/exit"])
+    assert result.exit_code == 0, result.output
+    assert "peer closed connection" in result.output
+    assert "1:[b]hello" in result.output
+
+
+@pytest.mark.parametrize(
+    ("lines", "data"),
+    [
+        (["data: a", "", "data:b", ""], ["a", "b"]),
+        (["data: a", "data: b", ""], ["a\nb"]),
+        ([": comment", "event: x", "data: a", "", "data: [DONE]", "", "data: late", ""], ["a"]),
+        (["data: cut"], ["cut"]),
+        (["", "", "data: [DONE]"], []),
+    ],
+)
+def test_server_sent_events(lines: list[str], data: list[str]) -> None:
+    assert list(sse_data(iter(lines))) == data

@@ -1,0 +1,97 @@
+"""`baton status` against a real HTTP server."""
+
+import json
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from baton.__main__ import main
+from baton.deployment.ports import free_ports
+from tests.unit.baton.small_server import json_reply, serving
+
+WORKERS: dict[str, Any] = {
+    "router": {"model": "tiny", "ready": True, "draining": False, "inflight": 3, "policy": {"name": "prefix"}},
+    "workers": [
+        {
+            "worker_id": "prefill-0",
+            "role": "prefill",
+            "address": "127.0.0.1:21000",
+            "state": "ready",
+            "incarnation": "abc",
+            "load": {"num_running": 2, "num_waiting": 1, "num_free_blocks": 90, "num_blocks": 100, "step_s": 0.0125},
+            "peer_transports": {},
+            "cached_blocks": 8,
+        },
+        {
+            "worker_id": "decode-0",
+            "role": "decode",
+            "address": "127.0.0.1:21001",
+            "state": "draining",
+            "load": {"handovers": 41, "handover_failures": 1, "checksum_failures": 2},
+            "peer_transports": {"abc": "shared_memory: same host", "abd": "shared_memory: same host"},
+        },
+        {"worker_id": "decode-1", "state": "unreachable"},
+        {"address": "127.0.0.1:21003", "state": "connecting"},
+    ],
+}
+
+
+def status(content: object, *arguments: str, code: int = 200, columns: int = 150) -> Result:
+    with serving({"/workers": lambda _: json_reply(content, code)}) as url:
+        return CliRunner().invoke(main, ["status", "--url", url, *arguments], env={"COLUMNS": str(columns)})
+
+
+def row(output: str, worker_id: str) -> list[str]:
+    return next(line for line in output.splitlines() if line.startswith(worker_id)).split()
+
+
+def test_the_table_has_what_the_router_says() -> None:
+    result = status(WORKERS, "--once")
+    assert result.exit_code == 0, result.output
+    assert row(result.output, "prefill-0")[:8] == [
+        *("prefill-0", "prefill", "ready", "127.0.0.1:21000"),
+        *("2", "1", "90%", "8"),
+    ]
+    assert "12.5 ms" in result.output
+    assert row(result.output, "decode-0")[2:] == ["draining", "127.0.0.1:21001", "41", "3"]
+    assert result.output.count("shared_memory: same host") == 1
+    assert row(result.output, "decode-1") == ["decode-1", "unreachable"]
+    assert row(result.output, "127.0.0.1:21003") == ["127.0.0.1:21003", "connecting", "127.0.0.1:21003"]
+    assert "model tiny  ready  inflight 3" in result.output
+    assert "queued tokens" not in result.output  # nobody said
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_no_broken_ones() -> None:
+    named = {"workers": WORKERS["workers"][:3]}
+    lines = status(named, "--once", columns=80).output.splitlines()
+    header = next(line for line in lines if line.startswith("worker"))
+    assert header.split() == ["worker", "state", "running", "waiting", "free", "KV", "step", "handovers", "failed"]
+    assert len(header) <= 80
+    assert row("\n".join(lines), "prefill-0") == ["prefill-0", "ready", "2", "1", "90%", "12.5", "ms"]
+
+
+def test_json_is_the_servers_own_answer() -> None:
+    result = status(WORKERS, "--json")
+    assert json.loads(result.output) == WORKERS
+
+
+def test_a_router_without_workers_has_an_empty_table() -> None:
+    result = status({"workers": []}, "--once")
+    assert result.exit_code == 0, result.output
+    assert "worker" in result.output
+
+
+def test_what_is_no_router_is_named() -> None:
+    result = status({"hello": "world"}, "--once")
+    assert result.exit_code == 1
+    assert "the answer has no list of workers" in result.output
+    refused = status({"detail": "Not Found"}, "--once", code=404)
+    assert refused.exit_code == 1
+    assert "404: Not Found" in refused.output
+
+
+def test_without_a_server_the_user_is_told_what_to_do() -> None:
+    url = f"127.0.0.1:{free_ports('127.0.0.1', 1)[0]}"
+    result = CliRunner().invoke(main, ["status", "--once", "--url", url])
+    assert result.exit_code == 1
+    assert f"no server answers at http://{url}" in result.output

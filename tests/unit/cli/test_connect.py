@@ -1,0 +1,43 @@
+"""How commands reach a server."""
+
+import socket
+import ssl
+import threading
+from pathlib import Path
+
+import click
+import httpx
+import pytest
+import trustme
+
+from baton.cli.server import connect
+
+
+@pytest.mark.parametrize("scheme", ["https", "HTTPS", "Https"])
+def test_no_key_is_shown_to_a_server_that_is_not_trusted(tmp_path: Path, scheme: str) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def hear() -> None:
+            connection, _ = listener.accept()
+            try:
+                with context.wrap_socket(connection, server_side=True) as tls:
+                    heard.append(tls.recv(1 << 16))
+            except OSError:
+                connection.close()
+
+        thread = threading.Thread(target=hear)
+        thread.start()
+        url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
+        untrusted = pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED")
+        with connect(url, 5.0, "sk-secret") as client, untrusted:
+            client.get("/health")
+        thread.join()
+    assert b"sk-secret" not in b"".join(heard)
+
+
+def test_certificates_at_a_plain_url_are_refused() -> None:
+    with pytest.raises(click.UsageError, match="nothing would be encrypted"):
+        connect("http://127.0.0.1:1", 1.0, https=ssl.create_default_context())

@@ -1,0 +1,49 @@
+"""A cluster that has no doctors, or no workers, or is none."""
+
+import asyncio
+
+from baton.cli.doctor_cluster import RouterAddress, examine_cluster
+from baton.cli.doctor_report import Section
+from baton.deployment.ports import free_ports
+from baton.rpc.doctor.finding import Level
+from tests.unit.baton.small_server import json_reply, serving
+from tests.unit.simulation.served import served
+
+
+def examine(content: object) -> list[Section]:
+    with serving({"/workers": lambda _: json_reply(content)}) as url:
+        return examine_cluster(RouterAddress(url), 64, lambda _: None)
+
+
+def checks(section: Section) -> dict[str, Level]:
+    return {finding.check: finding.level for finding in section.findings}
+
+
+async def test_simulated_workers_have_no_doctor() -> None:
+    async with served("prefill", "decode") as workers:
+        rows = [{"address": worker.simulated.address, "state": "ready"} for worker in workers]
+        content = {"router": {"ready": True, "registry": {"connected": True}}, "workers": rows}
+        sections = await asyncio.to_thread(examine, content)
+    assert [section.about for section in sections][1:] == [
+        "prefill worker prefill-0",
+        "decode worker decode-1",
+        "workers compared",
+    ]
+    assert checks(sections[1]) == {"doctor-not-served": Level.WARNING}
+    assert checks(sections[3]) == {"workers-alike": Level.OK}
+
+
+def test_a_worker_that_is_gone_is_unreachable() -> None:
+    address = f"127.0.0.1:{free_ports('127.0.0.1', 1)[0]}"
+    content = {"router": {"ready": False}, "workers": [{"address": address, "state": "connecting"}]}
+    router, worker = examine(content)
+    assert checks(router) == {"worker-not-connected": Level.FAILURE, "router-not-ready": Level.FAILURE}
+    assert checks(worker) == {"worker-unreachable": Level.FAILURE}
+
+
+def test_what_is_no_router_is_a_finding() -> None:
+    (section,) = examine({"hello": "world"})
+    assert checks(section) == {"router-unreachable": Level.FAILURE}
+    port = free_ports("127.0.0.1", 1)[0]
+    (section,) = examine_cluster(RouterAddress(f"http://127.0.0.1:{port}"), 64, lambda _: None)
+    assert checks(section) == {"router-unreachable": Level.FAILURE}
