@@ -238,5 +238,5 @@ def test_a_wheel_that_lacks_something_is_refused() -> None:
     said = subprocess.run(
         [sys.executable, "-c", script, SCRIPTS, *names], check=True, capture_output=True, text=True
     ).stdout
-    assert "no file router/native/prefix_index" in said
+    assert "no file baton/router/native/prefix_index" in said
     assert "tests/x.py does not belong there" in said

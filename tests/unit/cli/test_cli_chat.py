@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from baton.__main__ import main
 from baton.cli.chat_stream import sse_data
 from baton.deployment.ports import free_ports
-from tests.unit.baton.small_server import Reply, Routes, json_reply, serving, sse_reply
+from tests.unit.cli.small_server import Reply, Routes, json_reply, serving, sse_reply
 
 MODELS = {"object": "list", "data": [{"id": "tiny", "object": "model"}]}
 SERVED_BY = {"x-baton-prefill": "prefill-0", "x-baton-decode": "decode-0", "x-baton-kv-transport": "shared_memory"}

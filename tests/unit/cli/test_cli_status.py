@@ -7,7 +7,7 @@ from click.testing import CliRunner, Result
 
 from baton.__main__ import main
 from baton.deployment.ports import free_ports
-from tests.unit.baton.small_server import json_reply, serving
+from tests.unit.cli.small_server import json_reply, serving
 
 WORKERS: dict[str, Any] = {
     "router": {"model": "tiny", "ready": True, "draining": False, "inflight": 3, "policy": {"name": "prefix"}},

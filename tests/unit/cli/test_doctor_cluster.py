@@ -6,7 +6,7 @@ from baton.cli.doctor_cluster import RouterAddress, examine_cluster
 from baton.cli.doctor_report import Section
 from baton.deployment.ports import free_ports
 from baton.rpc.doctor.finding import Level
-from tests.unit.baton.small_server import json_reply, serving
+from tests.unit.cli.small_server import json_reply, serving
 from tests.unit.simulation.served import served
 
 

@@ -148,7 +148,7 @@ def test_a_pool_that_spreads_its_experts_is_one_group_that_meets_in_the_registry
     with rendezvous_process(read, "rendezvous-abc", place) as spec:
         [file] = [word.removeprefix("--config=") for word in spec.argv if word.startswith("--config=")]
         assert yaml.safe_load(Path(file).read_text()) == {"registry": REGISTRY}
-        assert spec.argv[1:4] == ("-P", "-m", "rpc.group")
+        assert spec.argv[1:4] == ("-P", "-m", "baton.rpc.group")
         assert {"--host=10.0.0.5", "--name=ray-0123", "--drain-timeout-s=67.0"} <= {*spec.argv}
         assert "secret" not in " ".join(spec.argv)
     assert not Path(file).exists()

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from baton.cli.bench import command
-from tests.unit.baton.small_server import Reply, Routes, json_reply, serving
+from tests.unit.cli.small_server import Reply, Routes, json_reply, serving
 
 MODEL = Path(__file__).parents[3] / "baton" / "bundled_model"
 GAP_S = 0.02

@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 import baton.rpc.drain
-
 from baton.rpc.drain import Drain
 
 

@@ -29,7 +29,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_is_installed_here_is_named() -> None:
     versions = package_versions()
-    assert {"python", "baton", "torch", "grpcio", "protobuf", "tiktoken"} <= versions.keys()
+    assert {"python", "baton-serve", "torch", "grpcio", "protobuf", "tiktoken"} <= versions.keys()
     assert "pytest" not in versions  # an extra's requirement
 
 
