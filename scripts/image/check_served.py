@@ -80,7 +80,7 @@ def check_base() -> None:
     installed = [name for name in OPTIONAL if find_spec(name) is not None]
     assert not installed, f"base dependencies bring {installed}"
     for flags, extra in ((["--ray"], "ray"), (["--transport", "nixl"], "nixl")):
-        result = subprocess.run([str(BIN / "baton"), "serve", *flags], capture_output=True, text=True, check=False)
+        result = subprocess.run([str(BIN / "baton"), "serve", "--port", str(free_port()), *flags], capture_output=True, text=True, check=False)
         assert f'pip install "baton-serve[{extra}]"' in result.stderr.splitlines()[-1], result.stderr
         assert result.returncode != 0
 
