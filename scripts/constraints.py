@@ -1,8 +1,8 @@
 """Write the tested versions, those of this environment: `make constraints`.
 
 `constraints.txt` has the versions of all extras but `gpu`, for pip's --constraint. `scripts/image/constraints.txt` has
-those of the images with the hashes of their files, as PyPI has them for x86-64 Linux and this Python. torch has no hash,
-since its builds differ by index, and its libraries for GPUs are in neither file, since torch itself pins those.
+those of the images with the hashes of their files, as PyPI has them for x86-64 Linux and this Python. torch has no
+hash, since its builds differ by index, and its libraries for GPUs are in neither file, since torch itself pins those.
 """
 
 import json

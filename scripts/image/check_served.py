@@ -1,7 +1,7 @@
 """Run what an environment has Baton installed for: commands' help, compiled modules, a chat with a handover, the end.
 
-    check_served.py         in an image, with what the chart needs
-    check_served.py base    with the base dependencies alone
+check_served.py         in an image, with what the chart needs
+check_served.py base    with the base dependencies alone
 """
 
 import json
@@ -80,14 +80,22 @@ def check_base() -> None:
     installed = [name for name in OPTIONAL if find_spec(name) is not None]
     assert not installed, f"base dependencies bring {installed}"
     for flags, extra in ((["--ray"], "ray"), (["--transport", "nixl"], "nixl")):
-        result = subprocess.run([str(BIN / "baton"), "serve", "--port", str(free_port()), *flags], capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            [str(BIN / "baton"), "serve", "--port", str(free_port()), *flags],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert f'pip install "baton-serve[{extra}]"' in result.stderr.splitlines()[-1], result.stderr
         assert result.returncode != 0
 
 
 def main() -> None:
     """Raises at the first thing that is not as it should be."""
-    check_base() if sys.argv[1:] == ["base"] else check_image()
+    if sys.argv[1:] == ["base"]:
+        check_base()
+    else:
+        check_image()
     for command in COMMANDS:
         subprocess.run([str(BIN / "baton"), *command, "--help"], check=True, stdout=subprocess.DEVNULL)
     for name in COMPILED:

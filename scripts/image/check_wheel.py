@@ -31,7 +31,9 @@ def problems(names: Iterable[str]) -> list[str]:
     names = list(names)
     missing = [f"no file {each}" for each in NEEDED if not any(re.fullmatch(each, name) for name in names)]
     extra = [
-        f"{name} does not belong there" for name in names if not re.fullmatch(ALLOWED, name) or re.fullmatch(NEVER, name)
+        f"{name} does not belong there"
+        for name in names
+        if not re.fullmatch(ALLOWED, name) or re.fullmatch(NEVER, name)
     ]
     return missing + extra
 

@@ -11,8 +11,8 @@ from baton.deployment.kubernetes import budget_reader
 from baton.deployment.ports import free_ports
 from baton.deployment.redis_server import NoRedisServer, PrivateRedis, find_redis_server
 from baton.extras import NIXL, OPTIONAL_PACKAGES, RAY, MissingExtra
-from baton.rpc.doctor.packages import check_extras
 from baton.rpc.doctor.finding import Level
+from baton.rpc.doctor.packages import check_extras
 
 # Runs a command of ours as if no optional package was installed.
 BASE_ONLY = f"""
@@ -48,7 +48,10 @@ def test_every_command_and_process_imports_without_them() -> None:
     ("flags", "line"),
     [
         (["--ray"], 'baton serve --ray needs ray, which is not installed: pip install "baton-serve[ray]"'),
-        (["--transport", "nixl"], '--transport nixl needs nixl, which is not installed: pip install "baton-serve[nixl]"'),
+        (
+            ["--transport", "nixl"],
+            '--transport nixl needs nixl, which is not installed: pip install "baton-serve[nixl]"',
+        ),
     ],
 )
 def test_an_option_whose_package_is_missing_ends_with_one_line(flags: list[str], line: str) -> None:

@@ -127,7 +127,9 @@ def brought_by_base() -> set[str]:
     found = set(base())
     for name, requirement in base().items():
         for inner in map(Requirement, distribution(name).requires or ()):
-            if inner.marker is None or any(inner.marker.evaluate({"extra": each}) for each in ("", *requirement.extras)):
+            if inner.marker is None or any(
+                inner.marker.evaluate({"extra": each}) for each in ("", *requirement.extras)
+            ):
                 found.add(canonicalize_name(inner.name))
     return found
 
