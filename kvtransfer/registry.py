@@ -30,8 +30,9 @@ def create_transport(
     not work here, ValueError for an unknown name.
     """
     quarantine = Quarantine()
-    if name == "auto" and not NIXL.is_installed and (device.type != "cpu" or has_rdma_device()):
-        logger.warning("%s", NIXL.missing("the fastest KV transfer on this machine"))
+    if name == "auto" and not NIXL.is_installed:
+        level = logging.INFO if device.type == "cpu" and not has_rdma_device() else logging.WARNING
+        logger.log(level, "%s", NIXL.missing("KV transfer over RDMA or between GPUs"))
     if name == "auto" and device.type != "cpu":
         return _create_gpu_auto(identity, memory, host, port, quarantine, device)
     if name == "auto":
@@ -77,7 +78,7 @@ def _create_auto(
     backends: list[Backend | Unavailable] = []
     for name in ("shared_memory", "nixl", "tcp"):
         if name == "nixl" and not NIXL.is_installed:
-            backends.append(Unavailable(name, f"not installed; for RDMA: {NIXL.command}"))
+            backends.append(Unavailable(name, "it is not installed"))
             continue
         if name == "nixl" and not has_rdma_device():
             # Without RDMA it could only do what shared memory does on one host, and nothing across hosts.

