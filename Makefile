@@ -1,5 +1,5 @@
 # Everything is installed into .venv, in the versions of constraints.txt. Without an NVIDIA driver torch is the build for
-# CPUs, which is much smaller; TORCH and TORCH_INDEX choose another, such as make serve TORCH=torch TORCH_INDEX=
+# CPUs, which is much smaller; TORCH and TORCH_INDEX choose another: make serve TORCH=torch==2.12.0 TORCH_INDEX=
 PYTHON ?= python3
 TORCH ?= $(shell grep '^torch==' constraints.txt)
 TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,https://download.pytorch.org/whl/cpu)
@@ -23,14 +23,15 @@ CHECKOV := 3.3.30
 	@echo "Step 2 of 4: PyTorch (for CPUs 190 MB to download, for GPUs 3 GB)"
 	@$(PIP) --no-deps --retries 1 $(addprefix --extra-index-url ,$(TORCH_INDEX)) "$(TORCH)"
 	@echo "Step 3 of 4: the other dependencies (for CPUs 90 MB), and Baton with its kernels, compiled (a minute or two)"
-	@$(PIP) --constraint constraints.txt --editable .
+	@grep -v '^torch==' constraints.txt > .venv/constraints.txt # TORCH may be another
+	@$(PIP) --constraint .venv/constraints.txt --editable .
 	@echo "Step 4 of 4: done, .venv has $$(du -sm .venv | cut -f1) MB"
 	@touch $@
 
 # Baton is there already: pip adds what the extra has.
 .venv/.dev: .venv/.base
 	@echo "Tools and optional packages for development (700 MB to download)"
-	@$(PIP) --quiet --constraint constraints.txt "baton-serve[dev]"
+	@$(PIP) --quiet --constraint .venv/constraints.txt "baton-serve[dev]"
 	@touch $@
 
 setup: .venv/.dev

@@ -7,6 +7,7 @@
 # TORCH_INDEX: the package index that has the wanted build of torch; unset, pip's own alone.
 set -eu
 
+MOST_MB=1300
 here=$(dirname "$0")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -19,4 +20,9 @@ install "$1"
 cp "$here/image/check_served.py" "$work"
 cd "$work"
 env -u PYTHONPATH timeout 300 venv/bin/python -I check_served.py base
-echo "base environment: $(du -sm venv | cut -f1) MB"
+size=$(du -sm venv | cut -f1)
+echo "base environment: $size MB"
+if [ "$size" -ge "$MOST_MB" ] && venv/bin/python -c 'import sys, torch; sys.exit(torch.version.cuda is not None)'; then
+    echo "that is more than $MOST_MB MB, without CUDA" >&2
+    exit 1
+fi

@@ -23,7 +23,7 @@ DIRECTORY = Path(__file__).parent
 
 
 def needed(name: str, extras: frozenset[str] = frozenset()) -> Iterator[Requirement]:
-    """What a package and the chosen extras of it require on this platform."""
+    """Return the requirements of a package and its chosen extras on this platform."""
     for text in distribution(name).requires or ():
         requirement = Requirement(text)
         marker = requirement.marker

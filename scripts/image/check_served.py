@@ -36,7 +36,7 @@ PROMPT = "The module textwrap wraps and fills text. " * 20  # long enough to be 
 
 
 def free_port() -> int:
-    """A port that nobody uses now."""
+    """Return a port that is not in use."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
