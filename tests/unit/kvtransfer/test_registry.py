@@ -55,7 +55,7 @@ async def test_a_transport_that_does_not_work_is_an_error(monkeypatch: pytest.Mo
     with pytest.raises(ValueError, match="known are auto, shared_memory, tcp, nixl"):
         create_transport("carrier pigeon", IDENTITY, memory, "127.0.0.1")
     monkeypatch.setitem(sys.modules, "nixl", None)
-    with pytest.raises(TransportUnavailable, match=r'--transport nixl needs nixl, .*: pip install "baton-serve\[nixl\]"'):
+    with pytest.raises(TransportUnavailable, match=r'nixl needs nixl, .*: pip install "baton-serve\[nixl\]"'):
         create_transport("nixl", IDENTITY, memory, "127.0.0.1")
     # The choice of `auto` goes on without it, and says so.
     monkeypatch.setattr(registry, "has_rdma_device", lambda: True)
