@@ -15,7 +15,7 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
-COPY pyproject.toml setup.py README.md ./
+COPY pyproject.toml setup.py MANIFEST.in README.md LICENSE ./
 COPY baton/ baton/
 COPY decode_worker/ decode_worker/
 COPY deployment/ deployment/
@@ -75,6 +75,7 @@ EXPOSE 8000
 CMD ["baton", "--help"]
 LABEL org.opencontainers.image.title="Baton" \
     org.opencontainers.image.description="Disaggregated prefill/decode serving of large language models" \
+    org.opencontainers.image.licenses="Apache-2.0" \
     io.baton.sbom="/opt/baton/sbom.cdx.json"
 
 FROM runtime AS cpu

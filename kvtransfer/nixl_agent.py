@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from baton.extras import NIXL
 from baton.kvtransfer.errors import PeerLost, TransportUnavailable
 from baton.kvtransfer.gpu_memory import EXPANDABLE, MemoryPlace, bind_thread, has_ucx_cuda
 from baton.kvtransfer.nixl_read import Read, Region
@@ -274,10 +275,12 @@ class NixlAgent:
 
 def create_agent(name: str) -> tuple[Any, tuple[type[Exception], ...]]:
     """A NIXL agent and the errors that it raises, which share no base. Raises TransportUnavailable."""
+    if not NIXL.is_installed:
+        raise TransportUnavailable(NIXL.missing("--transport nixl"))
     try:
         from nixl import _bindings, nixl_agent, nixl_agent_config
     except ImportError as error:
-        raise TransportUnavailable(f"NIXL is not installed: {error}") from error
+        raise TransportUnavailable(f"NIXL cannot be imported: {error}") from error
     errors = tuple(kind for kind in vars(_bindings).values() if isinstance(kind, type) and issubclass(kind, Exception))
     # NIXL writes its log to the standard output by itself; here it takes the same way as everybody's.
     log = logging.getLogger("nixl")

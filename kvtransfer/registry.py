@@ -1,13 +1,18 @@
 """Transports by name."""
 
+import logging
+
 import torch
 
+from baton.extras import NIXL
 from baton.kvtransfer.auto import AutoTransport, Backend, Unavailable
 from baton.kvtransfer.base import KVTransport, PoolIdentity
 from baton.kvtransfer.errors import TransportUnavailable
 from baton.kvtransfer.quarantine import Quarantine
 from baton.kvtransfer.rdma import has_rdma_device
 from baton.kvtransfer.shared_pool import SharedPool
+
+logger = logging.getLogger(__name__)
 
 TRANSPORTS = ("auto", "shared_memory", "tcp", "nixl")  # for pools in host memory
 GPU_TRANSPORTS = ("auto", "nixl", "nccl", "staged")
@@ -25,6 +30,9 @@ def create_transport(
     not work here, ValueError for an unknown name.
     """
     quarantine = Quarantine()
+    if name == "auto" and not NIXL.is_installed:
+        level = logging.INFO if device.type == "cpu" and not has_rdma_device() else logging.WARNING
+        logger.log(level, "%s", NIXL.missing("KV transfer over RDMA or between GPUs"))
     if name == "auto" and device.type != "cpu":
         return _create_gpu_auto(identity, memory, host, port, quarantine, device)
     if name == "auto":
@@ -69,6 +77,9 @@ def _create_auto(
     ports = {"shared_memory": 0, "tcp": port, "nixl": port + 1 if port else 0}
     backends: list[Backend | Unavailable] = []
     for name in ("shared_memory", "nixl", "tcp"):
+        if name == "nixl" and not NIXL.is_installed:
+            backends.append(Unavailable(name, "it is not installed"))
+            continue
         if name == "nixl" and not has_rdma_device():
             # Without RDMA it could only do what shared memory does on one host, and nothing across hosts.
             backends.append(Unavailable(name, "no RDMA device on this host"))

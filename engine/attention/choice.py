@@ -58,5 +58,5 @@ def _on_gpu(
     try:
         return FlashInferAttention(config.attention_scale, block_size, heads, device, num_parts)
     except ImportError as error:
-        log.warning("FlashInfer cannot be imported (%s): torch's attention serves, slowly", error)
+        log.warning("torch's attention serves, slowly: %s", error)
         return TorchAttention.for_model(config, block_size)

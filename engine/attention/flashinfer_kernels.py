@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from baton.extras import FLASHINFER
+
 LAYOUT = "HND"  # of a block: heads, tokens, elements
 
 
@@ -20,7 +22,8 @@ class FlashInferKernels:
 
     @classmethod
     def load(cls) -> "FlashInferKernels":
-        """Imports the library. Raises ImportError."""
+        """Import the library. Raises MissingExtra if it is not installed, ImportError if it does not load."""
+        FLASHINFER.require("FlashInfer's attention")
         import flashinfer
         from flashinfer.mla import MLAPlanMetadata
 

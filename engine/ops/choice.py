@@ -33,5 +33,5 @@ def _cuda_ops() -> LayerOps:
     try:
         return FlashInferOps()
     except ImportError as error:
-        log.warning("FlashInfer cannot be imported (%s): torch's norms, rotations and SwiGLU serve", error)
+        log.warning("torch's norms, rotations and SwiGLU serve, slowly: %s", error)
         return TORCH_OPS

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from baton.engine.ops.base import HeadNorms, Rotation
 from baton.engine.ops.torch_ops import TorchOps
+from baton.extras import FLASHINFER
 
 DTYPES = (torch.bfloat16, torch.float16)
 ROTARY_DIMS = (64, 128, 256, 512)  # that it has kernels of their own for: a warp, or less, turns a head where it is
@@ -27,7 +28,8 @@ class FlashInferFunctions:
 
     @classmethod
     def load(cls) -> "FlashInferFunctions":
-        """Imports the library. Raises ImportError."""
+        """Import the library. Raises MissingExtra if it is not installed, ImportError if it does not load."""
+        FLASHINFER.require("FlashInfer's norms and rotations")
         import flashinfer
 
         return cls(

@@ -20,8 +20,8 @@ def check_gpus(driver: Path = DRIVER) -> Finding:
     return warning(
         "gpu-unused",
         f"an NVIDIA driver is loaded ({', '.join(_models(driver))}), but torch, {built}, finds no GPU",
-        "install a torch build for the driver's CUDA version (make setup TORCH=torch), and let the container have the "
-        "GPUs (docker run --gpus all)",
+        "install a torch build for the driver's CUDA version (in a clone: rm -r .venv && make setup TORCH_INDEX=), and "
+        "let the container have the GPUs (docker run --gpus all)",
     )
 
 

@@ -6,7 +6,7 @@ from baton.rpc.doctor.compiled import ENGINE_MODULES, check_compiled
 from baton.rpc.doctor.finding import Finding
 from baton.rpc.doctor.gpus import check_gpus
 from baton.rpc.doctor.memory import check_huge_pages, check_shared_memory, shared_memory_space
-from baton.rpc.doctor.packages import check_packages
+from baton.rpc.doctor.packages import check_extras, check_packages
 from baton.rpc.doctor.process_limits import check_file_limit, check_pinned_memory, process_limits
 from baton.rpc.doctor.processor import check_processor, this_processor
 from baton.rpc.doctor.rdma import check_rdma, rdma_ports
@@ -21,6 +21,7 @@ def examine_machine(pool_bytes: int | None = None, modules: Sequence[str] = ENGI
     ports = rdma_ports()
     return [
         *check_packages(),
+        *check_extras(),
         check_compiled(modules),
         check_processor(this_processor()),
         check_shared_memory(shared_memory_space()),

@@ -6,11 +6,12 @@ from importlib.metadata import PackageNotFoundError, requires, version
 
 from packaging.requirements import Requirement
 
+from baton.extras import OPTIONAL_PACKAGES
 from baton.rpc.doctor.finding import Finding, failure, ok, warning
 
 DISTRIBUTION = "baton-serve"
-NOTABLE = ("torch", "grpcio", "protobuf", "nixl", "transformers", "tokenizers", "tiktoken", "redis")
-OPTIONAL = ("flashinfer-python", "ray")  # of interest where they are; nothing is amiss without them
+NOTABLE = ("torch", "grpcio", "protobuf", "transformers", "tokenizers", "tiktoken", "redis")
+OPTIONAL = tuple(package.distribution for package in OPTIONAL_PACKAGES)
 REINSTALL = "install the versions that Baton asks for: make setup, or pip install --upgrade baton-serve"
 
 
@@ -29,7 +30,7 @@ def check_packages(distribution: str = DISTRIBUTION) -> list[Finding]:
     if _version(distribution) is None:
         return [failure("package-missing", f"{distribution} is not installed as a package", REINSTALL)]
     findings: list[Finding] = []
-    for requirement in _requirements(distribution):
+    for requirement in [*_requirements(distribution), *_installed_extras(distribution)]:
         findings += _check(distribution, requirement)
         for inner in _requirements(requirement.name):
             findings += [
@@ -37,6 +38,16 @@ def check_packages(distribution: str = DISTRIBUTION) -> list[Finding]:
                 for finding in _check(requirement.name, inner)
             ]
     return findings or [ok("packages", _summary(distribution))]
+
+
+def check_extras() -> list[Finding]:
+    """One finding for each optional package that is not installed: what it is for, and how to install it."""
+    missing = [
+        ok("extra-missing", f"{package.distribution} is not installed, optional: {package.purpose} ({package.command})")
+        for package in OPTIONAL_PACKAGES
+        if not package.is_installed
+    ]
+    return missing or [ok("extras", "all optional packages are installed")]
 
 
 def _check(owner: str, requirement: Requirement) -> Iterator[Finding]:
@@ -48,13 +59,24 @@ def _check(owner: str, requirement: Requirement) -> Iterator[Finding]:
         yield failure("package-incompatible", text, REINSTALL)
 
 
-def _requirements(distribution: str) -> list[Requirement]:
-    """What it requires on this platform, extras left out; nothing of a package that is not there."""
+def _requirements(distribution: str, extra: str = "") -> list[Requirement]:
+    """What it requires on this platform, and for an extra; nothing of a package that is not there."""
     try:
         given = [Requirement(text) for text in requires(distribution) or ()]
     except PackageNotFoundError:
         return []
-    return [each for each in given if each.marker is None or each.marker.evaluate({"extra": ""})]
+    return [each for each in given if each.marker is None or each.marker.evaluate({"extra": extra})]
+
+
+def _installed_extras(distribution: str) -> list[Requirement]:
+    """The versions required of optional packages, for those that are installed."""
+    return [
+        requirement
+        for package in OPTIONAL_PACKAGES
+        if _version(package.distribution) is not None
+        for requirement in _requirements(distribution, package.extra)
+        if requirement.name == package.distribution
+    ]
 
 
 def _version(name: str) -> str | None:
@@ -66,6 +88,5 @@ def _version(name: str) -> str | None:
 
 def _summary(distribution: str) -> str:
     versions = package_versions(distribution)
-    named = [f"{name} {versions[name]}" for name in ("python", distribution, *NOTABLE, *OPTIONAL) if name in versions]
-    absent = [f"{name} is not installed, which is no fault" for name in OPTIONAL if name not in versions]
-    return "; ".join([", ".join(named), *absent])
+    names = ("python", distribution, *NOTABLE, *OPTIONAL)
+    return ", ".join(f"{name} {versions[name]}" for name in names if name in versions)

@@ -38,8 +38,8 @@ async def _check_server(client: Any, url: RegistryUrl) -> list[Finding]:
         info = await client.info("server")
     except NoPermissionError:
         return [ok("registry", f"{url} takes keys; its version is not told to this account")]
-    # A cluster's client answers with one dictionary a node.
-    servers = [each for each in info.values() if isinstance(each, dict)] or [info]
+    # A cluster's client answers with one dictionary a node. A server's own answer has dictionaries too: its listeners.
+    servers = [info] if "redis_version" in info else [each for each in info.values() if isinstance(each, dict)]
     versions = sorted({str(server.get("redis_version", "0")) for server in servers})
     old = [each for each in versions if int(each.split(".")[0]) < LEAST_VERSION]
     if old:

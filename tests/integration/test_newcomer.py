@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from baton.deployment.ports import free_ports
+from tests.tested_versions import differences
 
 ROOT = Path(__file__).parents[2]
 READY_TIMEOUT_S = 600  # the native modules are compiled first
@@ -31,13 +32,17 @@ def clone(tmp_path: Path) -> Path:
     if not (ROOT / ".git").exists():
         pytest.skip("this is no git checkout, so there is nothing to clone")
     directory = tmp_path / "baton"
+    assert differences() == {}, "run make setup: pip would replace the linked packages"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(directory)], check=True)
     subprocess.run([sys.executable, "-m", "venv", str(directory / ".venv")], check=True)
     inner = sysconfig.get_path("purelib", vars={"base": str(directory / ".venv")})
     outer = Path(sysconfig.get_path("purelib"))
+    for entry in Path(inner).iterdir():  # older than ours
+        if entry.name.startswith("setuptools"):
+            shutil.rmtree(entry)
     for entry in outer.iterdir():  # all but our own distribution
         link = Path(inner) / entry.name
-        if "baton" not in entry.name and not link.exists():
+        if "baton" not in entry.name and not entry.name.startswith("pip") and not link.exists():
             link.symlink_to(entry)
     return directory
 
@@ -91,3 +96,8 @@ def test_the_readme_is_true(clone: Path, tmp_path: Path) -> None:
     leftover = subprocess.run(["pgrep", "-f", str(clone)], capture_output=True, text=True).stdout.split()
     assert leftover == [], "processes were left behind"
     assert shutil.which("make") is not None
+    steps = [line for line in log.read_text().splitlines() if line.startswith("Step ")]
+    assert len(steps) == 4, "the installation says what it does and how far it is"
+    assert not (clone / ".venv" / ".dev").exists(), "serving needs no test tools"
+    again = subprocess.run(["make", "--dry-run", "serve"], cwd=clone, capture_output=True, text=True, check=True)
+    assert "install" not in again.stdout

@@ -12,7 +12,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, RedisError
 
-from baton.deployment.redis_server import HOST, PrivateRedis
+from baton.deployment.redis_server import HOST, NAMES, PrivateRedis
 from tests.redis_server import require_redis_server
 
 SCRIPT = """
@@ -37,7 +37,7 @@ async def test_only_who_has_its_url_is_heard_and_it_comes_back(tmp_path: Path) -
     try:
         async with Redis.from_url(server.url) as client:
             assert await client.ping()
-            [pid] = [each.pid for each in psutil.Process().children() if "redis" in each.name()]
+            [pid] = [each.pid for each in psutil.Process().children() if each.name() in NAMES]
             assert server.url.split(":")[2].split("@")[0] not in " ".join(psutil.Process(pid).cmdline())
             assert (await client.info("server"))["process_id"] == pid
             assert os.getpgid(pid) != os.getpgid(0)  # a terminal's Ctrl-C is for us alone

@@ -33,13 +33,29 @@ async def test_every_named_transport_serves_a_pool(name: str) -> None:
     memory.close()
 
 
+@pytest.mark.parametrize("has_device", [False, True])
+async def test_auto_says_once_that_nixl_is_missing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, has_device: bool
+) -> None:
+    monkeypatch.setitem(sys.modules, "nixl", None)
+    monkeypatch.setattr(registry, "has_rdma_device", lambda: has_device)
+    caplog.set_level("INFO", "baton.kvtransfer")
+    memory = SharedPool()
+    transport = create_transport("auto", IDENTITY, memory, "127.0.0.1")
+    transport.register_pool(memory.allocate((4, 64), torch.float32))
+    said = [each for each in caplog.records if 'pip install "baton-serve[nixl]"' in each.getMessage()]
+    assert [each.levelname for each in said] == (["WARNING"] if has_device else ["INFO"])
+    await transport.close()
+    memory.close()
+
+
 async def test_a_transport_that_does_not_work_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = SharedPool()
     pool = memory.allocate((4, 64), torch.float32)
     with pytest.raises(ValueError, match="known are auto, shared_memory, tcp, nixl"):
         create_transport("carrier pigeon", IDENTITY, memory, "127.0.0.1")
     monkeypatch.setitem(sys.modules, "nixl", None)
-    with pytest.raises(TransportUnavailable, match="NIXL is not installed"):
+    with pytest.raises(TransportUnavailable, match=r'nixl needs nixl, .*: pip install "baton-serve\[nixl\]"'):
         create_transport("nixl", IDENTITY, memory, "127.0.0.1")
     # The choice of `auto` goes on without it, and says so.
     monkeypatch.setattr(registry, "has_rdma_device", lambda: True)

@@ -1,5 +1,6 @@
 """The registry, in a real Redis."""
 
+import re
 from pathlib import Path
 
 from redis.asyncio import Redis
@@ -14,7 +15,8 @@ async def test_a_redis_that_does_and_one_that_is_gone(tmp_path: Path) -> None:
     async with redis_server(tmp_path) as server:
         url = parse_registry_url(server.url)
         registry, clock = await check_registry(url)
-        assert (registry.check, registry.level, "Redis" in registry.found) == ("registry", Level.OK, True)
+        assert (registry.check, registry.level) == ("registry", Level.OK)
+        assert re.search(r"Redis [1-9]", registry.found)
         assert (clock.check, clock.level) == ("registry-clock", Level.OK)
         async with Redis(host=HOST, port=server.port) as client:
             assert await client.dbsize() == 0  # nothing is left behind

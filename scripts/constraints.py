@@ -1,7 +1,8 @@
-"""Prints the version and the file's hash of all that Baton needs as it is installed here: `make image-constraints`.
+"""Write the tested versions, those of this environment: `make constraints`.
 
-The hashes are those of the files that PyPI has for this platform (x86-64 Linux) and Python. torch has none, for its
-builds differ by index; nor are its own libraries for a GPU among them: torch itself pins those.
+`constraints.txt` has the versions of all extras but `gpu`, for pip's --constraint. `scripts/image/constraints.txt` has
+those of the images with the hashes of their files, as PyPI has them for x86-64 Linux and this Python. torch has no
+hash, since its builds differ by index, and its libraries for GPUs are in neither file, since torch itself pins those.
 """
 
 import json
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import distribution
+from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -17,10 +19,11 @@ from packaging.version import Version
 
 ROOT = "baton-serve"
 TORCH = "torch"
+DIRECTORY = Path(__file__).parent
 
 
 def needed(name: str, extras: frozenset[str] = frozenset()) -> Iterator[Requirement]:
-    """What a package and the chosen extras of it require on this platform."""
+    """Return the requirements of a package and its chosen extras on this platform."""
     for text in distribution(name).requires or ():
         requirement = Requirement(text)
         marker = requirement.marker
@@ -28,17 +31,18 @@ def needed(name: str, extras: frozenset[str] = frozenset()) -> Iterator[Requirem
             yield requirement
 
 
-def versions() -> dict[str, str]:
-    """The public version of each package, without which build of it is installed."""
+def versions(extra: str) -> dict[str, str]:
+    """The public version of each package that an extra of Baton needs, whichever build of it is installed."""
     found: dict[str, str] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
-    todo = list(needed(ROOT))
+    todo = list(needed(ROOT, frozenset({extra})))
     while todo:
         requirement = todo.pop()
         name, extras = canonicalize_name(requirement.name), frozenset(requirement.extras)
         if (name, extras) not in seen:
             seen.add((name, extras))
-            found[name] = Version(distribution(name).version).public
+            if name != ROOT:
+                found[name] = Version(distribution(name).version).public
             todo += needed(name, extras)
     return found
 
@@ -61,13 +65,20 @@ def hashes(pinned: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def main() -> None:
-    """Prints them as pip's requirements."""
-    pinned = versions()
-    known = hashes({name: version for name, version in pinned.items() if name != TORCH})
-    print("# What the images hold. Made by `make image-constraints` from an environment whose tests passed.")
+def lines(pinned: Mapping[str, str], known: Mapping[str, str]) -> str:
+    """pip's requirements, with the hashes that are known."""
+    made = "# Made by `make constraints` from an environment whose tests passed.\n"
     for name, version in sorted(pinned.items()):
-        print(f"{name}=={version}" + (f" --hash=sha256:{known[name]}" if name != TORCH else ""))
+        made += f"{name}=={version}" + (f" --hash=sha256:{known[name]}" if name in known else "") + "\n"
+    return made
+
+
+def main() -> None:
+    """Write both files."""
+    image = versions("cluster")
+    known = hashes({name: version for name, version in image.items() if name != TORCH})
+    (DIRECTORY / "image" / "constraints.txt").write_text(lines(image, known))
+    (DIRECTORY.parent / "constraints.txt").write_text(lines(versions("dev"), {}))
 
 
 if __name__ == "__main__":

