@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
 from baton.engine.errors import InvalidRequest
+from baton.router.errors import FieldError
 
 Message = Mapping[str, Any]  # as the chat template sees it: role, content and whatever else the client gave
 PLAIN_KEYS = frozenset({"role", "content"})
@@ -49,7 +50,8 @@ class ChatTemplate:
         """Raises InvalidRequest if there is no template, or for options that are not for it."""
         taken = self._reserved.intersection(options)
         if taken:
-            raise InvalidRequest(f"chat_template_kwargs must not set {', '.join(sorted(taken))}")
+            text = f"chat_template_kwargs must not set {', '.join(sorted(taken))}"
+            raise FieldError("chat_template_kwargs", text)
         if self._pretrained.chat_template is None:
             raise InvalidRequest("the model has no chat template; use /v1/completions")
 

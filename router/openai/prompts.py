@@ -9,12 +9,14 @@ from baton.router.limits import context_error
 
 Prompt = str | list[int]
 
-PROMPT_SCHEMA = {
+TOKEN_IDS_SCHEMA: dict[str, object] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+TEXT_SCHEMA: dict[str, object] = {"type": "string", "minLength": 1}
+PROMPT_SCHEMA: dict[str, object] = {
     "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}},
-        {"type": "array", "items": {"type": "integer"}},
-        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+        TEXT_SCHEMA,
+        {"type": "array", "minItems": 1, "items": TEXT_SCHEMA},
+        {**TOKEN_IDS_SCHEMA, "minItems": 1},
+        {"type": "array", "minItems": 1, "items": {**TOKEN_IDS_SCHEMA, "minItems": 1}},
     ]
 }
 KINDS = "prompt must be a text, a list of texts, a list of token ids or a list of such lists"
