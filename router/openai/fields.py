@@ -2,21 +2,31 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from baton.engine.sampling_params import MAX_LOGPROBS, MAX_TEMPERATURE, SamplingParams
 from baton.router.config import RouterConfig
 from baton.router.errors import FieldError
 from baton.router.limits import MAX_ENTRIES, MAX_STOP_CHARS, check_choices, check_stop
 from baton.router.openai.ignored_fields import Label, NeutralFields
+from baton.router.openai.prompts import TOKEN_ID
 from baton.router.openai.request_body import WHOLE, AtMost, OrText, RequestBody
 
 INT32_MAX = (1 << 31) - 1
+CHOICES, STOP_STRINGS = "Completions of each prompt", "Stop strings"  # titles of types that the config bounds
 
 Count = Annotated[int, Field(ge=1), WHOLE]
-TokenId = Annotated[int, Field(ge=0), WHOLE]
-TokenIdText = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]  # JSON has texts alone as names
+Choices = Annotated[int, Field(ge=1, title=CHOICES), WHOLE]
+TokenId = Annotated[int, Field(ge=0, title=TOKEN_ID), WHOLE]
+TOKEN_ID_PATTERN = "^(0|[1-9][0-9]{0,9})$"
+TokenIdText = Annotated[str, Field(pattern=TOKEN_ID_PATTERN)]  # JSON has texts alone as names
 Bias = Annotated[float, Field(ge=-100, le=100)]
+BIAS_SCHEMA = {
+    "type": "object",
+    "maxProperties": MAX_ENTRIES,
+    "propertyNames": {"pattern": TOKEN_ID_PATTERN},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+}
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 STOP_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
@@ -36,7 +46,7 @@ class GenerationFields(NeutralFields):
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: Count = 1
+    n: Choices = 1
     best_of: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -45,10 +55,10 @@ class GenerationFields(NeutralFields):
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    logit_bias: Annotated[dict[TokenIdText, Bias], AtMost(MAX_ENTRIES)] | None = None
+    logit_bias: Annotated[dict[TokenIdText, Bias], AtMost(MAX_ENTRIES), WithJsonSchema(BIAS_SCHEMA)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64), WHOLE] | None = None
     stop: Annotated[
-        list[StopString], Field(fail_fast=True), AtMost(MAX_ENTRIES), OrText(lambda text: [text], list, STOP_SCHEMA)
+        list[StopString], Field(fail_fast=True, title=STOP_STRINGS), AtMost(MAX_ENTRIES), OrText(lambda text: [text], list, STOP_SCHEMA)
     ] = Field(default_factory=list)  # a constant would be copied deeply for every request
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True), AtMost(MAX_ENTRIES)] | None = None
     include_stop_str_in_output: bool = False

@@ -9,7 +9,11 @@ from baton.router.limits import context_error
 
 Prompt = str | list[int]
 
-TOKEN_IDS_SCHEMA: dict[str, object] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+TOKEN_ID = "Token id"  # title of the type in descriptions, to which the vocabulary's bound is added
+TOKEN_IDS_SCHEMA: dict[str, object] = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "title": TOKEN_ID},
+}
 TEXT_SCHEMA: dict[str, object] = {"type": "string", "minLength": 1}
 PROMPT_SCHEMA: dict[str, object] = {
     "anyOf": [

@@ -102,7 +102,7 @@ class AtMost:
         def check(value: object) -> object:
             if not isinstance(value, str) and isinstance(value, Sized) and len(value) > self.count:
                 counts = {"num": len(value), "count": self.count}
-                raise PydanticCustomError("too_many", "has {num} entries, but at most {count} are taken", counts)
+                raise PydanticCustomError("too_many", "has {num} entries, but at most {count} are accepted", counts)
             return value
 
         return no_info_before_validator_function(check, handler(source))
