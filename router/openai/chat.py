@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 import orjson
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from baton.engine.sampling_params import MAX_LOGPROBS
 from baton.protos.common_pb2 import PositionLogprobs
@@ -16,10 +16,10 @@ from baton.router.limits import MAX_ENTRIES
 from baton.router.openai.answer import WholeChoice, answer, apart, command_id
 from baton.router.openai.context import read_context
 from baton.router.openai.exchange import Exchange
-from baton.router.openai.fields import Count, GenerationFields
+from baton.router.openai.fields import STREAM_RULE, TRUE, Count, GenerationFields
 from baton.router.openai.logprobs import chat_content, prompt_positions
 from baton.router.openai.messages import Messages, TemplateOptions, template_messages
-from baton.router.openai.request_body import WHOLE, AtMost
+from baton.router.openai.request_body import WHOLE, AtMost, unless
 from baton.router.request_context import RequestContext
 from baton.router.service import RouterService
 from baton.router.tokenizer import Tokenizer
@@ -27,6 +27,17 @@ from baton.router.tokenizer import Tokenizer
 
 class ChatRequest(GenerationFields):
     """Body of a chat completion request."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "allOf": [
+                STREAM_RULE,
+                unless("continue_final_message", {"enum": [False, None]}, "add_generation_prompt", {"const": False}),
+                unless("top_logprobs", {"enum": [0, None]}, "logprobs", TRUE),
+                unless("tools", {"enum": [[], None]}, "tool_choice", {"const": "none"}),
+            ]
+        }
+    )
 
     messages: Messages
     max_tokens: Count | None = None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
-from pydantic import Field, WithJsonSchema
+from pydantic import ConfigDict, Field, WithJsonSchema
 
 from baton.engine.sampling_params import MAX_LOGPROBS
 from baton.router.errors import FieldError
@@ -13,9 +13,9 @@ from baton.router.openai.answer import answer, command_id
 from baton.router.openai.completion_shape import CompletionShape, PromptEcho
 from baton.router.openai.context import read_context
 from baton.router.openai.exchange import Exchange
-from baton.router.openai.fields import GenerationFields
+from baton.router.openai.fields import STREAM_RULE, TRUE, GenerationFields
 from baton.router.openai.prompts import PROMPT_SCHEMA, Prompt, read_prompts
-from baton.router.openai.request_body import WHOLE
+from baton.router.openai.request_body import WHOLE, unless
 from baton.router.request_context import RequestContext
 from baton.router.service import RouterService
 
@@ -24,6 +24,10 @@ DEFAULT_MAX_TOKENS = 16
 
 class CompletionRequest(GenerationFields):
     """Body of a completion request."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"allOf": [STREAM_RULE, unless("max_tokens", {"anyOf": [{"type": "null"}, {"minimum": 1}]}, "echo", TRUE)]}
+    )
 
     prompt: Annotated[object, WithJsonSchema(PROMPT_SCHEMA)]  # read by `read_prompts`
     max_tokens: Annotated[int, Field(ge=0), WHOLE] | None = None

@@ -7,7 +7,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from baton.router.openai import responses as bodies
 from baton.router.openai.fields import CHOICES, STOP_STRINGS
-from baton.router.openai.prompts import TOKEN_ID
+from baton.router.openai.prompts import PROMPTS, TOKEN_ID
 from baton.router.service import RouterService
 
 Json = dict[str, Any]
@@ -53,9 +53,11 @@ class Description:
         self._gate = service.gate
         self._posts = posts
         config, vocab_size = service.config, service.model.vocab_size
+        max_choices = min(config.max_choices, config.max_inflight)
         self._bounds: Mapping[str, tuple[str, int]] = {  # by the title of a type
             TOKEN_ID: ("maximum", vocab_size - 1),
-            CHOICES: ("maximum", min(config.max_choices, config.max_inflight)),
+            CHOICES: ("maximum", max_choices),
+            PROMPTS: ("maxItems", max_choices),
             STOP_STRINGS: ("maxItems", config.max_stop),
         }
 
@@ -104,9 +106,7 @@ class Description:
             return {}
         content: Json = {JSON: {"schema": known[BODIES[path]]}}
         if path in CHUNKS:
-            reference = known[CHUNKS[path]]["$ref"].rpartition("/")[2]
-            text = f"Server-sent events, each with a {reference} as its data, or an ErrorBody; the last is [DONE]."
-            content[EVENTS] = {"schema": {"type": "string", "description": text}}
+            content[EVENTS] = {"itemSchema": _event(known[CHUNKS[path]], known[bodies.ErrorBody])}
         return {"content": content}
 
     def _security(self, path: str) -> list[Mapping[str, Collection[str]]]:
@@ -124,3 +124,13 @@ class Description:
                 schema[name] = bound
             for each in schema.values():
                 self._add_bounds(each)
+
+
+def _event(chunk: Json, error: Json) -> Json:
+    """Return the schema of a server-sent event: a chunk, an error in mid-stream, or the end."""
+    payload = {"type": "string", "contentMediaType": JSON, "contentSchema": {"anyOf": [chunk, error]}}
+    return {
+        "type": "object",
+        "properties": {"data": {"anyOf": [payload, {"const": "[DONE]"}]}},
+        "required": ["data"],
+    }

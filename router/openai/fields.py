@@ -13,6 +13,7 @@ from baton.router.openai.prompts import TOKEN_ID
 from baton.router.openai.request_body import WHOLE, AtMost, OrText, RequestBody
 
 INT32_MAX = (1 << 31) - 1
+LEAST_POSITIVE = 1e-6  # workers receive 32-bit floats, in which the smallest 64-bit ones are 0
 CHOICES, STOP_STRINGS = "Completions of each prompt", "Stop strings"  # titles of types that the config bounds
 
 Count = Annotated[int, Field(ge=1), WHOLE]
@@ -30,6 +31,15 @@ BIAS_SCHEMA = {
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 STOP_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
+
+
+TRUE: dict[str, object] = {"const": True}
+STREAM_RULE: dict[str, object] = {  # as `GenerationFields.check` has it
+    "anyOf": [
+        {"required": ["stream"], "properties": {"stream": TRUE, "prompt_logprobs": {"type": "null"}}},
+        {"properties": {"stream": {"enum": [False, None]}, "stream_options": {"type": "null"}}},
+    ]
+}
 
 
 class StreamOptions(RequestBody):
@@ -91,12 +101,14 @@ class GenerationFields(NeutralFields):
         top_k = defaults.top_k if self.top_k is None else self.top_k
         return SamplingParams(
             temperature=given(self.temperature, defaults.temperature),
-            top_p=given(self.top_p, defaults.top_p),
+            top_p=max(given(self.top_p, defaults.top_p), LEAST_POSITIVE),
             top_k=top_k if 0 < top_k < vocab_size else 0,
             min_p=given(self.min_p, defaults.min_p),
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            repetition_penalty=given(self.repetition_penalty, defaults.repetition_penalty),
+            repetition_penalty=max(
+                given(self.repetition_penalty, defaults.repetition_penalty), LEAST_POSITIVE
+            ),
             logit_bias={int(token_id): bias for token_id, bias in (self.logit_bias or {}).items()},
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,

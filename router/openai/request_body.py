@@ -51,17 +51,24 @@ class RequestBody(BaseModel):
         required = described.get("required", ())
         for name, field in described.get("properties", {}).items():
             if name not in required:
-                described["properties"][name] = _or_null(field)
+                described["properties"][name] = _or_null(name, field)
         return reference
 
 
-def _or_null(schema: JsonSchemaValue) -> JsonSchemaValue:
+def _or_null(name: str, schema: JsonSchemaValue) -> JsonSchemaValue:
     null = {"type": "null"}
-    own = {key: value for key, value in schema.items() if key not in ("title", "default")}
+    own = {key: value for key, value in schema.items() if key != "default"}
+    if own.get("title") == name.replace("_", " ").title():  # pydantic's own, which says nothing
+        del own["title"]
     alternatives = own["anyOf"] if own.keys() == {"anyOf"} else [own]
     described = {"anyOf": alternatives if null in alternatives else [*alternatives, null]}
     default = schema.get("default")
     return described if default is None else {**described, "default": default}
+
+
+def unless(name: str, neutral: JsonSchemaValue, other: str, needed: JsonSchemaValue) -> JsonSchemaValue:
+    """Return the schema of bodies in which a field needs another one's value, unless it is left out or neutral."""
+    return {"anyOf": [{"properties": {name: neutral}}, {"required": [other], "properties": {other: needed}}]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import asyncio
 from typing import Annotated
 
 import orjson
-from pydantic import Field, WithJsonSchema
+from pydantic import ConfigDict, Field, WithJsonSchema
 
 from baton.engine.errors import InvalidRequest
 from baton.router.errors import FieldError
@@ -19,6 +19,15 @@ from baton.router.service import RouterService
 
 class TokenizeRequest(RequestBody):
     """A text, or messages for the chat template."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": ["prompt"], "properties": {"prompt": {"type": "string"}}},
+                {"required": ["messages"], "properties": {"messages": {"type": "array"}}},
+            ]
+        }
+    )
 
     model: str | None = None
     prompt: str | None = None
