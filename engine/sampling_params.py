@@ -32,7 +32,9 @@ class SamplingParams:
 
     def validate(self, vocab_size: int) -> None:
         """Raises `InvalidRequest` naming the first option that is out of range."""
-        _require(0 <= self.temperature <= MAX_TEMPERATURE, "temperature", self.temperature, f"from 0 to {MAX_TEMPERATURE}")
+        _require(
+            0 <= self.temperature <= MAX_TEMPERATURE, "temperature", self.temperature, f"from 0 to {MAX_TEMPERATURE}"
+        )
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         _require(self.top_k >= 0, "top_k", self.top_k, "0 (all) or more")
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 to 1")

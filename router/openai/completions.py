@@ -20,14 +20,13 @@ from baton.router.request_context import RequestContext
 from baton.router.service import RouterService
 
 DEFAULT_MAX_TOKENS = 16
+EMPTY_OUTPUT_RULE = unless("max_tokens", {"anyOf": [{"type": "null"}, {"minimum": 1}]}, "echo", TRUE)
 
 
 class CompletionRequest(GenerationFields):
     """Body of a completion request."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"allOf": [STREAM_RULE, unless("max_tokens", {"anyOf": [{"type": "null"}, {"minimum": 1}]}, "echo", TRUE)]}
-    )
+    model_config = ConfigDict(json_schema_extra={"allOf": [STREAM_RULE, EMPTY_OUTPUT_RULE]})
 
     prompt: Annotated[object, WithJsonSchema(PROMPT_SCHEMA)]  # read by `read_prompts`
     max_tokens: Annotated[int, Field(ge=0), WHOLE] | None = None

@@ -33,8 +33,9 @@ def describe(error: Exception) -> tuple[int, dict[str, object]]:
         return 500, error_body(message_of(error), status.kind, None, 500)
     if isinstance(error, KeyLimitReached):
         return status.http, error_body(str(error), error.kind, None, "rate_limit_exceeded")
-    own_code = error.code if isinstance(error, FieldError) else None
-    code = own_code or CODES.get(status.http, status.http)
+    code: str | int = CODES.get(status.http, status.http)
+    if isinstance(error, FieldError) and error.code is not None:
+        code = error.code
     return status.http, error_body(str(error), status.kind, _param(error), code)
 
 

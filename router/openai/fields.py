@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from pydantic import Field, WithJsonSchema
+from pydantic.config import JsonDict
 
 from baton.engine.sampling_params import MAX_LOGPROBS, MAX_TEMPERATURE, SamplingParams
 from baton.router.config import RouterConfig
@@ -30,11 +31,16 @@ BIAS_SCHEMA = {
 }
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
-STOP_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
+StopStrings = Annotated[
+    list[StopString],
+    Field(fail_fast=True, title=STOP_STRINGS),
+    AtMost(MAX_ENTRIES),
+    OrText(lambda text: [text], text_schema={"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}),
+]
 
 
-TRUE: dict[str, object] = {"const": True}
-STREAM_RULE: dict[str, object] = {  # as `GenerationFields.check` has it
+TRUE: JsonDict = {"const": True}
+STREAM_RULE: JsonDict = {  # as `GenerationFields.check` has it
     "anyOf": [
         {"required": ["stream"], "properties": {"stream": TRUE, "prompt_logprobs": {"type": "null"}}},
         {"properties": {"stream": {"enum": [False, None]}, "stream_options": {"type": "null"}}},
@@ -67,9 +73,7 @@ class GenerationFields(NeutralFields):
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     logit_bias: Annotated[dict[TokenIdText, Bias], AtMost(MAX_ENTRIES), WithJsonSchema(BIAS_SCHEMA)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64), WHOLE] | None = None
-    stop: Annotated[
-        list[StopString], Field(fail_fast=True, title=STOP_STRINGS), AtMost(MAX_ENTRIES), OrText(lambda text: [text], list, STOP_SCHEMA)
-    ] = Field(default_factory=list)  # a constant would be copied deeply for every request
+    stop: StopStrings = Field(default_factory=list)  # a constant would be copied deeply for every request
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True), AtMost(MAX_ENTRIES)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -106,9 +110,7 @@ class GenerationFields(NeutralFields):
             min_p=given(self.min_p, defaults.min_p),
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            repetition_penalty=max(
-                given(self.repetition_penalty, defaults.repetition_penalty), LEAST_POSITIVE
-            ),
+            repetition_penalty=max(given(self.repetition_penalty, defaults.repetition_penalty), LEAST_POSITIVE),
             logit_bias={int(token_id): bias for token_id, bias in (self.logit_bias or {}).items()},
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,

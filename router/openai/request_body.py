@@ -16,7 +16,6 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import no_info_before_validator_function
 
-
 MAX_FIELDS = 256  # of one JSON object; checked before the names, since each unknown one is an error of its own
 
 

@@ -1,8 +1,8 @@
 """Bodies of responses, as /openapi.json describes them; optional keys are there if the request asked for them."""
 
-from typing import Literal
+from typing import Literal, NotRequired
 
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 FinishReason = Literal["stop", "length"]
 

@@ -29,29 +29,26 @@ RENAMED: Mapping[str, str] = {
     "top_n_tokens": "top_logprobs",
 }
 TEMPLATE_OPTIONS = frozenset({"enable_thinking", "reasoning_effort", "thinking"})
+STRUCTURED_OUTPUT, LORA, SAMPLER = "Structured output", "LoRA", "This sampler"
 FEATURES: Mapping[str, str] = {
-    **dict.fromkeys(("ebnf", "grammar", "json_schema", "regex", "schema", "structural_tag", "format"), "structured output"),
-    **dict.fromkeys(("adapter_id", "adapter_source", "lora", "lora_path", "lora_request"), "LoRA"),
-    **dict.fromkeys(
-        (
-            "dry_multiplier", "dynatemp_range", "eta_cutoff", "epsilon_cutoff", "mirostat", "mirostat_eta", "mirostat_tau",
-            "smoothing_factor", "tfs_z", "top_a", "top_n_sigma", "typical_p", "watermark", "xtc_probability",
-        ),
-        "this sampler",
-    ),
-    **dict.fromkeys(("images", "mm_processor_kwargs", "multi_modal_data", "videos"), "multimodal input"),
-    **dict.fromkeys(("thinking_budget", "thinking_token_budget"), "a thinking budget"),
+    "adapter_id": LORA, "adapter_source": LORA, "lora": LORA, "lora_path": LORA, "lora_request": LORA,
+    "ebnf": STRUCTURED_OUTPUT, "format": STRUCTURED_OUTPUT, "grammar": STRUCTURED_OUTPUT,
+    "json_schema": STRUCTURED_OUTPUT, "regex": STRUCTURED_OUTPUT, "structural_tag": STRUCTURED_OUTPUT,
+    "dry_multiplier": SAMPLER, "dynatemp_range": SAMPLER, "epsilon_cutoff": SAMPLER, "eta_cutoff": SAMPLER,
+    "mirostat": SAMPLER, "smoothing_factor": SAMPLER, "tfs_z": SAMPLER, "top_a": SAMPLER, "top_n_sigma": SAMPLER,
+    "typical_p": SAMPLER, "xtc_probability": SAMPLER,
+    "images": "Multimodal input", "mm_processor_kwargs": "Multimodal input", "thinking_token_budget": "This budget",
+    "watermark": "A watermark",
 }  # fmt: skip
 
 
 def advice(name: str, known: Collection[str]) -> str:
     """Return what to do about an unknown field, given the names of known ones; empty if there is nothing to say."""
     if name in FEATURES or name.startswith("guided_"):
-        feature = FEATURES.get(name, "structured output")
-        return f"{feature[0].upper()}{feature[1:]} is not supported by this server."
+        return f"{FEATURES.get(name, STRUCTURED_OUTPUT)} is not supported by this server."
     if RENAMED.get(name) in known:
         return f"Use {RENAMED[name]}."
     if name in TEMPLATE_OPTIONS and "chat_template_kwargs" in known:
-        return f"If the chat template has this option, set it in chat_template_kwargs: {{\"{name}\": ...}}."
+        return f'If the chat template has this option, set it in chat_template_kwargs: {{"{name}": ...}}.'
     similar = get_close_matches(name, known, n=1, cutoff=0.8)
     return f"Did you mean {similar[0]}?" if similar else ""

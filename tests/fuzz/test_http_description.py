@@ -1,4 +1,4 @@
-"""A router with a real worker keeps to its /openapi.json: in what it accepts, in what it refuses, and in its responses."""
+"""A router with a real worker keeps to its /openapi.json: in what it accepts and refuses, and in its responses."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import schemathesis
-from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (

@@ -13,7 +13,7 @@ from tests.unit.router.running_router import RunningRouter, running_router, unti
 from tests.unit.router.scripted_worker import ScriptedWorker
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
-CONTENT, PART = "messages[0].content", "messages[0].content[0].type"
+CONTENT, PART, KWARGS = "messages[0].content", "messages[0].content[0].type", "chat_template_kwargs"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
@@ -53,7 +53,7 @@ async def test_what_is_wrong_with_a_request_is_said() -> None:
             (CHAT, {"messages": HELLO, "min_tokens": 9, "max_tokens": 4}, "min_tokens is 9", "min_tokens"),
             (CHAT, {"messages": HELLO, "continue_final_message": True}, "not both", "continue_final_message"),
             (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text", PART),
-            (CHAT, {"messages": HELLO, "chat_template_kwargs": {"tokenize": 1}}, "must not set tokenize", "chat_template_kwargs"),
+            (CHAT, {"messages": HELLO, "chat_template_kwargs": {"tokenize": 1}}, "must not set tokenize", KWARGS),
             (COMPLETIONS, {"prompt": ""}, "prompt is empty", "prompt"),
             (COMPLETIONS, {"prompt": []}, "prompt is empty", "prompt"),
             (COMPLETIONS, {"prompt": [4096]}, "outside 0 to 4095", "prompt"),
@@ -61,7 +61,7 @@ async def test_what_is_wrong_with_a_request_is_said() -> None:
             (COMPLETIONS, {"prompt": [True]}, "prompt[0] is True; prompt must be", "prompt"),
             (COMPLETIONS, {"prompt": [1, "2"]}, "prompt[1] is '2', but must be a token id", "prompt"),
             (COMPLETIONS, {"prompt": "a", "stop": {}}, "stop: must be a text or a list", "stop"),
-            (COMPLETIONS, {"prompt": "a", "stop": ["b", 1]}, "stop[1]: Input should be a valid string, not 1", "stop[1]"),
+            (COMPLETIONS, {"prompt": "a", "stop": ["b", 1]}, "Input should be a valid string, not 1", "stop[1]"),
             (COMPLETIONS, {"prompt": "a", "stop_token_ids": ["1"]}, "valid integer", "stop_token_ids[0]"),
             (COMPLETIONS, {"prompt": "a", "stop_token_ids": [1] * 5000}, "has 5000 entries", "stop_token_ids"),
             (COMPLETIONS, {"prompt": "a", "min_tokens": 300}, "but the context leaves 255 tokens", "min_tokens"),
@@ -70,7 +70,7 @@ async def test_what_is_wrong_with_a_request_is_said() -> None:
             (CHAT, {"messages": [{"role": "user", "content": "a" * 5889}]}, "at most 5888 characters", "messages"),
             (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content: must be a text", CONTENT),
             (CHAT, {"messages": [None] * 20000}, "has 20000 messages", "messages"),
-            (CHAT, {"messages": HELLO, "chat_template_kwargs": {"self": 1}}, "must not set self", "chat_template_kwargs"),
+            (CHAT, {"messages": HELLO, "chat_template_kwargs": {"self": 1}}, "must not set self", KWARGS),
             (COMPLETIONS, {"prompt": "a", "suffix": "b"}, "suffix is not supported", "suffix"),
             (COMPLETIONS, {"prompt": "a", "best_of": 2}, "more than n", "best_of"),
             (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "unless echo", "max_tokens"),

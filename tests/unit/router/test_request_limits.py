@@ -24,7 +24,12 @@ async def test_over_http() -> None:
         (CHAT, {"messages": HELLO, "user": LONG}, "user: String should have at most 1024 characters", "user"),
         (CHAT, {"messages": HELLO, "cache_salt": LONG}, "at most 1024 characters", "cache_salt"),
         (CHAT, {"messages": HELLO, "prompt_cache_key": LONG}, "at most 1024 characters", "prompt_cache_key"),
-        (CHAT, {"messages": HELLO, "metadata": {str(n): "" for n in range(17)}}, "metadata: has 17 entries, but at most 16", "metadata"),
+        (
+            CHAT,
+            {"messages": HELLO, "metadata": {str(n): "" for n in range(17)}},
+            "metadata: has 17 entries, but at most 16",
+            "metadata",
+        ),
         (CHAT, {"messages": HELLO, "metadata": {"n" * 65: ""}}, "at most 64 characters", f"metadata.{'n' * 65}.[key]"),
         (CHAT, {"messages": HELLO, "metadata": {"n": "v" * 513}}, "at most 512 characters", "metadata.n"),
         (
