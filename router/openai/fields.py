@@ -33,8 +33,8 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 StopStrings = Annotated[
     list[StopString],
-    Field(fail_fast=True, title=STOP_STRINGS),
-    AtMost(MAX_ENTRIES),
+    Field(fail_fast=True),
+    AtMost(MAX_ENTRIES, STOP_STRINGS),
     OrText(lambda text: [text], text_schema={"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}),
 ]
 

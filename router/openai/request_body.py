@@ -101,6 +101,7 @@ class AtMost:
     """Refuses longer lists and objects before any of their elements is checked."""
 
     count: int
+    title: str | None = None  # of the type in the description
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         """pydantic: how the field is checked."""
@@ -116,6 +117,8 @@ class AtMost:
     def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """pydantic: how the field is described."""
         described = handler(core_schema)
+        if self.title is not None:
+            described = {**described, "title": self.title}
         return {**described, "maxItems" if described.get("type") == "array" else "maxProperties": self.count}
 
 
