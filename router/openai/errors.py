@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import orjson
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -34,15 +33,14 @@ def describe(error: Exception) -> tuple[int, dict[str, object]]:
         return 500, error_body(message_of(error), status.kind, None, 500)
     if isinstance(error, KeyLimitReached):
         return status.http, error_body(str(error), error.kind, None, "rate_limit_exceeded")
-    code = CODES.get(status.http, status.http)
+    code: str | int = CODES.get(status.http, status.http)
+    if isinstance(error, FieldError) and error.code is not None:
+        code = error.code
     return status.http, error_body(str(error), status.kind, _param(error), code)
 
 
 def error_response(error: Exception) -> Response:
     """The response for an error before any of the answer was sent."""
-    if isinstance(error, RequestValidationError):
-        message, param = _first_problem(error)
-        return _response(400, error_body(message, "invalid_request_error", param, 400))
     if isinstance(error, HTTPException):
         kind = "invalid_request_error" if error.status_code < 500 else "internal_server_error"
         message = str(error.detail or http.HTTPStatus(error.status_code).phrase)
@@ -62,7 +60,7 @@ def install_error_handlers(app: FastAPI) -> None:
     async def handle(_request: Request, error: Exception) -> Response:
         return error_response(error)
 
-    for kind in (RequestValidationError, HTTPException, EngineError, ServiceError, Exception):
+    for kind in (HTTPException, EngineError, ServiceError, Exception):
         app.add_exception_handler(kind, handle)
 
 
@@ -75,14 +73,3 @@ def _param(error: Exception) -> str | None:
         return error.field
     name = str(error).split(" ", 1)[0]  # the engine's texts begin with the option's name
     return name if isinstance(error, InvalidRequest) and name in SamplingParams.__dataclass_fields__ else None
-
-
-def _first_problem(error: RequestValidationError) -> tuple[str, str | None]:
-    problems = error.errors()
-    first: Mapping[str, object] = problems[0] if problems else {}
-    location = first.get("loc")
-    parts = [str(part) for part in location if part != "body"] if isinstance(location, tuple) else []
-    if first.get("type") == "json_invalid":
-        return "the body is no valid JSON", None
-    param = parts[0] if parts else None
-    return f"{'.'.join(parts) or 'body'}: {first.get('msg', 'invalid')}", param

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -14,6 +12,7 @@ from baton.router.gate import Gate
 from baton.router.openai.body_route import BodyRoute
 from baton.router.openai.chat import ChatApi, ChatRequest
 from baton.router.openai.completions import CompletionRequest, CompletionsApi
+from baton.router.openai.description import Description
 from baton.router.openai.errors import install_error_handlers
 from baton.router.openai.middleware import GateMiddleware, RequestIdMiddleware
 from baton.router.openai.operations import OperationsApi
@@ -49,12 +48,13 @@ def make_http_app(service: RouterService) -> HttpApp:
         "/tokenize": BodyRoute(TokenizeRequest, tokenizer.tokenize, max_bytes, gate),
         "/detokenize": BodyRoute(DetokenizeRequest, tokenizer.detokenize, max_bytes, gate),
     }
-    return HttpApp(posts, _make_others(OperationsApi(service), posts, gate))
+    description = Description(service, {path: route.model for path, route in posts.items()})
+    return HttpApp(posts, _make_others(OperationsApi(service), posts, gate, description))
 
 
-def _make_others(operations: OperationsApi, posts: Posts, gate: Gate) -> FastAPI:
+def _make_others(operations: OperationsApi, posts: Posts, gate: Gate, description: Description) -> FastAPI:
     """The application for everything but the posts; it knows their paths, for other methods and the description."""
-    app = _DescribedApp(posts)
+    app = _DescribedApp(description)
     install_error_handlers(app)
     app.add_middleware(GateMiddleware, gate=gate)
     app.add_middleware(RequestIdMiddleware)  # around the other: who is refused gets an id too
@@ -74,27 +74,14 @@ def _make_others(operations: OperationsApi, posts: Posts, gate: Gate) -> FastAPI
 
 
 class _DescribedApp(FastAPI):
-    """Describes the posts in /openapi.json too."""
+    """FastAPI with a complete /openapi.json."""
 
-    def __init__(self, posts: Posts) -> None:
+    def __init__(self, description: Description) -> None:
         super().__init__(title="Baton")
-        self._posts = posts
+        self._description = description
 
     def openapi(self) -> dict[str, Any]:
-        """The description; made once."""
+        """Return the description, which is made once."""
         if self.openapi_schema is None:
-            schema = super().openapi()
-            models: list[type[BaseModel]] = [route.model for route in self._posts.values()]
-            references, definitions = models_json_schema(
-                [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
-            )
-            schema.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
-            for path, route in self._posts.items():
-                content = {"application/json": {"schema": references[route.model, "validation"]}}
-                schema["paths"][path] = {
-                    "post": {
-                        "requestBody": {"content": content, "required": True},
-                        "responses": {"200": {"description": "Successful Response"}},
-                    }
-                }
-        return self.openapi_schema or {}
+            self.openapi_schema = self._description.complete(super().openapi())
+        return self.openapi_schema
