@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from baton.deployment.cluster_config import ClusterSettings
-from baton.deployment.kv_memory import default_kv_bytes
+from baton.engine.kv_memory import default_kv_bytes
 from baton.deployment.machine import Machine, NearCores
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.cores import format_cores, parse_cores

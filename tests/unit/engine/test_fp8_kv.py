@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.deployment.kv_memory import kv_bytes_per_token
+from baton.engine.kv_memory import kv_bytes_per_token
 from baton.engine.kv_cache import KVCacheLayout
 from baton.engine.kv_dtype import kv_cache_dtype, row_bytes
 from baton.engine.model_config import read_model_config
