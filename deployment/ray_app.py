@@ -37,7 +37,7 @@ def build(args: dict[str, object]) -> Application:
 
 def _has_gpus() -> bool:
     """Whether a node of the Ray that builds the application has GPUs."""
-    return ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0
+    return ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0  # type: ignore[no-untyped-call]  # Ray's
 
 
 def workers_application(settings: RaySettings) -> Application:
