@@ -79,7 +79,7 @@ class LocalCluster:
     async def _announce_ready(self) -> None:
         started_s = time.monotonic()
         async with self._client() as client:
-            while (view := await self._ready_view(client)) is None:
+            while (view := await self._ready_view(client)) is None:  # noqa: ASYNC110  # the router's to say
                 await asyncio.sleep(POLL_INTERVAL_S)
         self._listener(ClusterReady(self._url, time.monotonic() - started_s, view.workers))
 

@@ -15,7 +15,7 @@ def check_device(device: str) -> None:
 
 
 def require_gpus(device: str, num_ranks: int, gpus: VisibleGpus) -> None:
-    """Raises OptionError if a worker of so many ranks, whose devices follow each other, needs GPUs that are not there."""
+    """Raises OptionError if the GPUs of a worker, whose ranks have devices that follow each other, are not there."""
     kind, _, index = device.partition(":")
     if kind != "cuda":
         return

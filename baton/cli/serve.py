@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from baton.cli.end_signals import EndSignals
-from baton.cli.model_source import find_checkpoint
+from baton.cli.model_source import find_checkpoint, servable
 from baton.cli.serve_banner import Banner
 from baton.cli.serve_display import ServeDisplay, open_display
 from baton.cli.serve_ray import plan_serving, read_settings
@@ -67,7 +67,8 @@ def command(config_file: Path | None, log_level: str, on_ray: bool, ray_address:
     settings = load_settings(config_file, with_secrets(flags, os.environ))
     checkpoint, plan = _plan(settings, log_level)
     log_dir, is_temporary = _log_dir(settings.cluster.log_dir)
-    display = open_display(plan, Banner.of(plan, checkpoint, log_dir, settings.engine))
+    with servable(checkpoint.name):
+        display = open_display(plan, Banner.of(plan, checkpoint, log_dir, settings.engine))
     try:
         asyncio.run(_serve(plan, log_dir, display))
     except (GaveUp, OSError) as error:
@@ -89,7 +90,8 @@ def _plan(settings: ClusterSettings, log_level: str) -> tuple[Checkpoint, Cluste
     except PortInUse as error:
         raise click.ClickException(f"{error}; choose another with --port") from error
     plan = plan_cluster(settings, checkpoint, this_machine(), ports, log_level)
-    check_resources(plan, checkpoint.config, host_memory())
+    with servable(checkpoint.name):
+        check_resources(plan, checkpoint.config, host_memory())
     make_certificate(plan.router)  # wrong files are told before anything starts
     return checkpoint, plan
 

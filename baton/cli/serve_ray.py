@@ -19,7 +19,7 @@ import click
 from rich.console import Console
 
 from baton.cli.end_signals import EndSignals
-from baton.cli.model_source import find_checkpoint
+from baton.cli.model_source import find_checkpoint, servable
 from baton.cli.serve_banner import Banner
 from baton.cli.serve_display import LineDisplay
 from baton.deployment.cluster_plan import ClusterPlan, plan_cluster
@@ -92,10 +92,12 @@ def plan_serving(settings: RaySettings, address: str | None, log_dir: Path, log_
     plan = plan_cluster(planned, checkpoint, this_machine(), [0] * cluster.num_workers, log_level)
     make_certificate(plan.router)  # wrong files are told before anything starts
     if address is None:
-        check_resources(plan, checkpoint.config, host_memory())
+        with servable(checkpoint.name):
+            check_resources(plan, checkpoint.config, host_memory())
         planned = replace(planned, engine=_with_shares(settings, plan))
     settings = replace(settings, cluster=planned, host=cluster.host, port=cluster.port, log_level=log_level)
-    banner = Banner.of(plan, checkpoint, log_dir, settings.cluster.engine)
+    with servable(checkpoint.name):
+        banner = Banner.of(plan, checkpoint, log_dir, settings.cluster.engine)
     return RayServing(settings, plan, banner, address, log_dir)
 
 
