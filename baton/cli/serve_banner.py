@@ -99,7 +99,8 @@ def _capacities(workers: tuple[ServingWorker, ...]) -> list[str]:
         longest = min(worker.max_model_len for worker in pool)
         num_requests = sum(worker.kv_tokens // longest for worker in pool)
         num_tokens = sum(worker.kv_tokens for worker in pool)
-        lines.append(f"{role}: {num_tokens:,} tokens, room for {num_requests:,} requests of {longest:,} tokens")
+        noun = "request" if num_requests == 1 else "requests"
+        lines.append(f"{role}: {num_tokens:,} tokens, room for {num_requests:,} {noun} of {longest:,} tokens")
     return lines
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from baton.rpc.lifeline import hold_lifeline
 from baton.rpc.progress import ProgressReporter
 
+HOARD_BYTES = 512 << 20
 WORKER = {
     "role": "decode",
     "address": "127.0.0.1:1",
@@ -77,7 +78,10 @@ def main() -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
     progress.loading(0.5)
     progress.ready(address="127.0.0.1:1")
-    if mode == "crash" and life == 1:
+    if mode == "hungry":
+        hoard = bytearray(HOARD_BYTES)
+        print(len(hoard))
+    if mode == "crash":
         os.kill(os.getpid(), signal.SIGKILL)
     while not ended.wait(0.05):
         pass
