@@ -2,13 +2,11 @@
 
 import asyncio
 import contextlib
-import signal
 import time
 from dataclasses import dataclass
 
 from baton.deployment.events import Died, Listener, Progressed, Started
-from baton.rpc.child_process import ChildProcess, ProcessSpec, describe_exit, log_tail
-from baton.rpc.host_memory import OomKills
+from baton.rpc.child_process import ChildProcess, ProcessSpec, log_tail
 from baton.rpc.progress import Failed, Ready
 
 TAIL_LINES = 12
@@ -50,17 +48,10 @@ class GaveUp(Exception):
 class Life:
     """How one life of a process went."""
 
-    status: int
+    end: str  # in words
     served_s: float | None  # from ready to its end; None: it was never ready
     failure: str | None  # its own words
     is_oom: bool  # the kernel's out-of-memory killer ended it
-
-    @property
-    def end(self) -> str:
-        """Its end in words."""
-        if self.is_oom:
-            return "was killed by the kernel because memory ran out (OOM killer)"
-        return self.failure or describe_exit(self.status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +115,11 @@ class Supervisor:
     async def _live(self, num: int) -> Life:
         child = self._child = await ChildProcess.start(self.spec)
         story = asyncio.create_task(self._follow(child))
-        oom_kills = OomKills.around(child.pid)
         try:
             self._listener(Started(self.spec.name, num, child.pid))
             if self._stopping.is_set():  # while it was being started, so that `stop` could not know it
                 child.kill()
-            status = await child.wait()
+            await child.wait()
             # A process of its own that it left behind may hold the pipe open: no reason to wait for long.
             await asyncio.wait([story], timeout=LAST_NEWS_S)
         finally:
@@ -140,9 +130,8 @@ class Supervisor:
             child.close()
         if story.done() and not story.cancelled():
             story.result()
-        is_oom = status == -signal.SIGKILL and oom_kills.has_grown
         served_s = None if self._ready_s is None else time.monotonic() - self._ready_s
-        return Life(status, served_s, self._failure, is_oom)
+        return Life(self._failure or child.describe_end(), served_s, self._failure, child.is_oom_killed)
 
     async def _follow(self, child: ChildProcess) -> None:
         self._ready_s, self._failure = None, None

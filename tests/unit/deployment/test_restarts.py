@@ -24,7 +24,7 @@ POLICY = RestartPolicy(first_delay_s=0.01, max_delay_s=0.05, max_deaths=4)
 
 
 def death(served_s: float | None = 1.0, *, is_oom: bool = False) -> Life:
-    return Life(-signal.SIGKILL if is_oom else 1, served_s, None, is_oom)
+    return Life("ended with status 1", served_s, None, is_oom)
 
 
 def after(*lives: Life) -> Deaths:
