@@ -34,7 +34,7 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """A process logged a warning that the user should know."""
+    """A process logged a warning that matters to the user."""
 
     name: str
     message: str

@@ -1,4 +1,4 @@
-"""What a cluster asks of this machine, compared with what there is, before any of its processes starts."""
+"""Comparison of a cluster's needs with this machine's GPUs and memory, before any of its processes starts."""
 
 from baton.deployment.cluster_plan import ClusterPlan
 from baton.engine.config import ModelConfig
@@ -9,7 +9,7 @@ from baton.rpc.worker_memory import memory_need
 
 
 def check_resources(plan: ClusterPlan, model: ModelConfig, memory: HostMemory) -> None:
-    """Raises OptionError for GPUs that are not there, or more memory than there is for all workers together."""
+    """Raise OptionError for GPUs that are not there, or more memory than there is for all workers together."""
     for worker in plan.workers:
         if worker.is_on_gpu:
             require_gpus(worker.engine.device, worker.tensor_parallel, visible_gpus())

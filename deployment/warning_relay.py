@@ -14,7 +14,7 @@ MAX_WARNINGS = 20  # of a cluster's life
 MAX_CHARS = 400  # of one warning
 # A record as rpc/logs.py formats it: time, level, process, logger, message.
 RECORD = re.compile(r"\S+Z (?:WARNING|ERROR|CRITICAL) +\S+ (?P<logger>\S+): (?P<message>.+)")
-# What ends a process is in the event of its death; warnings of Python and of libraries are for developers.
+# The reason for an end is in the event of the process's death; Python's warnings are for developers.
 LEFT_OUT = ("baton.rpc.entry", "py.warnings")
 OURS = "baton."
 NUMBERS = re.compile(r"[0-9a-f-]{8,}|\d+")  # of requests and connections, which differ in warnings that are alike
@@ -29,7 +29,7 @@ class FollowedLog:
     offset: int
 
     def new_lines(self) -> list[str]:
-        """The whole lines that were written since the last call."""
+        """Return the whole lines written since the last call."""
         try:
             with self.path.open("rb") as log:
                 log.seek(self.offset)
@@ -51,13 +51,13 @@ class WarningRelay:
         self._seen: set[str] = set()
 
     async def run(self) -> None:
-        """Relays until it is cancelled."""
+        """Relay until cancelled."""
         while True:
             self.look()
             await asyncio.sleep(PERIOD_S)
 
     def look(self) -> None:
-        """Relays what is new."""
+        """Relay the new warnings."""
         for log in self._logs:
             for line in log.new_lines():
                 record = RECORD.fullmatch(line)

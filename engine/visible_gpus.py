@@ -28,7 +28,7 @@ class VisibleGpus:
 
 @cache
 def visible_gpus(driver: str = DRIVER) -> VisibleGpus:
-    """The GPUs that torch can use here. Without NVIDIA's driver this takes no time, otherwise an import of torch."""
+    """Return the GPUs that torch can use here. Without NVIDIA's driver this takes no time, otherwise an import of torch."""
     try:
         ctypes.CDLL(driver)
     except OSError:
@@ -43,7 +43,7 @@ def visible_gpus(driver: str = DRIVER) -> VisibleGpus:
 
 
 def describe_gpus(count: int, *, has_cuda: bool) -> VisibleGpus:
-    """What torch reports, in words; has_cuda: it is built with CUDA."""
+    """Put torch's report into words; has_cuda: it is built with CUDA."""
     if count:
         return VisibleGpus(count, f"torch sees {count} GPU{'s' if count > 1 else ''}")
     return VisibleGpus(0, "torch sees no GPU" if has_cuda else "this build of torch has no CUDA")

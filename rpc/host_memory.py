@@ -84,7 +84,7 @@ def _groups(cgroups: Path, process: Path) -> list[Path]:
 
 
 def _bytes_left(group: Path) -> int | None:
-    """What a group's limit leaves, None if it has none."""
+    """Return the bytes below a group's limit, None if it has no limit."""
     for (limit, usage), caches in zip(LIMITS, CACHES, strict=True):
         limit_text, usage_text = _text(group / limit).strip(), _text(group / usage).strip()
         if limit_text.isdecimal() and usage_text.isdecimal():

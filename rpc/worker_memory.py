@@ -44,7 +44,7 @@ class MemoryNeed:
 
 
 def memory_need(workers: Sequence[WorkerConfig], model: ModelConfig) -> MemoryNeed:
-    """What workers of one model take of the host's memory; on GPUs they take none that counts."""
+    """Add up the host memory of workers that serve one model; those on GPUs need too little to count."""
     need = MemoryNeed()
     for worker in workers:
         engine = worker.engine
@@ -62,9 +62,9 @@ def memory_need(workers: Sequence[WorkerConfig], model: ModelConfig) -> MemoryNe
 
 
 def with_kv_memory(config: WorkerConfig, memory: HostMemory) -> WorkerConfig:
-    """The worker's config with the size of its KV cache: unless it was given, a share of the memory that is free.
+    """Return the config with a size of the KV cache: unless it was given, a share of the free memory.
 
-    On a GPU the engine measures what is left. Raises OptionError for more than there is.
+    On a GPU the engine measures what is left. Raises OptionError if there is not enough memory.
     """
     engine = config.engine
     if not engine.is_on_cpu:

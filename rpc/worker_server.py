@@ -125,7 +125,7 @@ async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], Worke
 
 
 def _log_capacity(config: WorkerConfig, host: EngineHost) -> None:
-    """Says what the worker computes on, and what its KV cache holds."""
+    """Log the device and the capacity of the KV cache."""
     num_tokens = (host.pool.num_blocks - 1) * host.config.block_size  # one block pads block tables
     longest = host.finish_rule.max_model_len
     logger.info(

@@ -1,4 +1,4 @@
-"""The block that `baton serve` prints once it serves: what serves, how much it holds, and how to ask it something."""
+"""Block of facts that `baton serve` prints once it is ready: model, device, capacity, URL, and example requests."""
 
 import json
 from collections.abc import Mapping
@@ -77,7 +77,7 @@ class Banner:
 
 
 def in_short(count: int) -> str:
-    """A large number as models' names have it, such as 1.7B."""
+    """Abbreviate a large number as models' names do, such as 1.7B."""
     for unit, letter in UNITS:
         if count >= unit:
             return f"{count / unit:.3g}{letter}"

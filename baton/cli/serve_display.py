@@ -1,4 +1,4 @@
-"""What `baton serve` shows: bars in a terminal, plain lines elsewhere."""
+"""Displays of `baton serve`: bars in a terminal, plain lines elsewhere."""
 
 import sys
 from collections.abc import Callable
@@ -103,7 +103,7 @@ class BarDisplay:
 
 
 def print_event(console: Console, event: Event, announce: Announce) -> None:
-    """Prints what of an event is worth a line, and when the cluster is ready its announcement."""
+    """Print the lines of an event, and its announcement when the cluster is ready."""
     for line in describe(event):
         console.print(escape(line))
     if isinstance(event, ClusterReady):
@@ -111,7 +111,7 @@ def print_event(console: Console, event: Event, announce: Announce) -> None:
 
 
 def describe(event: Event) -> list[str]:
-    """An event in lines; none for what is too small, or for a failure, which the process's death tells."""
+    """Return an event in lines; none for steps of loading, or for a failure, whose reason is in the process's death."""
     match event:
         case Started(name, life, pid):
             return [f"{name}: {'starting' if life == 1 else 'starting again'} (process {pid})"]
@@ -129,7 +129,7 @@ def describe(event: Event) -> list[str]:
 
 
 def describe_end(ending: Ending) -> str:
-    """What the end waits for."""
+    """Say what the end waits for."""
     if ending.num_requests == 0:
         return "Ending; press Ctrl-C again to stop now"
     count = "" if ending.num_requests is None else f"{ending.num_requests} "

@@ -59,9 +59,7 @@ def test_weights_activations_and_others_are_taken_off(directory: Path) -> None:
 
 def test_more_kv_than_the_gpu_has_free_is_refused() -> None:
     check_fits(77_000, CPU, ScriptedMeter())
-    with pytest.raises(
-        EngineError, match="of the 80000 bytes of cpu only 77000 are free"
-    ):
+    with pytest.raises(EngineError, match="of the 80000 bytes of cpu only 77000 are free"):
         check_fits(77_001, CPU, ScriptedMeter())
 
 
