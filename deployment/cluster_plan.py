@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from baton.deployment.cluster_config import ClusterSettings
-from baton.deployment.kv_memory import default_kv_bytes
 from baton.deployment.machine import Machine, NearCores
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.cores import format_cores, parse_cores
 from baton.engine.errors import UnsupportedModel
 from baton.engine.kv_dtype import kv_cache_dtype
+from baton.engine.kv_memory import default_kv_bytes
 from baton.extras import NIXL
 from baton.router.config import RouterConfig
 from baton.rpc.child_process import ProcessSpec

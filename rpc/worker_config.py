@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from baton.engine.config import EngineConfig
+from baton.rpc.device_option import check_device
 from baton.rpc.group.rendezvous_name import registered_name
 from baton.rpc.option_values import OptionError
 from baton.rpc.registry.url import parse_registry_url
@@ -86,7 +87,9 @@ class WorkerConfig:
         return LONGEST_STEP_S if self.is_on_gpu else LONGEST_CPU_STEP_S
 
     def __post_init__(self) -> None:
-        """Raises OptionError for ports that are the same, a registry that cannot work, a group without rendezvous."""
+        """Raises OptionError for ports that are the same, an unknown device, a registry that cannot work, a group
+        without rendezvous."""
+        check_device(self.engine.device)
         if self.kv_ports and self.kv_ports[-1] > MAX_PORT:
             raise OptionError(
                 f"kv_port: {self.kv_port} takes ports {self.kv_ports[0]} to {self.kv_ports[-1]}, and {MAX_PORT} is the "

@@ -16,10 +16,11 @@ ENGINE_OPTIONS = {
         "int8: weights, and what they are multiplied with, have 8 bits each, on CPUs. Unset: as dtype says.",
         choices=("int8",),
     ),
-    "device": OptionInfo("Device of the model, as torch names it."),
+    "device": OptionInfo("Device of the model: auto (a GPU if torch sees one), cpu, cuda or cuda:N."),
     "block_size": OptionInfo("Tokens a KV block.", minimum=1, maximum=1024),
     "kv_cache_memory_bytes": OptionInfo(
-        "Memory of the KV cache; unset: 512 MiB, on a GPU what gpu_memory_utilization leaves.", minimum=1 << 16
+        "Memory of the KV cache; unset: a share of the free memory, on a GPU what gpu_memory_utilization leaves.",
+        minimum=1 << 16,
     ),
     "gpu_memory_utilization": OptionInfo(
         "Share of a GPU's memory to take: what the weights and the greatest step leave of it is the KV cache.",

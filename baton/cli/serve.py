@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 
 from baton.cli.end_signals import EndSignals
-from baton.cli.model_source import find_checkpoint
+from baton.cli.model_source import find_checkpoint, servable
+from baton.cli.serve_banner import Banner
 from baton.cli.serve_display import ServeDisplay, open_display
 from baton.cli.serve_ray import plan_serving, read_settings
 from baton.cli.serve_ray import run as run_on_ray
@@ -22,15 +23,17 @@ from baton.deployment.cluster_config import (
     router_options,
     worker_options,
 )
-from baton.deployment.cluster_plan import ClusterPlan, plan_cluster
+from baton.deployment.cluster_plan import Checkpoint, ClusterPlan, plan_cluster
 from baton.deployment.local import LocalCluster
 from baton.deployment.machine import this_machine
 from baton.deployment.ports import PortInUse, check_port, free_ports
+from baton.deployment.resource_checks import check_resources
 from baton.deployment.supervisor import GaveUp, RestartPolicy
 from baton.extras import RAY
 from baton.router.certificate import make_certificate
 from baton.router.options import with_secrets
 from baton.rpc.entry import log_level_flag, plain_errors
+from baton.rpc.host_memory import host_memory
 from baton.rpc.options import click_options
 
 
@@ -63,9 +66,10 @@ def command(config_file: Path | None, log_level: str, on_ray: bool, ray_address:
     if ray_address is not None or flags["registry"] is not None:
         raise click.UsageError("--ray-address and --registry are for --ray")
     settings = load_settings(config_file, with_secrets(flags, os.environ))
-    plan = _plan(settings, log_level)
+    checkpoint, plan = _plan(settings, log_level)
     log_dir, is_temporary = _log_dir(settings.cluster.log_dir)
-    display = open_display(plan, log_dir)
+    with servable(checkpoint.name):
+        display = open_display(plan, Banner.of(plan, checkpoint, log_dir, settings.engine))
     try:
         asyncio.run(_serve(plan, log_dir, display))
     except (GaveUp, OSError) as error:
@@ -76,7 +80,7 @@ def command(config_file: Path | None, log_level: str, on_ray: bool, ray_address:
         shutil.rmtree(log_dir)
 
 
-def _plan(settings: ClusterSettings, log_level: str) -> ClusterPlan:
+def _plan(settings: ClusterSettings, log_level: str) -> tuple[Checkpoint, ClusterPlan]:
     cluster = settings.cluster
     cluster.check_groups()
     dtype = str(settings.engine["decode"].get("dtype") or "auto")
@@ -87,8 +91,10 @@ def _plan(settings: ClusterSettings, log_level: str) -> ClusterPlan:
     except PortInUse as error:
         raise click.ClickException(f"{error}; choose another with --port") from error
     plan = plan_cluster(settings, checkpoint, this_machine(), ports, log_level)
+    with servable(checkpoint.name):
+        check_resources(plan, checkpoint.config, host_memory())
     make_certificate(plan.router)  # wrong files are told before anything starts
-    return plan
+    return checkpoint, plan
 
 
 def _log_dir(given: str | None) -> tuple[Path, bool]:

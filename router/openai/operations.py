@@ -105,6 +105,7 @@ class OperationsApi:
             "block_size": description.block_size,
             "max_model_len": description.max_model_len,
             "transport": description.transport,
+            "transports": sorted(description.pool.endpoints),
             "cached_blocks": self._service.pool.index.num_blocks(description.incarnation),
             "inflight": connection.load.num_own_requests,
             "load": {name: getattr(load, name) for name in fields if name != "peer_transports"},
