@@ -13,7 +13,7 @@ from baton.router.worker_pool import WorkerPool
 
 UNKNOWN_ROLE = "unknown"  # of a worker that is not in reach, or has not told its load yet
 ROLES_AND_STATES = (
-    *((role.value, state) for role in WorkerRole for state in (ConnectionState.READY, ConnectionState.DRAINING)),
+    *((role.value, state) for role in WorkerRole for state in ConnectionState if state is not ConnectionState.CONNECTING),
     (UNKNOWN_ROLE, ConnectionState.CONNECTING),
 )
 

@@ -158,7 +158,7 @@ async def _serve(
                 if ranks is not None:
                     await _first_reason(ranks)
                 raise
-            core.drain.begin()
+            core.drain.begin(final=True)
             await worker_health.end()
             await _drain(core)
     finally:
@@ -260,7 +260,7 @@ async def _first_reason(ranks: WorkerGroup | WorkerRanks) -> None:
 
 async def _drain(core: WorkerCore) -> None:
     """Returns once the worker is idle, or its time is over and what was left is others'; raises if the engine fails."""
-    drained = asyncio.ensure_future(core.drain.run(core.config.drain_timeout_s))
+    drained = asyncio.ensure_future(core.drain.run(core.config.drain_timeout_s, final=True))
     waits: list[asyncio.Future[Any]] = [drained, core.host.failed]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if not drained.done():

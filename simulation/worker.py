@@ -54,7 +54,7 @@ class SimulatedWorker:
 
     def begin_drain(self) -> None:
         """Takes no new requests from now on; `drain` says when none is left."""
-        self._service.begin_drain()
+        self.drain.begin()
 
     async def stop(self) -> None:
         """Ends at once, as a worker that dies: every call breaks."""
