@@ -751,7 +751,7 @@ class RequestDelta(_message.Message):
 
     @_builtins.property
     def served_by(self) -> _common_pb2.ServedBy:
-        """set with the first token and with the last message"""
+        """set with the first token, again when the KV has come, and with the last message"""
 
     def __init__(
         self,
