@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from baton.router.api_key import hidden
+from baton.router.origin import check_origin
 from baton.rpc.option_values import OptionError
 from baton.rpc.registry.url import parse_registry_url
 
@@ -32,6 +33,7 @@ class RouterConfig:
     max_choices: int = 128  # prompts times n of one request
     max_stop: int = 16  # stop strings of one request
     max_body_bytes: int = 16 << 20  # of one request, over HTTP or gRPC
+    cors_origins: tuple[str, ...] = ()  # of web pages that may read responses in a browser; *: all
     api_key: tuple[str, ...] | None = field(default=None, repr=False)  # as digests, whatever was given
     api_keys_file: str | None = None  # YAML file of keys with their limits; with neither, everybody may ask
     protect_operations: bool = False  # metrics, workers and the description need a key too
@@ -73,6 +75,8 @@ class RouterConfig:
             raise OptionError("process: it needs group_dir, and group_dir needs it")
         if (self.target_ttft_ms is None) != (self.target_tpot_ms is None):
             raise OptionError("target_ttft_ms: it needs target_tpot_ms, and target_tpot_ms needs it")
+        for origin in self.cors_origins:
+            check_origin(origin)
         self._check_https()
 
     def _check_https(self) -> None:

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import grpc
 from grpc_health.v1 import health
-from grpc_reflection.v1alpha import reflection
 
 from baton.engine.engine import Engine
 from baton.engine.errors import EngineEnded, GroupBroken
@@ -34,6 +33,7 @@ from baton.rpc.peers import Channels
 from baton.rpc.pool_description import pool_to_proto
 from baton.rpc.progress import ProgressReporter
 from baton.rpc.ranks.worker_ranks import WorkerRanks, following, with_threads_of_its_own
+from baton.rpc.reflection import enable_reflection
 from baton.rpc.registration import member_of, registered
 from baton.rpc.tls import Security, make_security
 from baton.rpc.watchdog import Watchdog
@@ -236,7 +236,7 @@ def _register_common(server: grpc.aio.Server, core: WorkerCore, description: wor
     services = worker_pb2.DESCRIPTOR.services_by_name
     names = [services[name].full_name for name in ("Worker", "KVSource", *ROLE_SERVICES[config.role])]
     names.append(doctor_pb2.DESCRIPTOR.services_by_name["Doctor"].full_name)
-    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    enable_reflection(server, [*names, health.SERVICE_NAME])
     return names
 
 
