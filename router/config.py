@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 from typing import Literal
+from urllib.parse import urlsplit
 
 from baton.router.api_key import hidden
-from baton.router.origin import check_origin
 from baton.rpc.option_values import OptionError
 from baton.rpc.registry.url import parse_registry_url
 
@@ -75,9 +75,15 @@ class RouterConfig:
             raise OptionError("process: it needs group_dir, and group_dir needs it")
         if (self.target_ttft_ms is None) != (self.target_tpot_ms is None):
             raise OptionError("target_ttft_ms: it needs target_tpot_ms, and target_tpot_ms needs it")
-        for origin in self.cors_origins:
-            check_origin(origin)
+        self._check_origins()
         self._check_https()
+
+    def _check_origins(self) -> None:
+        """An origin that no browser sends would have no effect."""
+        for origin in self.cors_origins:
+            parts = urlsplit(origin)
+            if origin not in ("*", "null", f"{parts.scheme}://{parts.netloc}".lower()) or origin == "://":
+                raise OptionError(f"cors_origins: {origin!r} must be * or scheme://host[:port], without a path")
 
     def _check_https(self) -> None:
         """Nothing that was to protect may be without effect for the lack of something else."""

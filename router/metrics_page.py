@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from baton.router.process_group import ProcessGroup
+from baton.rpc.metrics_format import plain_accept
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,5 +26,5 @@ class MetricsPage:
 
     async def text(self, accept: str) -> MetricsText:
         """Return the page as OpenMetrics if the `accept` header asks for it, else in Prometheus' text format."""
-        encode, media_type = choose_encoder(accept)
+        encode, media_type = choose_encoder(plain_accept(accept))
         return MetricsText(encode(self._registry if self._group is None else await self._group.page()), media_type)

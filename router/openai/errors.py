@@ -71,8 +71,8 @@ def install_error_handlers(app: FastAPI) -> None:
 
 def _allowed_methods(app: FastAPI, request: Request) -> set[str]:
     """The methods of the request's path; empty if there is no such path."""
-    routes = (route for route in app.routes if isinstance(route, Route))
-    methods = {each for route in routes if route.matches(request.scope)[0] is not Match.NONE for each in route.methods or ()}
+    routes = (each for each in app.routes if isinstance(each, Route) and each.matches(request.scope)[0] != Match.NONE)
+    methods = {method for route in routes for method in route.methods or ()}
     return methods | ({"HEAD"} if "GET" in methods else set())
 
 

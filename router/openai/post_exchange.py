@@ -21,9 +21,7 @@ logger = logging.getLogger(__name__)
 
 STALL_S = 30.0  # without a byte taken by a client that is behind with its answer
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
-EVENTS_HEAD = (
-    b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
-)
+EVENTS_HEAD = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
 CHUNKED = b"transfer-encoding: chunked\r\n"
 
 

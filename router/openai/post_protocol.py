@@ -200,7 +200,7 @@ class PostProtocol(HttpToolsProtocol):
     def _post_route(self) -> BodyRoute[Any] | None:
         """The route that answers the request on the connection itself; None if it goes over ASGI.
 
-        An HTTP/1.0 request never does: ASGI has no way to stream without chunks, which HTTP/1.0 does not know.
+        An HTTP/1.0 request never does: uvicorn streams in chunks, which HTTP/1.0 does not know.
         """
         if self.parser.get_method() != b"POST":
             return None
