@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 from wsgiref.simple_server import WSGIServer
-from wsgiref.types import StartResponse, WSGIEnvironment
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -117,7 +117,7 @@ def serve_metrics(metrics: Collector, host: str, port: int) -> WSGIServer:
     registry = CollectorRegistry()
     registry.register(metrics)
     server, _ = start_http_server(port, host, registry)
-    page = make_wsgi_app(registry)
+    page: WSGIApplication = make_wsgi_app(registry)
 
     def serve(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         return page({**environ, "HTTP_ACCEPT": plain_accept(environ.get("HTTP_ACCEPT", ""))}, start_response)

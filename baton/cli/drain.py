@@ -11,6 +11,7 @@ from baton.cli.server import connect, key_flag, url_flag
 from baton.cli.tls_flags import tls_flags
 from baton.cli.worker_addresses import call_each, registry_of, report, worker_address, workers_at
 from baton.protos.worker_pb2 import DrainRequest
+from baton.protos.worker_pb2_grpc import WorkerStub
 from baton.rpc.tls import Security
 
 READ_TIMEOUT_S = 10.0
@@ -61,4 +62,4 @@ def command(
         click.echo(f"there is no worker at {host}")
         return
     request = DrainRequest(timeout_s=timeout_s or 0.0)
-    report(asyncio.run(call_each(security, found, lambda worker: worker.Drain(request))), "is drained")
+    report(asyncio.run(call_each(security, found, lambda channel: WorkerStub(channel).Drain(request))), "is drained")

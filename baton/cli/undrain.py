@@ -2,14 +2,17 @@
 
 import asyncio
 import ssl
+from collections.abc import Awaitable
 
 import click
+import grpc
 
 from baton.cli.https_flags import https_flags
 from baton.cli.server import connect, key_flag, url_flag
 from baton.cli.tls_flags import tls_flags
 from baton.cli.worker_addresses import call_each, report, worker_address
 from baton.protos.worker_pb2 import UndrainRequest
+from baton.protos.worker_pb2_grpc import WorkerStub
 from baton.rpc.tls import Security
 
 TIMEOUT_S = 10.0  # of each call
@@ -28,5 +31,8 @@ def command(url: str, api_key: str | None, worker: str, https: ssl.SSLContext | 
     handed to other workers stay there. A worker that is shutting down cannot be undrained.
     """
     found = {worker: worker_address(connect(url, TIMEOUT_S, api_key, https), url, worker)}
-    calls = call_each(security, found, lambda stub: stub.Undrain(UndrainRequest(), timeout=TIMEOUT_S))
-    report(asyncio.run(calls), "takes requests again")
+
+    def undrain(channel: grpc.aio.Channel) -> Awaitable[object]:
+        return WorkerStub(channel).Undrain(UndrainRequest(), timeout=TIMEOUT_S)
+
+    report(asyncio.run(call_each(security, found, undrain)), "takes requests again")

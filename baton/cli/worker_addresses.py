@@ -9,7 +9,6 @@ import grpc
 import httpx
 
 from baton.cli.server import ServerError, check, unreachable
-from baton.protos.worker_pb2_grpc import WorkerStub
 from baton.rpc.option_values import OptionError
 from baton.rpc.registry.base import Registry, RegistryView
 from baton.rpc.registry.factory import open_registry
@@ -78,14 +77,14 @@ async def _first_view(registry: Registry) -> RegistryView:
 
 
 async def call_each(
-    security: Security, addresses: dict[str, str], call: Callable[[WorkerStub], Awaitable[object]]
+    security: Security, addresses: dict[str, str], call: Callable[[grpc.aio.Channel], Awaitable[object]]
 ) -> dict[str, str | None]:
-    """Call all workers at once; return for each why the call failed, or None if it did not."""
+    """Call all workers at once, each over its channel; return for each why the call failed, or None."""
 
     async def fail_of(address: str) -> str | None:
         try:
             async with security.channel(address) as channel:
-                await call(WorkerStub(channel))
+                await call(channel)
         except grpc.aio.AioRpcError as error:
             return f"at {address}: {error.details()}"
         return None

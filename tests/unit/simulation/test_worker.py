@@ -76,6 +76,7 @@ async def test_handover(role: str) -> None:
         by = generation.served_by
         assert (by.prefill_worker, by.decode_worker, by.kv_transport) == (f"{role}-0", "decode-1", "simulated")
         assert (by.handed_over_tokens, by.transferred_bytes) == (200, 50 * SPEC.block_bytes)
+        assert generation.served_by_so_far == by
         assert by.transfer_s == pytest.approx(50 * SPEC.block_bytes / SPEC.link_bytes_per_s)
         assert by.handover_s > 0
         assert prefill.simulated.core.counters.prefilled_tokens == 200
