@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 
-from baton.rpc.status import Conflict
-
 HAND_OFF_S = 2.0  # after the hand-off: so long others may begin to pull
 PULL_S = 30.0  # and so long finish
+
+
+class DrainConflict(Exception):
+    """A drain and its undoing meet; the text says which of them fails and why."""
 
 
 class DrainState(Enum):
@@ -72,9 +74,9 @@ class Drain:
             self._enter_state(DrainState.DRAINING)
 
     def undo(self) -> None:
-        """Take requests again; no-op for a worker that serves. Raises Conflict if the worker is about to end."""
+        """Take requests again; no-op for a worker that serves. Raises DrainConflict if the worker is about to end."""
         if self._is_final:
-            raise Conflict("the worker is shutting down and cannot be undrained; start it again instead")
+            raise DrainConflict("the worker is shutting down and cannot be undrained; start it again instead")
         if not self.has_begun:
             return
         if self._course is not None:
@@ -118,7 +120,7 @@ class Drain:
     async def run(self, timeout_s: float, final: bool = False) -> int:
         """Drains; requests have so many seconds to finish, or fewer if somebody else asked for that.
 
-        Returns how many had not, once all is done for them. It goes on if the caller is cancelled. Raises Conflict if
+        Returns how many had not, once all is done for them. It goes on if the caller is cancelled. Raises DrainConflict if
         the drain is undone meanwhile.
         """
         self.begin(final)
@@ -129,7 +131,7 @@ class Drain:
         course = self._course
         await asyncio.wait((course,))
         if course.cancelled():
-            raise Conflict("the worker was undrained before its drain had ended")
+            raise DrainConflict("the worker was undrained before its drain had ended")
         return course.result()
 
     def _enter_state(self, state: DrainState) -> None:

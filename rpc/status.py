@@ -4,7 +4,6 @@ ServiceError
 ├── Unauthenticated   who asks is not known
 ├── NotFound          there is no such model, request or worker
 ├── Unavailable       nobody can serve this now (draining, no worker, connection lost); the same request may work soon
-├── Conflict          what is asked for does not go with the state that this is in
 ├── Cancelled         the caller ended it
 ├── DeadlineExceeded  the time that the caller gave, or the server gives, was over before the end
 └── Internal          it failed here, and the request was not to blame
@@ -44,10 +43,6 @@ class Unavailable(ServiceError):
     """Nobody can serve this now; the same request may work soon."""
 
 
-class Conflict(ServiceError):
-    """What is asked for does not go with the state that this is in; the text says which."""
-
-
 class Cancelled(ServiceError):
     """The caller ended it."""
 
@@ -80,7 +75,6 @@ _TABLE: dict[type[BaseException], Status] = {
     Unauthenticated: Status(StatusCode.UNAUTHENTICATED, 401, "invalid_request_error"),
     NotFound: Status(StatusCode.NOT_FOUND, 404, "invalid_request_error"),
     Unavailable: Status(StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),
-    Conflict: Status(StatusCode.FAILED_PRECONDITION, 409, "invalid_request_error"),
     Cancelled: Status(StatusCode.CANCELLED, 499, "request_cancelled"),
     DeadlineExceeded: Status(StatusCode.DEADLINE_EXCEEDED, 504, "timeout_error"),
     Internal: _INTERNAL,

@@ -7,11 +7,10 @@ import grpc
 
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.cache_feed import CacheFeed, Subscription
-from baton.rpc.drain import Drain, DrainState
+from baton.rpc.drain import Drain, DrainConflict, DrainState
 from baton.rpc.engine_host import EngineHost
 from baton.rpc.peers import Context
 from baton.rpc.report_clock import ReportClock
-from baton.rpc.status import Conflict, status_of
 from baton.rpc.taken_commands import MAX_UNTOLD
 from baton.rpc.worker_counters import WorkerCounters
 
@@ -55,8 +54,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """Takes no new requests from now on; returns once none is left."""
         try:
             await self._drain.run(request.timeout_s or self._drain_timeout_s)
-        except Conflict as error:
-            await context.abort(status_of(error).code, str(error))
+        except DrainConflict as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return worker_pb2.DrainResponse()
 
     async def Undrain(  # noqa: N802
@@ -65,8 +64,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """Take requests again."""
         try:
             self._drain.undo()
-        except Conflict as error:
-            await context.abort(status_of(error).code, str(error))
+        except DrainConflict as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return worker_pb2.UndrainResponse()
 
     async def Watch(  # noqa: N802

@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator
 import grpc
 
 from baton.protos import worker_pb2, worker_pb2_grpc
-from baton.rpc.drain import Drain, DrainState
+from baton.rpc.drain import Drain, DrainConflict, DrainState
 from baton.rpc.peers import Context
 from baton.rpc.report_clock import ReportClock
-from baton.rpc.status import Conflict, status_of
 from baton.rpc.taken_commands import MAX_UNTOLD
 from baton.rpc.worker_counters import WorkerCounters
 from baton.simulation.cache_feed import CacheSubscription
@@ -49,8 +48,8 @@ class SimulatedWorkerService(worker_pb2_grpc.WorkerServicer):
         """Takes no new requests from now on; returns once none is left."""
         try:
             await self._drain.run(request.timeout_s or DRAIN_TIMEOUT_S)
-        except Conflict as error:
-            await context.abort(status_of(error).code, str(error))
+        except DrainConflict as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return worker_pb2.DrainResponse()
 
     async def Undrain(  # noqa: N802
@@ -59,8 +58,8 @@ class SimulatedWorkerService(worker_pb2_grpc.WorkerServicer):
         """Take requests again."""
         try:
             self._drain.undo()
-        except Conflict as error:
-            await context.abort(status_of(error).code, str(error))
+        except DrainConflict as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return worker_pb2.UndrainResponse()
 
     async def Watch(  # noqa: N802

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 import baton.rpc.drain
-from baton.rpc.drain import Drain, DrainState
-from baton.rpc.status import Conflict
+from baton.rpc.drain import Drain, DrainConflict, DrainState
 
 
 async def test_it_waits_for_the_last_request() -> None:
@@ -134,7 +133,7 @@ async def test_after_an_undrain_the_deadline_of_the_drain_hands_nothing_off() ->
     draining = asyncio.ensure_future(drain.run(0.02))
     await drain.wait_change(DrainState.SERVING)
     drain.undo()
-    with pytest.raises(Conflict, match="undrained before its drain had ended"):
+    with pytest.raises(DrainConflict, match="undrained before its drain had ended"):
         await draining
     later = asyncio.ensure_future(drain.run(60))  # has its own deadline
     await asyncio.wait((later,), timeout=0.1)
@@ -152,7 +151,7 @@ async def test_undraining_during_the_hand_off_gives_the_drain_up() -> None:
     await handed_off.wait()
     drain.leave()
     drain.undo()
-    with pytest.raises(Conflict):
+    with pytest.raises(DrainConflict):
         await draining
     assert drain.state is DrainState.SERVING
 
@@ -161,6 +160,6 @@ async def test_a_worker_that_is_shutting_down_cannot_be_undrained() -> None:
     drain = Drain()
     assert await drain.run(60) == 0
     drain.begin(final=True)
-    with pytest.raises(Conflict, match="shutting down"):
+    with pytest.raises(DrainConflict, match="shutting down"):
         drain.undo()
     assert drain.state is DrainState.DRAINED

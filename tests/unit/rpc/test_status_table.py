@@ -7,7 +7,6 @@ from baton.engine.errors import EngineError, InvalidRequest, QueueFull
 from baton.kvtransfer.errors import PeerLost, TransferError
 from baton.rpc.status import (
     Cancelled,
-    Conflict,
     DeadlineExceeded,
     Internal,
     NotFound,
@@ -28,7 +27,6 @@ from baton.rpc.status import (
         (Unauthenticated("x"), grpc.StatusCode.UNAUTHENTICATED, 401),
         (NotFound("x"), grpc.StatusCode.NOT_FOUND, 404),
         (Unavailable("x"), grpc.StatusCode.UNAVAILABLE, 503),
-        (Conflict("x"), grpc.StatusCode.FAILED_PRECONDITION, 409),
         (DeadlineExceeded("x"), grpc.StatusCode.DEADLINE_EXCEEDED, 504),
         (PeerLost("x"), grpc.StatusCode.UNAVAILABLE, 503),
         (TransferError("x"), grpc.StatusCode.INTERNAL, 500),
