@@ -11,6 +11,7 @@ COMMANDS = {
     "bench": "Load a server, ours or another, and measure what its users would see.",
     "doctor": "Measure whether this machine and a running cluster are as serving needs them.",
     "drain": "Take a worker out of service without losing a request.",
+    "undrain": "Put a drained worker back into service.",
     "worker": "Run one worker in this process.",
     "router": "Run a router: one process, or several that share its ports.",
     "rendezvous": "Know who is in which group of workers, and tell them.",

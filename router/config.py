@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from typing import Literal
+from urllib.parse import urlsplit
 
 from baton.router.api_key import hidden
 from baton.rpc.option_values import OptionError
@@ -32,6 +33,7 @@ class RouterConfig:
     max_choices: int = 128  # prompts times n of one request
     max_stop: int = 16  # stop strings of one request
     max_body_bytes: int = 16 << 20  # of one request, over HTTP or gRPC
+    cors_origins: tuple[str, ...] = ()  # of web pages that may read responses in a browser; *: all
     api_key: tuple[str, ...] | None = field(default=None, repr=False)  # as digests, whatever was given
     api_keys_file: str | None = None  # YAML file of keys with their limits; with neither, everybody may ask
     protect_operations: bool = False  # metrics, workers and the description need a key too
@@ -73,7 +75,15 @@ class RouterConfig:
             raise OptionError("process: it needs group_dir, and group_dir needs it")
         if (self.target_ttft_ms is None) != (self.target_tpot_ms is None):
             raise OptionError("target_ttft_ms: it needs target_tpot_ms, and target_tpot_ms needs it")
+        self._check_origins()
         self._check_https()
+
+    def _check_origins(self) -> None:
+        """An origin that no browser sends would have no effect."""
+        for origin in self.cors_origins:
+            parts = urlsplit(origin)
+            if origin not in ("*", "null", f"{parts.scheme}://{parts.netloc}".lower()) or origin == "://":
+                raise OptionError(f"cors_origins: {origin!r} must be * or scheme://host[:port], without a path")
 
     def _check_https(self) -> None:
         """Nothing that was to protect may be without effect for the lack of something else."""

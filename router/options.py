@@ -37,6 +37,10 @@ ROUTER_OPTIONS = {
     "max_choices": OptionInfo("Most choices (prompts times n) of one request.", minimum=1),
     "max_stop": OptionInfo("Most stop strings of one request.", minimum=0),
     "max_body_bytes": OptionInfo("Largest request, over HTTP or gRPC.", minimum=1024),
+    "cors_origins": OptionInfo(
+        "Origins (https://chat.example.org) whose web pages may call the server from a browser, with commas between;"
+        " *: any. Default: none."
+    ),
     "api_key": OptionInfo(
         f"API key that clients must show, or several with commas between; better in {SECRETS['api_key']} or the file"
         " than on a command line, which anybody on the machine can see.",

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import grpc
 from grpc_health.v1 import health
-from grpc_reflection.v1alpha import reflection
 
 from baton.engine.device import gpus_here
 from baton.engine.engine import Engine
@@ -37,6 +36,7 @@ from baton.rpc.peers import Channels
 from baton.rpc.pool_description import pool_to_proto
 from baton.rpc.progress import ProgressReporter
 from baton.rpc.ranks.worker_ranks import WorkerRanks, following, with_threads_of_its_own
+from baton.rpc.reflection import enable_reflection
 from baton.rpc.registration import member_of, registered
 from baton.rpc.tls import Security, make_security
 from baton.rpc.watchdog import Watchdog
@@ -175,7 +175,7 @@ async def _serve(
                 if ranks is not None:
                     await _first_reason(ranks)
                 raise
-            core.drain.begin()
+            core.drain.begin(final=True)
             await worker_health.end()
             await _drain(core)
     finally:
@@ -253,7 +253,7 @@ def _register_common(server: grpc.aio.Server, core: WorkerCore, description: wor
     services = worker_pb2.DESCRIPTOR.services_by_name
     names = [services[name].full_name for name in ("Worker", "KVSource", *ROLE_SERVICES[config.role])]
     names.append(doctor_pb2.DESCRIPTOR.services_by_name["Doctor"].full_name)
-    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    enable_reflection(server, [*names, health.SERVICE_NAME])
     return names
 
 
@@ -277,7 +277,7 @@ async def _first_reason(ranks: WorkerGroup | WorkerRanks) -> None:
 
 async def _drain(core: WorkerCore) -> None:
     """Returns once the worker is idle, or its time is over and what was left is others'; raises if the engine fails."""
-    drained = asyncio.ensure_future(core.drain.run(core.config.drain_timeout_s))
+    drained = asyncio.ensure_future(core.drain.run(core.config.drain_timeout_s, final=True))
     waits: list[asyncio.Future[Any]] = [drained, core.host.failed]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if not drained.done():

@@ -1,5 +1,6 @@
 """A path that takes a JSON body: read strictly, checked by a model, answered on the server's interface itself."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
@@ -12,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from baton.engine.errors import InvalidRequest
 from baton.router.client import ANYBODY
 from baton.router.gate import Gate
+from baton.router.openai.content_encoding import gunzip, is_gzip
 from baton.router.openai.disconnect import ClientGone
 from baton.router.openai.errors import error_response
 from baton.router.openai.exchange import AsgiExchange, Exchange
@@ -71,8 +73,11 @@ class BodyRoute(Generic[Body]):
             # Any web page may post other types to a server on its reader's machine, without asking it first.
             text = "the body must be JSON and said to be: send 'content-type: application/json'"
             raise HTTPException(415, text)
-        body = read_body(self.model, await exchange.read(self.max_body_bytes))
-        await self._serve(body, exchange)
+        is_compressed = is_gzip(exchange.headers.get("content-encoding", ""))
+        content = await exchange.read(self.max_body_bytes)
+        if is_compressed:  # in a thread: a megabyte may stand for a gigabyte, and other clients wait for their tokens
+            content = await asyncio.to_thread(gunzip, content, self.max_body_bytes)
+        await self._serve(read_body(self.model, content), exchange)
 
 
 def read_body(model: type[Body], body: bytes) -> Body:

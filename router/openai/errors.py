@@ -8,6 +8,7 @@ import orjson
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from baton.engine.errors import EngineError, InvalidRequest
 from baton.engine.sampling_params import SamplingParams
@@ -57,11 +58,31 @@ def error_response(error: Exception) -> Response:
 def install_error_handlers(app: FastAPI) -> None:
     """Makes every error of the application an OpenAI-shaped one."""
 
-    async def handle(_request: Request, error: Exception) -> Response:
+    async def handle(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException) and error.status_code in (404, 405):
+            return _unknown_url(request, _allowed_methods(app, request))
         return error_response(error)
 
     for kind in (HTTPException, EngineError, ServiceError, Exception):
         app.add_exception_handler(kind, handle)
+
+
+def _allowed_methods(app: FastAPI, request: Request) -> set[str]:
+    """The methods of the request's path; empty if there is no such path."""
+    routes = (each for each in app.routes if isinstance(each, Route) and each.matches(request.scope)[0] != Match.NONE)
+    methods = {method for route in routes for method in route.methods or ()}
+    return methods | ({"HEAD"} if "GET" in methods else set())
+
+
+def _unknown_url(request: Request, allowed: set[str]) -> Response:
+    """The response for a path that is not served, or not by this method; code and text as OpenAI has them."""
+    url = f"{request.method} {request.url.path}"
+    if not allowed:
+        text = f"Unknown request URL: {url}. Please check the URL for typos; /openapi.json lists those that are served."
+        return _response(404, error_body(text, "invalid_request_error", None, "unknown_url"))
+    names = ", ".join(sorted(allowed))
+    text = f"Not allowed: {url}. Use another HTTP method: {names}."
+    return _response(405, error_body(text, "invalid_request_error", None, "method_not_supported"), {"allow": names})
 
 
 def _response(status: int, body: dict[str, object], headers: Mapping[str, str] | None = None) -> Response:

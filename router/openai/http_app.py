@@ -1,6 +1,6 @@
 """The HTTP application: which path is served by whom."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -12,6 +12,7 @@ from baton.router.gate import Gate
 from baton.router.openai.body_route import BodyRoute
 from baton.router.openai.chat import ChatApi, ChatRequest
 from baton.router.openai.completions import CompletionRequest, CompletionsApi
+from baton.router.openai.cross_origin import CrossOrigin
 from baton.router.openai.description import Description
 from baton.router.openai.errors import install_error_handlers
 from baton.router.openai.middleware import GateMiddleware, RequestIdMiddleware
@@ -25,12 +26,19 @@ Posts = Mapping[str, BodyRoute[Any]]  # by path; each with its own model
 class HttpApp:
     """An ASGI application: POST requests of known paths go straight to their routes, all others to FastAPI."""
 
-    def __init__(self, posts: Posts, others: FastAPI) -> None:
+    def __init__(self, posts: Posts, others: FastAPI, cors_origins: Sequence[str] = ()) -> None:
+        """`cors_origins`: origins whose pages may read responses in a browser."""
         self.posts = posts
+        self.cross_origin = CrossOrigin(self._route, cors_origins) if cors_origins else None
         self._others = others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
+        await (self.cross_origin or self._route)(scope, receive, send)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # the server leaves the body of the response out
         if scope["type"] == "http" and scope["method"] == "POST":
             route = self.posts.get(scope["path"])
             if route is not None:
@@ -49,7 +57,8 @@ def make_http_app(service: RouterService) -> HttpApp:
         "/detokenize": BodyRoute(DetokenizeRequest, tokenizer.detokenize, max_bytes, gate),
     }
     description = Description(service, {path: route.model for path, route in posts.items()})
-    return HttpApp(posts, _make_others(OperationsApi(service), posts, gate, description))
+    others = _make_others(OperationsApi(service), posts, gate, description)
+    return HttpApp(posts, others, service.config.cors_origins)
 
 
 def _make_others(operations: OperationsApi, posts: Posts, gate: Gate, description: Description) -> FastAPI:
@@ -64,12 +73,15 @@ def _make_others(operations: OperationsApi, posts: Posts, gate: Gate, descriptio
         ("/v1/models", operations.models),
         ("/v1/models/{name:path}", operations.model),
         ("/health", operations.health),
+        ("/ping", operations.health),
         ("/ready", operations.ready),
+        ("/version", operations.version),
         ("/metrics", operations.metrics),
         ("/workers", operations.workers),
         ("/pools", operations.pools),
     ):
         app.get(path, response_class=Response, response_model=None)(serve)
+    app.post("/ping", response_class=Response, response_model=None)(operations.health)
     return app
 
 

@@ -118,8 +118,18 @@ async def test_broken_bodies_and_wrong_paths() -> None:
             415,
             "content-type: application/json",
         )
-        check(await http.get("/v1/nothing"), 404, "Not Found")
-        check(await http.get(CHAT), 405, "Method Not Allowed")
+        for method, path in (("GET", "/v1/nothing"), ("POST", "/v1/embeddings"), ("DELETE", "/nothing")):
+            unknown = await http.request(method, path)
+            check(unknown, 404, f"Unknown request URL: {method} {path}.")
+            assert unknown.json()["error"]["code"] == "unknown_url"
+        for method, path, allowed in (
+            ("GET", CHAT, "POST"),
+            ("PUT", "/ping", "GET, HEAD, POST"),
+            ("POST", "/health", "GET, HEAD"),
+        ):
+            wrong = await http.request(method, path)
+            check(wrong, 405, f"Not allowed: {method} {path}.")
+            assert (wrong.json()["error"]["code"], wrong.headers["allow"]) == ("method_not_supported", allowed)
         check(await http.get("/v1/models/other"), 404, "`other` does not exist")
 
 
