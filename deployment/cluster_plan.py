@@ -107,6 +107,10 @@ def plan_cluster(
     """
     cluster = settings.cluster
     name = cluster.served_model_name or checkpoint.name
+    if checkpoint.config.moe is None and max(map(cluster.num_expert_ranks, ("prefill", "decode"))) > 1:
+        raise OptionError(
+            f"expert_parallel: {name} is a dense model without experts to spread; leave it out, or use tensor_parallel"
+        )
     roles: list[tuple[Role, int]] = [
         ("prefill", cluster.num_prefill),
         ("decode", cluster.num_decode),

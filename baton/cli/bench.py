@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-import click
+import rich_click as click
 from click.core import ParameterSource
 from rich.console import Console
 

@@ -4,7 +4,7 @@ import importlib
 import ssl
 import sys
 
-import click
+import rich_click as click
 import httpx
 from rich.console import Console
 from rich.text import Text

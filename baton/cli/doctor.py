@@ -3,7 +3,7 @@
 import json
 import ssl
 
-import click
+import rich_click as click
 from rich.console import Console
 
 from baton.cli.https_flags import https_flags

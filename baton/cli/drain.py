@@ -4,7 +4,7 @@ import asyncio
 import ssl
 from pathlib import Path
 
-import click
+import rich_click as click
 import grpc
 import httpx
 

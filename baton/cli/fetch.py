@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import click
+import rich_click as click
 
 from baton.cli.model_source import BUNDLED, HUB_PATTERNS, download, hub_files
 from baton.rpc.backoff import Backoff

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import click
+import rich_click as click
 
 from baton.loadtool.errors import LoadToolError
 

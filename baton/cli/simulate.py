@@ -1,6 +1,6 @@
 """`baton simulate`: simulated workers in this process, or with --trace a deployment's twin in virtual time."""
 
-import click
+import rich_click as click
 
 from baton.cli.simulate_trace import TraceOptions, trace_flags
 from baton.rpc.config_file import load

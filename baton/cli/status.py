@@ -5,7 +5,7 @@ import ssl
 import sys
 import time
 
-import click
+import rich_click as click
 import httpx
 from rich.console import Console, Group, RenderableType
 from rich.live import Live

@@ -4,8 +4,11 @@
 
 from collections.abc import Coroutine
 
-import click
+import rich_click as click
 
+from baton.cli.model_argument import model_argument
+from baton.cli.option_panels import option_panels
+from baton.cli.vllm_flags import vllm_flags
 from baton.rpc.entry import plain_errors
 from baton.rpc.worker_command import run_worker, worker_command
 from baton.rpc.worker_config import Role, WorkerConfig
@@ -29,8 +32,17 @@ def start(config: WorkerConfig) -> Coroutine[object, object, None]:
 
 
 @click.command(name="worker")
+@option_panels
+@model_argument
+@vllm_flags
 @worker_command(ROLES)
 @plain_errors
 def command(**flags: object) -> None:
-    """Run one worker in this process until it is told to end (SIGTERM or Ctrl-C)."""
+    """Run one worker of MODEL (a checkpoint directory) in this process, until SIGTERM or Ctrl-C.
+
+    \b
+    Examples:
+      baton worker /models/Qwen3-0.6B --role prefill --port 7000
+      baton worker --config worker.yaml
+    """
     run_worker(flags, ROLES, start)
