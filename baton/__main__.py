@@ -49,7 +49,9 @@ class Commands(click.RichGroup):
             theme="slim",
             text_markup=None,
             text_paragraph_linebreaks="\n\n",
+            padding_helptext_first_line=(0, 0, 1, 0),
             append_metavars_help_string="{}",
+            default_string="\\[default: {}]",
             delimiter_slash=" / ",  # a place to break the line at
         ),
     },

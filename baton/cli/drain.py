@@ -52,6 +52,11 @@ def command(
     """Drain WORKER, by its id or its address, and return once it may be stopped without anybody noticing.
 
     No request is lost: those that do not end in time go on at other workers, which take over their KV.
+
+    \b
+    Examples:
+    $ baton drain decode-0
+    $ baton drain 10.0.0.5:7000 --timeout-s 60
     """
     if (host is None) != (registry_file is None):
         raise click.UsageError("--host needs --registry-file, and --registry-file needs --host")

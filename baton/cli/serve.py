@@ -63,10 +63,10 @@ def command(config_file: Path | None, log_level: str, on_ray: bool, ray_address:
 
     \b
     Examples:
-      baton serve
-      baton serve Qwen/Qwen3-0.6B --prefill 2 --decode 2 --port 8080
-      baton serve /models/Qwen3-8B -tp 2 --max-model-len 32768 --slo ttft=1s,tpot=50ms
-      baton serve --config baton.yaml
+    $ baton serve
+    $ baton serve Qwen/Qwen3-0.6B --prefill 2 --decode 2 --port 8080
+    $ baton serve /models/Qwen3-8B -tp 2 --max-model-len 32768 --slo ttft=1s,tpot=50ms
+    $ baton serve --config baton.yaml
     """
     if on_ray:
         _serve_on_ray(config_file, with_secrets(flags, os.environ), ray_address, log_level)

@@ -42,7 +42,7 @@ def command(**flags: object) -> None:
 
     \b
     Examples:
-      baton worker /models/Qwen3-0.6B --role prefill --port 7000
-      baton worker --config worker.yaml
+    $ baton worker /models/Qwen3-0.6B --role prefill --port 7000
+    $ baton worker --config worker.yaml
     """
     run_worker(flags, ROLES, start)
