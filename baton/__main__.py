@@ -41,7 +41,7 @@ class Commands(click.RichGroup):
 
 @click.group(
     cls=Commands,
-    commands={name: click.RichCommand(name, help=text) for name, text in COMMANDS.items()},
+    commands={name: click.RichCommand(name=name, help=text) for name, text in COMMANDS.items()},
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": MAX_WIDTH,

@@ -131,7 +131,7 @@ CLUSTER_OPTIONS = {
 WORKER_PLANNED = frozenset(
     {
         *("role", "worker_id", "host", "port", "kv_port", "served_model_name", "registry", "lease_s"),
-        *("tensor_parallel", "expert_parallel", "rendezvous", "group", "group_port"),
+        *("tensor_parallel", "expert_parallel", "enable_expert_parallel", "rendezvous", "group", "group_port"),
         *("metrics_port", "progress_fd", *TLS_OPTIONS),  # on one machine nobody else hears
     }
 )

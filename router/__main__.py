@@ -17,10 +17,6 @@ from baton.rpc.options import click_options, options_of
 def read_config(process: ProcessOptions, flags: Mapping[str, object]) -> RouterConfig:
     """The config of a file, flags and the environment. Raises OptionError."""
     config = load(RouterConfig, ROUTER_OPTIONS, process.config_file, with_secrets(flags, os.environ))
-    if not config.workers and config.registry is None:
-        raise OptionError(
-            "workers: none; name them by --workers HOST:PORT,..., or give by --registry the Redis where they register"
-        )
     if config.progress_fd is None:  # else a supervisor is to hear of it, when the router starts
         make_certificate(config)  # a wrong file is a wrong option, and is told as one
     return config

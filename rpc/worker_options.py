@@ -95,6 +95,9 @@ WORKER_OPTIONS = {
         minimum=1,
         maximum=1024,
     ),
+    "enable_expert_parallel": OptionInfo(
+        "Keep each expert whole on one of the tensor-parallel ranks, instead of a part of it on each."
+    ),
     "rendezvous": OptionInfo(
         "host:port of the `baton rendezvous` that knows the group's ranks; registry/NAME: the one that stands in the "
         "registry under that name; unset: under `default`."

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import rich_click as click
+from click import get_current_context
 from click.core import ParameterSource
 from rich.console import Console
 
@@ -108,7 +109,7 @@ def command(
         raise click.ClickException(str(error)) from error
     if len(runs) > 1:
         show_sweep([each.summary for each in runs], console)
-    context = click.get_current_context()
+    context = get_current_context()
     try:
         outputs.write(LoadReport(target, dataset.name, _settings(context, limits_of_good), when, runs))
     except OSError as error:

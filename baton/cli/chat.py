@@ -4,8 +4,8 @@ import importlib
 import ssl
 import sys
 
-import rich_click as click
 import httpx
+import rich_click as click
 from rich.console import Console
 from rich.text import Text
 

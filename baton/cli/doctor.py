@@ -4,6 +4,7 @@ import json
 import ssl
 
 import rich_click as click
+from click import get_current_context
 from rich.console import Console
 
 from baton.cli.https_flags import https_flags
@@ -71,4 +72,4 @@ def command(
         click.echo(json.dumps(report.to_json(), indent=2))
     else:
         show(report, Console(highlight=False))
-    click.get_current_context().exit(0 if report.is_healthy else 1)
+    get_current_context().exit(0 if report.is_healthy else 1)

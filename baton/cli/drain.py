@@ -4,9 +4,9 @@ import asyncio
 import ssl
 from pathlib import Path
 
-import rich_click as click
 import grpc
 import httpx
+import rich_click as click
 
 from baton.cli.https_flags import https_flags
 from baton.cli.server import ServerError, check, connect, key_flag, unreachable, url_flag

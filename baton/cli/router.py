@@ -10,6 +10,7 @@ from baton.router.__main__ import read_config, run_here
 from baton.router.config import RouterConfig
 from baton.router.options import ROUTER_OPTIONS
 from baton.rpc.entry import plain_errors, process_flags, run_process, take_process_flags
+from baton.rpc.option_values import OptionError
 from baton.rpc.options import click_options, options_of
 
 
@@ -30,6 +31,10 @@ def command(**flags: object) -> None:
     """
     process = take_process_flags(flags)
     config = read_config(process, flags)
+    if not config.workers and config.registry is None:
+        raise OptionError(
+            "workers: none; name them by --workers HOST:PORT,..., or give by --registry the Redis where they register"
+        )
     if config.processes == 1 or config.process is not None:
         run_here(process, config)
     else:

@@ -19,7 +19,13 @@ class ServerError(Exception):
 def url_flag(command: Command) -> Command:
     """Give a click command --url, which vLLM's bench calls --base-url."""
     return click.option(
-        "--url", "--base-url", "url", default="http://127.0.0.1:8000", show_default=True, help="Where the server is.", callback=clean_url
+        "--url",
+        "--base-url",
+        "url",
+        default="http://127.0.0.1:8000",
+        show_default=True,
+        help="Where the server is.",
+        callback=clean_url,
     )(command)
 
 

@@ -5,8 +5,8 @@ import ssl
 import sys
 import time
 
-import rich_click as click
 import httpx
+import rich_click as click
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text

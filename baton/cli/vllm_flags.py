@@ -5,7 +5,7 @@ from collections.abc import Callable
 import click
 
 ALWAYS_ON = {
-    "enable-chunked-prefill": "prompts are always computed in chunks, of at most --max-num-batched-tokens tokens a step",
+    "enable-chunked-prefill": "prompts are always computed in chunks, within --max-num-batched-tokens a step",
 }
 ALWAYS_OFF = {
     "trust-remote-code": "code that comes with a checkpoint is never run: models are part of Baton",

@@ -1,6 +1,8 @@
 """What a user of vLLM types."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,15 @@ def test_experts_of_a_dense_model_are_refused_before_anything_starts(flags: tupl
     result = run("serve", str(dense), *flags)
     assert result.exit_code == 2
     assert "expert_parallel: dense is a dense model without experts to spread" in result.output
+
+
+@pytest.mark.parametrize("flags", [("--expert-parallel=2",), ("-tp=2", "--enable-expert-parallel")])
+def test_a_worker_refuses_them_too(flags: tuple[str, ...], dense: Path) -> None:
+    argv = (sys.executable, "-m", "baton", "worker", str(dense), "--rendezvous=127.0.0.1:1", *flags)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "is a dense model without experts to spread" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_router_without_workers_is_refused(dense: Path) -> None:

@@ -24,7 +24,7 @@ def test_ours_and_vllms_way_of_saying_them() -> None:
 
 @pytest.mark.parametrize("text", ["ttft", "ttft:", "ttft:x", "ttft:-1", "ttft:0", "ttft:nan", "itl:5", "ttft:1 ttft:2"])
 def test_others_are_refused(text: str) -> None:
-    with pytest.raises(SettingError, match="^--slo: "):
+    with pytest.raises(SettingError, match=r"^--slo: "):
         parse_slo((text,))
 
 
