@@ -23,11 +23,12 @@ ROUTER_OPTIONS = {
     "local_prefill_below": OptionInfo(
         "A decode worker prefills fewer uncached tokens than this itself; 0: never, unset: what is cheaper.", minimum=0
     ),
-    "target_ttft_ms": OptionInfo(
-        "Time in ms to the first token that requests are to keep; prices then follow it, with target_tpot_ms.",
-        minimum=0.001,
+    "slo": OptionInfo(
+        "Time to the first token and time per further token that requests are promised, such as ttft=1s,tpot=50ms; "
+        "prices follow them. Default: none."
     ),
-    "target_tpot_ms": OptionInfo("Time in ms per further token that requests are to keep.", minimum=0.001),
+    "target_ttft_ms": OptionInfo("Older form of slo, with target_tpot_ms.", minimum=0.001, hidden=True),
+    "target_tpot_ms": OptionInfo("Older form of slo, with target_ttft_ms.", minimum=0.001, hidden=True),
     "max_inflight": OptionInfo("Most choices being generated, however many the workers can run.", minimum=1),
     "max_queue": OptionInfo("Most choices waiting in the router; more are refused with 429.", minimum=0),
     "max_queue_wait_s": OptionInfo(

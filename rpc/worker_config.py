@@ -37,6 +37,7 @@ class WorkerConfig:
     max_step_s: float | None = None  # a longer step of the engine ends the process; None: 20 s, on a CPU 180 s
     tensor_parallel: int = 1  # ranks that have the model together, one worker; 1: it is whole here
     expert_parallel: int = 1  # ranks with the experts: workers, or, as many as tensor_parallel, this one's
+    enable_expert_parallel: bool = False  # spread them over the ranks of tensor_parallel
     rendezvous: str | None = None  # host:port of what knows the group's ranks; None, registry/NAME: where that says
     group: str = "experts"  # its name there
     group_port: int = 0  # where the other ranks wake this one, 0: any free one
@@ -110,6 +111,8 @@ class WorkerConfig:
                 f"{', '.join(served)}"
             )
         registered_name(self.rendezvous)
+        if self.enable_expert_parallel:
+            object.__setattr__(self, "expert_parallel", max(self.expert_parallel, self.tensor_parallel))
         if 1 < self.tensor_parallel != self.expert_parallel > 1:
             raise OptionError(
                 f"expert_parallel: {self.expert_parallel}, but the {self.tensor_parallel} ranks of a tensor-parallel "

@@ -4,7 +4,7 @@ import asyncio
 import ssl
 from pathlib import Path
 
-import click
+import rich_click as click
 
 from baton.cli.https_flags import https_flags
 from baton.cli.server import connect, key_flag, url_flag
@@ -48,6 +48,11 @@ def command(
 
     No request is lost: those that do not end in time go on at other workers, which take over their KV. `baton undrain`
     puts a drained worker back into service.
+
+    \b
+    Examples:
+    $ baton drain decode-0
+    $ baton drain 10.0.0.5:7000 --timeout-s 60
     """
     if (host is None) != (registry_file is None):
         raise click.UsageError("--host needs --registry-file, and --registry-file needs --host")

@@ -7,14 +7,17 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-import click
+import rich_click as click
 
 from baton.cli.end_signals import EndSignals
+from baton.cli.model_argument import model_argument
 from baton.cli.model_source import find_checkpoint, servable
+from baton.cli.option_panels import option_panels
 from baton.cli.serve_banner import Banner
 from baton.cli.serve_display import ServeDisplay, open_display
 from baton.cli.serve_ray import plan_serving, read_settings
 from baton.cli.serve_ray import run as run_on_ray
+from baton.cli.vllm_flags import vllm_flags
 from baton.deployment.cluster_config import (
     ClusterSettings,
     cluster_options,
@@ -38,7 +41,9 @@ from baton.rpc.options import click_options
 
 
 @click.command(name="serve")
-@click.argument("model", required=False)
+@option_panels
+@model_argument
+@vllm_flags
 @click.option(
     "--config",
     "config_file",
@@ -48,7 +53,7 @@ from baton.rpc.options import click_options
 @click.option("--ray", "on_ray", is_flag=True, help="Have Ray run the processes, on a Ray of its own.")
 @click.option("--ray-address", help="With --ray: the Ray to join, as HOST:PORT, or auto for the one of this node.")
 @click.option("--registry", help="With --ray: URL of a Redis (redis://...); unset: one of its own.")
-@click_options(cluster_options(), leave_out=frozenset({"model"}))
+@click_options(cluster_options())
 @click_options(worker_options())
 @click_options(router_options())
 @click_options(engine_options())
@@ -57,8 +62,15 @@ from baton.rpc.options import click_options
 def command(config_file: Path | None, log_level: str, on_ray: bool, ray_address: str | None, **flags: object) -> None:
     """Serve MODEL (a checkpoint directory or a Hugging Face id; by default the model that comes with Baton).
 
-    Starts a router, prefill workers and decode workers as processes of this machine, starts again what dies, and ends
-    them all on Ctrl-C (twice: at once).
+    Starts a router, prefill workers and decode workers as processes of this machine, restarts those that die, and ends
+    all of them on Ctrl-C (immediately on a second one). Names of options are vLLM's where vLLM has the option.
+
+    \b
+    Examples:
+    $ baton serve
+    $ baton serve Qwen/Qwen3-0.6B --prefill 2 --decode 2 --port 8080
+    $ baton serve /models/Qwen3-8B -tp 2 --max-model-len 32768 --slo ttft=1s,tpot=50ms
+    $ baton serve --config baton.yaml
     """
     if on_ray:
         _serve_on_ray(config_file, with_secrets(flags, os.environ), ray_address, log_level)
