@@ -74,7 +74,11 @@ def add_cell(report: Report, cell: Cell, seconds: float | None) -> None:
         arguments, figures = max(runs, key=lambda run: (run[1][kind]["num_good"], -run[1][kind]["tpot_ms"]["p99"]))
         outcome, num_requests = figures[kind], figures["num_requests"]
         report.add(
-            *(cell.trace.partition("_")[0], cell.num_gpus, num_requests * outcome["goodput_per_s"] / outcome["num_good"]),
+            *(
+                cell.trace.partition("_")[0],
+                cell.num_gpus,
+                num_requests * outcome["goodput_per_s"] / outcome["num_good"],
+            ),
             *(outcome["deployment"], int(arguments[arguments.index("--max-num-batched-tokens") + 1])),
             *(100 * outcome["num_good"] / num_requests, outcome["goodput_per_s"]),
             *(outcome[times][quantile] for times in ("ttft_ms", "tpot_ms") for quantile in ("p50", "p99")),
