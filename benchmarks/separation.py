@@ -2,9 +2,9 @@
 
     python -m benchmarks.separation [--json FILE] [--only TRACE] [--seconds S]
 
-Each cell runs the commands that its rows name, once with each token budget of a step. A row has the budget with the
-most good requests, so that neither deployment is held back by the other's setting. Times are virtual: the speed of
-this machine does not matter.
+Each cell runs `baton simulate` once with each token budget of a step. A row has the budget with the most good requests,
+so that neither deployment is held back by the other's setting. Times are virtual: the speed of this machine does not
+matter.
 """
 
 import json
@@ -23,8 +23,8 @@ from benchmarks.report import Report
 DATA = Path("benchmarks") / "data"
 TOKEN_BUDGETS = (512, 2048)
 COLUMNS = (
-    *("trace", "GPUs", "offered/s", "deployment", "token budget", "good %", "goodput/s", "TTFT p50 ms", "TTFT p99 ms"),
-    *("TPOT p50 ms", "TPOT p99 ms", "handed over %", "command"),
+    *("trace", "GPUs", "rate scale", "offered/s", "deployment", "token budget", "good %", "goodput/s"),
+    *("TTFT p50 ms", "TTFT p99 ms", "TPOT p50 ms", "TPOT p99 ms", "handed over %"),
 )
 
 
@@ -77,12 +77,13 @@ def add_cell(report: Report, cell: Cell, seconds: float | None) -> None:
             *(
                 cell.trace.partition("_")[0],
                 cell.num_gpus,
+                cell.rate_scale,
                 num_requests * outcome["goodput_per_s"] / outcome["num_good"],
             ),
             *(outcome["deployment"], int(arguments[arguments.index("--max-num-batched-tokens") + 1])),
             *(100 * outcome["num_good"] / num_requests, outcome["goodput_per_s"]),
             *(outcome[times][quantile] for times in ("ttft_ms", "tpot_ms") for quantile in ("p50", "p99")),
-            *(100 * outcome["remote_share"], " ".join(["baton", *arguments])),
+            100 * outcome["remote_share"],
         )
 
 
@@ -97,6 +98,8 @@ def main(json_path: Path | None, only: str | None, seconds: float | None) -> Non
         if only is None or cell.trace.startswith(only):
             add_cell(report, cell, seconds)
     report.notes = [
+        "a row: baton simulate --trace benchmarks/data/TRACE_*.csv --slo SLO --gpus GPUS --rate-scale RATE_SCALE "
+        "--max-num-batched-tokens TOKEN_BUDGET",
         "workers: a step takes 10 ms, each sequence 0.1 ms more, prompts 20,000 tokens/s; blocks move at 10 GB/s",
         "best split: the one with the most good requests of all splits of these GPUs; budgets tried: 512 and 2,048",
         "good within TTFT 1 s and TPOT 20 ms (azure), TTFT 4 s and TPOT 30 ms (mooncake)",
