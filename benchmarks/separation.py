@@ -23,7 +23,7 @@ from benchmarks.report import Report
 DATA = Path("benchmarks") / "data"
 TOKEN_BUDGETS = (512, 2048)
 COLUMNS = (
-    *("trace", "GPUs", "rate scale", "offered/s", "deployment", "token budget", "good %", "goodput/s"),
+    *("trace", "SLO", "GPUs", "rate scale", "offered/s", "deployment", "token budget", "good %", "goodput/s"),
     *("TTFT p50 ms", "TTFT p99 ms", "TPOT p50 ms", "TPOT p99 ms", "handed over %"),
 )
 
@@ -42,6 +42,7 @@ AZURE, MOONCAKE = "azure_conv.csv", "mooncake_conversation.csv"
 CELLS = (
     *(Cell(AZURE, "ttft=1,tpot=0.02", 2, rate) for rate in (0.5, 1, 1.5, 2, 2.5)),
     *(Cell(AZURE, "ttft=1,tpot=0.02", 8, rate) for rate in (2, 4, 6, 8, 10, 12)),
+    *(Cell(AZURE, "ttft=1,tpot=0.03", 8, rate) for rate in (4, 8, 10, 12, 14)),
     *(Cell(MOONCAKE, "ttft=4,tpot=0.03", 8, rate) for rate in (0.25, 0.5, 0.75, 1, 1.5, 2, 3)),
     *(Cell(MOONCAKE, "ttft=4,tpot=0.03", 20, rate) for rate in (0.5, 1, 1.5, 2)),
 )
@@ -76,6 +77,7 @@ def add_cell(report: Report, cell: Cell, seconds: float | None) -> None:
         report.add(
             *(
                 cell.trace.partition("_")[0],
+                cell.slo,
                 cell.num_gpus,
                 cell.rate_scale,
                 num_requests * outcome["goodput_per_s"] / outcome["num_good"],
@@ -102,7 +104,6 @@ def main(json_path: Path | None, only: str | None, seconds: float | None) -> Non
         "--max-num-batched-tokens TOKEN_BUDGET",
         "workers: a step takes 10 ms, each sequence 0.1 ms more, prompts 20,000 tokens/s; blocks move at 10 GB/s",
         "best split: the one with the most good requests of all splits of these GPUs; budgets tried: 512 and 2,048",
-        "good within TTFT 1 s and TPOT 20 ms (azure), TTFT 4 s and TPOT 30 ms (mooncake)",
     ]
     report.show()
     if json_path is not None:

@@ -11,6 +11,16 @@ from benchmarks.plots.theme import BATON, INK, LIMIT, MUTED, PAPER, PEERS
 
 SYSTEMS = {"colocated": "2 colocated", "always_remote": "1 prefill + 1 decode", "priced": "1 both + 1 decode, priced"}
 SYSTEM_COLORS = (PEERS[0], PEERS[1], BATON)
+DEPLOYMENTS = (
+    (False, PEERS[0], "s", "colocated"),
+    (True, BATON, "o", "best split into prefill and decode"),
+)
+PANELS = (
+    ("azure", "ttft=1,tpot=0.02", 2),
+    ("azure", "ttft=1,tpot=0.02", 8),
+    ("azure", "ttft=1,tpot=0.03", 8),
+    ("mooncake", "ttft=4,tpot=0.03", 8),
+)
 TRACES = {"mooncake": "Mooncake\nlong prompts", "azure": "Azure\nmedium prompts", "mixed": "mixed\nboth extremes"}
 
 
@@ -41,23 +51,21 @@ def measured_figure(results: Path) -> Figure:
 
 
 def simulated_figure(results: Path) -> Figure:
-    """The share of good requests over the offered rate, one panel for each trace and number of GPUs."""
+    """The share of good requests over the offered rate, one panel for each trace, number of GPUs and limit."""
     rows: list[dict[str, Any]] = json.loads((results / "separation.json").read_text())["rows"]
-    panels = sorted({(row["trace"], row["GPUs"]) for row in rows})
     figure = Figure(figsize=(8.4, 4.8), layout="constrained")
-    for axes, (trace, num_gpus) in zip(figure.subplots(2, 2).flat, panels, strict=True):
-        for split, color, marker, label in (
-            (False, PEERS[0], "s", "colocated"),
-            (True, BATON, "o", "best split into prefill and decode"),
-        ):
+    for axes, (trace, slo, num_gpus) in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
+        for split, color, marker, label in DEPLOYMENTS:
             points = [
                 (row["offered/s"], row["good %"])
                 for row in rows
-                if (row["trace"], row["GPUs"], "prefill" in row["deployment"]) == (trace, num_gpus, split)
+                if (row["trace"], row["SLO"], row["GPUs"]) == (trace, slo, num_gpus)
+                and ("prefill" in row["deployment"]) == split
             ]
             axes.plot(*zip(*points, strict=True), color=color, marker=marker, label=label, linewidth=1.8, markersize=6)
-        axes.set_title(f"{trace.capitalize()}, {num_gpus} GPUs")
-        axes.set_ylim(0, 104)
+        limit_ms = 1000 * float(slo.rpartition("=")[2])
+        axes.set_title(f"{trace.capitalize()}, {num_gpus} GPUs, TPOT limit {limit_ms:.0f} ms")
+        axes.set_ylim(0, 106)
         axes.set_xlim(left=0)
         axes.grid()
         axes.tick_params(length=0)
