@@ -4,8 +4,8 @@ import asyncio
 import ssl
 from collections.abc import Awaitable
 
-import click
 import grpc
+import rich_click as click
 
 from baton.cli.https_flags import https_flags
 from baton.cli.server import connect, key_flag, url_flag
