@@ -28,7 +28,7 @@ class VisibleGpus:
 
 @cache
 def visible_gpus(driver: str = DRIVER) -> VisibleGpus:
-    """Return the GPUs that torch can use here. Without NVIDIA's driver this takes no time, otherwise an import of torch."""
+    """Return the GPUs that torch can use here. Another process imports torch for it, if NVIDIA's driver is there."""
     try:
         ctypes.CDLL(driver)
     except OSError:

@@ -71,6 +71,17 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_planning_a_start_imports_no_torch() -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from baton.__main__ import main;"
+        "done = CliRunner().invoke(main, ['serve', '--kv-cache-memory-bytes', '900GiB']);"
+        "assert 'would fit' in done.output, done.output;"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
 def test_version() -> None:
     assert re.fullmatch(r"baton, version \d+\.\d+\.\d+\n", run("--version").output)
 
