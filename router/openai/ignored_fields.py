@@ -1,4 +1,4 @@
-"""Request fields without an effect: OpenAI's and vLLM's that cannot change the output, or not with the values taken."""
+"""Request fields without an effect: some of OpenAI's and vLLM's never have one, others only with certain values."""
 
 from typing import Annotated, Literal
 

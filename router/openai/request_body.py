@@ -1,4 +1,4 @@
-"""What all JSON bodies of requests have in common, and field types that pydantic lacks, each with its JSON Schema."""
+"""The base of all request bodies, and field types that pydantic lacks, each with its JSON Schema."""
 
 from collections.abc import Callable, Sized
 from dataclasses import dataclass
