@@ -19,7 +19,7 @@ from baton.router.openai.exchange import Exchange
 from baton.router.openai.fields import STREAM_RULE, TRUE, Count, GenerationFields
 from baton.router.openai.logprobs import chat_content, prompt_positions
 from baton.router.openai.messages import Messages, TemplateOptions, template_messages
-from baton.router.openai.request_body import WHOLE, AtMost, unless
+from baton.router.openai.request_body import BOOLEAN, WHOLE, AtMost, unless
 from baton.router.request_context import RequestContext
 from baton.router.service import RouterService
 from baton.router.tokenizer import Tokenizer
@@ -46,7 +46,7 @@ class ChatRequest(GenerationFields):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     tools: Annotated[list[dict[str, object]], AtMost(MAX_ENTRIES)] = Field(default_factory=list)
     tool_choice: Literal["none", "auto"] | None = None
-    echo: Literal[False] = False
+    echo: Annotated[Literal[False], BOOLEAN] = False
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False  # the template has them already

@@ -49,11 +49,11 @@ STREAM_RULE: JsonDict = {  # as `GenerationFields.check` has it
 
 
 class StreamOptions(RequestBody):
-    """Which events a stream has beside those of its choices."""
+    """Additional events and fields of a stream."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    include_obfuscation: bool = False  # taken: padding against observers that TLS does not hide lengths from
+    include_obfuscation: bool = False  # accepted without effect: padding that hides the lengths of events
 
 
 class GenerationFields(NeutralFields):

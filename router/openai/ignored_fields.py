@@ -1,11 +1,11 @@
-"""Request fields without an effect: OpenAI's and vLLM's that cannot change the output, or not with the values taken."""
+"""Request fields without an effect: some of OpenAI's and vLLM's never have one, others only with certain values."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from baton.router.limits import MAX_METADATA, MAX_METADATA_CHARS, MAX_METADATA_NAME_CHARS, MAX_TEXT_CHARS
-from baton.router.openai.request_body import AtMost, RequestBody
+from baton.router.openai.request_body import BOOLEAN, AtMost, RequestBody
 
 Label = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 MetadataName = Annotated[str, Field(max_length=MAX_METADATA_NAME_CHARS)]
@@ -48,7 +48,7 @@ class NeutralFields(HarmlessFields):
     modalities: Annotated[list[Literal["text"]], AtMost(1)] = ["text"]
     verbosity: Literal["medium"] = "medium"
     web_search_options: None = None
-    use_beam_search: Literal[False] = False
+    use_beam_search: Annotated[Literal[False], BOOLEAN] = False
     length_penalty: Annotated[float, Field(ge=1, le=1)] = 1.0
     truncate_prompt_tokens: None = None
     bad_words: Annotated[list[str], Field(max_length=0)] = []
@@ -56,7 +56,7 @@ class NeutralFields(HarmlessFields):
     prompt_embeds: None = None
     chat_template: None = None
     documents: Annotated[list[object], Field(max_length=0)] = []
-    spaces_between_special_tokens: Literal[True] = True
-    return_tokens_as_token_ids: Literal[False] = False
-    include_reasoning: Literal[True] = True
+    spaces_between_special_tokens: Annotated[Literal[True], BOOLEAN] = True
+    return_tokens_as_token_ids: Annotated[Literal[False], BOOLEAN] = False
+    include_reasoning: Annotated[Literal[True], BOOLEAN] = True
     kv_transfer_params: None = None

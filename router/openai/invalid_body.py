@@ -1,6 +1,7 @@
 """The error for a body that its model refuses: the first problem, in OpenAI's words where it has some."""
 
-import orjson
+import json
+
 from pydantic import BaseModel, ValidationError
 
 from baton.engine.errors import InvalidRequest
@@ -32,7 +33,7 @@ def invalid_body(model: type[BaseModel], error: ValidationError) -> InvalidReque
 
 def _shown(value: object) -> str:
     """Return a short scalar as JSON, and nothing for other values."""
-    shown = orjson.dumps(value).decode() if isinstance(value, str | int | float) else ""
+    shown = json.dumps(value, ensure_ascii=False) if isinstance(value, str | int | float) else ""
     return shown if len(shown) < MAX_SHOWN_CHARS else ""
 
 

@@ -6,6 +6,7 @@ at once.
 
 from baton.router.errors import FieldError
 from baton.router.limits import context_error
+from baton.router.openai.request_body import MAX_EXACT
 
 Prompt = str | list[int]
 
@@ -51,7 +52,7 @@ def read_token_ids(given: object, name: str) -> list[int]:
     if set(map(type, given)) <= {int}:
         return given
     for place, each in enumerate(given):
-        if type(each) is not int and not (type(each) is float and each.is_integer()):
+        if type(each) is not int and not (type(each) is float and each.is_integer() and abs(each) <= MAX_EXACT):
             raise FieldError(field, f"{name}[{place}] is {_shown(each)}, but must be a token id")
     return list(map(int, given))
 

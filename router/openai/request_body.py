@@ -1,4 +1,4 @@
-"""What all JSON bodies of requests have in common, and field types that pydantic lacks, each with its JSON Schema."""
+"""The base of all request bodies, and field types that pydantic lacks, each with its JSON Schema."""
 
 from collections.abc import Callable, Sized
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import no_info_before_validator_function
 
+MAX_EXACT = 1 << 53  # larger integers may be rounded where a number has become a 64-bit float
 MAX_FIELDS = 256  # of one JSON object; checked before the names, since each unknown one is an error of its own
 
 
@@ -123,7 +124,15 @@ class AtMost:
 
 
 def _whole(value: object) -> object:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) <= MAX_EXACT
+    return int(value) if is_whole else value  # type: ignore[call-overload]  # a float
 
 
+def _boolean(value: object) -> object:
+    if type(value) is not bool:  # 0 is equal to False, which is enough for a literal
+        raise PydanticCustomError("bool_type", "Input should be a valid boolean")
+    return value
+
+
+BOOLEAN = BeforeValidator(_boolean)
 WHOLE = BeforeValidator(_whole)  # JSON has one type of numbers: 1.0 is an integer

@@ -8,7 +8,7 @@ FinishReason = Literal["stop", "length"]
 
 
 class ErrorDetails(TypedDict):
-    """What was wrong, in OpenAI's shape."""
+    """An error in OpenAI's shape."""
 
     message: str
     type: str

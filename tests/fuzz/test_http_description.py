@@ -1,11 +1,15 @@
 """A router with a real worker keeps to its /openapi.json: in what it accepts and refuses, and in its responses."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import schemathesis
+from hypothesis import Phase, find, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -19,7 +23,6 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.router_rig import MODEL_NAME, RouterRig
-from tests.fuzz.test_http_api import is_possible
 from tests.integration.router_process import MODEL, RouterProcess, router_process, wait_workers
 from tests.integration.worker_process import worker_process
 
@@ -54,22 +57,55 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterRig]:
     rig.close()
 
 
-def test_the_server_keeps_to_its_description(fuzzing: Fuzzing, real: RouterRig) -> None:
-    schema = schemathesis.openapi.from_url(f"{real.router.url}/openapi.json")
-    num_accepted = 0
+@dataclass
+class DescriptionCheck:
+    """Sends requests, and compares what they get with the description."""
 
-    def check(case: Case) -> None:
-        nonlocal num_accepted
-        if case.meta is not None and case.meta.generation.mode is GenerationMode.POSITIVE and case.path in GENERATING:
+    num_accepted: int = 0
+
+    def __call__(self, case: Case) -> None:
+        """Fail if the server accepts, refuses or responds other than it is described."""
+        is_valid = case.meta is not None and case.meta.generation.mode is GenerationMode.POSITIVE
+        if is_valid and case.path in GENERATING:
             case.body = consistent(case.body)
-        response = case.call_and_validate(timeout=TIMEOUT_S, checks=CHECKS)
-        num_accepted += response.status_code == 200 and case.method == "POST"
+        response = case.call(timeout=TIMEOUT_S)
+        self.num_accepted += response.status_code == 200 and case.method == "POST"
+        checks = list(CHECKS)
+        if response.status_code == 400 and response.json()["error"]["code"] == "context_length_exceeded":
+            checks.remove(positive_data_acceptance)  # how long a text is in tokens, no schema can say
+        case.validate_response(response, checks=checks)
 
+
+def test_random_requests(fuzzing: Fuzzing, real: RouterRig) -> None:
+    schema = schemathesis.openapi.from_url(f"{real.router.url}/openapi.json")
+    check = DescriptionCheck()
     operations = [operation.ok() for operation in schema.get_all_operations()]
     inputs = [each.as_strategy(generation_mode=mode) for each in operations for mode in GenerationMode]
-    fuzzing.run_all([(each, check) for each in filter(is_possible, inputs)], 25)
-    assert num_accepted > 50
+    fuzzing.run_all([(each, check) for each in filter(is_possible, inputs)], 12)
+    assert check.num_accepted > 24
     real.check_serves()
+
+
+def test_every_bound_of_every_field(real: RouterRig) -> None:
+    schema = schemathesis.openapi.from_url(f"{real.router.url}/openapi.json")
+    check = DescriptionCheck()
+    for operation in schema.get_all_operations():
+        cases = schema.iter_coverage_cases(
+            operation.ok(), generation_modes=list(GenerationMode), generation_config=schema.config.generation
+        )
+        for case in cases:
+            check(case)
+    assert check.num_accepted > 100
+    real.check_serves()
+
+
+def is_possible(inputs: st.SearchStrategy[Case]) -> bool:
+    """Whether there are any."""
+    try:
+        find(inputs, lambda _: True, settings=settings(max_examples=5, database=None, phases=(Phase.generate,)))
+    except Unsatisfiable:
+        return False
+    return True
 
 
 def consistent(body: JsonObject) -> JsonObject:
