@@ -127,8 +127,7 @@ async def test_the_answer_comes_before_the_body(keys: TestKeys, more: str) -> No
             for _ in range(160):  # what comes all the same is read and forgotten
                 writer.write(b" " * 100_000)
                 await writer.drain()
-            for path in ("/health", "/ping"):
-            assert (await router.http.get(path)).status_code == 200
+            assert (await router.http.get("/health")).status_code == 200
         finally:
             writer.close()
 
