@@ -48,7 +48,7 @@ ROUTER_OPTIONS = {
         secret=True,
     ),
     "api_keys_file": OptionInfo("YAML file of API keys with their limits; read again when it changes."),
-    "protect_operations": OptionInfo("Ask for a key at /metrics, /workers, /pools and the description too."),
+    "protect_operations": OptionInfo("Ask for a key at /metrics, /workers, /pools, /version and the description too."),
     "shared_cache": OptionInfo("Let all API keys find each other's prompts in caches."),
     "watch_interval_ms": OptionInfo("Least time in ms between two load reports of a worker.", minimum=1),
     "failover_attempts": OptionInfo("How often a request is sent again after its worker was lost.", minimum=0),

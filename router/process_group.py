@@ -46,7 +46,7 @@ class ProcessGroup:
         self._path(self.number).unlink(missing_ok=True)
 
     async def page(self) -> Collector:
-        """The series of all processes; of one that does not answer it says so."""
+        """Return the series of all processes, and which of them do not answer."""
         others = [number for number in range(self._size) if number != self.number]
         told = await asyncio.gather(*(self._ask(number) for number in others))
         by_process = {**dict(zip(others, told, strict=True)), self.number: list(own_series(self._registry))}

@@ -3,7 +3,7 @@
 1. New requests are refused; routers and the registry see the worker as draining.
 2. Running requests may finish, for a while.
 3. What has not ended by then is handed off: routers give it to other workers, which pull its KV from here.
-4. Once nobody reads from here any more, the worker is drained: it may end, or take requests again (`undo`).
+4. Once no peer reads its KV any more, the worker is drained: it may end, or take requests again (`undo`).
 """
 
 import asyncio
@@ -120,8 +120,8 @@ class Drain:
     async def run(self, timeout_s: float, final: bool = False) -> int:
         """Drains; requests have so many seconds to finish, or fewer if somebody else asked for that.
 
-        Returns how many had not, once all is done for them. It goes on if the caller is cancelled. Raises DrainConflict if
-        the drain is undone meanwhile.
+        Returns how many had not, once all is done for them. It goes on if the caller is cancelled. Raises DrainConflict
+        if the drain is undone meanwhile.
         """
         self.begin(final)
         self._end_s = min(self._end_s, asyncio.get_running_loop().time() + timeout_s)

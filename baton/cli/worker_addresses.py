@@ -18,7 +18,7 @@ REGISTRY_TIMEOUT_S = 10.0
 
 
 def worker_address(router: httpx.Client, url: str, worker: str) -> str:
-    """Where the worker is, as the router knows it."""
+    """Return the worker's address, as the router has it."""
     with router as client:
         try:
             response = client.get("/workers")
@@ -61,7 +61,7 @@ async def workers_at(host: str, registry: Registry) -> dict[str, str]:
 
 
 async def _first_view(registry: Registry) -> RegistryView:
-    """What the registry says first."""
+    """Return the registry's first view."""
     first: asyncio.Future[RegistryView] = asyncio.get_running_loop().create_future()
 
     def listen(view: RegistryView) -> None:
