@@ -32,9 +32,10 @@ def engines_figure(results: Path) -> Figure:
         shares = [row["of the floor"] for row in of_cell if row["engine"] in NAMES or row["engine"] == "baton"]
         axes.plot([min(shares), max(shares)], [place, place], color=GRID, linewidth=3, zorder=1)
     for engine, name, color, marker in _engines():
-        marks = [(row["of the floor"], cells.index(_cell(row))) for row in rows if row["engine"] == engine]
+        of_engine = [row for row in rows if row["engine"] == engine]
+        shares, places = [row["of the floor"] for row in of_engine], [cells.index(_cell(row)) for row in of_engine]
         size = 75 if engine == "baton" else 42
-        axes.scatter(*zip(*marks, strict=True), label=name, color=color, marker=marker, s=size, zorder=3)
+        axes.scatter(shares, places, label=name, color=color, marker=marker, s=size, zorder=3)
     axes.axvline(1, color=LIMIT, linewidth=1.2, linestyle="--", label="limit of the machine")
     axes.set_yticks(range(len(cells)), [_label(cell, rows) for cell in cells])
     axes.invert_yaxis()

@@ -3,7 +3,7 @@
 from io import StringIO
 from pathlib import Path
 
-import matplotlib as mpl
+from matplotlib import style
 from matplotlib.figure import Figure
 
 INK, MUTED, GRID, PAPER = "#1f2328", "#59636e", "#d1d9e1", "#fffffe"
@@ -47,7 +47,7 @@ STYLE = {
 
 def use_style() -> None:
     """Set the defaults of matplotlib; call before a figure is made."""
-    mpl.rcParams.update(STYLE)
+    style.use(STYLE)
 
 
 def save(figure: Figure, path: Path) -> None:
