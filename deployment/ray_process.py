@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from baton.deployment.cluster_plan import Checkpoint, ClusterPlan, plan_cluster, rendezvous_spec
+from baton.deployment.cluster_plan import Checkpoint, ClusterPlan, check_experts, plan_cluster, rendezvous_spec
 from baton.deployment.machine import Machine
 from baton.deployment.ray_settings import ROLES, RaySettings
 from baton.engine.model_config import read_model_config
@@ -128,6 +128,7 @@ def _plan(settings: RaySettings, role: Role | None, machine: Machine) -> Cluster
     )
     ports = [0] if role is not None else []
     checkpoint = _checkpoint(settings, role or "decode")
+    check_experts(checkpoint.config, checkpoint.name, max(map(settings.cluster.cluster.num_expert_ranks, ROLES)))
     return plan_cluster(replace(settings.cluster, cluster=cluster), checkpoint, machine, ports, settings.log_level)
 
 

@@ -75,8 +75,7 @@ class Comparison:
         ttft_ms, tpot_ms = unloaded.ttft_ms.p90, unloaded.tpot_ms.p50
         slo = Slo(round(TTFT_TIMES * ttft_ms) / 1000, round(TPOT_TIMES * tpot_ms, 1) / 1000)
         self._note(
-            f"{trace.name}: good is {slo} (ms); unloaded ({first.name}) TTFT p90 {ttft_ms:.0f} ms, TPOT p50 "
-            f"{tpot_ms:.1f} ms"
+            f"{trace.name}: good is {slo}; unloaded ({first.name}) TTFT p90 {ttft_ms:.0f} ms, TPOT p50 {tpot_ms:.1f} ms"
         )
         return slo
 

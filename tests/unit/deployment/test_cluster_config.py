@@ -50,9 +50,9 @@ def settings(tmp_path: Path, text: str = "", **flags: object) -> ClusterSettings
     return load_settings(file, flags)
 
 
-def plan(settings: ClusterSettings) -> ClusterPlan:
+def plan(settings: ClusterSettings, checkpoint: Checkpoint = CHECKPOINT) -> ClusterPlan:
     ports = list(range(21000, 21000 + settings.cluster.num_workers))
-    return plan_cluster(settings, CHECKPOINT, MACHINE, ports)
+    return plan_cluster(settings, checkpoint, MACHINE, ports)
 
 
 def by_id(plan: ClusterPlan) -> dict[str, WorkerConfig]:

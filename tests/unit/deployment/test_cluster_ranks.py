@@ -1,16 +1,19 @@
 """Workers of several ranks in a cluster's plan: they share cores, memory and the shape of KV blocks."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from baton.deployment.cluster_config import ClusterConfig
 from baton.deployment.ray_process import worker_process
+from baton.engine.config import MoEConfig
 from baton.rpc.option_values import OptionError
-from tests.unit.deployment.test_cluster_config import MACHINE, by_id, plan, settings
+from tests.unit.deployment.test_cluster_config import CHECKPOINT, MACHINE, MODEL, by_id, plan, settings
 from tests.unit.deployment.test_ray_settings import NODE
 from tests.unit.deployment.test_ray_settings import settings as ray_settings
 
+MOE = MoEConfig(num_experts=8, num_experts_per_token=2, intermediate_size=64)
 RANKS = {"tensor_parallel": 2, "prefill_tensor_parallel": 3}
 
 
@@ -79,7 +82,10 @@ def test_more_parts_may_be_asked_for(tmp_path: Path) -> None:
 
 
 def test_as_many_expert_ranks_are_those_of_one_worker(tmp_path: Path) -> None:
-    planned = plan(settings(tmp_path, tensor_parallel=2, expert_parallel=2))
+    sparse = replace(CHECKPOINT, config=replace(MODEL, moe=MOE))
+    planned = plan(settings(tmp_path, tensor_parallel=2, expert_parallel=2), sparse)
+    same = plan(settings(tmp_path, tensor_parallel=2, enable_expert_parallel=True), sparse)
+    assert same.workers == planned.workers
     assert {name: (each.tensor_parallel, each.expert_parallel) for name, each in by_id(planned).items()} == {
         "prefill-0": (1, 1),
         "decode-0": (2, 2),
@@ -87,7 +93,9 @@ def test_as_many_expert_ranks_are_those_of_one_worker(tmp_path: Path) -> None:
     assert planned.rendezvous is None
     assert {each.group_size for each in planned.workers} == {1}
     with pytest.raises(OptionError, match="expert_parallel: 4, but the 2 ranks of a tensor-parallel worker have its"):
-        plan(settings(tmp_path, tensor_parallel=2, expert_parallel=4))
+        plan(settings(tmp_path, tensor_parallel=2, expert_parallel=4), sparse)
+    with pytest.raises(OptionError, match="expert_parallel: large is a dense model without experts to spread"):
+        plan(settings(tmp_path, tensor_parallel=2, expert_parallel=2))
 
 
 def test_replicas_on_ray_are_planned_one_by_one_and_fit_together() -> None:
