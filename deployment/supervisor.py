@@ -17,7 +17,8 @@ LAST_NEWS_S = 1.0  # after a process's end, for what it still wrote
 class RestartPolicy:
     """When a process that died is started again, and when not.
 
-    One that served for `stable_after_s` had a good life: deaths are counted anew after it.
+    A life that served for `stable_after_s` resets the counts. One that the kernel's out-of-memory killer ended has to have
+    served for `oom_stable_after_s`: requests may need minutes to fill the memory again.
     """
 
     max_early_deaths: int = 3  # in a row, before it was ready
@@ -26,6 +27,7 @@ class RestartPolicy:
     first_delay_s: float = 0.5
     max_delay_s: float = 30.0
     stable_after_s: float = 60.0
+    oom_stable_after_s: float = 600.0
 
     def delay_s(self, num_deaths: int) -> float:
         """Wait before the next start, doubled with each of `num_deaths` (1 or more) in a row."""
@@ -62,14 +64,14 @@ class Deaths:
     num_early: int = 0  # before the process was ready
     num_oom: int = 0  # by the kernel's out-of-memory killer
 
-    def with_one(self, life: Life, stable_after_s: float) -> "Deaths":
-        """The same after one more."""
-        is_stable = life.served_s is not None and life.served_s >= stable_after_s
-        before = Deaths() if is_stable else self
+    def with_one(self, life: Life, policy: RestartPolicy) -> "Deaths":
+        """Return the counts after one more death."""
+        served_s = life.served_s or 0.0
+        num_oom = 0 if served_s >= policy.oom_stable_after_s else self.num_oom
         return Deaths(
-            num_short=0 if is_stable else before.num_short + 1,
-            num_early=before.num_early + 1 if life.served_s is None else 0,
-            num_oom=before.num_oom + 1 if life.is_oom else 0,
+            num_short=0 if served_s >= policy.stable_after_s else self.num_short + 1,
+            num_early=self.num_early + 1 if life.served_s is None else 0,
+            num_oom=num_oom + 1 if life.is_oom else 0,
         )
 
 
@@ -104,7 +106,7 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             ever_ready = ever_ready or life.served_s is not None
-            deaths = deaths.with_one(life, self._policy.stable_after_s)
+            deaths = deaths.with_one(life, self._policy)
             if self._policy.gives_up(deaths) or (life.failure and not ever_ready):
                 raise GaveUp(self._explain(life, deaths))
             delay_s = self._policy.delay_s(max(1, deaths.num_short))
