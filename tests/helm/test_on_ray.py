@@ -118,7 +118,7 @@ async def test_the_charts_commands_and_files_make_a_cluster(tmp_path: Path, pool
             said = await run([*shell, command.replace(REGISTRY, str(registry))], {"POD_IP": NODES["decode"]})
             assert said.startswith("decode-")
             assert said.endswith("is drained\n")
-            await wait_states(router, [("prefill", "ready"), *[("decode", "draining")] * num_decodes])
+            await wait_states(router, [("prefill", "ready"), *[("decode", "drained")] * num_decodes])
             logs = ray.logs()
             assert "policy_kwargs" not in logs
             assert "the plan has failed" not in logs

@@ -37,7 +37,7 @@ async def test_all_workers_of_a_host_are_drained_and_no_others(tmp_path: Path) -
         assert status == 0
         assert [line.partition("@")[0] for line in said.splitlines()] == ["decode-1", "prefill-0"]
         assert said.count("is drained") == 2
-        await wait_view(client, lambda view: {each["state"] for each in view["workers"]} == {"draining"})
+        await wait_view(client, lambda view: {each["state"] for each in view["workers"]} == {"drained"})
 
         await server.kill()
         status, said = await drain("--host", "127.0.0.1", *where)
