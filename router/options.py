@@ -40,7 +40,8 @@ ROUTER_OPTIONS = {
     "max_body_bytes": OptionInfo("Largest request, over HTTP or gRPC.", minimum=1024),
     "cors_origins": OptionInfo(
         "Origins (https://chat.example.org) whose web pages may call the server from a browser, with commas between;"
-        " *: any. Default: none."
+        " *: any. Default: none.",
+        aliases=("--allowed-origins",),
     ),
     "api_key": OptionInfo(
         f"API key that clients must show, or several with commas between; better in {SECRETS['api_key']} or the file"

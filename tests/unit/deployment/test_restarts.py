@@ -30,7 +30,7 @@ def death(served_s: float | None = 1.0, *, is_oom: bool = False) -> Life:
 def after(*lives: Life) -> Deaths:
     deaths = Deaths()
     for life in lives:
-        deaths = deaths.with_one(life, RestartPolicy().stable_after_s)
+        deaths = deaths.with_one(life, RestartPolicy())
     return deaths
 
 
@@ -43,6 +43,8 @@ def test_short_lives_in_a_row_are_counted() -> None:
     assert policy.gives_up(after(*[death(served_s=None)] * 3))
     assert policy.gives_up(after(*[death(is_oom=True)] * 3))
     assert not policy.gives_up(after(*[death(is_oom=True), death()] * 3))
+    assert policy.gives_up(after(*[death(served_s=120.0, is_oom=True)] * 3)), "requests fill the memory again each time"
+    assert not policy.gives_up(after(*[death(served_s=3600.0, is_oom=True)] * 100))
     assert [policy.delay_s(num) for num in (1, 2, 3, 7, 8)] == [0.5, 1, 2, 30, 30]
 
 
