@@ -105,3 +105,8 @@ base-check: dist
 
 image-check:
 	PYTHON=$(PYTHON) sh scripts/image/check.sh
+
+# The plots of README.md and docs/, from benchmarks/results.
+.PHONY: plots
+plots: setup
+	$(BIN)/python -m benchmarks.plots

@@ -2,7 +2,7 @@
 
 from importlib import import_module, metadata
 
-import click
+import rich_click as click
 
 COMMANDS = {
     "serve": "Serve a model on this machine: router, prefill and decode workers.",
@@ -11,6 +11,7 @@ COMMANDS = {
     "bench": "Load a server, ours or another, and measure what its users would see.",
     "doctor": "Measure whether this machine and a running cluster are as serving needs them.",
     "drain": "Take a worker out of service without losing a request.",
+    "undrain": "Put a drained worker back into service.",
     "worker": "Run one worker in this process.",
     "router": "Run a router: one process, or several that share its ports.",
     "rendezvous": "Know who is in which group of workers, and tell them.",
@@ -18,29 +19,44 @@ COMMANDS = {
     "key": "Make API keys for clients.",
     "simulate": "Run simulated workers, or the twin of a whole deployment under a trace.",
 }
+MAX_WIDTH = 100  # columns of a help text
 
 
-class Commands(click.Group):
-    """Imports a command's module (baton/<command>.py) when the command is run, so that help comes at once."""
+class Commands(click.RichGroup):
+    """Imports a command's module (baton/cli/<command>.py) when the command is run: until then it has a name and a line
+    of help, so that help appears at once."""
+
+    main = click.Command.main  # errors stay one line that a script can read, and not a frame
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands, the most used first."""
-        return list(COMMANDS)
+        """Return the commands, the most used first."""
+        return list(self.commands)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a name; None if there is none."""
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = import_module(f"baton.cli.{cmd_name}").command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the commands with what they do, without importing any."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Import the command that the arguments name. Raises UsageError with near matches if there is none."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, import_module(f"baton.cli.{name}").command if command is not None else None, rest
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Commands,
+    commands={name: click.RichCommand(name=name, help=text) for name, text in COMMANDS.items()},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": MAX_WIDTH,
+        "rich_help_config": click.RichHelpConfiguration(
+            theme="slim",
+            text_markup=None,
+            text_paragraph_linebreaks="\n\n",
+            padding_helptext_first_line=(0, 0, 1, 0),
+            append_metavars_help_string="{}",
+            default_string="\\[default: {}]",
+            delimiter_slash=" / ",  # a place to break the line at
+        ),
+    },
+)
 @click.version_option(metadata.version("baton-serve"), prog_name="baton")
 def main() -> None:
     """Baton serves large language models with prefill and decode on separate workers."""

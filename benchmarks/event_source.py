@@ -62,6 +62,12 @@ class EventSource(worker_pb2_grpc.WorkerServicer):
         """It has no requests to wait for."""
         return worker_pb2.DrainResponse()
 
+    async def Undrain(  # noqa: N802
+        self, request: worker_pb2.UndrainRequest, context: Context
+    ) -> worker_pb2.UndrainResponse:
+        """It never stops."""
+        return worker_pb2.UndrainResponse()
+
     async def Watch(  # noqa: N802
         self, request: worker_pb2.WatchRequest, context: Context
     ) -> AsyncIterator[worker_pb2.WorkerUpdate]:

@@ -27,7 +27,7 @@ class DecodeRequest:
     command: worker_pb2.GenerateCommand
     served_by: common_pb2.ServedBy
     handover: "asyncio.Task[None] | None" = None
-    has_spoken: bool = field(default=False)  # a token was passed on
+    is_served_by_sent: bool = field(default=False)  # as it is now, with a token
 
     @classmethod
     def of(cls, command: worker_pb2.GenerateCommand, session: RouterSession, worker_id: str) -> "DecodeRequest":
@@ -84,14 +84,14 @@ class DecodeRequest:
         if not delta.token_ids and not delta.prompt_logprobs and output.finish_reason is None:
             return
         self.served_by.decode_cached_tokens = self.request.num_cached_tokens
-        if output.finish_reason is not None or (delta.token_ids and not self.has_spoken):
+        if output.finish_reason is not None or (delta.token_ids and not self.is_served_by_sent):
             delta.served_by.CopyFrom(self.served_by)
-        self.has_spoken = self.has_spoken or bool(delta.token_ids)
+        self.is_served_by_sent = self.is_served_by_sent or bool(delta.token_ids)
         self.session.add(delta)
 
     def say_first_token(self, first: worker_pb2.FirstToken, finish_reason: FinishReason | None) -> None:
         """Passes on the token that a prefill worker sampled, and that it is the last one if it is."""
-        self.has_spoken = True
+        self.is_served_by_sent = True
         delta = worker_pb2.RequestDelta(
             request_id=self.command.request_id, token_ids=[first.token_id], served_by=self.served_by
         )

@@ -88,6 +88,7 @@ class IncomingPrompt:
         """Tells what has really come, and how long it took."""
         if not self._handovers:
             return
+        self.entry.is_served_by_sent = False
         served_by, last = self.entry.served_by, self._handovers[-1]
         brought = [handover for handover in self._handovers if handover.num_bytes]
         served_by.kv_transport = brought[-1].peer_transport if brought else ""

@@ -29,6 +29,7 @@ class ClusterConfig:
     both: int = 0
     tensor_parallel: int = 1  # ranks of each decode or colocated worker
     prefill_tensor_parallel: int = 1  # the same of prefill workers
+    enable_expert_parallel: bool = False  # spread experts over the ranks of tensor_parallel
     expert_parallel: int = 1  # decode and colocated workers over which the experts are spread
     prefill_expert_parallel: int = 1  # the same for prefill workers
     router_processes: int = 1
@@ -77,7 +78,8 @@ class ClusterConfig:
 
     def num_expert_ranks(self, role: Role) -> int:
         """Ranks over which the experts of this role's workers are spread: workers, or ranks of one."""
-        return self.prefill_expert_parallel if role == "prefill" else self.expert_parallel
+        given = self.prefill_expert_parallel if role == "prefill" else self.expert_parallel
+        return max(given, self.num_tensor_ranks(role)) if self.enable_expert_parallel else given
 
     def num_tensor_ranks(self, role: Role) -> int:
         """Ranks of each worker of this role."""
@@ -106,9 +108,15 @@ CLUSTER_OPTIONS = {
     "decode": OptionInfo("Decode workers; 1 unless there are colocated workers.", minimum=0, maximum=256),
     "both": OptionInfo("Colocated workers, which prefill and decode.", minimum=0, maximum=256),
     "tensor_parallel": OptionInfo(
-        "Ranks of each decode (or colocated) worker, which have the model together.", minimum=1, maximum=64
+        "Ranks of each decode (or colocated) worker, which have the model together.",
+        minimum=1,
+        maximum=64,
+        aliases=("--tensor-parallel-size", "-tp"),
     ),
     "prefill_tensor_parallel": OptionInfo("The same for prefill workers.", minimum=1, maximum=64),
+    "enable_expert_parallel": OptionInfo(
+        "Keep each expert whole on one of a worker's tensor-parallel ranks, instead of a part of it on each."
+    ),
     "expert_parallel": OptionInfo(
         "Decode (or colocated) workers over which the model's experts are spread; they step together.",
         minimum=1,
@@ -123,7 +131,7 @@ CLUSTER_OPTIONS = {
 WORKER_PLANNED = frozenset(
     {
         *("role", "worker_id", "host", "port", "kv_port", "served_model_name", "registry", "lease_s"),
-        *("tensor_parallel", "expert_parallel", "rendezvous", "group", "group_port"),
+        *("tensor_parallel", "expert_parallel", "enable_expert_parallel", "rendezvous", "group", "group_port"),
         *("metrics_port", "progress_fd", *TLS_OPTIONS),  # on one machine nobody else hears
     }
 )
@@ -216,7 +224,7 @@ def load_settings(
         "both": engine,
     }
     router = {**take("router", router_options()), **pick(router_options(), flags)}
-    if "target_ttft_ms" not in router:
+    if "slo" not in router and "target_ttft_ms" not in router:
         router = {"local_prefill_below": LOCAL_PREFILL_BELOW, **router}  # else it is for prices to say
     top = check_section(top_options, content, elsewhere=elsewhere)
     cluster = build(ClusterConfig, cluster_options(), pick(cluster_options(), top), pick(cluster_options(), flags))

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from baton.deployment.cluster_config import ClusterSettings
-from baton.deployment.kv_memory import default_kv_bytes
 from baton.deployment.machine import Machine, NearCores
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.cores import format_cores, parse_cores
 from baton.engine.errors import UnsupportedModel
 from baton.engine.kv_dtype import kv_cache_dtype
+from baton.engine.kv_memory import default_kv_bytes
 from baton.extras import NIXL
 from baton.router.config import RouterConfig
 from baton.rpc.child_process import ProcessSpec
@@ -21,6 +21,7 @@ from baton.rpc.options import flags_of
 from baton.rpc.worker_config import Role, WorkerConfig
 
 WORKER_HOST = "127.0.0.1"
+ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 # The module that Python runs, and what follows it.
 WORKER_COMMANDS: dict[Role, tuple[str, ...]] = {
     "prefill": ("baton.prefill_worker",),
@@ -95,6 +96,14 @@ class Checkpoint:
     config: ModelConfig
 
 
+def check_experts(model: ModelConfig, name: str, num_ranks: int) -> None:
+    """Raise OptionError for a dense model whose experts would be spread over several ranks."""
+    if model.moe is None and num_ranks > 1:
+        raise OptionError(
+            f"expert_parallel: {name} is a dense model without experts to spread; leave it out, or use tensor_parallel"
+        )
+
+
 def plan_cluster(
     settings: ClusterSettings,
     checkpoint: Checkpoint,
@@ -108,6 +117,7 @@ def plan_cluster(
     """
     cluster = settings.cluster
     name = cluster.served_model_name or checkpoint.name
+    check_experts(checkpoint.config, checkpoint.name, max(map(cluster.num_expert_ranks, ROLES)))
     roles: list[tuple[Role, int]] = [
         ("prefill", cluster.num_prefill),
         ("decode", cluster.num_decode),

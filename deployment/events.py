@@ -1,4 +1,4 @@
-"""What a cluster tells whoever watches it."""
+"""Events of a cluster, for its listener."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,17 +33,40 @@ class Died:
 
 
 @dataclass(frozen=True, slots=True)
+class Warned:
+    """A process logged a warning that matters to the user."""
+
+    name: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServingWorker:
+    """A worker as the router reports it."""
+
+    worker_id: str
+    role: str
+    kv_tokens: int  # that fit into its KV cache
+    max_model_len: int  # of a request: prompt plus output
+    transports: tuple[str, ...]  # by which peers can read its KV
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterReady:
     """A request would be served at `url`."""
 
     url: str
     started_in_s: float
+    workers: tuple[ServingWorker, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
     """The processes are being ended."""
 
+    num_requests: int | None = 0  # that the router waits for; None: not known
+    timeout_s: float = 0.0  # how long it waits
 
-Event = Started | Progressed | Died | ClusterReady | Ending
+
+Event = Started | Progressed | Died | Warned | ClusterReady | Ending
 Listener = Callable[[Event], None]

@@ -2,7 +2,7 @@
 
 1. Every process starts at once, each under a supervisor that starts it again when it dies.
 2. The cluster is ready when every process was ready once, and the router has every worker and is ready itself.
-3. It runs until it is stopped or a process does not get ready whatever is done.
+3. It runs until it is stopped or a process does not get ready whatever is done. Warnings in the logs are relayed.
 4. At the end the router goes first, so that what runs can finish; then the workers; last what their groups meet at, if
    they are in groups. No process is left.
 """
@@ -15,7 +15,9 @@ import httpx
 
 from baton.deployment.ending import end_all
 from baton.deployment.events import ClusterReady, Ending, Event, Listener, Progressed
+from baton.deployment.router_view import RouterView, num_open_requests, view_router
 from baton.deployment.supervisor import RestartPolicy, Supervisor
+from baton.deployment.warning_relay import WarningRelay
 from baton.rpc.child_process import ProcessSpec
 from baton.rpc.progress import Ready
 
@@ -42,6 +44,10 @@ class LocalCluster:
         self._loading = {spec.name for spec in (*specs, *rendezvous)}  # never ready so far
         self._url = url
         self._listener = listener
+        self._drain_timeout_s = drain_timeout_s
+        self._relay = WarningRelay(
+            [(spec.name, spec.log_path) for spec in (*specs, *rendezvous) if spec.log_path is not None], listener
+        )
         self._end_timeout_s = drain_timeout_s + END_MARGIN_S
 
     async def run(self, stop: asyncio.Event, kill: asyncio.Event) -> None:
@@ -49,16 +55,18 @@ class LocalCluster:
         everyone = [*self._rendezvous, *self._supervisors]
         lives = [asyncio.create_task(supervisor.run()) for supervisor in everyone]
         stopped = asyncio.create_task(stop.wait())
-        ready = asyncio.create_task(self._announce_ready())
+        watching = [asyncio.create_task(task) for task in (self._announce_ready(), self._relay.run())]
         try:
             await asyncio.wait([*lives, stopped], return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopped.cancel()
-            ready.cancel()
-            self._listener(Ending())
+            for task in watching:
+                task.cancel()
+            await self._announce_end(kill)
             router, *workers = self._supervisors
             await end_all(([router], workers, self._rendezvous), self._end_timeout_s, kill)
-            outcomes = await asyncio.gather(ready, *lives, return_exceptions=True)
+            self._relay.look()  # at what was said at the end
+            outcomes = await asyncio.gather(*watching, *lives, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
@@ -70,19 +78,22 @@ class LocalCluster:
 
     async def _announce_ready(self) -> None:
         started_s = time.monotonic()
-        # A process of our own at an address of this machine; its certificate is for the name that clients know.
-        async with httpx.AsyncClient(trust_env=False, verify=False) as client:
-            while True:
-                if not self._loading and await self._is_ready(client):
-                    break
+        async with self._client() as client:
+            while (view := await self._ready_view(client)) is None:  # noqa: ASYNC110  # the router's to say
                 await asyncio.sleep(POLL_INTERVAL_S)
-        self._listener(ClusterReady(self._url, time.monotonic() - started_s))
+        self._listener(ClusterReady(self._url, time.monotonic() - started_s, view.workers))
 
-    async def _is_ready(self, client: httpx.AsyncClient) -> bool:
-        """Whether the router would send requests to every worker; one is enough for its own /ready."""
-        try:
-            told = (await client.get(f"{self._url}/workers")).raise_for_status().json()
-        except httpx.HTTPError:
-            return False  # the router does not listen yet
-        ready = {worker["worker_id"] for worker in told["workers"] if worker["state"] == "ready"}
-        return bool(told["router"]["ready"]) and self._workers <= ready
+    async def _ready_view(self, client: httpx.AsyncClient) -> RouterView | None:
+        """The router's view once it would send requests to every worker; one is enough for its own /ready."""
+        view = None if self._loading else await view_router(client, self._url)
+        return view if view is not None and view.is_ready and self._workers <= view.addresses.keys() else None
+
+    async def _announce_end(self, kill: asyncio.Event) -> None:
+        """Says what the end waits for."""
+        async with self._client() as client:
+            num_requests = 0 if kill.is_set() else await num_open_requests(client, self._url)
+        self._listener(Ending(num_requests, self._drain_timeout_s))
+
+    def _client(self) -> httpx.AsyncClient:
+        """For a process of our own at an address of this machine; its certificate is for the name that clients know."""
+        return httpx.AsyncClient(trust_env=False, verify=False)

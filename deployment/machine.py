@@ -6,9 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from baton.engine.cores import parse_cores
+from baton.rpc.host_memory import host_memory
 
 CGROUP = Path("/sys/fs/cgroup")
 NODES = Path("/sys/devices/system/node")
@@ -42,17 +41,14 @@ class NearCores:
 
 
 def this_machine(cgroup: Path = CGROUP, nodes: Path = NODES) -> Machine:
-    """The affinity mask and free memory, bounded by the control group's limits (cgroup v2) where there is one."""
+    """The affinity mask and free memory, bounded by the limits of our control groups where there are any."""
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     num_cores = len(cores)
     quota = _read(cgroup / "cpu.max")
     if len(quota) == 2 and quota[0] != "max":
         num_cores = min(num_cores, max(1, math.floor(int(quota[0]) / int(quota[1]))))
-    memory_bytes = psutil.virtual_memory().available
-    limit, current = _read(cgroup / "memory.max"), _read(cgroup / "memory.current")
-    if limit and current and limit[0] != "max":
-        memory_bytes = min(memory_bytes, max(0, int(limit[0]) - int(current[0])))
-    return Machine(num_cores, memory_bytes, _nodes(nodes, cores) if num_cores == len(cores) else ())
+    near = _nodes(nodes, cores) if num_cores == len(cores) else ()
+    return Machine(num_cores, host_memory(cgroup).free_bytes, near)
 
 
 def _nodes(directory: Path, ours: Collection[int]) -> tuple[tuple[int, ...], ...]:

@@ -6,6 +6,7 @@ between these directly, never through Ray.
 
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve import Application, Deployment
 
@@ -28,10 +29,15 @@ def build(args: dict[str, object]) -> Application:
     `args` are what `read_ray_settings` takes; all values may be texts, as a command line has them. Raises OptionError
     naming the offending key.
     """
-    settings = read_ray_settings(args, {})
+    settings = read_ray_settings(args, {}, auto_device="cuda" if _has_gpus() else None)
     if settings.has_router:
         return router_application(settings, workers_application(settings))
     return workers_application(settings)
+
+
+def _has_gpus() -> bool:
+    """Whether a node of the Ray that builds the application has GPUs."""
+    return ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0  # type: ignore[no-untyped-call]  # Ray's
 
 
 def workers_application(settings: RaySettings) -> Application:

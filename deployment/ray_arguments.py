@@ -11,6 +11,7 @@ from baton.deployment.cluster_config import ClusterSettings, load_settings
 from baton.deployment.ray_checks import check_deployments
 from baton.deployment.ray_options import read_deployment
 from baton.deployment.ray_settings import RENDEZVOUS, ROLES, ROUTER, SECTIONS, RaySettings, SharedOptions
+from baton.engine.visible_gpus import visible_gpus
 from baton.router.api_key import hidden
 from baton.rpc.config_file import as_section, build, check_section, pick
 from baton.rpc.option_values import OptionError, Value, shown
@@ -26,13 +27,17 @@ OF_ROUTER = ("host", "port", "router_processes", SECTIONS[ROUTER])  # beside its
 
 
 def read_ray_settings(
-    content: Mapping[str, object], flags: Mapping[str, object], one_machine: bool = False
+    content: Mapping[str, object],
+    flags: Mapping[str, object],
+    one_machine: bool = False,
+    auto_device: str | None = None,
 ) -> RaySettings:
     """Settings from an application's arguments (or a file's content) and flags (None where not given); flags win.
 
     The arguments are the keys of `baton serve`'s file, those of `SharedOptions`, and a section of `SECTIONS` for each
     deployment; `router: false` is an application without one. A key `SECTION.KEY` is a section's. Only on one machine
-    has `local_prefill_below` a default. Raises OptionError naming the offending key.
+    has `local_prefill_below` a default. The device `auto` is a GPU if a deployment's `num_gpus` says so; without that
+    it is `auto_device`, by default that of this machine. Raises OptionError naming the offending key.
     """
     rest = _nested(as_section(content, "arguments"))
     has_router = rest.get(ROUTER) not in (False, "false")
@@ -50,7 +55,11 @@ def read_ray_settings(
     counted = [role for role in ROLES if deployments[role].has_size]
     cluster = _load(rest, flags, counted)
     leave_out = () if one_machine or has_below else (BELOW,)
-    cluster = replace(cluster, router=_kept(cluster.router, leave_out))
+    engines = {
+        role: {**values, "device": _device(values.get("device"), deployments[role].replicas.num_gpus, auto_device)}
+        for role, values in cluster.engine.items()
+    }
+    cluster = replace(cluster, router=_kept(cluster.router, leave_out), engine=engines)
     settings = RaySettings(
         cluster=cluster,
         shared=shared,
@@ -61,6 +70,15 @@ def read_ray_settings(
     )
     check_deployments(settings)
     return settings
+
+
+def _device(asked: Value, num_gpus: float | None, auto_device: str | None) -> str:
+    """The device of a deployment's engines: nodes do not choose it, for Ray gives them GPUs by it."""
+    if asked not in (None, "auto"):
+        return str(asked)
+    if num_gpus is not None:
+        return "cuda" if num_gpus else "cpu"
+    return auto_device or visible_gpus().auto_device
 
 
 def _take_shared(rest: dict[str, object], flags: Mapping[str, object]) -> SharedOptions:

@@ -4,6 +4,7 @@ import math
 
 from baton.deployment.local import END_MARGIN_S
 from baton.deployment.ray_settings import RENDEZVOUS, ROLES, ROUTER, SECTIONS, RaySettings
+from baton.rpc.device_option import check_device
 from baton.rpc.option_values import OptionError
 from baton.rpc.worker_config import Role
 
@@ -51,6 +52,7 @@ def _check_group(settings: RaySettings, role: Role) -> None:
 
 def _check_device(settings: RaySettings, role: Role) -> None:
     device, num_gpus = settings.device(role), settings.num_gpus(role)
+    check_device(device)
     kind, _, index = device.partition(":")
     if settings.uses_gpu(role) and not num_gpus:
         raise OptionError(f"{SECTIONS[role]}.num_gpus: without one Ray hides the GPUs that device asks for")

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from baton.rpc.child_process import ChildProcess, ProcessSpec, describe_exit, log_tail
+from baton.rpc.child_process import ChildProcess, ProcessSpec, log_tail
 from baton.rpc.progress import Failed, Ready
 
 TAIL_LINES = 12
@@ -62,9 +62,9 @@ class ReplicaChild:
 
     async def wait(self) -> str:
         """Why it ended, once it has, in its own words or ours."""
-        status = await self._child.wait()
+        await self._child.wait()
         await asyncio.wait([self._story], timeout=LAST_NEWS_S)
-        return self._failure or describe_exit(status)
+        return self._failure or self._child.describe_end()
 
     def watch(self, on_death: Callable[[str], None]) -> asyncio.Task[None]:
         """Has its end told; who ends it himself cancels the task before."""

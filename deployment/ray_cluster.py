@@ -27,6 +27,7 @@ from baton.deployment.events import ClusterReady, Ending, Listener, Progressed
 from baton.deployment.ray_app import router_application, workers_application
 from baton.deployment.ray_connection import RayFailed
 from baton.deployment.ray_settings import ROLES, RaySettings
+from baton.deployment.router_view import num_open_requests, view_router
 from baton.rpc.progress import Ready
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,9 @@ class RayCluster:
         finally:
             stopped.cancel()
             life.cancel()
-            self._listener(Ending())
+            async with httpx.AsyncClient(trust_env=False, verify=False) as client:
+                num_requests = 0 if kill.is_set() else await num_open_requests(client, self._url)
+            self._listener(Ending(num_requests, self._settings.drain_timeout_s))
             with suppress(RayFailed):  # the life's own words say more, if it failed
                 await self._end(kill)
             [outcome] = await asyncio.gather(life, return_exceptions=True)
@@ -72,15 +75,16 @@ class RayCluster:
         seen: dict[str, str] = {}
         is_ready = False
         # A process of our own; its certificate is for the name that clients know.
-        async with httpx.AsyncClient(base_url=self._url, trust_env=False, verify=False) as client:
+        async with httpx.AsyncClient(trust_env=False, verify=False) as client:
             while True:
-                ready = await _ready_workers(client)
+                view = await view_router(client, self._url)
+                ready = view.addresses if view is not None and view.is_ready else {}
                 for worker_id in ready.keys() - seen.keys():
                     self._listener(Progressed(worker_id, Ready(ready[worker_id])))
                 seen |= ready
-                if not is_ready and len(ready) >= num_workers:
+                if view is not None and not is_ready and len(ready) >= num_workers:
                     is_ready = True
-                    self._listener(ClusterReady(self._url, time.monotonic() - started_s))
+                    self._listener(ClusterReady(self._url, time.monotonic() - started_s, view.workers))
                 await asyncio.sleep(LOOK_S if is_ready else POLL_INTERVAL_S)
 
     def _deploy(self) -> None:
@@ -137,16 +141,6 @@ class RayCluster:
             await in_thread(lambda: serve.delete(name, _blocking=False))  # noqa: B023  # it is awaited here
             while name in (await in_thread(serve.status)).applications:  # noqa: ASYNC110  # it is Ray's to tell
                 await asyncio.sleep(POLL_INTERVAL_S)
-
-
-async def _ready_workers(client: httpx.AsyncClient) -> dict[str, str]:
-    """The addresses of the workers that the router would send requests to, by id; none while it is not ready."""
-    try:
-        told = (await client.get("/workers")).raise_for_status().json()
-        workers = told["workers"] if told["router"]["ready"] else []
-        return {worker["worker_id"]: worker["address"] for worker in workers if worker["state"] == "ready"}
-    except (httpx.HTTPError, ValueError, KeyError):  # it does not listen yet, or somebody else does
-        return {}
 
 
 def _explain(app: ApplicationStatusOverview) -> str:

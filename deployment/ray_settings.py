@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from baton.deployment.cluster_config import ClusterSettings, engine_options, worker_options
+from baton.deployment.cluster_config import ClusterSettings, worker_options
 from baton.deployment.local import END_MARGIN_S
 from baton.deployment.ray_options import DeploymentOptions
 from baton.rpc.drain import HAND_OFF_S, PULL_S
@@ -123,7 +123,7 @@ class RaySettings:
 
     def device(self, role: Role) -> str:
         """The device of a role's engines, as torch names it."""
-        return str(self.cluster.engine.get(role, {}).get("device") or engine_options()["device"].default)
+        return str(self.cluster.engine[role]["device"])
 
     def check(self) -> None:
         """Raises OptionError for what is missing: a part of it may be known only after the rest was read."""

@@ -30,7 +30,7 @@ from baton.rpc.progress import ProgressReporter, Ready
 logger = logging.getLogger(__name__)
 
 END_MARGIN_S = 5.0  # beyond the time that a process takes to drain
-POLICY = RestartPolicy(max_early_deaths=10)  # while others serve, there is time to try again
+POLICY = RestartPolicy(max_early_deaths=10, max_deaths=10)  # while others serve, there is time to try again
 
 
 class RouterGroupFailed(OSError):

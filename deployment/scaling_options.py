@@ -10,7 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 from baton.deployment.autoscaling.settings import SLO, PoolLimits, ScalingSettings
 from baton.deployment.kubernetes.settings import KubernetesSettings
 from baton.deployment.scaling_file import ScalingFile
+from baton.rpc.option_values import OptionError
 from baton.rpc.registry.url import parse_registry_url
+from baton.rpc.slo import parse_slo
 
 SECTIONS: dict[str, type[SLO] | type[PoolLimits]] = {"slo": SLO, "prefill": PoolLimits, "decode": PoolLimits}
 OWN = ("registry", "registry_file", "model", "kubernetes", "settings_file")
@@ -63,6 +65,11 @@ def read_options(values: Mapping[str, object]) -> ScalingOptions:
 def read_settings(values: Mapping[str, object]) -> ScalingSettings:
     """The planner's settings. Raises ValueError naming the first that makes no sense."""
     _check_names("", values, ScalingSettings)
+    if isinstance(slo := values.get("slo"), str):
+        try:
+            values = {**values, "slo": dataclasses.asdict(SLO.of(parse_slo(slo)))}
+        except OptionError as error:
+            raise ValueError(f"slo: {error}") from error
     for name, kind in SECTIONS.items():
         _check_names(f"{name}.", values.get(name, {}), kind)
     try:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from baton.deployment.events import Died, Listener, Progressed, Started
-from baton.rpc.child_process import ChildProcess, ProcessSpec, describe_exit, log_tail
+from baton.rpc.child_process import ChildProcess, ProcessSpec, log_tail
 from baton.rpc.progress import Failed, Ready
 
 TAIL_LINES = 12
@@ -15,16 +15,29 @@ LAST_NEWS_S = 1.0  # after a process's end, for what it still wrote
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """When a process that died is started again, and when not."""
+    """When a process that died is started again, and when not.
+
+    One that served for `stable_after_s` had a good life: deaths are counted anew after it.
+    """
 
     max_early_deaths: int = 3  # in a row, before it was ready
-    first_delay_s: float = 0.2
-    max_delay_s: float = 10.0
-    stable_after_s: float = 30.0  # a life this long makes the next delay the first one again
+    max_deaths: int = 8  # in a row
+    max_oom_kills: int = 3  # in a row, by the kernel's out-of-memory killer
+    first_delay_s: float = 0.5
+    max_delay_s: float = 30.0
+    stable_after_s: float = 60.0
 
     def delay_s(self, num_deaths: int) -> float:
         """Wait before the next start, doubled with each of `num_deaths` (1 or more) in a row."""
         return float(min(self.first_delay_s * 2 ** min(num_deaths - 1, 30), self.max_delay_s))
+
+    def gives_up(self, deaths: "Deaths") -> bool:
+        """Whether there is no next start."""
+        return (
+            deaths.num_early >= self.max_early_deaths
+            or deaths.num_short >= self.max_deaths
+            or deaths.num_oom >= self.max_oom_kills
+        )
 
 
 class GaveUp(Exception):
@@ -35,10 +48,29 @@ class GaveUp(Exception):
 class Life:
     """How one life of a process went."""
 
-    status: int
-    was_ready: bool
-    lasted_s: float
+    end: str  # in words
+    served_s: float | None  # from ready to its end; None: it was never ready
     failure: str | None  # its own words
+    is_oom: bool  # the kernel's out-of-memory killer ended it
+
+
+@dataclass(frozen=True, slots=True)
+class Deaths:
+    """Numbers of deaths in a row."""
+
+    num_short: int = 0  # after lives that were not long enough to be stable
+    num_early: int = 0  # before the process was ready
+    num_oom: int = 0  # by the kernel's out-of-memory killer
+
+    def with_one(self, life: Life, stable_after_s: float) -> "Deaths":
+        """The same after one more."""
+        is_stable = life.served_s is not None and life.served_s >= stable_after_s
+        before = Deaths() if is_stable else self
+        return Deaths(
+            num_short=0 if is_stable else before.num_short + 1,
+            num_early=before.num_early + 1 if life.served_s is None else 0,
+            num_oom=before.num_oom + 1 if life.is_oom else 0,
+        )
 
 
 class Supervisor:
@@ -49,15 +81,15 @@ class Supervisor:
         self._policy = policy
         self._listener = listener
         self._child: ChildProcess | None = None
-        self._was_ready = False  # of this life
+        self._ready_s: float | None = None  # of this life, monotonic clock
         self._failure: str | None = None  # of this life, in the process's words
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
         self._ended.set()
 
     async def run(self) -> None:
-        """Returns after `stop`. Raises GaveUp if the process says at its first start why it cannot serve, or dies
-        `max_early_deaths` times in a row before it is ready."""
+        """Returns after `stop`. Raises GaveUp if the process says at its first start why it cannot serve, or dies as
+        often in a row as the policy allows."""
         self._ended.clear()
         try:
             await self._lives()
@@ -65,32 +97,29 @@ class Supervisor:
             self._ended.set()
 
     async def _lives(self) -> None:
-        num_deaths = num_early_deaths = num_lives = 0
-        ever_ready = False
+        deaths, num_lives, ever_ready = Deaths(), 0, False
         while not self._stopping.is_set():
             num_lives += 1
             life = await self._live(num_lives)
             if self._stopping.is_set():
                 return
-            ever_ready = ever_ready or life.was_ready
-            num_early_deaths = 0 if life.was_ready else num_early_deaths + 1
-            num_deaths = 1 if life.lasted_s >= self._policy.stable_after_s else num_deaths + 1
-            if num_early_deaths >= self._policy.max_early_deaths or (life.failure and not ever_ready):
-                raise GaveUp(self._explain(life, num_early_deaths))
-            delay_s = self._policy.delay_s(num_deaths)
-            self._listener(Died(self.spec.name, life.failure or describe_exit(life.status), delay_s))
+            ever_ready = ever_ready or life.served_s is not None
+            deaths = deaths.with_one(life, self._policy.stable_after_s)
+            if self._policy.gives_up(deaths) or (life.failure and not ever_ready):
+                raise GaveUp(self._explain(life, deaths))
+            delay_s = self._policy.delay_s(max(1, deaths.num_short))
+            self._listener(Died(self.spec.name, life.end, delay_s))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay_s)
 
     async def _live(self, num: int) -> Life:
-        started_s = time.monotonic()
         child = self._child = await ChildProcess.start(self.spec)
         story = asyncio.create_task(self._follow(child))
         try:
             self._listener(Started(self.spec.name, num, child.pid))
             if self._stopping.is_set():  # while it was being started, so that `stop` could not know it
                 child.kill()
-            status = await child.wait()
+            await child.wait()
             # A process of its own that it left behind may hold the pipe open: no reason to wait for long.
             await asyncio.wait([story], timeout=LAST_NEWS_S)
         finally:
@@ -101,23 +130,35 @@ class Supervisor:
             child.close()
         if story.done() and not story.cancelled():
             story.result()
-        return Life(status, self._was_ready, time.monotonic() - started_s, self._failure)
+        served_s = None if self._ready_s is None else time.monotonic() - self._ready_s
+        return Life(self._failure or child.describe_end(), served_s, self._failure, child.is_oom_killed)
 
     async def _follow(self, child: ChildProcess) -> None:
-        self._was_ready, self._failure = False, None
+        self._ready_s, self._failure = None, None
         async for progress in child.progress():
-            self._was_ready = self._was_ready or isinstance(progress, Ready)
+            if isinstance(progress, Ready) and self._ready_s is None:
+                self._ready_s = time.monotonic()
             self._failure = progress.message if isinstance(progress, Failed) else self._failure
             self._listener(Progressed(self.spec.name, progress))
 
-    def _explain(self, life: Life, num_early_deaths: int) -> str:
+    def _explain(self, life: Life, deaths: Deaths) -> str:
         name, log = self.spec.name, self.spec.log_path
         where = f"\nIts log: {log}" if log is not None else ""
-        if life.failure is not None:
-            return f"{name} cannot serve: {life.failure}{where}"
-        times = f"{num_early_deaths} times in a row" if num_early_deaths > 1 else "once"
         tail = f"\n{log_tail(log, TAIL_LINES)}" if log is not None else ""
-        return f"{name} died {times} before it was ready; it {describe_exit(life.status)}.{tail}{where}"
+        if deaths.num_oom >= self._policy.max_oom_kills:
+            return (
+                f"{name} {life.end} {deaths.num_oom} times in a row. Give the KV caches less memory "
+                f"(--kv-cache-memory-bytes), start fewer workers, or serve a smaller model.{tail}{where}"
+            )
+        if life.failure is not None and deaths.num_early:
+            return f"{name} cannot serve: {life.failure}{where}"
+        if deaths.num_early >= self._policy.max_early_deaths:
+            times = f"{deaths.num_early} times in a row" if deaths.num_early > 1 else "once"
+            return f"{name} died {times} before it was ready; it {life.end}.{tail}{where}"
+        return (
+            f"{name} died {deaths.num_short} times in a row, each time after less than {self._policy.stable_after_s:g} "
+            f"s of service; the last time it {life.end}.{tail}{where}"
+        )
 
     async def stop(self, timeout_s: float) -> None:
         """Ends the process: SIGTERM, and SIGKILL if it has not ended after `timeout_s`. `run` returns afterwards."""

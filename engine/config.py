@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from baton.engine.stored_quantization import StoredQuantization
+from baton.engine.visible_gpus import visible_gpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +14,7 @@ class EngineConfig:
     model: str  # directory of a checkpoint
     dtype: str = "auto"  # auto (the checkpoint's), bfloat16, float32
     quantization: str | None = None  # int8: weights and what they are multiplied with; None: as `dtype` says
-    device: str = "cpu"
+    device: str = "auto"  # cpu, cuda, cuda:1; auto is replaced at once: cuda if torch sees a GPU, otherwise cpu
     block_size: int = 16  # tokens a block
     kv_cache_memory_bytes: int | None = None  # of the block pool; None: 512 MiB, on a GPU what is left
     gpu_memory_utilization: float = 0.9  # share of a GPU's memory to take, if the pool's is not said
@@ -28,6 +29,11 @@ class EngineConfig:
     cores: str | None = None  # that the engine computes on, such as 0-3,8; None: any
     async_scheduling: bool | None = None  # launch a step while the one before is under way; None: on a GPU
     enforce_eager: bool = False  # on a GPU decodes are not recorded as CUDA graphs
+
+    def __post_init__(self) -> None:
+        """Replaces `auto` by the device that it stands for on this machine."""
+        if self.device == "auto":
+            object.__setattr__(self, "device", visible_gpus().auto_device)
 
     @property
     def is_on_cpu(self) -> bool:

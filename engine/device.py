@@ -1,10 +1,18 @@
-"""On which GPU a thread computes."""
+"""On which GPU a thread computes, and which there are."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+from baton.engine.visible_gpus import VisibleGpus, describe_gpus
+
+
+def gpus_here() -> VisibleGpus:
+    """The GPUs that this process can use, as `visible_gpus` has it, in a process that has torch."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return describe_gpus(count, has_cuda=torch.version.cuda is not None)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import torch
 
 from baton.engine.block_pool import NULL_BLOCK
 from baton.engine.config import EngineConfig
+from baton.engine.errors import EngineError
 from baton.engine.graphed_model import recorded_sizes
 from baton.engine.kv_cache import KVCacheLayout
 from baton.engine.model_runner import ModelRunner
@@ -66,6 +67,17 @@ class CudaMeter:
         compute()
         torch.cuda.synchronize(self._device)
         return torch.cuda.max_memory_allocated(self._device)
+
+
+def check_fits(kv_bytes: int, device: torch.device, meter: Meter | None = None) -> None:
+    """Raises EngineError if so much KV was asked for that it cannot be on this GPU, whatever the model takes."""
+    meter = meter or CudaMeter(device)
+    there = meter.total_bytes - meter.foreign_bytes
+    if kv_bytes > there:
+        raise EngineError(
+            f"kv_cache_memory_bytes is {kv_bytes}, but of the {meter.total_bytes} bytes of {device} only {there} are "
+            "free, for the model's weights too; leave it out, and the KV cache takes what they leave"
+        )
 
 
 def bytes_for_kv(

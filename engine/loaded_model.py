@@ -15,7 +15,7 @@ from baton.engine.capacity import PoolSize, given_context, given_kv_bytes
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.cores import cores_of_rank, running_on
 from baton.engine.device import computing_on
-from baton.engine.device_memory import bytes_for_kv
+from baton.engine.device_memory import bytes_for_kv, check_fits
 from baton.engine.errors import EngineError, UnsupportedModel
 from baton.engine.expert_group import ExpertGroup
 from baton.engine.fingerprint import compatibility_fingerprint
@@ -119,6 +119,8 @@ def _size_beforehand(
     """The pool's size, and whether its blocks are to be counted when the model is loaded."""
     kv_bytes = given_kv_bytes(config)
     if kv_bytes is not None:
+        if not config.is_on_cpu:
+            check_fits(kv_bytes, torch.device(config.device))
         return PoolSize.in_bytes(kv_bytes, config, whole, layout), False
     if group is not None:
         raise EngineError(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from baton.engine.errors import InvalidRequest
 
 MAX_LOGPROBS = 20
+MAX_TEMPERATURE = 2  # as in OpenAI's API
 GREEDY_BELOW = 1e-5  # temperature; as in vLLM
 
 
@@ -31,7 +32,9 @@ class SamplingParams:
 
     def validate(self, vocab_size: int) -> None:
         """Raises `InvalidRequest` naming the first option that is out of range."""
-        _require(0 <= self.temperature <= 100, "temperature", self.temperature, "from 0 to 100")
+        _require(
+            0 <= self.temperature <= MAX_TEMPERATURE, "temperature", self.temperature, f"from 0 to {MAX_TEMPERATURE}"
+        )
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         _require(self.top_k >= 0, "top_k", self.top_k, "0 (all) or more")
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 to 1")

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from baton.loadtool.errors import SettingError
 from baton.loadtool.record import RequestRecord
+from baton.rpc import slo
+from baton.rpc.option_values import OptionError
 
 NAMES = ("ttft", "tpot", "e2el")
 
@@ -26,19 +28,21 @@ class Slo:
 
     def __str__(self) -> str:
         limits = zip(NAMES, (self.ttft_s, self.tpot_s, self.e2el_s), strict=True)
-        return " ".join(f"{name}:{limit_s * 1000:g}" for name, limit_s in limits if limit_s is not None)
+        return ",".join(f"{name}={limit_s * 1000:g}ms" for name, limit_s in limits if limit_s is not None)
 
 
 def parse_slo(parts: Iterable[str]) -> Slo | None:
-    """`ttft:500 tpot:50`, in milliseconds; None for nothing. Raises SettingError."""
-    limits: dict[str, float] = {}
-    for part in (word for text in parts for word in text.replace(",", " ").split()):
-        name, _, text = part.partition(":")
-        try:
-            limit_ms = float(text)
-        except ValueError:
-            limit_ms = -1.0
-        if name not in NAMES or not limit_ms > 0 or name in limits:
-            raise SettingError(f"--goodput {part}: must be like ttft:500 tpot:50 e2el:10000, each once, in ms")
-        limits[name] = limit_ms / 1000
-    return Slo(limits.get("ttft"), limits.get("tpot"), limits.get("e2el")) if limits else None
+    """`ttft=1s,tpot=50ms`, or as vLLM's bench has it `ttft:1000 tpot:50`; None for nothing. Raises SettingError."""
+    words = [word for text in parts for word in text.replace(",", " ").split()]
+    if not words:
+        return None
+    try:
+        limits = slo.parse_slo(",".join(map(_with_unit, words)), NAMES)
+    except OptionError as error:
+        raise SettingError(f"--slo: {error}") from error
+    return Slo(limits.get("ttft"), limits.get("tpot"), limits.get("e2el"))
+
+
+def _with_unit(word: str) -> str:
+    name, colon, limit_ms = word.partition(":")
+    return f"{name}={limit_ms}ms" if colon else word

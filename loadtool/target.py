@@ -36,7 +36,7 @@ class Target:
         except ValueError:
             is_url = False
         if not is_url:
-            raise SettingError(f"--base-url {self.base_url}: must be like http://127.0.0.1:8000")
+            raise SettingError(f"--url {self.base_url}: must be like http://127.0.0.1:8000")
         for name, value in (self.headers or {}).items():
             if not (name.isascii() and name.isprintable() and value.isprintable() and value.isascii()):
                 raise SettingError(f"the header {name!r} has characters that no header can have")

@@ -177,7 +177,7 @@ class GenerateResponse(_message.Message):
     text: _builtins.str
     """new text"""
     finish_reason: _common_pb2.FinishReason.ValueType
-    """set with the choice's last message"""
+    """set with the choice's last message; ERROR if the call then fails"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """new tokens"""
@@ -192,11 +192,13 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def served_by(self) -> _common_pb2.ServedBy:
-        """where the choice was computed, set with its first and last message"""
+        """where the choice was computed: set with its first message, again when its KV"""
 
     @_builtins.property
     def usage(self) -> Global___Usage:
-        """set with the last message of the last choice"""
+        """has come, and with its last one
+        set with the last message of the last choice
+        """
 
     def __init__(
         self,

@@ -236,10 +236,15 @@ class WorkerUpdate(_message.Message):
     CACHE_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     TAKEN_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """the life that speaks; another one means: forget all and start over"""
     draining: _builtins.bool
     """takes no new requests"""
+    drained: _builtins.bool
+    """first update, which includes all that had come
+    drained, and waits to be stopped or undrained; `draining` is set too
+    """
     @_builtins.property
     def load(self) -> Global___WorkerLoad:
         """now"""
@@ -260,10 +265,11 @@ class WorkerUpdate(_message.Message):
         cache: Global___CacheEvents | None = ...,
         draining: _builtins.bool = ...,
         taken: Global___TakenCommands | None = ...,
+        drained: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "load", b"load", "taken", b"taken"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "draining", b"draining", "incarnation", b"incarnation", "load", b"load", "taken", b"taken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "drained", b"drained", "draining", b"draining", "incarnation", b"incarnation", "load", b"load", "taken", b"taken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -475,6 +481,36 @@ class DrainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class UndrainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainRequest: _TypeAlias = UndrainRequest  # noqa: Y015
+
+@_typing.final
+class UndrainResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainResponse: _TypeAlias = UndrainResponse  # noqa: Y015
 
 @_typing.final
 class RouterMessage(_message.Message):
@@ -715,7 +751,7 @@ class RequestDelta(_message.Message):
 
     @_builtins.property
     def served_by(self) -> _common_pb2.ServedBy:
-        """set with the first token and with the last message"""
+        """set with the first token, again when the KV has come, and with the last message"""
 
     def __init__(
         self,

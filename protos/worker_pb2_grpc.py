@@ -50,6 +50,11 @@ class WorkerStub:
                 request_serializer=baton_dot_protos_dot_worker__pb2.DrainRequest.SerializeToString,
                 response_deserializer=baton_dot_protos_dot_worker__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Undrain = channel.unary_unary(
+                '/baton.v1.Worker/Undrain',
+                request_serializer=baton_dot_protos_dot_worker__pb2.UndrainRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_worker__pb2.UndrainResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -78,6 +83,14 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Undrain(self, request, context):
+        """Take requests again, after a drain or during one, whose callers then get FAILED_PRECONDITION. A worker that serves
+        stays as it is; one that is shutting down answers FAILED_PRECONDITION.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +108,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=baton_dot_protos_dot_worker__pb2.DrainRequest.FromString,
                     response_serializer=baton_dot_protos_dot_worker__pb2.DrainResponse.SerializeToString,
+            ),
+            'Undrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Undrain,
+                    request_deserializer=baton_dot_protos_dot_worker__pb2.UndrainRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_worker__pb2.UndrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -179,6 +197,33 @@ class Worker:
             '/baton.v1.Worker/Drain',
             baton_dot_protos_dot_worker__pb2.DrainRequest.SerializeToString,
             baton_dot_protos_dot_worker__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Undrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Worker/Undrain',
+            baton_dot_protos_dot_worker__pb2.UndrainRequest.SerializeToString,
+            baton_dot_protos_dot_worker__pb2.UndrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

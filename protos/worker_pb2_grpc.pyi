@@ -41,6 +41,10 @@ class WorkerStub:
     """
     Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]
     """Stop taking new requests; returns once none is left. What does not end in time is given to other workers."""
+    Undrain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.UndrainRequest, _worker_pb2.UndrainResponse]
+    """Take requests again, after a drain or during one, whose callers then get FAILED_PRECONDITION. A worker that serves
+    stays as it is; one that is shutting down answers FAILED_PRECONDITION.
+    """
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
@@ -55,6 +59,10 @@ class WorkerAsyncStub(WorkerStub):
     """
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
     """Stop taking new requests; returns once none is left. What does not end in time is given to other workers."""
+    Undrain: _aio.UnaryUnaryMultiCallable[_worker_pb2.UndrainRequest, _worker_pb2.UndrainResponse]  # type: ignore[assignment]
+    """Take requests again, after a drain or during one, whose callers then get FAILED_PRECONDITION. A worker that serves
+    stays as it is; one that is shutting down answers FAILED_PRECONDITION.
+    """
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
     """Every worker, whatever its role."""
@@ -84,6 +92,16 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DrainResponse, _abc.Awaitable[_worker_pb2.DrainResponse]]:
         """Stop taking new requests; returns once none is left. What does not end in time is given to other workers."""
+
+    @_abc_1.abstractmethod
+    def Undrain(
+        self,
+        request: _worker_pb2.UndrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.UndrainResponse, _abc.Awaitable[_worker_pb2.UndrainResponse]]:
+        """Take requests again, after a drain or during one, whose callers then get FAILED_PRECONDITION. A worker that serves
+        stays as it is; one that is shutting down answers FAILED_PRECONDITION.
+        """
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack, suppress
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer  # `health.aio` is this module, under a name type checkers miss
-from grpc_reflection.v1alpha import reflection
 
 from baton.protos import router_pb2
 from baton.protos.router_pb2_grpc import add_InferenceServicer_to_server
@@ -30,6 +29,7 @@ from baton.rpc.grpc_options import SERVER_OPTIONS
 from baton.rpc.host_port import host_port
 from baton.rpc.malformed import RefuseMalformed
 from baton.rpc.progress import ProgressReporter
+from baton.rpc.reflection import enable_reflection
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ async def _start_grpc(
     server = grpc.aio.server(interceptors=interceptors, options=tuple(options.items()))
     add_InferenceServicer_to_server(InferenceService(service), server)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    reflection.enable_server_reflection([name, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    enable_reflection(server, [name, health.SERVICE_NAME])
     address = None
     if config.grpc_port is not None:
         port = service.security.bind(server, host_port(config.host, config.grpc_port))

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
 from baton.engine.errors import InvalidRequest
+from baton.router.errors import FieldError
 
 Message = Mapping[str, Any]  # as the chat template sees it: role, content and whatever else the client gave
 PLAIN_KEYS = frozenset({"role", "content"})
@@ -38,6 +39,7 @@ class ChatTemplate:
             inspect.signature(render_jinja_template).parameters,
         )
         self._special_tokens: Mapping[str, object] = dict(pretrained.special_tokens_map)
+        self._has_developer = "developer" in str(pretrained.chat_template)
         self._compiled: CompiledTemplate | None = None
         self._known: Mapping[str, object] = {}  # variables that are the same in every prompt
         if isinstance(pretrained.chat_template, str):  # one of several by their names is known when it is asked for
@@ -49,7 +51,8 @@ class ChatTemplate:
         """Raises InvalidRequest if there is no template, or for options that are not for it."""
         taken = self._reserved.intersection(options)
         if taken:
-            raise InvalidRequest(f"chat_template_kwargs must not set {', '.join(sorted(taken))}")
+            text = f"chat_template_kwargs must not set {', '.join(sorted(taken))}"
+            raise FieldError("chat_template_kwargs", text)
         if self._pretrained.chat_template is None:
             raise InvalidRequest("the model has no chat template; use /v1/completions")
 
@@ -61,6 +64,8 @@ class ChatTemplate:
         options: Mapping[str, Any],
     ) -> str:
         """The prompt. Raises InvalidRequest with the template's words; `options` are checked."""
+        if not self._has_developer:
+            messages = list(map(_with_system_role, messages))
         try:
             if not continue_final_message and messages and all(map(_is_plain, messages)):
                 text = self._render_plain(messages, add_generation_prompt, options)
@@ -113,3 +118,8 @@ class ChatTemplate:
 def _is_plain(message: Message) -> bool:
     """Whether it is a role and a text alone."""
     return message.keys() == PLAIN_KEYS and type(message["role"]) is str and type(message["content"]) is str
+
+
+def _with_system_role(message: Message) -> Message:
+    """Return a developer's message as a system message, which is what most models know it as."""
+    return {**message, "role": "system"} if message.get("role") == "developer" else message

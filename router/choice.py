@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from baton.protos import common_pb2
+from baton.protos.common_pb2 import ServedBy
 from baton.protos.worker_pb2 import RequestDelta
 from baton.router.detokenizer import Detokenizer
 from baton.router.generation import ChoiceDelta, Generation
@@ -29,6 +30,7 @@ class ChoiceOutput:
         self._stops = StopStrings(request.stop, request.include_stop)
         self._is_plain = not request.stop and self._sampling.logprobs is None
         self._num_chars = 0  # of text so far, held back or not
+        self._served_by: ServedBy | None = None  # as the worker reported it last
 
     def push(self, delta: RequestDelta) -> ChoiceDelta:
         """What a worker's news mean for the client; tokens after a stop string are left out.
@@ -44,7 +46,10 @@ class ChoiceOutput:
         self.finished = news.finish_reason is not None
         if delta.prompt_logprobs:
             news.prompt_logprobs = list(delta.prompt_logprobs)
-        news.served_by = delta.served_by if delta.HasField("served_by") else None
+        if delta.HasField("served_by"):
+            self._served_by = news.served_by = delta.served_by
+        elif self.finished:  # by a stop string, which the worker does not know of
+            news.served_by = self._served_by
         return news
 
     def _take_tokens(self, delta: RequestDelta, news: ChoiceDelta) -> None:

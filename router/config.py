@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, field
 from typing import Literal
+from urllib.parse import urlsplit
 
 from baton.router.api_key import hidden
 from baton.rpc.option_values import OptionError
 from baton.rpc.registry.url import parse_registry_url
+from baton.rpc.slo import parse_slo
 
 PolicyName = Literal["cost", "round_robin", "least_loaded", "always_remote", "always_local"]
 
@@ -23,7 +25,8 @@ class RouterConfig:
     registry: str | None = None  # URL of the registry that has the workers, instead
     policy: PolicyName = "cost"
     local_prefill_below: int | None = None  # fewer uncached tokens are prefilled at the decode worker; None: by price
-    target_ttft_ms: float | None = None  # what requests are promised; with target_tpot_ms, or neither
+    slo: str | None = None  # what requests are promised: ttft=1s,tpot=50ms
+    target_ttft_ms: float | None = None  # older form of `slo`; with target_tpot_ms, or neither
     target_tpot_ms: float | None = None
     max_inflight: int = 8192  # choices being generated, however many the workers can run
     max_queue: int = 2048  # choices waiting in the router; beyond it 429
@@ -32,6 +35,7 @@ class RouterConfig:
     max_choices: int = 128  # prompts times n of one request
     max_stop: int = 16  # stop strings of one request
     max_body_bytes: int = 16 << 20  # of one request, over HTTP or gRPC
+    cors_origins: tuple[str, ...] = ()  # of web pages that may read responses in a browser; *: all
     api_key: tuple[str, ...] | None = field(default=None, repr=False)  # as digests, whatever was given
     api_keys_file: str | None = None  # YAML file of keys with their limits; with neither, everybody may ask
     protect_operations: bool = False  # metrics, workers and the description need a key too
@@ -73,7 +77,32 @@ class RouterConfig:
             raise OptionError("process: it needs group_dir, and group_dir needs it")
         if (self.target_ttft_ms is None) != (self.target_tpot_ms is None):
             raise OptionError("target_ttft_ms: it needs target_tpot_ms, and target_tpot_ms needs it")
+        if self.slo is not None and self.target_ttft_ms is not None:
+            raise OptionError("slo: it says what target_ttft_ms and target_tpot_ms say; give slo alone")
+        self.promised_s()
+        self._check_origins()
         self._check_https()
+
+    def _check_origins(self) -> None:
+        """An origin that no browser sends would have no effect."""
+        for origin in self.cors_origins:
+            parts = urlsplit(origin)
+            if origin not in ("*", "null", f"{parts.scheme}://{parts.netloc}".lower()) or origin == "://":
+                raise OptionError(f"cors_origins: {origin!r} must be * or scheme://host[:port], without a path")
+
+    def promised_s(self) -> dict[str, float]:
+        """Return the seconds that requests are promised as `ttft` and `tpot`; empty: nothing. Raises OptionError."""
+        if self.slo is None:
+            if self.target_ttft_ms is None or self.target_tpot_ms is None:
+                return {}
+            return {"ttft": self.target_ttft_ms / 1000, "tpot": self.target_tpot_ms / 1000}
+        try:
+            limits = parse_slo(self.slo)
+        except OptionError as error:
+            raise OptionError(f"slo: {error}") from error
+        if len(limits) < 2:
+            raise OptionError(f"slo: {self.slo} must have both ttft and tpot, such as ttft=1s,tpot=50ms")
+        return limits
 
     def _check_https(self) -> None:
         """Nothing that was to protect may be without effect for the lack of something else."""

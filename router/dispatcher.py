@@ -50,7 +50,8 @@ class _Progress:
     attempt: int = 0  # times that it was sent before
     num_failures: int = 0  # of them
     fingerprint: str = ""  # of who made the output so far: another model must not go on with it
-    excluded: set[str] = field(default_factory=set)  # incarnations that failed it or gave it away
+    excluded: set[str] = field(default_factory=set)  # incarnations that failed it
+    gave_away: set[str] = field(default_factory=set)  # incarnations that gave it away, until they are known to drain
     busy: set[str] = field(default_factory=set)  # incarnations that refused it, as far as they may still be so
     last_holder: str = ""  # incarnation that gave it away last, and has its KV
     moved_s: float | None = None  # event loop's clock when it last lost a worker that had it
@@ -109,7 +110,7 @@ class Dispatcher:
         progress.failure = error
         incarnation = plan.decode.incarnation
         if isinstance(error, HandedOff):
-            progress.excluded.add(incarnation)
+            progress.gave_away.add(incarnation)
             progress.last_holder = incarnation
             progress.move()
             self._metrics.hand_offs.inc()
@@ -152,7 +153,10 @@ class Dispatcher:
         """The workers that the choice may go to."""
         cluster = self._pool.snapshot()
         if progress.attempt:
-            cluster = cluster.without(frozenset(progress.excluded | progress.busy), progress.fingerprint)
+            # A worker that is known to drain is not in the snapshot; once it is there again, it was undrained.
+            progress.gave_away &= {worker.incarnation for worker in cluster.workers}
+            avoided = progress.excluded | progress.gave_away | progress.busy
+            cluster = cluster.without(frozenset(avoided), progress.fingerprint)
         return cluster
 
     async def _choose(self, generation: Generation, index: int, progress: _Progress, preferred: str | None) -> Plan:

@@ -19,9 +19,11 @@ from baton.rpc.status import Unavailable
 class FieldError(InvalidRequest):
     """A field of the request cannot be served as it is; `field` is its name in the API."""
 
-    def __init__(self, field: str, message: str) -> None:
+    def __init__(self, field: str, message: str, code: str | None = None) -> None:
+        """`code`: OpenAI's `error.code`, if it has one for this error."""
         super().__init__(message)
         self.field = field
+        self.code = code
 
 
 class Overloaded(QueueFull):

@@ -7,9 +7,9 @@ from baton.router.client import ANYBODY, Client
 from baton.router.key_ring import KeyRing
 from baton.rpc.status import Unauthenticated
 
-OPEN_PATHS = frozenset({"/health", "/ready"})  # for load balancers; they tell nothing of the workers
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})  # for load balancers; they tell nothing of the workers
 OPERATIONS_PATHS = frozenset(
-    {"/metrics", "/workers", "/pools", "/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
+    {"/metrics", "/workers", "/pools", "/version", "/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
 )  # for who runs the router
 
 

@@ -30,6 +30,7 @@ class HttpServer(uvicorn.Server):
         self.listening = asyncio.Event()
         self._leaving = asyncio.Event()
         self._posts = {path.encode(): route for path, route in app.posts.items()}
+        self._cross_origin = app.cross_origin
         self._begun: WeakKeyDictionary[PostProtocol, float] = WeakKeyDictionary()  # when; perhaps still in a handshake
         self._tls: dict[str, Any] = {}
         if certificate is not None:
@@ -103,6 +104,7 @@ class HttpServer(uvicorn.Server):
             server_state=self.server_state,
             app_state={},
             posts=self._posts,
+            cross_origin=self._cross_origin,
             leaving=self._leaving,
         )
         self._begun[connection] = time.monotonic()

@@ -1,6 +1,6 @@
 """How much one request may ask for, whichever front end it comes through."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from baton.router.config import RouterConfig
 from baton.router.errors import FieldError
@@ -14,6 +14,7 @@ MAX_TEMPLATE_OPTIONS = 64
 MAX_METADATA = 16  # of pairs, as OpenAI has it
 MAX_METADATA_NAME_CHARS = 64
 MAX_METADATA_CHARS = 512
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"  # OpenAI's code
 MAX_HELD_LOGPROBS = 1 << 22  # of one answer, which are in memory together at its end
 
 
@@ -45,25 +46,6 @@ def check_worker_name(field: str, name: str | None) -> None:
         raise FieldError(field, f"{field} must be {NAME_RULE}")
 
 
-def check_metadata(metadata: object) -> None:
-    """Raises FieldError for more metadata than OpenAI takes; nobody reads it here."""
-    if not isinstance(metadata, Mapping):
-        return
-    if len(metadata) > MAX_METADATA:
-        raise FieldError("metadata", f"metadata has {len(metadata)} entries, over the limit of {MAX_METADATA}")
-    for name, value in metadata.items():
-        if len(name) > MAX_METADATA_NAME_CHARS or (isinstance(value, str) and len(value) > MAX_METADATA_CHARS):
-            text = f"names of {MAX_METADATA_NAME_CHARS} and values of {MAX_METADATA_CHARS} characters"
-            raise FieldError("metadata", f"metadata has an entry over the limit of {text}")
-
-
-def check_template_options(options: Mapping[str, object] | None) -> None:
-    """Raises FieldError for too many options of a chat template."""
-    if options is not None and len(options) > MAX_TEMPLATE_OPTIONS:
-        name = "chat_template_kwargs"
-        raise FieldError(name, f"{name} has {len(options)} entries, over the limit of {MAX_TEMPLATE_OPTIONS}")
-
-
 def check_logprobs(generations: Sequence[Generation], whole: bool) -> None:
     """Raises FieldError for more logprobs than are held for one answer; `whole`: those of its output are held too."""
     num_held = 0
@@ -78,10 +60,27 @@ def check_logprobs(generations: Sequence[Generation], whole: bool) -> None:
         raise FieldError("logprobs", f"{text}; ask for fewer, for a smaller max_tokens, or for a stream")
 
 
-def context_error(field: str, max_model_len: int, num_tokens: int) -> FieldError:
-    """The error for a prompt that leaves no room in the context, in the words that OpenAI's clients look for."""
+def context_error(field: str, max_model_len: int, num_tokens: int, num_output_tokens: int = 0) -> FieldError:
+    """Return the error for a request that the context has no room for, in the words that OpenAI's clients look for."""
+    asked = f"your request has {num_tokens} input tokens"
+    if num_output_tokens:
+        asked = (
+            f"you requested {num_tokens + num_output_tokens} tokens ({num_tokens} input tokens and "
+            f"{num_output_tokens} in the output)"
+        )
     return FieldError(
         field,
-        f"This model's maximum context length is {max_model_len} tokens. However, your request has {num_tokens} "
-        "input tokens. Please reduce the length of the input messages.",
+        f"This model's maximum context length is {max_model_len} tokens. However, {asked}. Please reduce the length of "
+        f"the input{' or max_tokens' if num_output_tokens else ''}.",
+        CONTEXT_LENGTH_EXCEEDED,
+    )
+
+
+def text_length_error(field: str, max_model_len: int, num_chars: int, max_chars: int) -> FieldError:
+    """Return the error for a text that is too long for the context whatever its tokens are."""
+    return FieldError(
+        field,
+        f"This model's maximum context length is {max_model_len} tokens, at most {max_chars} characters. However, your "
+        f"request has {num_chars} characters. Please reduce its length.",
+        CONTEXT_LENGTH_EXCEEDED,
     )

@@ -23,11 +23,12 @@ ROUTER_OPTIONS = {
     "local_prefill_below": OptionInfo(
         "A decode worker prefills fewer uncached tokens than this itself; 0: never, unset: what is cheaper.", minimum=0
     ),
-    "target_ttft_ms": OptionInfo(
-        "Time in ms to the first token that requests are to keep; prices then follow it, with target_tpot_ms.",
-        minimum=0.001,
+    "slo": OptionInfo(
+        "Time to the first token and time per further token that requests are promised, such as ttft=1s,tpot=50ms; "
+        "prices follow them. Default: none."
     ),
-    "target_tpot_ms": OptionInfo("Time in ms per further token that requests are to keep.", minimum=0.001),
+    "target_ttft_ms": OptionInfo("Older form of slo, with target_tpot_ms.", minimum=0.001, hidden=True),
+    "target_tpot_ms": OptionInfo("Older form of slo, with target_ttft_ms.", minimum=0.001, hidden=True),
     "max_inflight": OptionInfo("Most choices being generated, however many the workers can run.", minimum=1),
     "max_queue": OptionInfo("Most choices waiting in the router; more are refused with 429.", minimum=0),
     "max_queue_wait_s": OptionInfo(
@@ -37,13 +38,17 @@ ROUTER_OPTIONS = {
     "max_choices": OptionInfo("Most choices (prompts times n) of one request.", minimum=1),
     "max_stop": OptionInfo("Most stop strings of one request.", minimum=0),
     "max_body_bytes": OptionInfo("Largest request, over HTTP or gRPC.", minimum=1024),
+    "cors_origins": OptionInfo(
+        "Origins (https://chat.example.org) whose web pages may call the server from a browser, with commas between;"
+        " *: any. Default: none."
+    ),
     "api_key": OptionInfo(
         f"API key that clients must show, or several with commas between; better in {SECRETS['api_key']} or the file"
         " than on a command line, which anybody on the machine can see.",
         secret=True,
     ),
     "api_keys_file": OptionInfo("YAML file of API keys with their limits; read again when it changes."),
-    "protect_operations": OptionInfo("Ask for a key at /metrics, /workers, /pools and the description too."),
+    "protect_operations": OptionInfo("Ask for a key at /metrics, /workers, /pools, /version and the description too."),
     "shared_cache": OptionInfo("Let all API keys find each other's prompts in caches."),
     "watch_interval_ms": OptionInfo("Least time in ms between two load reports of a worker.", minimum=1),
     "failover_attempts": OptionInfo("How often a request is sent again after its worker was lost.", minimum=0),

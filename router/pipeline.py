@@ -16,13 +16,12 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from baton.engine.errors import InvalidRequest
 from baton.router.choice import ChoiceOutput
 from baton.router.deadline import deadline_of, news_within, result_within
 from baton.router.dispatcher import Dispatcher
 from baton.router.errors import FieldError, NoWorker
 from baton.router.generation import ChatPrompt, ChoiceDelta, Generation, GenerationRequest, cached_tokens
-from baton.router.limits import context_error
+from baton.router.limits import CONTEXT_LENGTH_EXCEEDED, context_error, text_length_error
 from baton.router.metrics import ChoiceMeter, RouterMetrics
 from baton.router.model_info import ModelInfo
 from baton.router.stream_merge import StreamMerge
@@ -79,7 +78,8 @@ class Pipeline:
         max_tokens = self._fit(len(token_ids), request)
         sampling = replace(request.sampling, seed=seed, max_tokens=max_tokens)
         if sampling.min_tokens > max_tokens and request.max_tokens is None:
-            raise InvalidRequest(f"min_tokens is {sampling.min_tokens}, but the context leaves {max_tokens} tokens")
+            text = f"min_tokens is {sampling.min_tokens}, but the context leaves {max_tokens} tokens"
+            raise FieldError("min_tokens", text, CONTEXT_LENGTH_EXCEEDED)
         sampling.validate(self._model.vocab_size)
         self._metrics.request_came(max_tokens, request.n)
         return Generation(request, token_ids, sampling)
@@ -99,11 +99,7 @@ class Pipeline:
         if isinstance(prompt, str):
             max_chars = self.context_len() * self._tokenizer.max_token_chars
             if len(prompt) > max_chars:
-                raise FieldError(
-                    field,
-                    f"This model's maximum context length is {self.context_len()} tokens, at most {max_chars} "
-                    f"characters. However, your request has {len(prompt)} characters. Please reduce its length.",
-                )
+                raise text_length_error(field, self.context_len(), len(prompt), max_chars)
             return await self._tokenizer.encode(prompt, add_special_tokens, cache_salt)
         token_ids = list(prompt)
         if token_ids and (min(token_ids) < 0 or max(token_ids) >= self._model.vocab_size):
@@ -169,12 +165,7 @@ class Pipeline:
             wanted = request.default_max_tokens or self._model.default_max_tokens or left
             return min(max(wanted, request.sampling.min_tokens), left)
         if request.max_tokens > left:
-            raise FieldError(
-                "max_tokens",
-                f"'max_tokens' or 'max_completion_tokens' is too large: {request.max_tokens}. This model's maximum "
-                f"context length is {max_model_len} tokens and your request has {num_prompt_tokens} input tokens "
-                f"({request.max_tokens} > {max_model_len} - {num_prompt_tokens}).",
-            )
+            raise context_error("max_tokens", max_model_len, num_prompt_tokens, request.max_tokens)
         return max(1, request.max_tokens)  # workers generate at least one; the choice leaves it out if it is unwanted
 
 

@@ -17,7 +17,7 @@ class PoolCapacity:
         num_seqs, num_ready = 0, 0
         for connection in decoders:
             description = connection.description
-            if connection.state is ConnectionState.DRAINING:
+            if connection.state.is_draining:
                 num_seqs += connection.load.num_own_requests
             elif description is not None and not description.max_num_seqs:
                 return None

@@ -12,8 +12,9 @@ from baton.router.worker_connection import ROLES, ConnectionState, WorkerConnect
 from baton.router.worker_pool import WorkerPool
 
 UNKNOWN_ROLE = "unknown"  # of a worker that is not in reach, or has not told its load yet
+STATES = (ConnectionState.READY, ConnectionState.DRAINING, ConnectionState.DRAINED)  # of a worker in reach
 ROLES_AND_STATES = (
-    *((role.value, state) for role in WorkerRole for state in (ConnectionState.READY, ConnectionState.DRAINING)),
+    *((role.value, state) for role in WorkerRole for state in STATES),
     (UNKNOWN_ROLE, ConnectionState.CONNECTING),
 )
 

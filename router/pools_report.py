@@ -70,7 +70,7 @@ class PoolsReporter:
             worker_id=found.worker_id,
             incarnation=found.incarnation,
             role=ROLE_NAMES[ROLES[found.role]],
-            draining=connection.state is ConnectionState.DRAINING,
+            draining=connection.state.is_draining,
             ready_for_s=time.monotonic() - connection.reached_s,
             num_running=load.num_running,
             num_waiting=load.num_waiting,

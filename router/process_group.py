@@ -12,6 +12,7 @@ from types import TracebackType
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from baton.router.shared_series import one_page, own_series, pack_series, unpack_series, worker_series
 
@@ -44,8 +45,8 @@ class ProcessGroup:
         self._server.close()
         self._path(self.number).unlink(missing_ok=True)
 
-    async def page(self) -> bytes:
-        """Prometheus text of all processes; of one that does not answer it says so."""
+    async def page(self) -> Collector:
+        """Return the series of all processes, and which of them do not answer."""
         others = [number for number in range(self._size) if number != self.number]
         told = await asyncio.gather(*(self._ask(number) for number in others))
         by_process = {**dict(zip(others, told, strict=True)), self.number: list(own_series(self._registry))}

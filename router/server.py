@@ -11,6 +11,7 @@ from grpc.aio import ServicerContext
 
 from baton.engine.errors import InvalidRequest
 from baton.protos import common_pb2
+from baton.protos.common_pb2 import ServedBy
 from baton.protos.router_pb2 import GenerateRequest, GenerateResponse
 from baton.protos.router_pb2 import Usage as UsageMessage
 from baton.protos.router_pb2_grpc import InferenceServicer
@@ -73,6 +74,7 @@ class InferenceService(InferenceServicer):
         """What the client is sent; it is charged for the prompt at once, and for the output at the end."""
         num_open, num_tokens = generation.request.n, 0
         num_cached: int | None = None  # as the first worker says
+        open_choices: dict[int, ServedBy] = {}
         client.charge(len(generation.token_ids))
         check_logprobs([generation], whole=False)
         try:
@@ -81,17 +83,20 @@ class InferenceService(InferenceServicer):
                     num_tokens += len(delta.token_ids)
                     if delta.served_by is not None and delta.index == 0 and num_cached is None:
                         num_cached = cached_tokens(delta.served_by)
-                    num_open -= delta.finish_reason is not None
+                    if delta.served_by is not None:
+                        open_choices[delta.index] = delta.served_by
+                    if delta.finish_reason is not None:
+                        num_open -= 1
+                        open_choices.pop(delta.index, None)
                     response = _response(request_id, delta)
                     if not num_open:
-                        response.usage.CopyFrom(
-                            UsageMessage(
-                                prompt_tokens=len(generation.token_ids),
-                                completion_tokens=num_tokens,
-                                cached_tokens=num_cached or 0,
-                            )
-                        )
+                        response.usage.CopyFrom(_usage(generation, num_tokens, num_cached or 0))
                     yield response
+        except Exception:
+            for index, served_by in open_choices.items():
+                error = common_pb2.FINISH_REASON_ERROR
+                yield GenerateResponse(request_id=request_id, index=index, finish_reason=error, served_by=served_by)
+            raise
         finally:
             client.charge(num_tokens)
 
@@ -147,6 +152,11 @@ def _context(request: GenerateRequest, client: Client) -> RequestContext:
         timeout_s=request.timeout_s or None,
         priority=client.priority(request.priority),
     )
+
+
+def _usage(generation: Generation, num_tokens: int, num_cached: int) -> UsageMessage:
+    num_prompt_tokens = len(generation.token_ids)
+    return UsageMessage(prompt_tokens=num_prompt_tokens, completion_tokens=num_tokens, cached_tokens=num_cached)
 
 
 def _response(request_id: str, delta: ChoiceDelta) -> GenerateResponse:

@@ -95,9 +95,8 @@ def make_service(config: RouterConfig) -> RouterService:
 
 
 def _targets(config: RouterConfig) -> Targets | None:
-    if config.target_ttft_ms is None or config.target_tpot_ms is None:
-        return None
-    return Targets(config.target_ttft_ms / 1000, config.target_tpot_ms / 1000)
+    promised_s = config.promised_s()
+    return Targets(promised_s["ttft"], promised_s["tpot"]) if promised_s else None
 
 
 def _make_gate(config: RouterConfig) -> Gate:

@@ -8,7 +8,7 @@ stands on the page once.
 from collections.abc import Iterable, Iterator, Mapping
 
 import orjson
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -52,8 +52,8 @@ def unpack_series(packed: bytes) -> list[Metric]:
     return families
 
 
-def one_page(by_process: Mapping[int, Iterable[Metric] | None], workers: Iterable[Metric]) -> bytes:
-    """Prometheus text of the processes' own series (None: it did not answer) and of the workers' ones."""
+def one_page(by_process: Mapping[int, Iterable[Metric] | None], workers: Iterable[Metric]) -> Collector:
+    """The processes' own series (None: it did not answer) and the workers' ones, on one page."""
     up = GaugeMetricFamily(
         f"{PREFIX}router_process_up",
         "1 for a router process whose series are here, 0 for one that does not answer.",
@@ -66,7 +66,7 @@ def one_page(by_process: Mapping[int, Iterable[Metric] | None], workers: Iterabl
             whole = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             for sample in family.samples:
                 whole.add_sample(sample.name, {**sample.labels, PROCESS_LABEL: str(process)}, sample.value)
-    return generate_latest(_Families([up, *(family for family in merged.values() if family.samples), *workers]))
+    return _Families([up, *(family for family in merged.values() if family.samples), *workers])
 
 
 class _Families(Collector):

@@ -48,6 +48,12 @@ class ConnectionState(Enum):
     CONNECTING = "connecting"
     READY = "ready"
     DRAINING = "draining"  # its requests go on, new ones go elsewhere
+    DRAINED = "drained"  # its requests have ended; it may be stopped or undrained
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the worker takes no new requests, though it can be reached."""
+        return self in (ConnectionState.DRAINING, ConnectionState.DRAINED)
 
 
 class SequenceGap(Exception):
@@ -190,7 +196,9 @@ class WorkerConnection:
             check_rates(update.load)
             taken = update.taken.numbers if update.HasField("taken") else None
             self.load.report(update.load, taken, time.monotonic())
-        state = ConnectionState.DRAINING if update.draining else ConnectionState.READY
+        state = ConnectionState.READY
+        if update.draining:
+            state = ConnectionState.DRAINED if update.drained else ConnectionState.DRAINING
         if state is not self.state:
             assert self.description is not None
             if self.state is ConnectionState.CONNECTING:

@@ -9,9 +9,11 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from baton.rpc.host_memory import OomKills
 from baton.rpc.progress import Progress, ProgressError, parse_progress
 
 LOG_TAIL_BYTES = 4096
+OOM_KILLED = "was killed by the kernel because memory ran out (OOM killer)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class ChildProcess:
         self._lifeline = lifeline
         self._progress = progress
         self._pipe = pipe
+        self._oom_kills = OomKills.around(process.pid)
 
     @classmethod
     async def start(cls, spec: ProcessSpec) -> "ChildProcess":
@@ -94,6 +97,16 @@ class ChildProcess:
     async def wait(self) -> int:
         """Its exit status once it has ended, negative for a signal."""
         return await self._process.wait()
+
+    @property
+    def is_oom_killed(self) -> bool:
+        """Whether it was killed while the kernel's out-of-memory killer was at work around it."""
+        return self._process.returncode == -signal.SIGKILL and self._oom_kills.has_grown
+
+    def describe_end(self) -> str:
+        """How it ended, in words."""
+        assert self._process.returncode is not None
+        return OOM_KILLED if self.is_oom_killed else describe_exit(self._process.returncode)
 
     def close(self) -> None:
         """Closes our ends of its pipes; once, after its end."""

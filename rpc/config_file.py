@@ -88,17 +88,21 @@ def check_section(
 ) -> dict[str, Value]:
     """The values as their fields have them; `where` stands before a key in errors ("engine.").
 
-    `elsewhere` names, for options that belong to another section, that section. Raises OptionError naming the first
-    key that is unknown (with near matches) or has a wrong value.
+    An option's aliases are keys as well. `elsewhere` names, for options that belong to another section, that section.
+    Raises OptionError naming the first key that is unknown (with near matches), repeated or has a wrong value.
     """
-    checked = {}
-    for name, value in values.items():
-        if name not in options:
-            raise OptionError(f"{where}{shown_name(name)}: unknown option{_hint(name, list(options), elsewhere or {})}")
+    by_key = {key: option for option in options.values() for key in option.keys}
+    checked: dict[str, Value] = {}
+    for key, value in values.items():
+        option = by_key.get(key)
+        if option is None:
+            raise OptionError(f"{where}{shown_name(key)}: unknown option{_hint(key, list(by_key), elsewhere or {})}")
+        if option.name in checked:
+            raise OptionError(f"{where}{key}: given twice, under the names {' and '.join(sorted(option.keys))}")
         try:
-            checked[name] = options[name].convert(value)
+            checked[option.name] = option.convert(value)
         except OptionError as error:
-            raise OptionError(f"{where}{name}: {error}") from error
+            raise OptionError(f"{where}{key}: {error}") from error
     return checked
 
 

@@ -22,6 +22,8 @@ from baton.rpc.option_values import (
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
+MAX_METAVAR = 24  # columns; longer lists of choices are part of the help text
+
 
 @dataclass(frozen=True, slots=True)
 class OptionInfo:
@@ -33,6 +35,7 @@ class OptionInfo:
     maximum: float | None = None
     hidden: bool = False
     secret: bool = False  # never repeated
+    aliases: tuple[str, ...] = ()  # more flags for it, as vLLM names it ("--tensor-parallel-size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,11 @@ class Option:
     def flag(self) -> str:
         """Its flag on a command line."""
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def keys(self) -> set[str]:
+        """Its names in a file: the field's own, and those of long aliases."""
+        return {self.name, *(alias[2:].replace("-", "_") for alias in self.info.aliases if alias.startswith("--"))}
 
     @property
     def allowed(self) -> str:
@@ -155,13 +163,14 @@ def click_options(
 def _click_option(option: Option) -> Callable[[Command], Command]:
     default = option.default
     shown = default is not None and default is not MISSING and default not in ("", ())
-    text = option.info.help + (f"  [default: {_default_text(option)}]" if shown else "")
+    text = option.info.help + _choices_text(option) + (f" [default: {_default_text(option)}]" if shown else "")
     hidden = option.info.hidden
     if option.kind is bool:
         flags = f"{option.flag}/--no-{option.flag[2:]}"
         return click.option(flags, option.name, default=None, help=text, hidden=hidden)
     return click.option(
         option.flag,
+        *option.info.aliases,
         option.name,
         type=_converter(option),
         default=None,
@@ -171,9 +180,15 @@ def _click_option(option: Option) -> Callable[[Command], Command]:
     )
 
 
+def _choices_text(option: Option) -> str:
+    """The choices that are too long for the column of flags."""
+    return f" One of: {', '.join(option.bounds.choices)}." if _metavar(option) == "NAME" else ""
+
+
 def _metavar(option: Option) -> str:
     if option.bounds.choices:
-        return "[" + "|".join(option.bounds.choices) + "]"
+        choices = "|".join(option.bounds.choices)
+        return f"[{choices}]" if len(choices) <= MAX_METAVAR else "NAME"
     if option.name.endswith("_bytes"):
         return "SIZE"
     return {int: "INTEGER", float: "NUMBER", tuple: "TEXT,..."}.get(option.kind, "TEXT")

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from baton.protos import worker_pb2
-from baton.rpc.drain import Drain
+from baton.rpc.drain import Drain, DrainState
 from baton.rpc.registry.base import Lease, Member
 from baton.rpc.registry.factory import open_registry
 from baton.rpc.worker_config import Role
@@ -16,7 +16,7 @@ from baton.rpc.worker_config import Role
 async def registered(
     url: str | None, member: Member, lease_s: float, drain: Drain
 ) -> AsyncIterator[asyncio.Future[None]]:
-    """Keeps the worker in its registry, if it has one, and tells there that it drains.
+    """Keeps the worker in its registry, if it has one, and reports there whether it drains.
 
     Gives what is done only if that failed; a registry that is lost is no failure.
     """
@@ -36,15 +36,17 @@ async def registered(
 
 
 async def _keep(lease: Lease, member: Member, drain: Drain) -> None:
-    async def tell_draining() -> None:
-        await drain.wait_begun()
-        lease.update(replace(member, draining=True))
+    async def update_draining() -> None:
+        state = DrainState.SERVING
+        while True:
+            state = await drain.wait_change(state)
+            lease.update(replace(member, draining=state is not DrainState.SERVING))
 
-    telling = asyncio.create_task(tell_draining())
+    updating = asyncio.create_task(update_draining())
     try:
         await lease.keep()
     finally:
-        telling.cancel()
+        updating.cancel()
 
 
 def member_of(description: worker_pb2.WorkerDescription, role: Role) -> Member:

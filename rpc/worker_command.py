@@ -6,7 +6,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 
 from baton.engine.config import EngineConfig
+from baton.engine.visible_gpus import visible_gpus
 from baton.rpc.config_file import load
+from baton.rpc.device_option import require_gpus
 from baton.rpc.entry import process_flags, run_process, take_process_flags
 from baton.rpc.names import NAME_RULE, is_name
 from baton.rpc.option_values import OptionError, Value
@@ -40,6 +42,8 @@ def run_worker(flags: dict[str, object], roles: tuple[Role, ...], start: Start) 
     config = replace(config, worker_id=config.worker_id or _default_id(config))
     if not is_name(config.worker_id):
         raise OptionError(f"worker_id: {config.worker_id!r} must be {NAME_RULE}")
+    if process.lifeline_fd is None and config.is_on_gpu:  # otherwise the supervisor has checked
+        require_gpus(config.engine.device, config.tensor_parallel, visible_gpus())
     run_process(process.named(config.worker_id, config.progress_fd), lambda: start(config))
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from baton.engine.config import EngineConfig
+from baton.rpc.device_option import check_device
 from baton.rpc.group.rendezvous_name import registered_name
 from baton.rpc.option_values import OptionError
 from baton.rpc.registry.url import parse_registry_url
@@ -36,6 +37,7 @@ class WorkerConfig:
     max_step_s: float | None = None  # a longer step of the engine ends the process; None: 20 s, on a CPU 180 s
     tensor_parallel: int = 1  # ranks that have the model together, one worker; 1: it is whole here
     expert_parallel: int = 1  # ranks with the experts: workers, or, as many as tensor_parallel, this one's
+    enable_expert_parallel: bool = False  # spread them over the ranks of tensor_parallel
     rendezvous: str | None = None  # host:port of what knows the group's ranks; None, registry/NAME: where that says
     group: str = "experts"  # its name there
     group_port: int = 0  # where the other ranks wake this one, 0: any free one
@@ -86,7 +88,9 @@ class WorkerConfig:
         return LONGEST_STEP_S if self.is_on_gpu else LONGEST_CPU_STEP_S
 
     def __post_init__(self) -> None:
-        """Raises OptionError for ports that are the same, a registry that cannot work, a group without rendezvous."""
+        """Raises OptionError for ports that are the same, an unknown device, a registry that cannot work, a group
+        without rendezvous."""
+        check_device(self.engine.device)
         if self.kv_ports and self.kv_ports[-1] > MAX_PORT:
             raise OptionError(
                 f"kv_port: {self.kv_port} takes ports {self.kv_ports[0]} to {self.kv_ports[-1]}, and {MAX_PORT} is the "
@@ -107,6 +111,8 @@ class WorkerConfig:
                 f"{', '.join(served)}"
             )
         registered_name(self.rendezvous)
+        if self.enable_expert_parallel:
+            object.__setattr__(self, "expert_parallel", max(self.expert_parallel, self.tensor_parallel))
         if 1 < self.tensor_parallel != self.expert_parallel > 1:
             raise OptionError(
                 f"expert_parallel: {self.expert_parallel}, but the {self.tensor_parallel} ranks of a tensor-parallel "

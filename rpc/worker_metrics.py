@@ -1,11 +1,13 @@
 """A worker's figures for Prometheus, under the names that vLLM's users know, with our prefix."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
+from wsgiref.simple_server import WSGIServer
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -13,6 +15,7 @@ from baton.engine.engine import Engine
 from baton.engine.outputs import EngineStats, ExpertFigures
 from baton.kvtransfer.base import PeerId
 from baton.rpc.engine_host import EngineHost
+from baton.rpc.metrics_format import plain_accept
 from baton.rpc.worker_counters import WorkerCounters
 
 SCRAPE_TIMEOUT_S = 5.0
@@ -109,8 +112,15 @@ class WorkerMetrics(Collector):
         return family
 
 
-def serve_metrics(metrics: WorkerMetrics, host: str, port: int) -> None:
+def serve_metrics(metrics: Collector, host: str, port: int) -> WSGIServer:
     """Serves /metrics over HTTP for the life of the process."""
     registry = CollectorRegistry()
     registry.register(metrics)
-    start_http_server(port, host, registry)
+    server, _ = start_http_server(port, host, registry)
+    page: WSGIApplication = make_wsgi_app(registry)
+
+    def serve(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        return page({**environ, "HTTP_ACCEPT": plain_accept(environ.get("HTTP_ACCEPT", ""))}, start_response)
+
+    server.set_app(serve)
+    return server

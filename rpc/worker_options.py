@@ -15,11 +15,13 @@ ENGINE_OPTIONS = {
     "quantization": OptionInfo(
         "int8: weights, and what they are multiplied with, have 8 bits each, on CPUs. Unset: as dtype says.",
         choices=("int8",),
+        aliases=("-q",),
     ),
-    "device": OptionInfo("Device of the model, as torch names it."),
+    "device": OptionInfo("Device of the model: auto (a GPU if torch sees one), cpu, cuda or cuda:N."),
     "block_size": OptionInfo("Tokens a KV block.", minimum=1, maximum=1024),
     "kv_cache_memory_bytes": OptionInfo(
-        "Memory of the KV cache; unset: 512 MiB, on a GPU what gpu_memory_utilization leaves.", minimum=1 << 16
+        "Memory of the KV cache; unset: a share of the free memory, on a GPU what gpu_memory_utilization leaves.",
+        minimum=1 << 16,
     ),
     "gpu_memory_utilization": OptionInfo(
         "Share of a GPU's memory to take: what the weights and the greatest step leave of it is the KV cache.",
@@ -87,11 +89,15 @@ WORKER_OPTIONS = {
         "Ranks, processes of one machine, that have the model together: each computes a part of every layer.",
         minimum=1,
         maximum=64,
+        aliases=("--tensor-parallel-size", "-tp"),
     ),
     "expert_parallel": OptionInfo(
         "Ranks over which a model's experts are spread; each is a worker with requests and KV of its own.",
         minimum=1,
         maximum=1024,
+    ),
+    "enable_expert_parallel": OptionInfo(
+        "Keep each expert whole on one of the tensor-parallel ranks, instead of a part of it on each."
     ),
     "rendezvous": OptionInfo(
         "host:port of the `baton rendezvous` that knows the group's ranks; registry/NAME: the one that stands in the "

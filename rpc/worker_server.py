@@ -12,14 +12,15 @@ from typing import Any, Protocol
 
 import grpc
 from grpc_health.v1 import health
-from grpc_reflection.v1alpha import reflection
 
+from baton.engine.device import gpus_here
 from baton.engine.engine import Engine
 from baton.engine.errors import EngineEnded, GroupBroken
 from baton.kvtransfer.base import PoolIdentity
 from baton.kvtransfer.registry import create_transport
 from baton.kvtransfer.shared_pool import SharedPool
 from baton.protos import doctor_pb2, doctor_pb2_grpc, worker_pb2, worker_pb2_grpc
+from baton.rpc.device_option import require_gpus
 from baton.rpc.doctor.finding import require_fit
 from baton.rpc.doctor.machine import examine_machine
 from baton.rpc.doctor.service import DoctorService
@@ -27,6 +28,7 @@ from baton.rpc.drain import Drain
 from baton.rpc.engine_host import EngineHost
 from baton.rpc.expert_group import WorkerGroup, joined
 from baton.rpc.grpc_options import SERVER_OPTIONS
+from baton.rpc.host_memory import host_memory
 from baton.rpc.host_port import host_port
 from baton.rpc.kv_source import KVSourceService
 from baton.rpc.malformed import RefuseMalformed
@@ -34,12 +36,14 @@ from baton.rpc.peers import Channels
 from baton.rpc.pool_description import pool_to_proto
 from baton.rpc.progress import ProgressReporter
 from baton.rpc.ranks.worker_ranks import WorkerRanks, following, with_threads_of_its_own
+from baton.rpc.reflection import enable_reflection
 from baton.rpc.registration import member_of, registered
 from baton.rpc.tls import Security, make_security
 from baton.rpc.watchdog import Watchdog
 from baton.rpc.worker_config import WorkerConfig
 from baton.rpc.worker_counters import WorkerCounters
 from baton.rpc.worker_health import WorkerHealth
+from baton.rpc.worker_memory import with_kv_memory
 from baton.rpc.worker_metrics import WorkerMetrics, serve_metrics
 from baton.rpc.worker_service import WorkerService
 
@@ -91,7 +95,8 @@ async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], Worke
     progress = ProgressReporter(config.progress_fd)
     security = make_security(config.tls_cert, config.tls_key, config.tls_ca, config.tls_server_name)
     channels, incarnation = Channels(security), uuid.uuid4().hex
-    config = with_threads_of_its_own(config)
+    require_gpus(config.engine.device, config.tensor_parallel, gpus_here())
+    config = with_kv_memory(with_threads_of_its_own(config), host_memory())
     async with joined(config, incarnation, security, channels) as group, following(config) as ranks:
         memory = SharedPool()
         experts = group.experts if group is not None else None
@@ -109,6 +114,7 @@ async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], Worke
         transport = create_transport(config.transport, identity, memory, config.host, config.kv_port, device)
         followers = ranks.followers if ranks is not None else ()
         host = EngineHost(engine, transport, config.longest_step_s, followers)
+        _log_capacity(config, host)
         if config.strict:
             require_fit(await asyncio.to_thread(examine_machine, host.pool.num_blocks * host.block_bytes))
         core = WorkerCore(config, host, channels, WorkerCounters(), Drain())
@@ -116,6 +122,17 @@ async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], Worke
     await channels.close()
     await transport.close()
     memory.close()
+
+
+def _log_capacity(config: WorkerConfig, host: EngineHost) -> None:
+    """Log the device and the capacity of the KV cache."""
+    num_tokens = (host.pool.num_blocks - 1) * host.config.block_size  # one block pads block tables
+    longest = host.finish_rule.max_model_len
+    logger.info(
+        "computes on %s (%s); its KV cache holds %d tokens in %.2f GiB, %.1f requests of the longest, %d tokens",
+        *(config.engine.device, gpus_here().reason, num_tokens),
+        *(host.pool.num_blocks * host.block_bytes / (1 << 30), num_tokens / longest, longest),
+    )
 
 
 async def _serve(
@@ -158,7 +175,7 @@ async def _serve(
                 if ranks is not None:
                     await _first_reason(ranks)
                 raise
-            core.drain.begin()
+            core.drain.begin(final=True)
             await worker_health.end()
             await _drain(core)
     finally:
@@ -236,7 +253,7 @@ def _register_common(server: grpc.aio.Server, core: WorkerCore, description: wor
     services = worker_pb2.DESCRIPTOR.services_by_name
     names = [services[name].full_name for name in ("Worker", "KVSource", *ROLE_SERVICES[config.role])]
     names.append(doctor_pb2.DESCRIPTOR.services_by_name["Doctor"].full_name)
-    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    enable_reflection(server, [*names, health.SERVICE_NAME])
     return names
 
 
@@ -260,7 +277,7 @@ async def _first_reason(ranks: WorkerGroup | WorkerRanks) -> None:
 
 async def _drain(core: WorkerCore) -> None:
     """Returns once the worker is idle, or its time is over and what was left is others'; raises if the engine fails."""
-    drained = asyncio.ensure_future(core.drain.run(core.config.drain_timeout_s))
+    drained = asyncio.ensure_future(core.drain.run(core.config.drain_timeout_s, final=True))
     waits: list[asyncio.Future[Any]] = [drained, core.host.failed]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if not drained.done():

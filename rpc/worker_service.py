@@ -7,7 +7,7 @@ import grpc
 
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.cache_feed import CacheFeed, Subscription
-from baton.rpc.drain import Drain
+from baton.rpc.drain import Drain, DrainConflict, DrainState
 from baton.rpc.engine_host import EngineHost
 from baton.rpc.peers import Context
 from baton.rpc.report_clock import ReportClock
@@ -20,7 +20,7 @@ IDLE_INTERVAL_S = 1.0  # the same without; what is then found is told even if no
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
-    """Describe, Watch and Drain."""
+    """Describe, Watch, Drain and Undrain."""
 
     def __init__(
         self,
@@ -52,8 +52,21 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.DrainRequest, context: Context
     ) -> worker_pb2.DrainResponse:
         """Takes no new requests from now on; returns once none is left."""
-        await self._drain.run(request.timeout_s or self._drain_timeout_s)
+        try:
+            await self._drain.run(request.timeout_s or self._drain_timeout_s)
+        except DrainConflict as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return worker_pb2.DrainResponse()
+
+    async def Undrain(  # noqa: N802
+        self, request: worker_pb2.UndrainRequest, context: Context
+    ) -> worker_pb2.UndrainResponse:
+        """Take requests again."""
+        try:
+            self._drain.undo()
+        except DrainConflict as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return worker_pb2.UndrainResponse()
 
     async def Watch(  # noqa: N802
         self, request: worker_pb2.WatchRequest, context: Context
@@ -61,7 +74,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """A snapshot, then what changed, at most once an interval."""
         clock = ReportClock(max(request.interval_ms / 1000, MIN_INTERVAL_S))
         self._clocks.add(clock)
-        draining = asyncio.create_task(self._say_draining(clock))
+        draining = asyncio.create_task(self._report_drain(clock))
         try:
             async with self._feed.subscribe() as subscription:
                 with self._counters.taken.watched(request.router_id) as taken:
@@ -84,7 +97,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             numbers, taken[:] = list(taken), ()  # before the load is looked at, so that it includes them
             load, _ = await asyncio.gather(self._load(), self._feed.refresh())  # at the end of one step
             update = worker_pb2.WorkerUpdate(
-                incarnation=self._host.pool.incarnation, load=load, draining=self._drain.has_begun
+                incarnation=self._host.pool.incarnation,
+                load=load,
+                draining=self._drain.has_begun,
+                drained=self._drain.state is DrainState.DRAINED,
             )
             events = subscription.take()
             if events is not None or numbers or update != last or now_s() - last_sent_at_s >= IDLE_INTERVAL_S:
@@ -99,10 +115,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 yield message
             await clock.wait(BUSY_INTERVAL_S if load.num_running + load.num_waiting else IDLE_INTERVAL_S)
 
-    async def _say_draining(self, clock: ReportClock) -> None:
-        """Wakes the watcher's stream once the worker drains; routers must not send anything more to it."""
-        await self._drain.wait_begun()
-        clock.note_urgent_news()
+    async def _report_drain(self, clock: ReportClock) -> None:
+        """Wake the watcher's stream when the worker drains or is undrained: routers go by that at once."""
+        state = self._drain.state
+        while True:
+            state = await self._drain.wait_change(state)
+            clock.note_urgent_news()
 
     def _note_news(self) -> None:
         for clock in self._clocks:

@@ -193,6 +193,7 @@ class EngineCore:
 def _config(spec: WorkerSpec) -> EngineConfig:
     return EngineConfig(
         model="simulated",
+        device="cpu",
         block_size=spec.block_size,
         max_num_batched_tokens=spec.max_num_batched_tokens,
         max_num_seqs=spec.max_num_seqs,

@@ -135,6 +135,7 @@ class RemotePrompt:
         """Tells what has really come, and how long it took."""
         if not self._handovers:
             return
+        self._entry.is_served_by_sent = False
         last, served_by, spec = self._handovers[-1], self._entry.served_by, self._core.spec
         num_blocks = sum(handover.num_blocks_received for handover in self._handovers)
         served_by.kv_transport = TRANSPORT if num_blocks else ""

@@ -52,10 +52,6 @@ class SimulatedWorker:
         """Begins to serve."""
         await self._server.start()
 
-    def begin_drain(self) -> None:
-        """Takes no new requests from now on; `drain` says when none is left."""
-        self._service.begin_drain()
-
     async def stop(self) -> None:
         """Ends at once, as a worker that dies: every call breaks."""
         await self._server.stop(None)

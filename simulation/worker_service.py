@@ -1,12 +1,13 @@
 """What every simulated worker says of itself, with the timing of a real one (see `baton.rpc.worker_service`)."""
 
+import asyncio
 import math
 from collections.abc import AsyncIterator
 
 import grpc
 
 from baton.protos import worker_pb2, worker_pb2_grpc
-from baton.rpc.drain import Drain
+from baton.rpc.drain import Drain, DrainConflict, DrainState
 from baton.rpc.peers import Context
 from baton.rpc.report_clock import ReportClock
 from baton.rpc.taken_commands import MAX_UNTOLD
@@ -21,7 +22,7 @@ BUSY_INTERVAL_S = 0.1  # longest time between two updates while there is work
 
 
 class SimulatedWorkerService(worker_pb2_grpc.WorkerServicer):
-    """Describe, Watch and Drain; an idle worker says nothing after its last news, and so costs nothing."""
+    """Describe, Watch, Drain and Undrain; an idle worker says nothing after its last news, and so costs nothing."""
 
     def __init__(
         self, core: EngineCore, counters: WorkerCounters, drain: Drain, description: worker_pb2.WorkerDescription
@@ -35,12 +36,6 @@ class SimulatedWorkerService(worker_pb2_grpc.WorkerServicer):
         core.listen(lambda _: self._note_news())
         drain.watch(self._note_news)
 
-    def begin_drain(self) -> None:
-        """Takes no new requests from now on; routers are told at once."""
-        self._drain.begin()
-        for clock in self._clocks:
-            clock.note_urgent_news()
-
     async def Describe(  # noqa: N802
         self, request: worker_pb2.DescribeRequest, context: Context
     ) -> worker_pb2.WorkerDescription:
@@ -51,9 +46,21 @@ class SimulatedWorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.DrainRequest, context: Context
     ) -> worker_pb2.DrainResponse:
         """Takes no new requests from now on; returns once none is left."""
-        self.begin_drain()
-        await self._drain.run(request.timeout_s or DRAIN_TIMEOUT_S)
+        try:
+            await self._drain.run(request.timeout_s or DRAIN_TIMEOUT_S)
+        except DrainConflict as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return worker_pb2.DrainResponse()
+
+    async def Undrain(  # noqa: N802
+        self, request: worker_pb2.UndrainRequest, context: Context
+    ) -> worker_pb2.UndrainResponse:
+        """Take requests again."""
+        try:
+            self._drain.undo()
+        except DrainConflict as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return worker_pb2.UndrainResponse()
 
     async def Watch(  # noqa: N802
         self, request: worker_pb2.WatchRequest, context: Context
@@ -62,11 +69,13 @@ class SimulatedWorkerService(worker_pb2_grpc.WorkerServicer):
         clock = ReportClock(max(request.interval_ms / 1000, MIN_INTERVAL_S))
         subscription = self._core.cache_feed.subscribe()
         self._clocks.add(clock)
+        draining = asyncio.create_task(self._report_drain(clock))
         try:
             with self._taken.watched(request.router_id) as taken:
                 async for update in self._updates(subscription, taken, clock, is_counting=bool(request.router_id)):
                     yield update
         finally:
+            draining.cancel()
             self._clocks.discard(clock)
             clock.close()
             subscription.close()
@@ -79,7 +88,10 @@ class SimulatedWorkerService(worker_pb2_grpc.WorkerServicer):
         cache_sequence, is_first = 0, True
         while not subscription.is_lost:
             update = worker_pb2.WorkerUpdate(
-                incarnation=self._description.incarnation, load=self._report.take(), draining=self._drain.has_begun
+                incarnation=self._description.incarnation,
+                load=self._report.take(),
+                draining=self._drain.has_begun,
+                drained=self._drain.state is DrainState.DRAINED,
             )
             changes = subscription.take()
             if is_first or changes.stored or changes.removed:
@@ -93,6 +105,13 @@ class SimulatedWorkerService(worker_pb2_grpc.WorkerServicer):
             is_first = False
             yield update
             await clock.wait(BUSY_INTERVAL_S if self._core.has_work else math.inf)
+
+    async def _report_drain(self, clock: ReportClock) -> None:
+        """Wake the watcher's stream when the worker drains or is undrained."""
+        state = self._drain.state
+        while True:
+            state = await self._drain.wait_change(state)
+            clock.note_urgent_news()
 
     def _note_news(self) -> None:
         for clock in self._clocks:

@@ -80,9 +80,7 @@ async def _registered(config: SimulationConfig, workers: Sequence[SimulatedWorke
 
 async def _drain(workers: Sequence[SimulatedWorker], timeout_s: float) -> None:
     """Returns once no request is left, or the time is over and what is left was handed off."""
-    for worker in workers:
-        worker.begin_drain()
-    num_requests = sum(await asyncio.gather(*(worker.drain.run(timeout_s) for worker in workers)))
+    num_requests = sum(await asyncio.gather(*(worker.drain.run(timeout_s, final=True) for worker in workers)))
     if num_requests:
         logger.warning("%d requests had not ended when the drain's time was over", num_requests)
 

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-import click
+import rich_click as click
+from click import get_current_context
 from click.core import ParameterSource
 from rich.console import Console
 
@@ -15,18 +16,19 @@ from baton.cli.bench_outputs import Outputs, output_flags
 from baton.cli.bench_run import Sweep
 from baton.cli.bench_target import target_flags
 from baton.cli.https_flags import https_flags
+from baton.cli.model_argument import one_model
 from baton.loadtool.arrivals import Arrivals, TraceTimes
 from baton.loadtool.datasets.base import Dataset
 from baton.loadtool.errors import LoadToolError, SettingError
 from baton.loadtool.first_contact import reach
 from baton.loadtool.load_report import LoadReport, MeasuredRun
 from baton.loadtool.plan import Limits, Planner
-from baton.loadtool.slo import Slo, parse_slo
+from baton.loadtool.slo import NAMES, Slo, parse_slo
 from baton.loadtool.target import Target
 from baton.loadtool.terminal import show_sweep
 from baton.loadtool.vocabulary import Vocabulary
 
-NOT_TOLD = frozenset({"headers", "goodput", "more_goodput"})  # headers may hold secrets; limits are told as one
+NOT_TOLD = frozenset({"headers", "slo", "words"})  # headers may hold secrets; limits are told as one
 FILE_WIDTH = 130
 
 
@@ -48,8 +50,14 @@ FILE_WIDTH = 130
     show_default=True,
     help="Seconds in which an answer must end.",
 )
-@click.option("--goodput", multiple=True, help="What good answers keep, in ms: ttft:500 tpot:50 e2el:9000.")
-@click.argument("more_goodput", nargs=-1, metavar="")
+@click.option(
+    "--slo",
+    "--goodput",
+    "slo",
+    multiple=True,
+    help="Limits of good answers: ttft=1s,tpot=50ms,e2el=10s, or as in vLLM ttft:1000 tpot:50.",
+)
+@click.argument("words", nargs=-1, metavar="[MODEL]")
 @output_flags
 def command(
     target: Target,
@@ -62,22 +70,26 @@ def command(
     seed: int,
     same_prompts: bool,
     timeout_s: float,
-    goodput: Sequence[str],
-    more_goodput: Sequence[str],
+    slo: Sequence[str],
+    words: Sequence[str],
     outputs: Outputs,
 ) -> None:
     """Load a server that speaks OpenAI's API, and measure what its users would see.
 
+    MODEL is the model's name; default: the first that the server names.
+
     \b
-    baton bench --request-rate 1,2,4 --num-prompts 200 --goodput ttft:500 tpot:50 --html load.html
-    baton bench --dataset mooncake --dataset-path trace.jsonl --scale-lengths 0.1 --duration 60
+    Examples:
+    $ baton bench --max-concurrency 8
+    $ baton bench --request-rate 1,2,4 --num-prompts 200 --slo ttft=500ms,tpot=50ms --html load.html
+    $ baton bench --dataset mooncake --dataset-path trace.jsonl --scale-lengths 0.1 --duration 60
     """
-    if more_goodput and not goodput:
-        raise click.UsageError(f"{more_goodput[0]!r} belongs to no option")
+    more_slo, model = _split(words, bool(slo))
+    target = replace(target, model=one_model(model, target.model))
     console, notes = _console(), Console(stderr=True, highlight=False)
     when = datetime.now(UTC).isoformat(timespec="seconds")
     try:
-        slo = parse_slo((*goodput, *more_goodput))
+        limits_of_good = parse_slo((*slo, *more_slo))
         dataset = make_dataset(vocabulary)
         loads = _loads(arrivals, dataset)
         with notes.status(f"reaching {target.base_url}"):
@@ -90,19 +102,28 @@ def command(
             seed=seed,
             same_prompts=same_prompts,
             timeout_s=timeout_s,
-            slo=slo,
+            slo=limits_of_good,
         )
         runs = sweep.run(console, notes)
     except LoadToolError as error:
         raise click.ClickException(str(error)) from error
     if len(runs) > 1:
         show_sweep([each.summary for each in runs], console)
-    context = click.get_current_context()
+    context = get_current_context()
     try:
-        outputs.write(LoadReport(target, dataset.name, _settings(context, slo), when, runs))
+        outputs.write(LoadReport(target, dataset.name, _settings(context, limits_of_good), when, runs))
     except OSError as error:
         raise click.ClickException(str(error)) from error
     context.exit(0 if _has_answers(runs) else 1)
+
+
+def _split(words: Sequence[str], has_slo: bool) -> tuple[list[str], str | None]:
+    """Return the rest of a `--goodput ttft:500 tpot:50`, and MODEL. Raises UsageError for any other word."""
+    limits = [word for word in words if has_slo and word.partition(":")[0] in NAMES]
+    names = [word for word in words if word not in limits]
+    if len(names) > 1 or (names and names[0].partition(":")[0] in NAMES):
+        raise click.UsageError(f"{names[-1]!r} belongs to no option")
+    return limits, names[0] if names else None
 
 
 def _console() -> Console:
@@ -138,7 +159,7 @@ def _settings(context: click.Context, slo: Slo | None) -> Mapping[str, object]:
         name: _told(value)
         for name, value in context.params.items()
         if name not in NOT_TOLD and context.get_parameter_source(name) is not ParameterSource.DEFAULT
-    } | ({"goodput": str(slo)} if slo is not None else {})
+    } | ({"slo": str(slo)} if slo is not None else {})
 
 
 def _told(value: object) -> object:

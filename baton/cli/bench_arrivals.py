@@ -62,6 +62,7 @@ length_flags = flag_group(
     click.option(
         "--duration", "duration_s", type=click.FloatRange(0, min_open=True), help="Seconds for which to send."
     ),
+    panel="Length of a run",
 )
 
 arrival_flags = flag_group(
@@ -87,4 +88,5 @@ arrival_flags = flag_group(
     click.option(
         "--time-scale", type=float, help="Open loop at the trace's own times, multiplied by this [1 for a trace]."
     ),
+    panel="Load",
 )

@@ -64,6 +64,7 @@ vocabulary_flags = flag_group(
         help="Directory with the model's tokenizer.json: prompts are words, and can be text.",
     ),
     click.option("--token-ids", help="Without a tokenizer: ids that prompts are made of, as FIRST:LAST [100:1000]."),
+    panel="Tokens of prompts",
 )
 
 dataset_flags = flag_group(
@@ -120,4 +121,5 @@ dataset_flags = flag_group(
         show_default=True,
         help="Different prefixes, of which each prompt has one at random.",
     ),
+    panel="Prompts",
 )

@@ -54,4 +54,5 @@ output_flags = flag_group(
     click.option("--per-request", is_flag=True, help="Have every request in the JSON file."),
     click.option("--html", "html_file", type=FILE, help="Write a page with charts here."),
     click.option("--profile", "profile_file", type=FILE, help="Write what a model of step times is fitted to."),
+    panel="Files",
 )

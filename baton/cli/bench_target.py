@@ -8,6 +8,7 @@ import click
 import orjson
 
 from baton.cli.flag_group import Flags, flag_group
+from baton.cli.server import url_flag
 from baton.loadtool.errors import SettingError
 from baton.loadtool.target import COMPLETIONS, PATHS, Target
 
@@ -21,7 +22,7 @@ def _make_target(flags: Flags) -> Target:
     if key and "authorization" not in headers:
         headers["authorization"] = f"Bearer {key}"
     return Target(
-        base_url=flags["base_url"].rstrip("/").removesuffix("/v1"),
+        base_url=flags["url"],
         path=flags["path"],
         model=flags["model"],
         takes_token_ids=PROMPT_FORMS[flags["prompts"]],
@@ -63,7 +64,7 @@ def _parse_body(text: str | None) -> Mapping[str, object]:
 target_flags = flag_group(
     "target",
     _make_target,
-    click.option("--base-url", default="http://127.0.0.1:8000", show_default=True, help="The server, without /v1."),
+    url_flag,
     click.option(
         "--endpoint", "path", type=click.Choice(PATHS), default=COMPLETIONS, show_default=True, help="The API."
     ),
@@ -89,4 +90,5 @@ target_flags = flag_group(
         show_default=True,
         help="Have answers as long as asked for (vLLM's, SGLang's and Baton's field; others may refuse it).",
     ),
+    panel="Server and requests",
 )

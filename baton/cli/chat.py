@@ -4,13 +4,14 @@ import importlib
 import ssl
 import sys
 
-import click
 import httpx
+import rich_click as click
 from rich.console import Console
 from rich.text import Text
 
 from baton.cli.chat_stream import Message, ask
 from baton.cli.https_flags import https_flags
+from baton.cli.model_argument import model_argument
 from baton.cli.server import ServerError, check, connect, key_flag, unreachable, url_flag
 
 HELP = "/clear forgets the conversation, /exit ends, Ctrl-C stops an answer."
@@ -56,6 +57,7 @@ class Conversation:
 @url_flag
 @key_flag
 @https_flags
+@model_argument
 @click.option("--model", help="Name of the model; by default the first that the server names.")
 @click.option("--system", help="System message.")
 @click.option("--temperature", type=click.FloatRange(0, 100), help="0 always takes the most probable token.")
@@ -72,7 +74,15 @@ def command(
     https: ssl.SSLContext | None,
     **options: float | int | None,
 ) -> None:
-    """Chat with a running server in the terminal."""
+    """Chat with a running server in the terminal.
+
+    MODEL is the model's name; default: the first that the server names.
+
+    \b
+    Examples:
+    $ baton chat
+    $ baton chat --url https://llm.example.com --system "Answer in one sentence."
+    """
     console = Console(soft_wrap=True)
     given = {name: value for name, value in options.items() if value is not None}
     with connect(url, read_timeout_s=None, api_key=api_key, https=https) as client:

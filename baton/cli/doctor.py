@@ -3,22 +3,17 @@
 import json
 import ssl
 
-import click
+import rich_click as click
+from click import get_current_context
 from rich.console import Console
 
 from baton.cli.https_flags import https_flags
-from baton.cli.server import key_flag
+from baton.cli.server import clean_url, key_flag
 from baton.cli.tls_flags import tls_flags
 from baton.rpc.option_values import OptionError
 from baton.rpc.registry.url import RegistryUrl, parse_registry_url
 from baton.rpc.tls import Security
 from baton.rpc.worker_options import TRANSPORTS
-
-
-def _parse_url(_context: click.Context, _parameter: click.Parameter, url: str | None) -> str | None:
-    if url is not None and "://" not in url:
-        url = f"http://{url}"
-    return url.rstrip("/").removesuffix("/v1") if url is not None else None
 
 
 def _parse_registry(_context: click.Context, _parameter: click.Parameter, url: str | None) -> RegistryUrl | None:
@@ -29,7 +24,7 @@ def _parse_registry(_context: click.Context, _parameter: click.Parameter, url: s
 
 
 @click.command(name="doctor")
-@click.option("--url", callback=_parse_url, help="A router, whose cluster is examined too.")
+@click.option("--url", "--base-url", "url", callback=clean_url, help="A router, whose cluster is examined too.")
 @key_flag
 @click.option("--registry", callback=_parse_registry, help="URL of the registry, which is examined too.")
 @click.option(
@@ -56,6 +51,12 @@ def command(
     """Measure whether this machine, and a running cluster, are as serving needs them; say what is wrong and what to do.
 
     Ends with status 1 if anything failed.
+
+    \b
+    Examples:
+    $ baton doctor
+    $ baton doctor --url http://127.0.0.1:8000
+    $ baton doctor --registry redis://cache:6379/0 --strict
     """
     from baton.cli.doctor_cluster import RouterAddress  # these import torch: help must not wait for it
     from baton.cli.doctor_display import show
@@ -71,4 +72,4 @@ def command(
         click.echo(json.dumps(report.to_json(), indent=2))
     else:
         show(report, Console(highlight=False))
-    click.get_current_context().exit(0 if report.is_healthy else 1)
+    get_current_context().exit(0 if report.is_healthy else 1)

@@ -78,7 +78,7 @@ def check_router(url: str, state: Mapping[str, object], workers: Sequence[Mappin
             "see the worker's log, and whether the router's machine reaches its address",
         )
         for worker in workers
-        if worker.get("state") not in ("ready", "draining")
+        if worker.get("state") not in ("ready", "draining", "drained")
     ]
     if not state.get("ready"):
         findings.append(failure("router-not-ready", "it takes no requests", "start a decode worker that it can reach"))

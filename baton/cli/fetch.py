@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import click
+import rich_click as click
 
+from baton.cli.model_argument import one_model
 from baton.cli.model_source import BUNDLED, HUB_PATTERNS, download, hub_files
 from baton.rpc.backoff import Backoff
 
@@ -25,18 +26,24 @@ MAY_PASS = (408, 425, 429)  # answers that mean: later; else a refusal is one fo
 
 
 @click.command(name="fetch")
-@click.argument("model")
-@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("words", nargs=-1, required=True, metavar="[MODEL] DIRECTORY")
+@click.option("--model", help="MODEL, instead of the argument.")
 @click.option("--without-weights", is_flag=True, help="Only what a router needs.")
 @click.option("--wait", is_flag=True, help="Download nothing: wait until somebody else has put it there.")
 @click.option(
     "--tries", type=click.IntRange(min=1), default=TRIES, show_default=True, help="Downloads to begin if the hub fails."
 )
-def command(model: str, directory: Path, without_weights: bool, wait: bool, tries: int) -> None:
+def command(words: tuple[str, ...], model: str | None, without_weights: bool, wait: bool, tries: int) -> None:
     """Put MODEL, a Hugging Face id or `bundled`, into DIRECTORY, unless it is there.
 
     Of several that fetch into one directory, also from several machines, one does and the others wait for it.
+
+    \b
+    Examples:
+    $ baton fetch Qwen/Qwen3-0.6B /models/Qwen3-0.6B
+    $ baton fetch bundled /models/baton --without-weights
     """
+    model, directory = _model_and_directory(words, model)
     wanted = WITHOUT_WEIGHTS if without_weights else WHOLE
     enough = (f"{WHOLE} {model}", f"{wanted} {model}")
     try:
@@ -53,6 +60,17 @@ def command(model: str, directory: Path, without_weights: bool, wait: bool, trie
     except OSError as error:
         raise click.ClickException(f"{directory}: {error}") from error
     click.echo(f"{model} was put into {directory}")
+
+
+def _model_and_directory(words: tuple[str, ...], option: str | None) -> tuple[str, Path]:
+    """Return MODEL, from the argument or the option, and DIRECTORY. Raises UsageError."""
+    *names, directory = words
+    model = one_model(names[0] if names else None, option)
+    if len(names) > 1 or model is None:
+        raise click.UsageError(f"MODEL and DIRECTORY are needed; got {' '.join(words)}")
+    if Path(directory).is_file():
+        raise click.UsageError(f"{directory} is a file; DIRECTORY is where the model goes")
+    return model, Path(directory)
 
 
 def _await(directory: Path, model: str, enough: Collection[str]) -> None:

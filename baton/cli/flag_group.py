@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import click
+import rich_click as click
 
 from baton.loadtool.errors import LoadToolError
 
@@ -13,9 +13,9 @@ Flags = dict[str, Any]
 
 
 def flag_group(
-    name: str, make: Callable[[Flags], object], *options: Callable[[Command], Command]
+    name: str, make: Callable[[Flags], object], *options: Callable[[Command], Command], panel: str
 ) -> Callable[..., Any]:
-    """Gives a command the options, of which it gets what `make` makes of them, as `name`."""
+    """Give a command the options, in one panel of its help; it gets what `make` makes of them, as `name`."""
     given = [option(lambda: None) for option in options]  # only to learn the names under which click hands them over
     names = [parameter.name for each in given for parameter in each.__click_params__]  # type: ignore[attr-defined]  # click's
 
@@ -32,6 +32,6 @@ def flag_group(
         decorated: Command = wrapped
         for option in reversed(options):
             decorated = option(decorated)
-        return decorated
+        return click.option_panel(panel, options=list(names))(decorated)
 
     return decorate

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import click
+import rich_click as click
 import yaml
 
 from baton.router.api_key import digest_of, new_key

@@ -25,14 +25,21 @@ def find_checkpoint(model: str | None, dtype: str) -> Checkpoint:
     Raises ClickException if there is none or if it asks for something that is not implemented.
     """
     directory, name = _locate(model)
-    try:
+    with servable(name):
         config = read_model_config(directory, dtype)
-    except EngineError as error:
-        raise click.ClickException(f"cannot serve {name}: {error}") from error
     for pattern in ("*.safetensors", "tokenizer.json"):
         if not any(directory.glob(pattern)):
             raise click.ClickException(f"cannot serve {name}: no {pattern} in {directory}")
     return Checkpoint(directory, name, config)
+
+
+@contextmanager
+def servable(name: str) -> Iterator[None]:
+    """Raises ClickException for what is found wrong with a model within the block."""
+    try:
+        yield
+    except EngineError as error:
+        raise click.ClickException(f"cannot serve {name}: {error}") from error
 
 
 def _locate(model: str | None) -> tuple[Path, str]:

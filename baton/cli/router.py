@@ -1,23 +1,40 @@
 """`baton router`: one router in this process, as `python -m baton.router` runs it, or several that share its ports."""
 
-import click
+import rich_click as click
 
+from baton.cli.model_argument import model_argument
+from baton.cli.option_panels import option_panels
+from baton.cli.vllm_flags import vllm_flags
 from baton.deployment.router_group import run_group
 from baton.router.__main__ import read_config, run_here
 from baton.router.config import RouterConfig
 from baton.router.options import ROUTER_OPTIONS
 from baton.rpc.entry import plain_errors, process_flags, run_process, take_process_flags
+from baton.rpc.option_values import OptionError
 from baton.rpc.options import click_options, options_of
 
 
 @click.command(name="router")
+@option_panels
+@model_argument
+@vllm_flags
 @click_options(options_of(RouterConfig, ROUTER_OPTIONS))
 @process_flags
 @plain_errors
 def command(**flags: object) -> None:
-    """Take OpenAI HTTP and gRPC requests and send them to workers."""
+    """Take OpenAI HTTP and gRPC requests and send them to the workers of MODEL (a checkpoint directory).
+
+    \b
+    Examples:
+    $ baton router /models/Qwen3-0.6B --workers 10.0.0.5:7000,10.0.0.6:7000
+    $ baton router /models/Qwen3-0.6B --registry redis://cache:6379/0 --processes 4
+    """
     process = take_process_flags(flags)
     config = read_config(process, flags)
+    if not config.workers and config.registry is None:
+        raise OptionError(
+            "workers: none; name them by --workers HOST:PORT,..., or give by --registry the Redis where they register"
+        )
     if config.processes == 1 or config.process is not None:
         run_here(process, config)
     else:

@@ -7,13 +7,17 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-import click
+import rich_click as click
 
 from baton.cli.end_signals import EndSignals
-from baton.cli.model_source import find_checkpoint
+from baton.cli.model_argument import model_argument
+from baton.cli.model_source import find_checkpoint, servable
+from baton.cli.option_panels import option_panels
+from baton.cli.serve_banner import Banner
 from baton.cli.serve_display import ServeDisplay, open_display
 from baton.cli.serve_ray import plan_serving, read_settings
 from baton.cli.serve_ray import run as run_on_ray
+from baton.cli.vllm_flags import vllm_flags
 from baton.deployment.cluster_config import (
     ClusterSettings,
     cluster_options,
@@ -22,20 +26,24 @@ from baton.deployment.cluster_config import (
     router_options,
     worker_options,
 )
-from baton.deployment.cluster_plan import ClusterPlan, plan_cluster
+from baton.deployment.cluster_plan import Checkpoint, ClusterPlan, plan_cluster
 from baton.deployment.local import LocalCluster
 from baton.deployment.machine import this_machine
 from baton.deployment.ports import PortInUse, check_port, free_ports
+from baton.deployment.resource_checks import check_resources
 from baton.deployment.supervisor import GaveUp, RestartPolicy
 from baton.extras import RAY
 from baton.router.certificate import make_certificate
 from baton.router.options import with_secrets
 from baton.rpc.entry import log_level_flag, plain_errors
+from baton.rpc.host_memory import host_memory
 from baton.rpc.options import click_options
 
 
 @click.command(name="serve")
-@click.argument("model", required=False)
+@option_panels
+@model_argument
+@vllm_flags
 @click.option(
     "--config",
     "config_file",
@@ -45,7 +53,7 @@ from baton.rpc.options import click_options
 @click.option("--ray", "on_ray", is_flag=True, help="Have Ray run the processes, on a Ray of its own.")
 @click.option("--ray-address", help="With --ray: the Ray to join, as HOST:PORT, or auto for the one of this node.")
 @click.option("--registry", help="With --ray: URL of a Redis (redis://...); unset: one of its own.")
-@click_options(cluster_options(), leave_out=frozenset({"model"}))
+@click_options(cluster_options())
 @click_options(worker_options())
 @click_options(router_options())
 @click_options(engine_options())
@@ -54,8 +62,15 @@ from baton.rpc.options import click_options
 def command(config_file: Path | None, log_level: str, on_ray: bool, ray_address: str | None, **flags: object) -> None:
     """Serve MODEL (a checkpoint directory or a Hugging Face id; by default the model that comes with Baton).
 
-    Starts a router, prefill workers and decode workers as processes of this machine, starts again what dies, and ends
-    them all on Ctrl-C (twice: at once).
+    Starts a router, prefill workers and decode workers as processes of this machine, restarts those that die, and ends
+    all of them on Ctrl-C (immediately on a second one). Names of options are vLLM's where vLLM has the option.
+
+    \b
+    Examples:
+    $ baton serve
+    $ baton serve Qwen/Qwen3-0.6B --prefill 2 --decode 2 --port 8080
+    $ baton serve /models/Qwen3-8B -tp 2 --max-model-len 32768 --slo ttft=1s,tpot=50ms
+    $ baton serve --config baton.yaml
     """
     if on_ray:
         _serve_on_ray(config_file, with_secrets(flags, os.environ), ray_address, log_level)
@@ -63,9 +78,10 @@ def command(config_file: Path | None, log_level: str, on_ray: bool, ray_address:
     if ray_address is not None or flags["registry"] is not None:
         raise click.UsageError("--ray-address and --registry are for --ray")
     settings = load_settings(config_file, with_secrets(flags, os.environ))
-    plan = _plan(settings, log_level)
+    checkpoint, plan = _plan(settings, log_level)
     log_dir, is_temporary = _log_dir(settings.cluster.log_dir)
-    display = open_display(plan, log_dir)
+    with servable(checkpoint.name):
+        display = open_display(plan, Banner.of(plan, checkpoint, log_dir, settings.engine))
     try:
         asyncio.run(_serve(plan, log_dir, display))
     except (GaveUp, OSError) as error:
@@ -76,7 +92,7 @@ def command(config_file: Path | None, log_level: str, on_ray: bool, ray_address:
         shutil.rmtree(log_dir)
 
 
-def _plan(settings: ClusterSettings, log_level: str) -> ClusterPlan:
+def _plan(settings: ClusterSettings, log_level: str) -> tuple[Checkpoint, ClusterPlan]:
     cluster = settings.cluster
     cluster.check_groups()
     dtype = str(settings.engine["decode"].get("dtype") or "auto")
@@ -87,8 +103,10 @@ def _plan(settings: ClusterSettings, log_level: str) -> ClusterPlan:
     except PortInUse as error:
         raise click.ClickException(f"{error}; choose another with --port") from error
     plan = plan_cluster(settings, checkpoint, this_machine(), ports, log_level)
+    with servable(checkpoint.name):
+        check_resources(plan, checkpoint.config, host_memory())
     make_certificate(plan.router)  # wrong files are told before anything starts
-    return plan
+    return checkpoint, plan
 
 
 def _log_dir(given: str | None) -> tuple[Path, bool]:

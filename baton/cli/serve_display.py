@@ -1,17 +1,18 @@
-"""What `baton serve` shows: bars in a terminal, plain lines elsewhere, and how to ask for something."""
+"""Displays of `baton serve`: bars in a terminal, plain lines elsewhere."""
 
-import json
 import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Protocol
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from baton.deployment.cluster_plan import ClusterPlan
-from baton.deployment.events import ClusterReady, Died, Ending, Event, Progressed, Started
+from baton.deployment.events import ClusterReady, Died, Ending, Event, Progressed, Started, Warned
 from baton.rpc.progress import Loading, Ready
+
+Announce = Callable[[ClusterReady], RenderableType]
 
 
 class ServeDisplay(Protocol):
@@ -26,42 +27,25 @@ class ServeDisplay(Protocol):
         ...
 
 
-def open_display(plan: ClusterPlan, log_dir: Path) -> ServeDisplay:
+def open_display(plan: ClusterPlan, announce: Announce) -> ServeDisplay:
     """The display that suits standard output."""
     console = Console(highlight=False, soft_wrap=True)
     names = ["router", *(worker.worker_id for worker in plan.workers)]
-    announcement = announce(plan, log_dir)
     if sys.stdout.isatty():
-        return BarDisplay(console, names, announcement)
-    return LineDisplay(console, announcement)
-
-
-def announce(plan: ClusterPlan, log_dir: Path) -> str:
-    """How to reach a ready cluster."""
-    roles = [worker.role for worker in plan.workers]
-    pools = " + ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))
-    name = plan.router.model_name
-    body = json.dumps({"model": name, "messages": [{"role": "user", "content": "What does a file do?"}]})
-    quoted = body.replace("'", "'\\''")
-    return (
-        f"Serving {name} at {plan.url} ({pools})\n\n"
-        f"  curl {plan.url}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{quoted}'\n\n"
-        f"  baton chat --url {plan.url}      baton status --url {plan.url}\n\n"
-        f"Logs are in {log_dir}. Ctrl-C ends."
-    )
+        return BarDisplay(console, names, announce)
+    return LineDisplay(console, announce)
 
 
 class LineDisplay:
     """One line an event, none for a step of loading."""
 
-    def __init__(self, console: Console, announcement: str) -> None:
+    def __init__(self, console: Console, announce: Announce) -> None:
         self._console = console
-        self._announcement = announcement
+        self._announce = announce
 
     def show(self, event: Event) -> None:
         """Prints what is worth a line."""
-        for line in describe(event, self._announcement):
-            self._console.print(escape(line))
+        print_event(self._console, event, self._announce)
 
     def close(self) -> None:
         """Nothing to restore."""
@@ -70,9 +54,9 @@ class LineDisplay:
 class BarDisplay:
     """A bar for each process while any is loading; lines above it."""
 
-    def __init__(self, console: Console, names: list[str], announcement: str) -> None:
+    def __init__(self, console: Console, names: list[str], announce: Announce) -> None:
         self._console = console
-        self._announcement = announcement
+        self._announce = announce
         self._names = names
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
@@ -98,8 +82,7 @@ class BarDisplay:
             return
         if isinstance(event, ClusterReady | Ending):
             self.close()
-        for line in describe(event, self._announcement):
-            self._console.print(escape(line))
+        print_event(self._console, event, self._announce)
 
     def _move(self, bars: Progress, event: Started | Progressed) -> None:
         task = self._tasks[event.name]
@@ -119,8 +102,16 @@ class BarDisplay:
             self._bars = None
 
 
-def describe(event: Event, announcement: str) -> list[str]:
-    """An event in lines; none for what is too small, or for a failure, which the process's death tells."""
+def print_event(console: Console, event: Event, announce: Announce) -> None:
+    """Print the lines of an event, and its announcement when the cluster is ready."""
+    for line in describe(event):
+        console.print(escape(line))
+    if isinstance(event, ClusterReady):
+        console.print(announce(event))
+
+
+def describe(event: Event) -> list[str]:
+    """Return an event in lines; none for steps of loading, or for a failure, whose reason is in the process's death."""
     match event:
         case Started(name, life, pid):
             return [f"{name}: {'starting' if life == 1 else 'starting again'} (process {pid})"]
@@ -128,8 +119,19 @@ def describe(event: Event, announcement: str) -> list[str]:
             return [f"{name}: ready at {address}"]
         case Died(name, reason, restart_in_s):
             return [f"{name}: {reason}; starting again in {restart_in_s:.1f} s"]
+        case Warned(name, message):
+            return [f"{name}: warning: {message}"]
         case ClusterReady(_, started_in_s):
-            return [f"Ready after {started_in_s:.1f} s", "", announcement]
+            return [f"Ready after {started_in_s:.1f} s", ""]
         case Ending():
-            return ["Ending (Ctrl-C again: at once)"]
+            return [describe_end(event)]
     return []
+
+
+def describe_end(ending: Ending) -> str:
+    """Say what the end waits for."""
+    if ending.num_requests == 0:
+        return "Ending; press Ctrl-C again to stop now"
+    count = "" if ending.num_requests is None else f"{ending.num_requests} "
+    noun = "request" if ending.num_requests == 1 else "requests"
+    return f"Waiting for {count}{noun} to finish (up to {ending.timeout_s:g} s); press Ctrl-C again to stop now"

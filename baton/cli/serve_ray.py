@@ -19,17 +19,20 @@ import click
 from rich.console import Console
 
 from baton.cli.end_signals import EndSignals
-from baton.cli.model_source import find_checkpoint
-from baton.cli.serve_display import LineDisplay, announce
+from baton.cli.model_source import find_checkpoint, servable
+from baton.cli.serve_banner import Banner
+from baton.cli.serve_display import LineDisplay
 from baton.deployment.cluster_plan import ClusterPlan, plan_cluster
 from baton.deployment.machine import this_machine
 from baton.deployment.ports import PortInUse, check_port
 from baton.deployment.ray_arguments import read_ray_settings
 from baton.deployment.ray_settings import ROUTER, SECTIONS, RaySettings
 from baton.deployment.redis_server import PrivateRedis
+from baton.deployment.resource_checks import check_resources
 from baton.router.certificate import make_certificate
 from baton.rpc import GRPC_EXPERIMENTS
 from baton.rpc.config_file import read_config_file
+from baton.rpc.host_memory import host_memory
 from baton.rpc.option_values import OptionError, Value
 
 QUIET = {
@@ -45,6 +48,7 @@ class RayServing:
 
     settings: RaySettings
     plan: ClusterPlan  # of the same cluster without Ray
+    banner: Banner
     address: str | None  # of a Ray to join; None: one of our own
     log_dir: Path
 
@@ -88,9 +92,13 @@ def plan_serving(settings: RaySettings, address: str | None, log_dir: Path, log_
     plan = plan_cluster(planned, checkpoint, this_machine(), [0] * cluster.num_workers, log_level)
     make_certificate(plan.router)  # wrong files are told before anything starts
     if address is None:
+        with servable(checkpoint.name):
+            check_resources(plan, checkpoint.config, host_memory())
         planned = replace(planned, engine=_with_shares(settings, plan))
     settings = replace(settings, cluster=planned, host=cluster.host, port=cluster.port, log_level=log_level)
-    return RayServing(settings, plan, address, log_dir)
+    with servable(checkpoint.name):
+        banner = Banner.of(plan, checkpoint, log_dir, settings.cluster.engine)
+    return RayServing(settings, plan, banner, address, log_dir)
 
 
 def _with_shares(settings: RaySettings, plan: ClusterPlan) -> dict[str, dict[str, Value]]:
@@ -143,7 +151,7 @@ async def _serve(serving: RayServing) -> None:
     signals = EndSignals()
     signals.listen()
     settings = serving.settings
-    display = LineDisplay(Console(highlight=False, soft_wrap=True), announce(serving.plan, serving.log_dir))
+    display = LineDisplay(Console(highlight=False, soft_wrap=True), serving.banner)
     async with AsyncExitStack() as stack:
         if not settings.shared.has_registry:
             redis = PrivateRedis(serving.log_dir / "redis.log")

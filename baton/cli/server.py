@@ -17,9 +17,15 @@ class ServerError(Exception):
 
 
 def url_flag(command: Command) -> Command:
-    """Gives a click command --url."""
+    """Give a click command --url, which vLLM's bench calls --base-url."""
     return click.option(
-        "--url", default="http://127.0.0.1:8000", show_default=True, help="Where the server is.", callback=_clean
+        "--url",
+        "--base-url",
+        "url",
+        default="http://127.0.0.1:8000",
+        show_default=True,
+        help="Where the server is.",
+        callback=clean_url,
     )(command)
 
 
@@ -33,7 +39,10 @@ def key_flag(command: Command) -> Command:
     )(command)
 
 
-def _clean(_context: click.Context, _parameter: click.Parameter, url: str) -> str:
+def clean_url(_context: click.Context, _parameter: click.Parameter, url: str | None) -> str | None:
+    """Return a server's URL with a scheme and without /v1."""
+    if url is None:
+        return None
     if "://" not in url:
         url = f"http://{url}"
     return url.rstrip("/").removesuffix("/v1")

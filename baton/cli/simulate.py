@@ -1,7 +1,8 @@
 """`baton simulate`: simulated workers in this process, or with --trace a deployment's twin in virtual time."""
 
-import click
+import rich_click as click
 
+from baton.cli.model_argument import model_argument
 from baton.cli.simulate_trace import TraceOptions, trace_flags
 from baton.rpc.config_file import load
 from baton.rpc.entry import plain_errors, process_flags, run_process, take_process_flags
@@ -14,6 +15,7 @@ from baton.simulation.workers import run
 
 @click.command(name="simulate")
 @trace_flags
+@model_argument
 @click_options(options_of(SimulationConfig, SIMULATION_OPTIONS))
 @click_options(options_of(WorkerSpec, SIMULATION_OPTIONS))
 @process_flags
@@ -21,12 +23,13 @@ from baton.simulation.workers import run
 def command(trace_options: TraceOptions | None, **flags: object) -> None:
     """Run simulated workers for routers, or simulate a whole deployment under a trace.
 
-    \b
-    baton simulate --prefill 2 --decode 2
-    baton simulate --trace trace.jsonl --slo ttft=1.0,tpot=0.05 --gpus 8 --autoscale --html twin.html
-
     Workers have no model, stated speeds, and say tokens that follow from the prompt. With --trace nothing is served:
     the real routing and scaling code runs in virtual time, and the best fixed split and colocated workers beside it.
+
+    \b
+    Examples:
+    $ baton simulate --prefill 2 --decode 2
+    $ baton simulate --trace trace.jsonl --slo ttft=1s,tpot=50ms --gpus 8 --autoscale
     """
     process = take_process_flags(flags)
     if trace_options is not None:

@@ -17,7 +17,9 @@ from baton.loadtool.errors import LoadToolError, SettingError
 from baton.loadtool.lengths import Lengths
 from baton.router.targets import Targets
 from baton.rpc.config_file import as_section, build, check_section, pick, read_config_file
+from baton.rpc.option_values import OptionError
 from baton.rpc.options import options_of
+from baton.rpc.slo import parse_slo
 from baton.simulation.config import SimulationConfig
 from baton.simulation.options import SIMULATION_OPTIONS
 from baton.simulation.spec import WorkerSpec
@@ -167,20 +169,12 @@ class TraceOptions:
             draw_picture(comparison, self.png_file)
 
 
-def parse_slo(text: str) -> SLO:
-    """`ttft=1.0,tpot=0.05`, in seconds. Raises SettingError."""
-    limits: dict[str, float] = {}
-    for part in text.replace(",", " ").split():
-        name, _, value = part.partition("=")
-        try:
-            limit_s = float(value)
-        except ValueError:
-            limit_s = -1.0
-        if name not in ("ttft", "tpot") or name in limits or not 0 < limit_s < float("inf"):
-            raise SettingError(f"--slo {part}: must be like ttft=1.0,tpot=0.05, each once, in seconds")
-        limits[name] = limit_s
-    default = SLO()
-    return SLO(ttft_s=limits.get("ttft", default.ttft_s), tpot_s=limits.get("tpot", default.tpot_s))
+def _slo(text: str | None) -> SLO:
+    """The promised times. Raises SettingError."""
+    try:
+        return SLO() if text is None else SLO.of(parse_slo(text))
+    except OptionError as error:
+        raise SettingError(f"--slo: {error}") from error
 
 
 def _given(names: Collection[str]) -> list[str]:
@@ -210,7 +204,7 @@ def _make_options(flags: Flags) -> TraceOptions | None:
         raise SettingError("--png needs matplotlib, which is not installed; --html needs nothing")
     return TraceOptions(
         trace=flags["trace"],
-        slo=parse_slo(flags["slo"] or ""),
+        slo=_slo(flags["slo"]),
         num_gpus=flags["gpus"],
         profile=flags["profile"],
         is_autoscaled=flags["autoscale"],
@@ -231,7 +225,7 @@ trace_flags = flag_group(
     "trace_options",
     _make_options,
     click.option("--trace", type=READ_FILE, help="Simulate a deployment under this trace (Mooncake's or Azure's)."),
-    click.option("--slo", help="What good answers keep, in seconds [ttft=1.0,tpot=0.05]."),
+    click.option("--slo", help="Limits of good answers [default: ttft=1s,tpot=50ms]."),
     click.option("--gpus", type=click.IntRange(1), help="GPUs that there are, one a worker."),
     click.option("--profile", type=READ_FILE, help="Fit the workers' times to what `baton bench --profile` wrote."),
     click.option("--autoscale", is_flag=True, help="Let the autoscaler size the pools within --gpus."),
@@ -249,4 +243,5 @@ trace_flags = flag_group(
     click.option("--json", "json_file", type=FILE, help="Write the figures here."),
     click.option("--html", "html_file", type=FILE, help="Write a page with charts here."),
     click.option("--png", "png_file", type=FILE, help="Write the charts as a picture here; needs matplotlib."),
+    panel="Twin of a deployment",
 )

@@ -5,8 +5,8 @@ import ssl
 import sys
 import time
 
-import click
 import httpx
+import rich_click as click
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
@@ -28,7 +28,13 @@ READ_TIMEOUT_S = 10.0
 def command(
     url: str, api_key: str | None, once: bool, as_json: bool, interval_s: float, https: ssl.SSLContext | None
 ) -> None:
-    """Show a running server's workers: load, caches, and how KV travels between them."""
+    """Show a running server's workers: load, caches, and how KV travels between them.
+
+    \b
+    Examples:
+    $ baton status
+    $ baton status --url http://127.0.0.1:8080 --once
+    """
     with connect(url, READ_TIMEOUT_S, api_key, https) as client:
         try:
             content = _fetch(client)

@@ -3,9 +3,15 @@
 """
 
 from collections.abc import Coroutine
+from pathlib import Path
 
-import click
+import rich_click as click
 
+from baton.cli.model_argument import model_argument
+from baton.cli.option_panels import option_panels
+from baton.cli.vllm_flags import vllm_flags
+from baton.deployment.cluster_plan import check_experts
+from baton.engine.model_config import read_model_config
 from baton.rpc.entry import plain_errors
 from baton.rpc.worker_command import run_worker, worker_command
 from baton.rpc.worker_config import Role, WorkerConfig
@@ -14,7 +20,10 @@ ROLES: tuple[Role, ...] = ("both", "prefill", "decode")
 
 
 def start(config: WorkerConfig) -> Coroutine[object, object, None]:
-    """Makes the worker of the config's role."""
+    """Make the worker of the config's role. Raises OptionError for experts that a model does not have."""
+    if config.expert_parallel > 1:
+        model = read_model_config(Path(config.engine.model), config.engine.dtype)
+        check_experts(model, config.engine.model, config.expert_parallel)
     if config.role == "prefill":
         from baton.prefill_worker.__main__ import start as start_prefill
 
@@ -29,8 +38,17 @@ def start(config: WorkerConfig) -> Coroutine[object, object, None]:
 
 
 @click.command(name="worker")
+@option_panels
+@model_argument
+@vllm_flags
 @worker_command(ROLES)
 @plain_errors
 def command(**flags: object) -> None:
-    """Run one worker in this process until it is told to end (SIGTERM or Ctrl-C)."""
+    """Run one worker of MODEL (a checkpoint directory) in this process, until SIGTERM or Ctrl-C.
+
+    \b
+    Examples:
+    $ baton worker /models/Qwen3-0.6B --role prefill --port 7000
+    $ baton worker --config worker.yaml
+    """
     run_worker(flags, ROLES, start)

@@ -101,12 +101,13 @@ def _decoding_engine(checkpoint: Path, num_threads: int, batch: int) -> Engine:
     config = read_model_config(checkpoint)
     num_output_tokens = 2 * NUM_STEPS + batch  # the first ones while others' prompts are computed
     setting = Setting(str(checkpoint), "bf16", "bf16", num_threads, batch, PROMPT_LEN + num_output_tokens, False)
-    engine_config = EngineConfig(model=setting.model, num_threads=num_threads)
+    engine_config = EngineConfig(model=setting.model, device="cpu", num_threads=num_threads)
     block_bytes = KVCacheLayout.of(config, engine_config.block_size).block_bytes
     num_blocks = setting.num_kv_tokens // engine_config.block_size + 2 * batch
     engine = Engine(
         EngineConfig(
             model=setting.model,
+            device="cpu",
             num_threads=num_threads,
             kv_cache_memory_bytes=num_blocks * block_bytes,
             max_model_len=setting.max_model_len,

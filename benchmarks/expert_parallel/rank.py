@@ -130,7 +130,7 @@ async def main(config: RankConfig) -> None:
     """Serves until standard input ends."""
     torch.set_num_threads(1)
     engine_config = EngineConfig(
-        model=config.model, num_threads=1, kv_cache_memory_bytes=64 << 20, enable_prefix_caching=False
+        model=config.model, device="cpu", num_threads=1, kv_cache_memory_bytes=64 << 20, enable_prefix_caching=False
     )
     worker = WorkerConfig(
         role="decode",

@@ -1,5 +1,6 @@
 """What is promised, what may be used for it, and how hastily."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from math import isfinite
 
@@ -17,6 +18,11 @@ class SLO:
     ttft_s: float = 1.0
     tpot_s: float = 0.05
     quantile: float = 0.95  # of the requests, whose time is within the above
+
+    @classmethod
+    def of(cls, limits_s: Mapping[str, float]) -> "SLO":
+        """Return the objectives of these seconds by name (ttft, tpot); the others have their defaults."""
+        return cls(**{f"{name}_s": limit_s for name, limit_s in limits_s.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,7 +93,7 @@ async def answer(
     exchange.client.charge(usage.uncharged())
     check_logprobs(generations, whole=not fields.stream)
     try:
-        async with aclosing(_all_news(pipeline, generations, fields.num_choices)) as news:
+        async with aclosing(_all_news(pipeline, generations, fields.n)) as news:
             if fields.stream:
                 await _answer_events(exchange, news, usage, fields, shape)
             else:
@@ -108,7 +108,7 @@ async def _answer_whole(
     choices: dict[int, WholeChoice] = {}
     served_by: ServedBy | None = None
     async for delta in news:
-        usage.add(delta, fields.num_choices)
+        usage.add(delta, fields.n)
         choices.setdefault(delta.index, WholeChoice(delta.index)).add(delta)
         served_by = served_by or delta.served_by
     exchange.client.charge(usage.uncharged())  # the answer's head says what is left
@@ -128,7 +128,7 @@ async def _answer_events(
     options = fields.stream_options or StreamOptions()
 
     def event(delta: ChoiceDelta) -> bytes:
-        usage.add(delta, fields.num_choices)
+        usage.add(delta, fields.n)
         return shape.chunk(delta, usage.body() if options.continuous_usage_stats else None)
 
     opening: list[bytes] = []

@@ -2,21 +2,24 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
 
 import orjson
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from baton.engine.sampling_params import MAX_LOGPROBS
 from baton.protos.common_pb2 import PositionLogprobs
+from baton.router.config import RouterConfig
 from baton.router.errors import FieldError
 from baton.router.generation import ChatPrompt, ChoiceDelta, Generation, GenerationRequest
-from baton.router.limits import check_template_options
+from baton.router.limits import MAX_ENTRIES
 from baton.router.openai.answer import WholeChoice, answer, apart, command_id
 from baton.router.openai.context import read_context
 from baton.router.openai.exchange import Exchange
-from baton.router.openai.fields import GenerationFields
+from baton.router.openai.fields import STREAM_RULE, TRUE, Count, GenerationFields
 from baton.router.openai.logprobs import chat_content, prompt_positions
-from baton.router.openai.messages import Messages, template_messages
+from baton.router.openai.messages import Messages, TemplateOptions, template_messages
+from baton.router.openai.request_body import BOOLEAN, WHOLE, AtMost, unless
 from baton.router.request_context import RequestContext
 from baton.router.service import RouterService
 from baton.router.tokenizer import Tokenizer
@@ -25,16 +28,36 @@ from baton.router.tokenizer import Tokenizer
 class ChatRequest(GenerationFields):
     """Body of a chat completion request."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "allOf": [
+                STREAM_RULE,
+                unless("continue_final_message", {"enum": [False, None]}, "add_generation_prompt", {"const": False}),
+                unless("top_logprobs", {"enum": [0, None]}, "logprobs", TRUE),
+                unless("tools", {"enum": [[], None]}, "tool_choice", {"const": "none"}),
+            ]
+        }
+    )
+
     messages: Messages
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
-    logprobs: bool | None = False
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    echo: bool = False
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
+    tools: Annotated[list[dict[str, object]], AtMost(MAX_ENTRIES)] = Field(default_factory=list)
+    tool_choice: Literal["none", "auto"] | None = None
+    echo: Annotated[Literal[False], BOOLEAN] = False
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False  # the template has them already
-    chat_template_kwargs: dict[str, object] | None = None
+    chat_template_kwargs: TemplateOptions = Field(default_factory=dict)
+
+    def check(self, config: RouterConfig, num_prompts: int) -> None:
+        """Raise FieldError for the first field that cannot be served."""
+        if self.tools and self.tool_choice != "none":  # with "none" the model is to call no tool: it sees none
+            text = 'tools is not supported by this server; leave it out, or set tool_choice to "none"'
+            raise FieldError("tools", text)
+        super().check(config, num_prompts)
 
     def prompt(self) -> ChatPrompt:
         """What the template is given. Raises FieldError if the fields contradict each other."""
@@ -45,7 +68,7 @@ class ChatRequest(GenerationFields):
             messages=template_messages(self.messages),
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
-            template_options=self.chat_template_kwargs or {},
+            template_options=self.chat_template_kwargs,
         )
 
     def num_logprobs(self) -> int | None:
@@ -144,12 +167,9 @@ class ChatApi:
         service = self._service
         service.check_model(body.model)
         body.check(service.config, num_prompts=1)
-        if body.echo:
-            raise FieldError("echo", "echo is not supported for chat; leave it out")
-        check_template_options(body.chat_template_kwargs)
         client = exchange.client
         context = read_context(exchange.headers, body.user, body.priority, client)
-        num_choices = body.num_choices
+        num_choices = body.n
         async with exchange.watch(), client.hold(num_choices), service.admission.admit(num_choices, context):
             generation = await service.pipeline.prepare(self._request(body, context, exchange))
             answer_id = f"chatcmpl-{exchange.request_id}"
@@ -168,7 +188,7 @@ class ChatApi:
             stop=tuple(body.stop),
             include_stop=body.include_stop_str_in_output,
             skip_special_tokens=body.skip_special_tokens,
-            n=body.num_choices,
+            n=body.n,
             cache_salt=exchange.client.cache_salt(body.cache_salt or ""),
             whole=not body.stream,
             context=context,

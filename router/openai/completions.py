@@ -4,29 +4,34 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
-from pydantic import Field, WithJsonSchema
+from pydantic import ConfigDict, Field, WithJsonSchema
 
+from baton.engine.sampling_params import MAX_LOGPROBS
 from baton.router.errors import FieldError
 from baton.router.generation import Generation, GenerationRequest
 from baton.router.openai.answer import answer, command_id
 from baton.router.openai.completion_shape import CompletionShape, PromptEcho
 from baton.router.openai.context import read_context
 from baton.router.openai.exchange import Exchange
-from baton.router.openai.fields import GenerationFields
+from baton.router.openai.fields import STREAM_RULE, TRUE, GenerationFields
 from baton.router.openai.prompts import PROMPT_SCHEMA, Prompt, read_prompts
+from baton.router.openai.request_body import WHOLE, unless
 from baton.router.request_context import RequestContext
 from baton.router.service import RouterService
 
 DEFAULT_MAX_TOKENS = 16
+EMPTY_OUTPUT_RULE = unless("max_tokens", {"anyOf": [{"type": "null"}, {"minimum": 1}]}, "echo", TRUE)
 
 
 class CompletionRequest(GenerationFields):
     """Body of a completion request."""
 
+    model_config = ConfigDict(json_schema_extra={"allOf": [STREAM_RULE, EMPTY_OUTPUT_RULE]})
+
     prompt: Annotated[object, WithJsonSchema(PROMPT_SCHEMA)]  # read by `read_prompts`
-    max_tokens: int | None = Field(None, ge=0)
-    logprobs: int | None = Field(None, ge=0)
-    echo: bool | None = False
+    max_tokens: Annotated[int, Field(ge=0), WHOLE] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
+    echo: bool = False
     add_special_tokens: bool = True
 
 
@@ -46,7 +51,7 @@ class CompletionsApi:
             raise FieldError("max_tokens", "max_tokens is 0, but must be 1 or more unless echo is true")
         client = exchange.client
         context = read_context(exchange.headers, body.user, body.priority, client)
-        num_choices = len(prompts) * body.num_choices
+        num_choices = len(prompts) * body.n
         async with exchange.watch(), client.hold(num_choices), service.admission.admit(num_choices, context):
             await self._answer(body, prompts, context, exchange)
 
@@ -65,10 +70,10 @@ class CompletionsApi:
             model=service.model.name,
             generations=generations,
             echoes=echoes,
-            num_choices=body.num_choices,
+            num_choices=body.n,
             num_top=body.logprobs,
             with_prompt_logprobs=body.prompt_logprobs is not None,
-            with_token_ids=bool(body.return_token_ids),
+            with_token_ids=body.return_token_ids,
             tokenizer=service.tokenizer,
         )
         await answer(exchange, service.pipeline, generations, body, shape)
@@ -91,7 +96,7 @@ class CompletionsApi:
             stop=tuple(body.stop),
             include_stop=body.include_stop_str_in_output,
             skip_special_tokens=body.skip_special_tokens,
-            n=body.num_choices,
+            n=body.n,
             cache_salt=cache_salt,
             whole=not body.stream,
             context=context,

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import orjson
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from baton.engine.errors import EngineError, InvalidRequest
 from baton.engine.sampling_params import SamplingParams
@@ -34,15 +34,14 @@ def describe(error: Exception) -> tuple[int, dict[str, object]]:
         return 500, error_body(message_of(error), status.kind, None, 500)
     if isinstance(error, KeyLimitReached):
         return status.http, error_body(str(error), error.kind, None, "rate_limit_exceeded")
-    code = CODES.get(status.http, status.http)
+    code: str | int = CODES.get(status.http, status.http)
+    if isinstance(error, FieldError) and error.code is not None:
+        code = error.code
     return status.http, error_body(str(error), status.kind, _param(error), code)
 
 
 def error_response(error: Exception) -> Response:
     """The response for an error before any of the answer was sent."""
-    if isinstance(error, RequestValidationError):
-        message, param = _first_problem(error)
-        return _response(400, error_body(message, "invalid_request_error", param, 400))
     if isinstance(error, HTTPException):
         kind = "invalid_request_error" if error.status_code < 500 else "internal_server_error"
         message = str(error.detail or http.HTTPStatus(error.status_code).phrase)
@@ -59,11 +58,31 @@ def error_response(error: Exception) -> Response:
 def install_error_handlers(app: FastAPI) -> None:
     """Makes every error of the application an OpenAI-shaped one."""
 
-    async def handle(_request: Request, error: Exception) -> Response:
+    async def handle(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException) and error.status_code in (404, 405):
+            return _unknown_url(request, _allowed_methods(app, request))
         return error_response(error)
 
-    for kind in (RequestValidationError, HTTPException, EngineError, ServiceError, Exception):
+    for kind in (HTTPException, EngineError, ServiceError, Exception):
         app.add_exception_handler(kind, handle)
+
+
+def _allowed_methods(app: FastAPI, request: Request) -> set[str]:
+    """The methods of the request's path; empty if there is no such path."""
+    routes = (each for each in app.routes if isinstance(each, Route) and each.matches(request.scope)[0] != Match.NONE)
+    methods = {method for route in routes for method in route.methods or ()}
+    return methods | ({"HEAD"} if "GET" in methods else set())
+
+
+def _unknown_url(request: Request, allowed: set[str]) -> Response:
+    """The response for a path that is not served, or not by this method; code and text as OpenAI has them."""
+    url = f"{request.method} {request.url.path}"
+    if not allowed:
+        text = f"Unknown request URL: {url}. Please check the URL for typos; /openapi.json lists those that are served."
+        return _response(404, error_body(text, "invalid_request_error", None, "unknown_url"))
+    names = ", ".join(sorted(allowed))
+    text = f"Not allowed: {url}. Use another HTTP method: {names}."
+    return _response(405, error_body(text, "invalid_request_error", None, "method_not_supported"), {"allow": names})
 
 
 def _response(status: int, body: dict[str, object], headers: Mapping[str, str] | None = None) -> Response:
@@ -75,14 +94,3 @@ def _param(error: Exception) -> str | None:
         return error.field
     name = str(error).split(" ", 1)[0]  # the engine's texts begin with the option's name
     return name if isinstance(error, InvalidRequest) and name in SamplingParams.__dataclass_fields__ else None
-
-
-def _first_problem(error: RequestValidationError) -> tuple[str, str | None]:
-    problems = error.errors()
-    first: Mapping[str, object] = problems[0] if problems else {}
-    location = first.get("loc")
-    parts = [str(part) for part in location if part != "body"] if isinstance(location, tuple) else []
-    if first.get("type") == "json_invalid":
-        return "the body is no valid JSON", None
-    param = parts[0] if parts else None
-    return f"{'.'.join(parts) or 'body'}: {first.get('msg', 'invalid')}", param

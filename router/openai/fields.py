@@ -1,115 +1,100 @@
 """The fields that chat and completions requests share, under OpenAI's and vLLM's names."""
 
-from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt
+from pydantic import Field, WithJsonSchema
+from pydantic.config import JsonDict
 
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.sampling_params import MAX_LOGPROBS, MAX_TEMPERATURE, SamplingParams
 from baton.router.config import RouterConfig
 from baton.router.errors import FieldError
-from baton.router.limits import MAX_ENTRIES, check_choices, check_metadata, check_stop, check_text
-from baton.router.openai.text_or_list import at_most, text_or_list
+from baton.router.limits import MAX_ENTRIES, MAX_STOP_CHARS, check_choices, check_stop
+from baton.router.openai.ignored_fields import Label, NeutralFields
+from baton.router.openai.prompts import TOKEN_ID
+from baton.router.openai.request_body import WHOLE, AtMost, OrText, RequestBody
 
 INT32_MAX = (1 << 31) - 1
+LEAST_POSITIVE = 1e-6  # workers receive 32-bit floats, in which the smallest 64-bit ones are 0
+CHOICES, STOP_STRINGS = "Completions of each prompt", "Stop strings"  # titles of types that the config bounds
 
-# Fields that would change the output and are not served, with the values under which they change nothing.
-UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "functions": (None, []),
-    "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
-    "structured_outputs": (None,),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
-    "logits_processors": (None, []),
-    "suffix": (None, ""),
-    "audio": (None,),
-    "modalities": (None, ["text"]),
-    "use_beam_search": (None, False),
-    "length_penalty": (None, 1.0),
-    "truncate_prompt_tokens": (None,),
-    "bad_words": (None, []),
-    "allowed_token_ids": (None,),
-    "prompt_embeds": (None,),
-    "chat_template": (None,),
-    "documents": (None, []),
-    "web_search_options": (None,),
-    "spaces_between_special_tokens": (None, True),
-    "return_tokens_as_token_ids": (None, False),
-    "kv_transfer_params": (None,),
+Count = Annotated[int, Field(ge=1), WHOLE]
+Choices = Annotated[int, Field(ge=1, title=CHOICES), WHOLE]
+TokenId = Annotated[int, Field(ge=0, title=TOKEN_ID), WHOLE]
+TOKEN_ID_PATTERN = "^(0|[1-9][0-9]{0,9})$"
+TokenIdText = Annotated[str, Field(pattern=TOKEN_ID_PATTERN)]  # JSON has texts alone as names
+Bias = Annotated[float, Field(ge=-100, le=100)]
+BIAS_SCHEMA = {
+    "type": "object",
+    "maxProperties": MAX_ENTRIES,
+    "propertyNames": {"pattern": TOKEN_ID_PATTERN},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+}
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+StopStrings = Annotated[
+    list[StopString],
+    Field(fail_fast=True),
+    AtMost(MAX_ENTRIES, STOP_STRINGS),
+    OrText(lambda text: [text], text_schema={"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}),
+]
+
+
+TRUE: JsonDict = {"const": True}
+STREAM_RULE: JsonDict = {  # as `GenerationFields.check` has it
+    "anyOf": [
+        {"required": ["stream"], "properties": {"stream": TRUE, "prompt_logprobs": {"type": "null"}}},
+        {"properties": {"stream": {"enum": [False, None]}, "stream_options": {"type": "null"}}},
+    ]
 }
 
 
-class StreamOptions(BaseModel):
-    """What a stream says of its usage."""
+class StreamOptions(RequestBody):
+    """Additional events and fields of a stream."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
+    include_obfuscation: bool = False  # accepted without effect: padding that hides the lengths of events
 
 
-class GenerationFields(BaseModel):
-    """Options of a generation; unknown fields are ignored, unless they are known to change the output."""
-
-    model_config = ConfigDict(extra="allow")
+class GenerationFields(NeutralFields):
+    """Options of a generation."""
 
     model: str | None = None
-    stream: bool | None = False
+    stream: bool = False
     stream_options: StreamOptions | None = None
-    n: int | None = Field(1, ge=1)
-    best_of: int | None = Field(None, ge=1)
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = Field(None, ge=-1)
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: Annotated[dict[int, float] | None, at_most(MAX_ENTRIES)] = None
-    seed: int | None = None
-    stop: Annotated[list[str], Field(fail_fast=True), at_most(MAX_ENTRIES), text_or_list()] = Field(
-        default_factory=list  # a constant would be copied deeply for every request
-    )
-    stop_token_ids: Annotated[list[StrictInt] | None, at_most(MAX_ENTRIES)] = None
+    n: Choices = 1
+    best_of: Count | None = None
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1), WHOLE] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    logit_bias: Annotated[dict[TokenIdText, Bias], AtMost(MAX_ENTRIES), WithJsonSchema(BIAS_SCHEMA)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64), WHOLE] | None = None
+    stop: StopStrings = Field(default_factory=list)  # a constant would be copied deeply for every request
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True), AtMost(MAX_ENTRIES)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    min_tokens: int = Field(0, ge=0)
+    min_tokens: Annotated[int, Field(ge=0), WHOLE] = 0
     skip_special_tokens: bool = True
-    prompt_logprobs: int | None = None
-    return_token_ids: bool | None = None
-    cache_salt: str | None = None
-    prompt_cache_key: str | None = None  # taken, and needless: what is cached where is known exactly
-    user: str | None = None
-    priority: int = Field(0, ge=-INT32_MAX, le=INT32_MAX)
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
+    return_token_ids: bool = False
+    cache_salt: Label | None = None
+    user: Label | None = None
+    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WHOLE] = 0
 
     def check(self, config: RouterConfig, num_prompts: int) -> None:
         """Raises FieldError naming the first field that cannot be served."""
-        for name, value in (self.model_extra or {}).items():
-            if name in UNSUPPORTED and value not in UNSUPPORTED[name]:
-                raise FieldError(name, f"{name} is not supported by this server; leave it out")
-            if name == "metadata":
-                check_metadata(value)
-        if self.best_of is not None and self.best_of > self.num_choices:
-            raise FieldError(
-                "best_of", f"best_of is {self.best_of}, but more than n ({self.num_choices}) is not served"
-            )
-        check_choices(config, num_prompts, self.num_choices)
+        if self.best_of is not None and self.best_of > self.n:
+            raise FieldError("best_of", f"best_of is {self.best_of}, but more than n ({self.n}) is not supported")
+        check_choices(config, num_prompts, self.n)
         check_stop(config, self.stop)
-        check_text("cache_salt", self.cache_salt)
-        check_text("prompt_cache_key", self.prompt_cache_key)
-        check_text("user", self.user)
         if self.stream and self.prompt_logprobs is not None:
             raise FieldError("prompt_logprobs", "prompt_logprobs are not available when stream is true")
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options", "stream_options can only be set when stream is true")
-
-    @property
-    def num_choices(self) -> int:
-        """Choices for each prompt."""
-        return self.n or 1
 
     def sampling(self, defaults: SamplingParams, vocab_size: int, logprobs: int | None) -> SamplingParams:
         """The engine's options; what is not given comes from `defaults`. Seed and max_tokens are not set here."""
@@ -120,13 +105,13 @@ class GenerationFields(BaseModel):
         top_k = defaults.top_k if self.top_k is None else self.top_k
         return SamplingParams(
             temperature=given(self.temperature, defaults.temperature),
-            top_p=given(self.top_p, defaults.top_p),
+            top_p=max(given(self.top_p, defaults.top_p), LEAST_POSITIVE),
             top_k=top_k if 0 < top_k < vocab_size else 0,
             min_p=given(self.min_p, defaults.min_p),
-            presence_penalty=given(self.presence_penalty, 0.0),
-            frequency_penalty=given(self.frequency_penalty, 0.0),
-            repetition_penalty=given(self.repetition_penalty, defaults.repetition_penalty),
-            logit_bias=self.logit_bias or {},
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=max(given(self.repetition_penalty, defaults.repetition_penalty), LEAST_POSITIVE),
+            logit_bias={int(token_id): bias for token_id, bias in (self.logit_bias or {}).items()},
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,

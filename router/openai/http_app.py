@@ -1,11 +1,9 @@
 """The HTTP application: which path is served by whom."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -14,6 +12,8 @@ from baton.router.gate import Gate
 from baton.router.openai.body_route import BodyRoute
 from baton.router.openai.chat import ChatApi, ChatRequest
 from baton.router.openai.completions import CompletionRequest, CompletionsApi
+from baton.router.openai.cross_origin import CrossOrigin
+from baton.router.openai.description import Description
 from baton.router.openai.errors import install_error_handlers
 from baton.router.openai.middleware import GateMiddleware, RequestIdMiddleware
 from baton.router.openai.operations import OperationsApi
@@ -26,12 +26,19 @@ Posts = Mapping[str, BodyRoute[Any]]  # by path; each with its own model
 class HttpApp:
     """An ASGI application: POST requests of known paths go straight to their routes, all others to FastAPI."""
 
-    def __init__(self, posts: Posts, others: FastAPI) -> None:
+    def __init__(self, posts: Posts, others: FastAPI, cors_origins: Sequence[str] = ()) -> None:
+        """`cors_origins`: origins whose pages may read responses in a browser."""
         self.posts = posts
+        self.cross_origin = CrossOrigin(self._route, cors_origins) if cors_origins else None
         self._others = others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
+        await (self.cross_origin or self._route)(scope, receive, send)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # the server leaves the body of the response out
         if scope["type"] == "http" and scope["method"] == "POST":
             route = self.posts.get(scope["path"])
             if route is not None:
@@ -49,12 +56,14 @@ def make_http_app(service: RouterService) -> HttpApp:
         "/tokenize": BodyRoute(TokenizeRequest, tokenizer.tokenize, max_bytes, gate),
         "/detokenize": BodyRoute(DetokenizeRequest, tokenizer.detokenize, max_bytes, gate),
     }
-    return HttpApp(posts, _make_others(OperationsApi(service), posts, gate))
+    description = Description(service, {path: route.model for path, route in posts.items()})
+    others = _make_others(OperationsApi(service), posts, gate, description)
+    return HttpApp(posts, others, service.config.cors_origins)
 
 
-def _make_others(operations: OperationsApi, posts: Posts, gate: Gate) -> FastAPI:
+def _make_others(operations: OperationsApi, posts: Posts, gate: Gate, description: Description) -> FastAPI:
     """The application for everything but the posts; it knows their paths, for other methods and the description."""
-    app = _DescribedApp(posts)
+    app = _DescribedApp(description)
     install_error_handlers(app)
     app.add_middleware(GateMiddleware, gate=gate)
     app.add_middleware(RequestIdMiddleware)  # around the other: who is refused gets an id too
@@ -64,37 +73,27 @@ def _make_others(operations: OperationsApi, posts: Posts, gate: Gate) -> FastAPI
         ("/v1/models", operations.models),
         ("/v1/models/{name:path}", operations.model),
         ("/health", operations.health),
+        ("/ping", operations.health),
         ("/ready", operations.ready),
+        ("/version", operations.version),
         ("/metrics", operations.metrics),
         ("/workers", operations.workers),
         ("/pools", operations.pools),
     ):
         app.get(path, response_class=Response, response_model=None)(serve)
+    app.post("/ping", response_class=Response, response_model=None)(operations.health)
     return app
 
 
 class _DescribedApp(FastAPI):
-    """Describes the posts in /openapi.json too."""
+    """FastAPI with a complete /openapi.json."""
 
-    def __init__(self, posts: Posts) -> None:
+    def __init__(self, description: Description) -> None:
         super().__init__(title="Baton")
-        self._posts = posts
+        self._description = description
 
     def openapi(self) -> dict[str, Any]:
-        """The description; made once."""
+        """Return the description, which is made once."""
         if self.openapi_schema is None:
-            schema = super().openapi()
-            models: list[type[BaseModel]] = [route.model for route in self._posts.values()]
-            references, definitions = models_json_schema(
-                [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
-            )
-            schema.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
-            for path, route in self._posts.items():
-                content = {"application/json": {"schema": references[route.model, "validation"]}}
-                schema["paths"][path] = {
-                    "post": {
-                        "requestBody": {"content": content, "required": True},
-                        "responses": {"200": {"description": "Successful Response"}},
-                    }
-                }
-        return self.openapi_schema or {}
+            self.openapi_schema = self._description.complete(super().openapi())
+        return self.openapi_schema

@@ -1,48 +1,66 @@
 """Chat messages as clients send them, made into what a chat template reads."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     ValidatorFunctionWrapHandler,
-    model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import no_info_wrap_validator_function
 
 from baton.router.errors import FieldError
-from baton.router.openai.text_or_list import text_or_list
+from baton.router.limits import MAX_TEMPLATE_OPTIONS
+from baton.router.openai.request_body import AtMost, OrText, RequestBody
 
 MAX_PARTS = 16_384  # messages, and the parts of their contents, of one conversation
 
 
-class ContentPart(BaseModel):
-    """One part of a message's content; only text is served."""
+Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
+TextType = Literal["text", "input_text", "output_text", "refusal"]
+ROLES: frozenset[str] = frozenset(get_args(Role))
+TEXT_TYPES: frozenset[str] = frozenset(get_args(TextType))
 
-    model_config = ConfigDict(extra="allow")
 
-    type: str
+def _text_only(kind: object) -> object:
+    if isinstance(kind, str) and kind not in TEXT_TYPES:
+        raise PydanticCustomError("text_only", "only text is supported")
+    return kind
+
+
+class ContentPart(RequestBody):
+    """One part of a message's content; only text is supported."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [{"required": [name], "properties": {name: {"type": "string"}}} for name in ("text", "refusal")]
+        }
+    )
+
+    type: Annotated[TextType, BeforeValidator(_text_only)]
     text: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def of_text(cls, value: object) -> object:
-        """A text alone is a part too."""
-        return {"type": "text", "text": value} if isinstance(value, str) else value
+    refusal: str | None = None
+    annotations: list[object] | None = None  # of an output that the client sends back
+    cache_control: dict[str, object] | None = None  # needless: all prompts are cached
 
 
-class ChatMessage(BaseModel):
-    """One message; fields beside these go to the template as they are."""
+class ChatMessage(RequestBody):
+    """One message; other fields than these go to the template as they are."""
 
     model_config = ConfigDict(extra="allow")
 
-    role: str
-    content: Annotated[list[ContentPart], Field(fail_fast=True), text_or_list()] = []
+    role: Role
+    content: Annotated[
+        list[Annotated[ContentPart, OrText(lambda text: {"type": "text", "text": text}, dict)]],
+        Field(fail_fast=True),
+        OrText(lambda text: [text]),
+    ] = Field(default_factory=list)
 
 
 def _bounded(value: object) -> object:
@@ -62,6 +80,7 @@ def _bounded(value: object) -> object:
 PlainMessage = Mapping[str, str]  # a role and a text alone
 PLAIN_KEYS = frozenset({"role", "content"})
 CheckedMessages = Annotated[list[ChatMessage], Field(fail_fast=True), BeforeValidator(_bounded)]
+TemplateOptions = Annotated[dict[str, object], AtMost(MAX_TEMPLATE_OPTIONS)]
 
 
 class PlainOrChecked:
@@ -77,9 +96,16 @@ class PlainOrChecked:
 
         return no_info_wrap_validator_function(validate, handler.generate_schema(CheckedMessages))
 
+    def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """pydantic: how the field is described."""
+        return {**handler(core_schema), "minItems": 1, "maxItems": MAX_PARTS}
+
 
 def _is_plain(value: object) -> bool:
-    return type(value) is dict and value.keys() == PLAIN_KEYS and all(type(each) is str for each in value.values())
+    if type(value) is not dict or value.keys() != PLAIN_KEYS:
+        return False
+    role = value["role"]
+    return type(value["content"]) is str and type(role) is str and role in ROLES
 
 
 Messages = Annotated[Sequence[ChatMessage | PlainMessage], PlainOrChecked()]
@@ -100,9 +126,9 @@ def template_messages(messages: Sequence[ChatMessage | PlainMessage]) -> Sequenc
 def _text(message: ChatMessage, place: int) -> str:
     texts: list[str] = []
     for index, part in enumerate(message.content):
-        if part.type in ("text", "input_text", "output_text", "refusal") and part.text is not None:
-            texts.append(part.text)
-        else:
+        text = part.refusal if part.text is None else part.text
+        if text is None:
             where = f"messages[{place}].content[{index}]"
-            raise FieldError("messages", f"{where} has the type {part.type!r}, but only text is served")
+            raise FieldError(where, f"{where} has no text")
+        texts.append(text)
     return "\n".join(texts)

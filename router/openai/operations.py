@@ -1,7 +1,9 @@
 """What operators and monitoring ask: models, health, readiness, metrics, workers."""
 
+from importlib import metadata
+
 import orjson
-from prometheus_client import CONTENT_TYPE_LATEST
+from fastapi import Request
 from starlette.responses import Response
 
 from baton.router.openai.errors import RETRY_AFTER_S, error_body
@@ -28,6 +30,10 @@ class OperationsApi:
         """The process is alive."""
         return Response(status_code=200)
 
+    async def version(self) -> Response:
+        """This server's version, as vLLM reports its own."""
+        return _json({"version": metadata.version("baton-serve")})
+
     async def ready(self) -> Response:
         """Whether a request would be served now, and how well: a router that knows too little is degraded."""
         pool = self._service.pool
@@ -39,9 +45,10 @@ class OperationsApi:
         body = error_body(message, "service_unavailable_error", None, 503)
         return Response(orjson.dumps(body), 503, {"retry-after": RETRY_AFTER_S}, "application/json")
 
-    async def metrics(self) -> Response:
-        """Prometheus text."""
-        return Response(await self._service.metrics_page.text(), media_type=CONTENT_TYPE_LATEST)
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus text, or OpenMetrics if the client accepts it."""
+        page = await self._service.metrics_page.text(request.headers.get("accept", ""))
+        return Response(page.content, media_type=page.media_type)
 
     async def workers(self) -> Response:
         """Every worker as the router knows it."""
@@ -105,6 +112,7 @@ class OperationsApi:
             "block_size": description.block_size,
             "max_model_len": description.max_model_len,
             "transport": description.transport,
+            "transports": sorted(description.pool.endpoints),
             "cached_blocks": self._service.pool.index.num_blocks(description.incarnation),
             "inflight": connection.load.num_own_requests,
             "load": {name: getattr(load, name) for name in fields if name != "peer_transports"},

@@ -12,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from baton.router.client import ANYBODY, Client
 from baton.router.openai.body_route import BodyRoute
+from baton.router.openai.cross_origin import CrossOrigin
 from baton.router.openai.disconnect import ClientGone
 from baton.router.openai.exchange import announced_size, check_size, new_id, read_headers
 from baton.router.openai.taken import num_taken
@@ -20,16 +21,22 @@ logger = logging.getLogger(__name__)
 
 STALL_S = 30.0  # without a byte taken by a client that is behind with its answer
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
-EVENTS_HEAD = (
-    b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
-    b"transfer-encoding: chunked\r\n"
-)
+EVENTS_HEAD = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
+CHUNKED = b"transfer-encoding: chunked\r\n"
 
 
 class PostExchange(RequestResponseCycle):
     """An exchange on its connection, in uvicorn's own terms; it is its own watch for the client's going away."""
 
-    def __init__(self, protocol: HttpToolsProtocol, route: BodyRoute[Any]) -> None:
+    def __init__(
+        self, protocol: HttpToolsProtocol, route: BodyRoute[Any], cross_origin: CrossOrigin | None = None
+    ) -> None:
+        """With `cross_origin`, the response has its headers too."""
+        self.headers = read_headers(protocol.headers)
+        is_http_1_1 = protocol.parser.get_http_version() == "1.1"
+        default_headers = protocol.server_state.default_headers
+        if cross_origin is not None:
+            default_headers = [*default_headers, *cross_origin.response_headers(self.headers.get("origin"))]
         super().__init__(
             scope=protocol.scope,
             transport=protocol.transport,
@@ -37,19 +44,19 @@ class PostExchange(RequestResponseCycle):
             logger=protocol.logger,
             access_logger=protocol.access_logger,
             access_log=False,
-            default_headers=protocol.server_state.default_headers,
+            default_headers=default_headers,
             message_event=asyncio.Event(),
             expect_100_continue=False,
-            keep_alive=protocol.parser.should_keep_alive(),
+            keep_alive=is_http_1_1 and protocol.parser.should_keep_alive(),
             on_response=protocol.on_response_complete,
         )
-        self.headers = read_headers(protocol.headers)
         self.request_id = new_id(self.headers.get("x-request-id", ""))
         self.client: Client = ANYBODY
         self._protocol = protocol
         self._route = route
         self._task: asyncio.Task[None] | None = None
         self._num_cancelling = 0
+        self._is_chunked = is_http_1_1  # a stream; HTTP/1.0 knows the end of one by the end of the connection
         self._watching = self._cancelled = False
 
     @property
@@ -116,15 +123,15 @@ class PostExchange(RequestResponseCycle):
 
     async def begin_events(self, headers: Mapping[str, str]) -> None:
         """Sends the head of a stream of events."""
-        self._write(self._head(200, EVENTS_HEAD, headers))
+        self._write(self._head(200, EVENTS_HEAD + CHUNKED if self._is_chunked else EVENTS_HEAD, headers))
 
     async def send_events(self, events: bytes, last: bool = False) -> None:
         """Sends events; waits while the client is behind. Raises ClientGone."""
         if self.flow.write_paused and not self.disconnected:
             await self._wait_taken()
-        chunk = b"%x\r\n%b\r\n" % (len(events), events) if events else b""
+        chunk = b"%x\r\n%b\r\n" % (len(events), events) if events and self._is_chunked else events
         if last:
-            self._write(chunk + b"0\r\n\r\n")
+            self._write(chunk + b"0\r\n\r\n" if self._is_chunked else chunk)
             self._complete()
         elif chunk:
             self._write(chunk)

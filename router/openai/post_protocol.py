@@ -1,6 +1,6 @@
 """The connections of the HTTP server: uvicorn's, with a short way from a request's last byte to its route.
 
-Plain HTTP/1.1 requests to a known path that takes bodies are answered on the connection itself. All others (and those
+Plain HTTP requests to a known path that takes bodies are answered on the connection itself. All others (and those
 that wait to be told to go on) go uvicorn's own way, over ASGI.
 
 A connection has one request at a time. Who sends another before the answer gets the answer, and then the connection
@@ -15,12 +15,14 @@ Who shows no API key where one is needed is told so by the head alone; a head it
 import asyncio
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from baton.router.openai.body_route import BodyRoute
+from baton.router.openai.cross_origin import CrossOrigin
 from baton.router.openai.errors import error_body
 from baton.router.openai.post_exchange import STALL_S, STATUS_LINES, PostExchange
 from baton.router.openai.taken import has_taken_all, num_taken
@@ -40,10 +42,18 @@ class HeadTooLarge(Exception):
 class PostProtocol(HttpToolsProtocol):
     """One connection."""
 
-    def __init__(self, *, posts: Mapping[bytes, BodyRoute[Any]], leaving: asyncio.Event, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        posts: Mapping[bytes, BodyRoute[Any]],
+        cross_origin: CrossOrigin | None,
+        leaving: asyncio.Event,
+        **options: Any,
+    ) -> None:
         """`posts`: by path; `leaving`: set once the server gives up its port; `options`: uvicorn's."""
         super().__init__(**options)
         self._posts = posts
+        self._cross_origin = cross_origin
         self._leaving = leaving
         self._is_ending = False  # it was closed, but may have something to send
         self._is_over = False  # what comes now is not read any more
@@ -176,19 +186,27 @@ class PostProtocol(HttpToolsProtocol):
         self._num_head_bytes = 0
         if parser.should_upgrade():
             return  # it begins again
-        route = self._posts.get(self.url)
-        if (
-            route is None or self.expect_100_continue
-            or parser.get_method() != b"POST" or parser.get_http_version() != "1.1"
-        ):  # fmt: skip
+        route = self._post_route()
+        if route is None:
             super().on_headers_complete()
         else:
-            self.cycle = exchange = PostExchange(self, route)
+            self.cycle = exchange = PostExchange(self, route, self._cross_origin)
             if not route.lets_in(exchange):
                 exchange.serve()
         self._has_head = True
         if self._leaving.is_set():
             self.cycle.keep_alive = False
+
+    def _post_route(self) -> BodyRoute[Any] | None:
+        """The route that answers the request on the connection itself; None if it goes over ASGI.
+
+        An HTTP/1.0 request never does: uvicorn streams in chunks, which HTTP/1.0 does not know.
+        """
+        if self.parser.get_method() != b"POST":
+            return None
+        if self.parser.get_http_version() == "1.1":
+            return None if self.expect_100_continue else self._posts.get(self.url)
+        return self._posts.get(unquote_to_bytes(httptools.parse_url(self.url).path))
 
     def on_body(self, body: bytes) -> None:
         """httptools: a part of a request's body is here."""

@@ -6,15 +6,22 @@ at once.
 
 from baton.router.errors import FieldError
 from baton.router.limits import context_error
+from baton.router.openai.request_body import MAX_EXACT
 
 Prompt = str | list[int]
 
-PROMPT_SCHEMA = {
+TOKEN_ID, PROMPTS = "Token id", "Prompts"  # titles of types that the model and the config bound
+TOKEN_IDS_SCHEMA: dict[str, object] = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "title": TOKEN_ID},
+}
+TEXT_SCHEMA: dict[str, object] = {"type": "string", "minLength": 1}
+PROMPT_SCHEMA: dict[str, object] = {
     "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}},
-        {"type": "array", "items": {"type": "integer"}},
-        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+        TEXT_SCHEMA,
+        {"type": "array", "minItems": 1, "items": TEXT_SCHEMA, "title": PROMPTS},
+        {**TOKEN_IDS_SCHEMA, "minItems": 1},
+        {"type": "array", "minItems": 1, "items": {**TOKEN_IDS_SCHEMA, "minItems": 1}, "title": PROMPTS},
     ]
 }
 KINDS = "prompt must be a text, a list of texts, a list of token ids or a list of such lists"
@@ -28,7 +35,7 @@ def read_prompts(given: object, max_prompts: int, context_len: int) -> list[Prom
         raise FieldError("prompt", KINDS)
     if not given:
         raise FieldError("prompt", "prompt is empty; at least one token is needed")
-    if type(given[0]) is int:
+    if type(given[0]) in (int, float):
         return [_prompt_ids(given, "prompt", context_len)]
     if len(given) > max_prompts:
         raise FieldError("prompt", f"prompt has {len(given)} prompts, over the limit of {max_prompts}")
@@ -38,14 +45,16 @@ def read_prompts(given: object, max_prompts: int, context_len: int) -> list[Prom
 
 
 def read_token_ids(given: object, name: str) -> list[int]:
-    """A list of whole numbers; true and "1" are none. Raises FieldError that names the first other element."""
+    """A list of whole numbers, 1.0 too; true and "1" are none. Raises FieldError that names the first other element."""
     field = name.partition("[")[0]
     if not isinstance(given, list):
         raise FieldError(field, f"{name} is no list of token ids")
-    if not set(map(type, given)) <= {int}:
-        place = next(place for place, each in enumerate(given) if type(each) is not int)
-        raise FieldError(field, f"{name}[{place}] is {_shown(given[place])}, but must be a token id")
-    return given
+    if set(map(type, given)) <= {int}:
+        return given
+    for place, each in enumerate(given):
+        if type(each) is not int and not (type(each) is float and each.is_integer() and abs(each) <= MAX_EXACT):
+            raise FieldError(field, f"{name}[{place}] is {_shown(each)}, but must be a token id")
+    return list(map(int, given))
 
 
 def _prompt_ids(given: object, name: str, context_len: int) -> list[int]:

@@ -4,21 +4,30 @@ import asyncio
 from typing import Annotated
 
 import orjson
-from pydantic import BaseModel, WithJsonSchema
+from pydantic import ConfigDict, Field, WithJsonSchema
 
 from baton.engine.errors import InvalidRequest
 from baton.router.errors import FieldError
 from baton.router.generation import ChatPrompt
-from baton.router.limits import check_template_options
 from baton.router.openai.context import read_context
 from baton.router.openai.exchange import Exchange
-from baton.router.openai.messages import Messages, template_messages
-from baton.router.openai.prompts import read_token_ids
+from baton.router.openai.messages import Messages, TemplateOptions, template_messages
+from baton.router.openai.prompts import TOKEN_IDS_SCHEMA, read_token_ids
+from baton.router.openai.request_body import RequestBody
 from baton.router.service import RouterService
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(RequestBody):
     """A text, or messages for the chat template."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": ["prompt"], "properties": {"prompt": {"type": "string"}}},
+                {"required": ["messages"], "properties": {"messages": {"type": "array"}}},
+            ]
+        }
+    )
 
     model: str | None = None
     prompt: str | None = None
@@ -26,8 +35,8 @@ class TokenizeRequest(BaseModel):
     add_special_tokens: bool | None = None  # None: for a text yes, for messages no
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    return_token_strs: bool | None = False
-    chat_template_kwargs: dict[str, object] | None = None
+    return_token_strs: bool = False
+    chat_template_kwargs: TemplateOptions = Field(default_factory=dict)
 
     def source(self) -> str | ChatPrompt:
         """What is to be tokenised. Raises InvalidRequest if there is nothing."""
@@ -36,18 +45,18 @@ class TokenizeRequest(BaseModel):
                 messages=template_messages(self.messages),
                 add_generation_prompt=self.add_generation_prompt and not self.continue_final_message,
                 continue_final_message=self.continue_final_message,
-                template_options=self.chat_template_kwargs or {},
+                template_options=self.chat_template_kwargs,
             )
         if self.prompt is None:
             raise InvalidRequest("prompt or messages is needed")
         return self.prompt
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(RequestBody):
     """Tokens."""
 
     model: str | None = None
-    tokens: Annotated[object, WithJsonSchema({"type": "array", "items": {"type": "integer"}})]
+    tokens: Annotated[object, WithJsonSchema(TOKEN_IDS_SCHEMA)]
 
 
 class TokenizeApi:
@@ -60,7 +69,6 @@ class TokenizeApi:
         """Tokens of a text or of messages, as a request would have them."""
         service = self._service
         service.check_model(body.model)
-        check_template_options(body.chat_template_kwargs)
         client = exchange.client
         context = read_context(exchange.headers, None, 0, client)
         special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens

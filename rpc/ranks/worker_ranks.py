@@ -16,7 +16,7 @@ import grpc
 
 from baton.engine.errors import EngineEnded, EngineError
 from baton.kvtransfer.errors import PeerLost
-from baton.rpc.child_process import ChildProcess, ProcessSpec, describe_exit
+from baton.rpc.child_process import ChildProcess, ProcessSpec
 from baton.rpc.grpc_options import LOCAL_OPTIONS
 from baton.rpc.logs import log_level
 from baton.rpc.options import flags_of
@@ -128,9 +128,10 @@ class WorkerRanks:
         process.kill()
 
     async def _watch(self, rank: int) -> None:
-        status = await self._processes[rank].wait()
+        process = self._processes[rank]
+        await process.wait()
         self.followers[rank - 1].gone.set()
-        self._fail(f"rank {rank} of this worker {describe_exit(status)}")
+        self._fail(f"rank {rank} of this worker {process.describe_end()}")
 
     def _fail(self, why: str) -> None:
         self._membership.lose()

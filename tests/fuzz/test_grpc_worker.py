@@ -14,6 +14,7 @@ from baton.protos.worker_pb2 import (
     PeerWorker,
     PrefillRequest,
     RouterMessage,
+    UndrainRequest,
     WatchRequest,
 )
 from tests.checkpoints import VOCAB_SIZE
@@ -100,9 +101,15 @@ def test_attach(fuzzing: Fuzzing, workers: WorkerRig) -> None:
     workers.check_serves()
 
 
-@pytest.mark.parametrize("name", ["Prefill", "Lease", "Watch", "Describe"])
+@pytest.mark.parametrize("name", ["Prefill", "Lease", "Watch", "Describe", "Undrain"])
 def test_other_methods(fuzzing: Fuzzing, workers: WorkerRig, name: str) -> None:
-    kinds = {"Prefill": PrefillRequest, "Lease": LeaseRequest, "Watch": WatchRequest, "Describe": DescribeRequest}
+    kinds = {
+        "Prefill": PrefillRequest,
+        "Lease": LeaseRequest,
+        "Watch": WatchRequest,
+        "Describe": DescribeRequest,
+        "Undrain": UndrainRequest,
+    }
     values, kind = likely(workers), kinds[name]
     whole = messages(kind, values).map(lambda each: each.SerializeToString())
     requests = st.one_of(whole, whole, wire(kind, values)).map(lambda each: [each])

@@ -23,6 +23,7 @@ class Generation:
     finish_reason: int = common_pb2.FINISH_REASON_UNSPECIFIED
     error: common_pb2.RequestError | None = None
     served_by: common_pb2.ServedBy = field(default_factory=common_pb2.ServedBy)
+    served_by_so_far: common_pb2.ServedBy = field(default_factory=common_pb2.ServedBy)  # before the last news
     progressed: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -34,6 +35,8 @@ class Generation:
         self.prompt_logprobs += delta.prompt_logprobs
         if delta.HasField("served_by"):
             self.served_by = delta.served_by
+            if not delta.finish_reason:
+                self.served_by_so_far = delta.served_by
         if delta.HasField("error"):
             self.error = delta.error
         self.finish_reason = delta.finish_reason

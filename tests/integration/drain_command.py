@@ -1,4 +1,4 @@
-"""`baton drain`, as an operator types it."""
+"""`baton drain` and `baton undrain`, as an operator types them."""
 
 import asyncio
 import sys
@@ -7,7 +7,16 @@ from asyncio.subprocess import PIPE, STDOUT
 
 async def drain(url: str, worker: str, *options: str) -> str:
     """What the command says, once it has ended."""
-    command = (sys.executable, "-m", "baton", "drain", worker, "--url", url, *options)
+    return await run("drain", worker, "--url", url, *options)
+
+
+async def undrain(url: str, worker: str) -> str:
+    """The same for `baton undrain`."""
+    return await run("undrain", worker, "--url", url)
+
+
+async def run(*arguments: str) -> str:
+    command = (sys.executable, "-m", "baton", *arguments)
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=STDOUT)
     output, _ = await process.communicate()
     return output.decode()

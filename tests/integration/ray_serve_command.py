@@ -43,7 +43,9 @@ class RayServeCommand:
         await asyncio.wait_for(self._process.wait(), END_S)
         text = self._printed.read_text()
         assert self._process.returncode == 0, text
-        assert f"Serving baton-bundled at {self.url} (1 prefill + 1 decode)" in text
+        assert f"Serving baton-bundled at {self.url}" in text
+        assert "pools        1 prefill + 1 decode" in text
+        assert "KV cache     decode: " in text
         assert "Ending" in text
         assert "Traceback" not in text, text
         for log in self._logs.glob("*.log"):

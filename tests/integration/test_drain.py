@@ -1,15 +1,19 @@
 """Workers that are taken out of service while they have requests."""
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 import httpx
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from baton.protos.worker_pb2 import DrainRequest, UndrainRequest
+from baton.protos.worker_pb2_grpc import WorkerStub
 from baton.rpc.worker_health import LIVENESS
 from benchmarks.server import served
-from tests.integration.drain_command import drain
+from tests.integration.drain_command import drain, undrain
 from tests.integration.test_stopped_worker import BODY, tokens_of
 from tests.integration.workers_view import wait_all_ready, workers
 
@@ -22,6 +26,22 @@ async def health(address: str, service: str) -> int:
     async with grpc.aio.insecure_channel(address) as channel:
         answer = await HealthStub(channel).Check(HealthCheckRequest(service=service), timeout=10)
         return int(answer.status)
+
+
+async def wait_state(url: str, worker_id: str, state: str) -> None:
+    """Return once the router has the worker in the state."""
+    await wait_worker(url, worker_id, lambda worker: worker["state"] == state)
+
+
+async def wait_running(url: str, worker_id: str) -> None:
+    """Return once the worker runs a request."""
+    await wait_worker(url, worker_id, lambda worker: worker["load"]["num_running"] > 0)
+
+
+async def wait_worker(url: str, worker_id: str, holds: Callable[[dict[str, Any]], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not any(worker["worker_id"] == worker_id and holds(worker) for worker in await workers(url)):
+            await asyncio.sleep(0.02)
 
 
 async def test_a_drained_decode_workers_request_goes_on_elsewhere_with_its_kv() -> None:
@@ -40,9 +60,9 @@ async def test_a_drained_decode_workers_request_goes_on_elsewhere_with_its_kv() 
             seen += [token async for token in tokens]
         assert len(expected) == NUM_TOKENS
         assert seen == expected
+        await wait_state(url, leaving, "drained")
         states = {worker["worker_id"]: worker for worker in await workers(url)}
         left = states.pop(leaving)
-        assert left["state"] == "draining"
         assert await health(left["address"], LIVENESS) == HealthCheckResponse.SERVING
         async with asyncio.timeout(20):  # its watchdog says so
             while await health(left["address"], "") != HealthCheckResponse.NOT_SERVING:
@@ -55,6 +75,45 @@ async def test_a_drained_decode_workers_request_goes_on_elsewhere_with_its_kv() 
         assert 'baton:failovers_total{model_name="baton-bundled"} 0.0' in text
         response = await client.post("/v1/completions", json={**BODY, "stream": False, "max_tokens": 3})
         assert response.headers["x-baton-decode"] != leaving
+
+
+async def test_an_undrained_worker_serves_again_with_the_same_tokens() -> None:
+    async with (
+        served("", "--prefill", "1", "--decode", "1", "--dtype", "float32") as url,
+        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,
+    ):
+        await wait_all_ready(url)
+
+        async def tokens(num_tokens: int) -> list[int]:
+            body = {**BODY, "max_tokens": num_tokens}
+            async with client.stream("POST", "/v1/completions", json=body) as response:
+                assert response.status_code == 200
+                assert response.headers["x-baton-decode"] == "decode-0"
+                return [token async for token in tokens_of(response)]
+
+        expected = await tokens(40)
+        for worker in ("decode-0", "prefill-0"):
+            assert await drain(url, worker) == f"{worker} is drained\n"
+            await wait_state(url, worker, "drained")
+        assert (await client.post("/v1/completions", json={**BODY, "stream": False})).status_code == 503
+        addresses = {worker["worker_id"]: worker["address"] for worker in await workers(url)}
+        for worker in ("decode-0", "prefill-0", "decode-0"):  # the last one serves already
+            assert await undrain(url, worker) == f"{worker} takes requests again\n"
+            await wait_state(url, worker, "ready")
+        async with asyncio.timeout(20):  # its watchdog says so
+            while await health(addresses["decode-0"], "") != HealthCheckResponse.SERVING:
+                await asyncio.sleep(0.05)
+        assert await tokens(40) == expected
+        running = asyncio.create_task(tokens(NUM_TOKENS))
+        await wait_running(url, "decode-0")
+        async with grpc.aio.insecure_channel(addresses["decode-0"]) as channel:
+            draining = WorkerStub(channel).Drain(DrainRequest(timeout_s=300))
+            await wait_state(url, "decode-0", "draining")
+            await WorkerStub(channel).Undrain(UndrainRequest())
+            assert await draining.code() is grpc.StatusCode.FAILED_PRECONDITION
+            await wait_state(url, "decode-0", "ready")
+        assert await tokens(40) == expected
+        assert (await running)[:40] == expected
 
 
 async def test_who_drains_nobody_is_told_whom_there_is(cluster_url: str) -> None:

@@ -142,4 +142,4 @@ def pid_of(worker_id: str, url: str) -> int:
 
 def _is_router(process: psutil.Process, port: str) -> bool:
     words = process.info["cmdline"] or []
-    return f"--port={port}" in words and "router" in words
+    return f"--port={port}" in words and "baton.router" in words

@@ -39,6 +39,7 @@ async def test_a_handover_over_every_transport(transport: str, tmp_path: Path) -
             assert generation.finish_reason == common_pb2.FINISH_REASON_LENGTH
             assert generation.served_by.prefill_worker == peer.worker_id
             assert generation.served_by.handed_over_tokens == len(prompt)
+            assert generation.served_by_so_far == generation.served_by
             chosen = {"auto": "shared_memory", "staged": "staged_shared_memory"}.get(transport, transport)
             assert generation.served_by.kv_transport == chosen
         assert (await decode.wait_idle()).handovers == len(prompts)

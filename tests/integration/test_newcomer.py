@@ -21,9 +21,26 @@ ROOT = Path(__file__).parents[2]
 READY_TIMEOUT_S = 600  # the native modules are compiled first
 
 
+README = (ROOT / "README.md").read_text()
+NOT_RUN = "<!-- Not run by the test of this page: "  # in front of a block; the reason follows
+
+
 def readme_commands() -> list[str]:
-    """Every shell block of the README."""
-    return re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    """Return the README's shell blocks, without those that are marked as not run."""
+    blocks = re.findall(r"^([^\n]*)\n```sh\n(.*?)```", README, re.DOTALL | re.MULTILINE)
+    return [command for line, command in blocks if not line.startswith(NOT_RUN)]
+
+
+def readme_block(language: str) -> str:
+    """Return the README's only block in a language."""
+    [block] = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    return str(block)
+
+
+def kv_headers(response: str) -> list[str]:
+    """Return the status line and Baton's headers of a response that `curl -i` printed."""
+    head = response.replace("\r\n", "\n").partition("\n\n")[0].strip().splitlines()
+    return [line for line in head if line.startswith(("HTTP/", "x-baton-"))]
 
 
 @pytest.fixture
@@ -70,24 +87,38 @@ def wait_ready(process: subprocess.Popen[bytes], log: Path) -> None:
         time.sleep(0.2)
 
 
+def run(command: str, directory: Path) -> str:
+    """Return what a shell command prints."""
+    return subprocess.run(command, shell=True, cwd=directory, capture_output=True, text=True, check=True).stdout
+
+
+def test_every_readme_command_is_run_or_marked() -> None:
+    assert len(readme_commands()) == 3, "a new block is run below, or says in front of it why it is not"
+    assert README.count("```sh") == len(readme_commands()) + README.count(NOT_RUN)
+
+
 def test_the_readme_is_true(clone: Path, tmp_path: Path) -> None:
-    serve, chat, status = readme_commands()[:3]
+    serve, chat, status = readme_commands()
     assert serve.strip() == "make serve"
     [port] = free_ports("127.0.0.1", 1)
     log = tmp_path / "serve.log"
     with running(f"make serve PORT={port} PYTHON={sys.executable}", clone, log) as process:
         wait_ready(process, log)
         url = f"http://127.0.0.1:{port}"
-        answer = subprocess.run(
-            chat.replace("http://127.0.0.1:8000", url), shell=True, capture_output=True, text=True, check=True
-        ).stdout
+        answer, again = (run(chat.replace("http://127.0.0.1:8000", url), clone) for _ in range(2))
+        assert kv_headers(answer) == readme_block("text").splitlines()
+        assert "x-baton-kv-transport: shared_memory" in kv_headers(answer), "the README shows no handover"
         assert '"finish_reason"' in answer
         content = re.search(r'"content":\s*"(.*?)(?<!\\)"', answer)
         assert content is not None
         assert len(re.findall(r"[A-Za-z]{2,}", content[1])) >= 3, f"no words in {content[1]!r}"
-        table = subprocess.run(
-            f"{status.strip()} --url {url}", shell=True, cwd=clone, capture_output=True, text=True, check=True
-        ).stdout
+        cached = re.search(r"`x-baton-cached-tokens` is (\d+)", README)
+        assert cached is not None
+        assert f"x-baton-cached-tokens: {cached[1]}" in kv_headers(again)
+        assert "x-baton-prefill: decode-0" in kv_headers(again), "it is short enough to be prefilled where it decodes"
+        client = readme_block("python").replace("http://127.0.0.1:8000", url)
+        assert run(f"{sys.executable} -c '{client}'", clone).strip() == "baton-bundled"
+        table = run(f"{status.strip()} --url {url}", clone)
         assert "prefill-0" in table
         assert "decode-0" in table
         pids = subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True, text=True).stdout.split()

@@ -223,7 +223,7 @@ async def test_processes_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
 
 def test_a_router_that_cannot_serve_says_why(tmp_path: Path) -> None:
     def run(*flags: str) -> str:
-        argv = (sys.executable, "-m", "baton", "router", "--processes=2", *flags)
+        argv = (sys.executable, "-m", "baton", "router", "--processes=2", "--workers=127.0.0.1:1", *flags)
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 1, done.stderr
         assert "Traceback" not in done.stderr

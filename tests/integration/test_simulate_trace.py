@@ -21,7 +21,7 @@ def simulate(*flags: str) -> "subprocess.CompletedProcess[str]":
 
 def test_a_trace_is_simulated_and_told(tmp_path: Path) -> None:
     figures, page = tmp_path / "twin.json", tmp_path / "twin.html"
-    flags = ("--slo", "ttft=2,tpot=0.05", "--gpus", "4", "--autoscale", "--seconds", "60", "--start-s", "10")
+    flags = ("--slo", "ttft=2s,tpot=50ms", "--gpus", "4", "--autoscale", "--seconds", "60", "--start-s", "10")
     result = simulate("--trace", str(TRACE), *flags, "--json", str(figures), "--html", str(page))
     assert result.returncode == 0, result.stderr
     for label in ("autoscaled within 4", "best split: ", "4 colocated", "GPU-hours", "requests in"):

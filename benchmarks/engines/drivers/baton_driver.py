@@ -20,12 +20,13 @@ from baton.engine.sampling_params import SamplingParams
 
 def engine_config(setting: Setting) -> EngineConfig:
     """The engine's own defaults, but for what the setting says."""
-    block_size = EngineConfig(model=setting.model).block_size
+    block_size = EngineConfig(model=setting.model, device="cpu").block_size
     kv_dtype = "int8" if setting.kv_cache == "int8" else "auto"
     layout = KVCacheLayout.of(read_model_config(Path(setting.model)), block_size, kv_dtype=kv_dtype)
     num_blocks = setting.num_kv_tokens // block_size + 2 * setting.max_num_seqs + 2  # one each in reserve
     return EngineConfig(
         model=setting.model,
+        device="cpu",
         quantization="int8" if setting.weights == "int8" else None,
         kv_cache_memory_bytes=num_blocks * layout.block_bytes,
         kv_cache_dtype=kv_dtype,

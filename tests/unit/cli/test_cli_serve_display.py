@@ -5,12 +5,18 @@ import json
 import shlex
 from pathlib import Path
 
+import pytest
 from rich.console import Console
+from rich.text import Text
 
-from baton.cli.serve_display import BarDisplay, LineDisplay, announce
-from baton.deployment.cluster_plan import ClusterPlan
-from baton.deployment.events import ClusterReady, Died, Ending, Event, Progressed, Started
+from baton.cli.model_source import BUNDLED
+from baton.cli.serve_banner import Banner, in_short
+from baton.cli.serve_display import BarDisplay, LineDisplay, describe_end
+from baton.deployment.cluster_plan import Checkpoint, ClusterPlan
+from baton.deployment.events import ClusterReady, Died, Ending, Event, Progressed, ServingWorker, Started, Warned
 from baton.engine.config import EngineConfig
+from baton.engine.model_config import read_model_config
+from baton.engine.visible_gpus import visible_gpus
 from baton.router.config import RouterConfig
 from baton.rpc.progress import Failed, Loading, Ready
 from baton.rpc.worker_config import Role, WorkerConfig
@@ -20,6 +26,7 @@ EVENTS: list[Event] = [
     Progressed("decode-0", Loading(0.5)),
     Progressed("decode-0", Ready("127.0.0.1:21000")),
     ClusterReady("http://127.0.0.1:8000", 3.21),
+    Warned("decode-0", "attention was not compiled"),
     Died("decode-0", "was killed by SIGKILL", 0.2),
     Started("decode-0", 2, 4712),
     Progressed("decode-0", Failed("OSError: [Errno 98] in use")),
@@ -41,9 +48,29 @@ def console(terminal: bool) -> tuple[Console, io.StringIO]:
     return Console(file=output, force_terminal=terminal, width=100, highlight=False, soft_wrap=True), output
 
 
+READY = ClusterReady(
+    "http://127.0.0.1:8000",
+    3.21,
+    (
+        ServingWorker("prefill-0", "prefill", 10_000, 4096, ("shared_memory", "tcp")),
+        ServingWorker("decode-0", "decode", 20_000, 4096, ("nixl", "shared_memory", "tcp")),
+        ServingWorker("decode-1", "decode", 20_000, 4096, ("shared_memory", "tcp")),
+    ),
+)
+
+
+def banner(planned: ClusterPlan, **engine: str | None) -> str:
+    checkpoint = Checkpoint(BUNDLED, "tiny", read_model_config(BUNDLED))
+    engines = dict.fromkeys(("prefill", "decode"), engine)
+    return str(Banner.of(planned, checkpoint, Path("/tmp/logs"), engines)(READY))
+
+
+def announce(_: ClusterReady) -> Text:
+    return Text("ANNOUNCEMENT")
+
+
 def test_the_curl_line_can_be_pasted() -> None:
-    text = announce(plan("it's mine"), Path("/tmp/logs"))
-    assert "Serving it's mine at http://127.0.0.1:8000 (1 prefill + 2 decode)" in text
+    text = banner(plan("it's mine"))
     start = text.index("curl")
     command = shlex.split(text[start : text.index("\n\n", start)])
     assert command[1] == "http://127.0.0.1:8000/v1/chat/completions"
@@ -52,9 +79,43 @@ def test_the_curl_line_can_be_pasted() -> None:
     assert body["messages"][0]["role"] == "user"
 
 
+def test_the_banner_says_what_serves_and_how_much_it_holds() -> None:
+    assert banner(plan()).splitlines()[:10] == [
+        "Serving tiny at http://127.0.0.1:8000",
+        "",
+        "  model        tiny, 4.99M parameters, bfloat16",
+        f"  device       cpu (auto: {visible_gpus().reason})",
+        "  pools        1 prefill + 2 decode",
+        "  KV cache     prefill: 10,000 tokens, room for 2 requests of 4,096 tokens",
+        "  KV cache     decode: 40,000 tokens, room for 8 requests of 4,096 tokens",
+        "  KV transfer  shared_memory, tcp",
+        "  API          http://127.0.0.1:8000/v1, described at http://127.0.0.1:8000/docs",
+        "",
+    ]
+    assert "  device       cpu (as --device cpu says)\n" in banner(plan(), device="cpu")
+
+
+@pytest.mark.parametrize(("count", "text"), [(8_030_261_248, "8.03B"), (671_000_000_000, "671B"), (999, "999")])
+def test_sizes_are_short(count: int, text: str) -> None:
+    assert in_short(count) == text
+
+
+@pytest.mark.parametrize(
+    ("ending", "text"),
+    [
+        (Ending(3, 30.0), "Waiting for 3 requests to finish (up to 30 s); press Ctrl-C again to stop now"),
+        (Ending(1, 2.5), "Waiting for 1 request to finish (up to 2.5 s); press Ctrl-C again to stop now"),
+        (Ending(None, 30.0), "Waiting for requests to finish (up to 30 s); press Ctrl-C again to stop now"),
+        (Ending(0, 30.0), "Ending; press Ctrl-C again to stop now"),
+    ],
+)
+def test_the_end_says_what_it_waits_for(ending: Ending, text: str) -> None:
+    assert describe_end(ending) == text
+
+
 def test_lines_where_there_is_no_terminal() -> None:
     printer, output = console(terminal=False)
-    display = LineDisplay(printer, "ANNOUNCEMENT")
+    display = LineDisplay(printer, announce)
     for event in EVENTS:
         display.show(event)
     display.close()
@@ -64,15 +125,16 @@ def test_lines_where_there_is_no_terminal() -> None:
         "Ready after 3.2 s",
         "",
         "ANNOUNCEMENT",
+        "decode-0: warning: attention was not compiled",
         "decode-0: was killed by SIGKILL; starting again in 0.2 s",
         "decode-0: starting again (process 4712)",
-        "Ending (Ctrl-C again: at once)",
+        "Ending; press Ctrl-C again to stop now",
     ]
 
 
 def test_bars_in_a_terminal_give_way_to_the_announcement() -> None:
     printer, output = console(terminal=True)
-    display = BarDisplay(printer, ["router", "decode-0"], "ANNOUNCEMENT")
+    display = BarDisplay(printer, ["router", "decode-0"], announce)
     for event in EVENTS:
         display.show(event)
     display.close()

@@ -13,6 +13,16 @@ from pathlib import Path
 from baton.rpc.lifeline import hold_lifeline
 from baton.rpc.progress import ProgressReporter
 
+HOARD_BYTES = 512 << 20
+WORKER = {
+    "role": "decode",
+    "address": "127.0.0.1:1",
+    "block_size": 16,
+    "max_model_len": 512,
+    "load": {"num_blocks": 64},
+    "transports": ["tcp"],
+}
+
 
 class WorkersHandler(BaseHTTPRequestHandler):
     """Answers every GET as a router's /workers; it has one worker more each time."""
@@ -21,12 +31,12 @@ class WorkersHandler(BaseHTTPRequestHandler):
     num_asked = 0
 
     def do_GET(self) -> None:
-        known = [{"worker_id": each, "state": "ready"} for each in self.workers[: self.num_asked]]
+        known = [{"worker_id": each, "state": "ready", **WORKER} for each in self.workers[: self.num_asked]]
         WorkersHandler.num_asked += 1
         self.send_response(200)
         self.end_headers()
         unknown = {"worker_id": None, "state": "connecting"}
-        router = {"ready": bool(known), "num_asked": self.num_asked}
+        router = {"ready": bool(known), "num_asked": self.num_asked, "inflight": 3, "process": None}
         self.wfile.write(json.dumps({"router": router, "workers": [*known, unknown]}).encode())
 
     def log_message(self, format: str, *args: object) -> None:
@@ -68,7 +78,10 @@ def main() -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
     progress.loading(0.5)
     progress.ready(address="127.0.0.1:1")
-    if mode == "crash" and life == 1:
+    if mode == "hungry":
+        hoard = bytearray(HOARD_BYTES)
+        print(len(hoard))
+    if mode == "crash":
         os.kill(os.getpid(), signal.SIGKILL)
     while not ended.wait(0.05):
         pass

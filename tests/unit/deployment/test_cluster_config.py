@@ -16,9 +16,9 @@ from baton.deployment.cluster_config import (
     worker_options,
 )
 from baton.deployment.cluster_plan import Checkpoint, ClusterPlan, plan_cluster
-from baton.deployment.kv_memory import kv_bytes_per_token
 from baton.deployment.machine import Machine, this_machine
 from baton.engine.config import MLAConfig, ModelConfig, RopeConfig
+from baton.engine.kv_memory import kv_bytes_per_token
 from baton.router.config import RouterConfig
 from baton.router.options import ROUTER_OPTIONS
 from baton.rpc.config_file import load

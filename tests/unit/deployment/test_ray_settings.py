@@ -59,6 +59,16 @@ def test_ray_keeps_keys_as_their_digests() -> None:
     assert kept.startswith("sha256:")
 
 
+def test_auto_is_decided_before_ray_places_replicas() -> None:
+    read = read_ray_settings({**ARGUMENTS, "prefill_ray": {"num_gpus": 0}}, {}, auto_device="cuda")
+    assert [read.device("prefill"), read.device("decode")] == ["cpu", "cuda"]
+    assert [read.num_gpus("prefill"), read.num_gpus("decode")] == [0.0, 1.0]
+    given = read_ray_settings({**ARGUMENTS, "decode_ray": {"num_gpus": 0.5}, "engine": {"device": "auto"}}, {})
+    assert [given.device("prefill"), given.device("decode")] == ["cpu", "cuda"]
+    with pytest.raises(OptionError, match="device: 'mps' is not supported"):
+        read_ray_settings({**ARGUMENTS, "engine": {"device": "mps"}}, {})
+
+
 def test_devices_that_are_gpus_take_one() -> None:
     read = settings(engine={"device": "cuda"}, prefill_ray={"num_gpus": 2})
     assert [read.num_gpus(name) for name in ("prefill", "decode", "router")] == [2.0, 1.0, 0.0]

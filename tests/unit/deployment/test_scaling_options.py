@@ -50,6 +50,7 @@ def test_a_url_in_a_file(tmp_path: Path) -> None:
         ({"budget": 8}, "budget: unknown option; known are budget_gpus"),
         ({"slo": {"ttft": 1}}, "slo.ttft: unknown option; known are ttft_s"),
         ({"slo": 5}, "slo: must be a mapping"),
+        ({"slo": "ttft=1"}, "slo: 'ttft=1' has no unit; write 1s or 1ms"),
         ({"prefill": {"gpus_per_replica": "two"}}, "prefill.gpus_per_replica: Input should be a valid integer"),
         ({"flip_s": 3.0}, "flip_s: replicas of Ray Serve cannot change their role"),
         ({"kubernetes": True}, "kubernetes: must be a mapping"),

@@ -12,7 +12,8 @@ from baton.engine import loaded_model
 from baton.engine.attention.base import AttentionBackend
 from baton.engine.attention.choice import attention_for
 from baton.engine.config import EngineConfig, ModelConfig
-from baton.engine.device_memory import RECORDED_BYTES, bytes_for_kv, greatest_step
+from baton.engine.device_memory import RECORDED_BYTES, bytes_for_kv, check_fits, greatest_step
+from baton.engine.errors import EngineError
 from baton.engine.graphed_model import recorded_sizes
 from baton.engine.kv_cache import KVCacheLayout
 from baton.engine.model_config import read_model_config
@@ -54,6 +55,12 @@ def left(directory: Path, config: EngineConfig, *peaks: int) -> int:
 def test_weights_activations_and_others_are_taken_off(directory: Path) -> None:
     config = EngineConfig(model=str(directory), gpu_memory_utilization=0.5, enforce_eager=True)
     assert left(directory, config, 12_000) == 40_000 - 3_000 - 12_000
+
+
+def test_more_kv_than_the_gpu_has_free_is_refused() -> None:
+    check_fits(77_000, CPU, ScriptedMeter())
+    with pytest.raises(EngineError, match="of the 80000 bytes of cpu only 77000 are free"):
+        check_fits(77_001, CPU, ScriptedMeter())
 
 
 def test_ranks_measure_together(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

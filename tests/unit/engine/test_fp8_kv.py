@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.deployment.kv_memory import kv_bytes_per_token
 from baton.engine.kv_cache import KVCacheLayout
 from baton.engine.kv_dtype import kv_cache_dtype, row_bytes
+from baton.engine.kv_memory import kv_bytes_per_token
 from baton.engine.model_config import read_model_config
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.kv_scales import add_kv_scales

@@ -93,7 +93,7 @@ def test_a_sweep_measures_and_writes_everything(tmp_path: Path) -> None:
     assert len(model.bodies) == 1 + 2 + 8 + 8  # the first small one, and the warm-up
     content = json.loads(json_file.read_text())
     assert (content["model"], content["dataset"], content["prompts"]) == ("tiny", "synthetic", "token ids")
-    assert content["settings"]["goodput"] == "ttft:500 tpot:500"
+    assert content["settings"]["slo"] == "ttft=500ms,tpot=500ms"
     first, second = content["runs"]
     for run in (first, second):
         assert (run["num_completed"], run["num_failed"], run["num_output_tokens"]) == (8, 0, 32)
@@ -207,7 +207,10 @@ def test_a_server_that_refuses_everything_is_told_before_the_load() -> None:
         (("--max-concurrency=1.5",), "must be a number"),
         (("--request-rate=1", "--max-concurrency=1"), "give one of them"),
         (("--max-concurrency=1", "--burstiness=2"), "goes with --request-rate"),
-        (("--max-concurrency=1", "--goodput=ttfb:5"), "must be like ttft:500 tpot:50"),
+        (("--max-concurrency=1", "--goodput=ttfb:5"), "write ttft=1s,tpot=50ms,e2el=10s (names: ttft, tpot, e2el)"),
+        (("--max-concurrency=1", "--slo=ttft=5"), "'ttft=5' has no unit; write 5s or 5ms"),
+        (("a", "b", "--max-concurrency=1"), "'b' belongs to no option"),
+        (("a", "--model=b", "--max-concurrency=1"), "MODEL is a and --model is b"),
         (("--max-concurrency=1", "tpot:5"), "'tpot:5' belongs to no option"),
         (("--max-concurrency=1", "--num-prompts=0"), "x>=1"),
         (("--max-concurrency=1", "--duration=0"), "x>0"),
@@ -219,7 +222,7 @@ def test_a_server_that_refuses_everything_is_told_before_the_load() -> None:
         (("--max-concurrency=1", "--dataset=burstgpt"), "'synthetic', 'sharegpt', 'mooncake', 'azure'"),
         (("--max-concurrency=1", "--token-ids=5"), "must be like 100:1000"),
         (("--max-concurrency=1", "--tokenizer=/nowhere"), "does not exist"),
-        (("--max-concurrency=1", "--base-url=localhost:8000"), "must be like http://127.0.0.1:8000"),
+        (("--max-concurrency=1", "--url=ftp://localhost"), "must be like http://127.0.0.1:8000"),
         (("--max-concurrency=1", "--header=x"), "must be like 'x-team: search'"),
         (("--max-concurrency=1", "--extra-body=[1]"), "must be a JSON object"),
         (("--max-concurrency=1", "--extra-body={"), "no JSON"),

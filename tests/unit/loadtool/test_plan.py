@@ -107,7 +107,7 @@ def test_a_traces_times_are_scaled(tmp_path: Path) -> None:
     "url", ["127.0.0.1:8000", "ftp://h", "http://", "http://h:x", "http://h:99999", "http://h:0", "http://[::1"]
 )
 def test_urls_are_checked(url: str) -> None:
-    with pytest.raises(SettingError, match="--base-url"):
+    with pytest.raises(SettingError, match="--url"):
         Target(base_url=url)
 
 

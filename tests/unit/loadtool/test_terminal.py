@@ -50,7 +50,7 @@ def test_a_run_has_its_times_its_failures_and_its_path() -> None:
     assert "1 x status 429: [too] many" in lines
     assert "cached    40.0% of 10 input tokens" in lines
     assert "path      1 prefilled elsewhere (1 over tcp), 0 locally; 6 tokens handed over" in lines
-    assert any("50.0% within ttft:200" in line for line in lines)
+    assert any("50.0% within ttft=200ms" in line for line in lines)
 
 
 def test_a_sweep_has_a_line_a_load() -> None:

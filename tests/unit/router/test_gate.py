@@ -61,7 +61,7 @@ async def test_without_a_key_only_what_is_open_answers(keys: TestKeys) -> None:
                 assert (answer.status_code, error(answer)["code"]) == (401, "invalid_api_key")
                 assert answer.headers["x-request-id"] == "mine"
             assert (await router.http.put(CHAT, json=BODY, headers=headers)).status_code == 401
-        for path in ("/health", "/ready", "/metrics", "/workers", "/pools", "/openapi.json"):
+        for path in ("/health", "/ping", "/ready", "/metrics", "/workers", "/pools", "/version", "/openapi.json"):
             assert (await router.http.get(path)).status_code == 200
         for headers in (bearer(key), {"authorization": f"bEARER   {key}"}):
             assert (await router.http.post(CHAT, json=BODY, headers=headers)).status_code == 200
@@ -73,10 +73,11 @@ async def test_without_a_key_only_what_is_open_answers(keys: TestKeys) -> None:
 async def test_operations_can_need_a_key_too(keys: TestKeys) -> None:
     key = keys.add("a")
     async with running_router(api_keys_file=str(keys.path), protect_operations=True) as router:
-        for path in ("/metrics", "/workers", "/pools", "/openapi.json", "/docs"):
+        for path in ("/metrics", "/workers", "/pools", "/version", "/openapi.json", "/docs"):
             assert (await router.http.get(path)).status_code == 401
             assert (await router.http.get(path, headers=bearer(key))).status_code == 200
-        assert (await router.http.get("/health")).status_code == 200
+        for path in ("/health", "/ping"):
+            assert (await router.http.get(path)).status_code == 200
         assert set((await router.http.get("/ready")).json()) == {"error"}  # it has no worker, and tells of none
 
 

@@ -51,6 +51,33 @@ async def test_token_ids_logprobs_and_stop() -> None:
         assert stopped[-1].finish_reason == common_pb2.FINISH_REASON_STOP
 
 
+async def test_the_last_message_of_each_choice_says_where_it_was_computed() -> None:
+    async with running_router(ScriptedWorker()) as router:
+        whole = await generate(router.grpc_address, text="a", sampling=SAMPLING, n=3)
+        text = "".join(response.text for response in whole if response.index == 0)
+        stopped = await generate(router.grpc_address, text="a", sampling=SAMPLING, stop=[text[-3:]], n=3)
+        for responses in (whole, stopped):
+            last = {response.index: response for response in responses}
+            assert len(last) == 3
+            assert all(response.finish_reason and response.served_by.decode_worker for response in last.values())
+
+
+async def test_so_does_that_of_one_that_fails() -> None:
+    worker = ScriptedWorker()
+    worker.go_on.clear()
+    async with (
+        running_router(worker, failover_attempts=0) as router,
+        grpc.aio.insecure_channel(router.grpc_address) as channel,
+    ):
+        call = InferenceStub(channel).Generate(GenerateRequest(text="a", sampling=SAMPLING))
+        assert (await call.read()).token_ids
+        await worker.stop()
+        last = await call.read()
+        assert last.finish_reason == common_pb2.FINISH_REASON_ERROR
+        assert last.served_by.decode_worker == "decode-0"
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE
+
+
 @pytest.mark.parametrize(
     ("fields", "code", "message"),
     [

@@ -25,6 +25,10 @@ def post(router: RunningRouter, **headers: str) -> "asyncio.Task[httpx.Response]
     return asyncio.create_task(router.http.post("/v1/completions", json=BODY, headers=headers))
 
 
+async def metrics(router: RunningRouter) -> str:
+    return (await router.http.get("/metrics")).text
+
+
 async def leave(router: RunningRouter, worker: ScriptedWorker, is_drain: bool) -> None:
     """The worker drains and gives everything away, or is gone."""
     if not is_drain:
@@ -47,6 +51,23 @@ async def test_one_that_must_stay_where_it_was_given_away_fails_once(timeout_s: 
         text = (await router.http.get("/metrics")).text
         assert 'baton:requests_handed_off_total{model_name="bundled_model"} 1.0' in text
         assert not other.commands
+
+
+async def test_one_that_the_only_worker_gave_away_goes_on_there_once_it_is_undrained() -> None:
+    worker = ScriptedWorker()
+    worker.go_on.clear()
+    async with running_router(worker, failover_timeout_s=30.0) as router:
+        request = post(router)
+        await until(lambda: bool(worker.commands))
+        await leave(router, worker, is_drain=True)
+        async with asyncio.timeout(20):
+            while "requests_handed_off_total{" + 'model_name="bundled_model"} 1.0' not in await metrics(router):
+                await asyncio.sleep(0.005)
+        worker.draining = worker.gives_away = False
+        worker.news()
+        answer = (await request).json()
+        assert answer["usage"]["completion_tokens"] == 12
+        assert len(worker.commands) == 2
 
 
 async def test_one_that_must_stay_where_its_worker_died_is_not_said_to_be_sent_again() -> None:

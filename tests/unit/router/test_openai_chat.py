@@ -175,7 +175,7 @@ async def test_sampling_options_reach_the_worker_with_the_models_defaults() -> N
         await complete(router, max_tokens=2, extra_body={"top_k": -1, "min_p": 0.25, "priority": 3, "cache_salt": "s"})
         await complete(
             router, max_tokens=2, temperature=0, presence_penalty=0.5, logit_bias={"300": 2}, seed=-1,
-            extra_body={"ignore_eos": True, "min_tokens": 1, "repetition_penalty": 1.25, "unknown_field": 1},
+            extra_body={"ignore_eos": True, "min_tokens": 1, "repetition_penalty": 1.25},
         )  # fmt: skip
         first, second = worker.commands
         # generation_config.json of the bundled model: 0.7, 0.9, 20, 1.05

@@ -13,6 +13,7 @@ from tests.unit.router.running_router import RunningRouter, running_router, unti
 from tests.unit.router.scripted_worker import ScriptedWorker
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
+CONTENT, PART, KWARGS = "messages[0].content", "messages[0].content[0].type", "chat_template_kwargs"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
@@ -35,12 +36,12 @@ async def test_what_is_wrong_with_a_request_is_said() -> None:
             (CHAT, {}, "Field required", "messages"),
             (CHAT, {"messages": []}, "at least one message", "messages"),
             (CHAT, {"messages": HELLO, "temperature": "warm"}, "valid number", "temperature"),
-            (CHAT, {"messages": HELLO, "temperature": -1}, "temperature is -1", "temperature"),
-            (CHAT, {"messages": HELLO, "top_p": 0}, "above 0", "top_p"),
+            (CHAT, {"messages": HELLO, "temperature": -1}, "greater than or equal to 0, not -1", "temperature"),
+            (CHAT, {"messages": HELLO, "top_p": 0}, "greater than 0", "top_p"),
             (CHAT, {"messages": HELLO, "n": 9}, "limit of 8", "n"),
             (CHAT, {"messages": HELLO, "n": 0}, "greater than or equal to 1", "n"),
             (CHAT, {"messages": HELLO, "stop": ["a", "b", "c"]}, "limit of 2", "stop"),
-            (CHAT, {"messages": HELLO, "stop": ""}, "1 to 1024 characters", "stop"),
+            (CHAT, {"messages": HELLO, "stop": ""}, "at least 1 character", "stop[0]"),
             (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "tools is not supported", "tools"),
             (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, "not supported", "response_format"),
             (CHAT, {"messages": HELLO, "audio": {"voice": "x"}}, "audio is not supported", "audio"),
@@ -51,8 +52,8 @@ async def test_what_is_wrong_with_a_request_is_said() -> None:
             (CHAT, {"messages": HELLO, "logit_bias": {"99999": 1}}, "below 4096", "logit_bias"),
             (CHAT, {"messages": HELLO, "min_tokens": 9, "max_tokens": 4}, "min_tokens is 9", "min_tokens"),
             (CHAT, {"messages": HELLO, "continue_final_message": True}, "not both", "continue_final_message"),
-            (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text", "messages"),
-            (CHAT, {"messages": HELLO, "chat_template_kwargs": {"tokenize": 1}}, "must not set tokenize", None),
+            (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text", PART),
+            (CHAT, {"messages": HELLO, "chat_template_kwargs": {"tokenize": 1}}, "must not set tokenize", KWARGS),
             (COMPLETIONS, {"prompt": ""}, "prompt is empty", "prompt"),
             (COMPLETIONS, {"prompt": []}, "prompt is empty", "prompt"),
             (COMPLETIONS, {"prompt": [4096]}, "outside 0 to 4095", "prompt"),
@@ -60,16 +61,16 @@ async def test_what_is_wrong_with_a_request_is_said() -> None:
             (COMPLETIONS, {"prompt": [True]}, "prompt[0] is True; prompt must be", "prompt"),
             (COMPLETIONS, {"prompt": [1, "2"]}, "prompt[1] is '2', but must be a token id", "prompt"),
             (COMPLETIONS, {"prompt": "a", "stop": {}}, "stop: must be a text or a list", "stop"),
-            (COMPLETIONS, {"prompt": "a", "stop": ["b", 1]}, "stop.1: Input should be a valid string", "stop"),
-            (COMPLETIONS, {"prompt": "a", "stop_token_ids": ["1"]}, "valid integer", "stop_token_ids"),
+            (COMPLETIONS, {"prompt": "a", "stop": ["b", 1]}, "Input should be a valid string, not 1", "stop[1]"),
+            (COMPLETIONS, {"prompt": "a", "stop_token_ids": ["1"]}, "valid integer", "stop_token_ids[0]"),
             (COMPLETIONS, {"prompt": "a", "stop_token_ids": [1] * 5000}, "has 5000 entries", "stop_token_ids"),
             (COMPLETIONS, {"prompt": "a", "min_tokens": 300}, "but the context leaves 255 tokens", "min_tokens"),
             (COMPLETIONS, {"prompt": "a", "best_of": -4}, "greater than or equal to 1", "best_of"),
             (COMPLETIONS, {"prompt": "a" * 5889}, "maximum context length is 256 tokens", "prompt"),
             (CHAT, {"messages": [{"role": "user", "content": "a" * 5889}]}, "at most 5888 characters", "messages"),
-            (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content: must be a text", "messages"),
+            (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content: must be a text", CONTENT),
             (CHAT, {"messages": [None] * 20000}, "has 20000 messages", "messages"),
-            (CHAT, {"messages": HELLO, "chat_template_kwargs": {"self": 1}}, "must not set self", None),
+            (CHAT, {"messages": HELLO, "chat_template_kwargs": {"self": 1}}, "must not set self", KWARGS),
             (COMPLETIONS, {"prompt": "a", "suffix": "b"}, "suffix is not supported", "suffix"),
             (COMPLETIONS, {"prompt": "a", "best_of": 2}, "more than n", "best_of"),
             (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "unless echo", "max_tokens"),
@@ -90,7 +91,7 @@ async def test_harmless_and_neutral_fields_are_taken() -> None:
     async with running_router(ScriptedWorker()) as router:
         body = {
             "messages": HELLO, "max_tokens": 2, "user": "me", "store": False, "tools": [], "tool_choice": "none",
-            "response_format": {"type": "text"}, "modalities": ["text"], "metadata": {"a": "b"}, "tools_of_mine": 3,
+            "response_format": {"type": "text"}, "modalities": ["text"], "metadata": {"a": "b"},
         }  # fmt: skip
         assert (await router.http.post(CHAT, json=body)).status_code == 200
 
@@ -117,8 +118,18 @@ async def test_broken_bodies_and_wrong_paths() -> None:
             415,
             "content-type: application/json",
         )
-        check(await http.get("/v1/nothing"), 404, "Not Found")
-        check(await http.get(CHAT), 405, "Method Not Allowed")
+        for method, path in (("GET", "/v1/nothing"), ("POST", "/v1/embeddings"), ("DELETE", "/nothing")):
+            unknown = await http.request(method, path)
+            check(unknown, 404, f"Unknown request URL: {method} {path}.")
+            assert unknown.json()["error"]["code"] == "unknown_url"
+        for method, path, allowed in (
+            ("GET", CHAT, "POST"),
+            ("PUT", "/ping", "GET, HEAD, POST"),
+            ("POST", "/health", "GET, HEAD"),
+        ):
+            wrong = await http.request(method, path)
+            check(wrong, 405, f"Not allowed: {method} {path}.")
+            assert (wrong.json()["error"]["code"], wrong.headers["allow"]) == ("method_not_supported", allowed)
         check(await http.get("/v1/models/other"), 404, "`other` does not exist")
 
 

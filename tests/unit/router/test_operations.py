@@ -1,7 +1,9 @@
 """What operators ask of a router."""
 
+from importlib import metadata
 from pathlib import Path
 
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.processors import TemplateProcessing
@@ -9,6 +11,8 @@ from tokenizers.processors import TemplateProcessing
 from baton.protos.worker_pb2 import WORKER_ROLE_BOTH, WORKER_ROLE_PREFILL
 from tests.unit.router.running_router import MODEL, running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
+
+CHAT = "/v1/chat/completions"
 
 
 async def test_models() -> None:
@@ -82,6 +86,46 @@ async def test_metrics_count_what_was_served() -> None:
         for name in ("requests_by_plan_total", "failovers_total", "router_inflight"):
             assert f'baton:{name}{{model_name="bundled_model"' in text
         assert 'baton:num_requests_running{model_name="bundled_model",worker="decode-0"}' in text
+
+
+async def test_metrics_are_openmetrics_for_who_accepts_that() -> None:
+    async with running_router(ScriptedWorker()) as router:
+        assert (await router.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})).status_code == 200
+        accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+        page = await router.http.get("/metrics", headers={"accept": accept})
+        assert page.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+        families = {family.name: family for family in openmetrics.text_string_to_metric_families(page.text)}
+        assert families["baton:request_success"].samples[0].value == 1
+        for other in ("*/*", "text/plain", "application/json"):
+            page = await router.http.get("/metrics", headers={"accept": other})
+            assert page.headers["content-type"].startswith("text/plain")
+            assert "# EOF" not in page.text
+
+
+async def test_ping_and_version() -> None:
+    async with running_router() as router:
+        for method in ("GET", "POST", "HEAD"):
+            answer = await router.http.request(method, "/ping")
+            assert (answer.status_code, answer.content) == (200, b"")
+        assert (await router.http.get("/version")).json() == {"version": metadata.version("baton-serve")}
+
+
+async def test_head_is_get_without_a_body() -> None:
+    async with running_router(ScriptedWorker()) as router:
+        for path in (
+            "/health",
+            "/ready",
+            "/v1/models",
+            "/v1/models/bundled_model",
+            "/version",
+            "/docs",
+            "/nothing",
+            CHAT,
+        ):
+            got, head = await router.http.get(path), await router.http.head(path)
+            assert head.status_code == got.status_code
+            assert head.headers["content-length"] == got.headers["content-length"]
+            assert head.content == b""
 
 
 async def test_workers_tell_their_state() -> None:

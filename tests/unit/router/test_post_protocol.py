@@ -152,6 +152,28 @@ async def test_a_connection_ends_when_the_client_says_so() -> None:
                 assert await connection.reader.read() == b""
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/completions?a=1", "/v1/chat%2Fcompletions"])
+@pytest.mark.parametrize("asked", [{}, {"connection": "keep-alive"}, {"origin": "https://a", "expect": "100-continue"}])
+async def test_a_stream_over_http_1_0_has_no_chunks_and_ends_with_the_connection(
+    path: str, asked: dict[str, str]
+) -> None:
+    async with running_router(ScriptedWorker(), cors_origins=("*",)) as router:
+        async with connected(router) as connection:
+            message = request(STREAM, version="1.0", **asked).replace(b"/v1/chat/completions", path.encode())
+            connection.writer.write(message)
+            status, headers = await connection.head()
+            events = await connection.reader.read()
+        assert (status, headers["connection"]) == (200, "close")
+        assert not {"transfer-encoding", "content-length"} & set(headers)
+        assert [line[:5] for line in events.split(b"\n\n")] == [b"data:"] * (events.count(b"data:")) + [b""]
+        assert events.endswith(b"data: [DONE]\n\n")
+        async with connected(router) as connection:
+            connection.writer.write(request(version="1.0", **asked))
+            status, headers = await connection.head()
+            assert (status, headers["connection"]) == (200, "close")
+            assert len(await connection.reader.read()) == int(headers["content-length"])
+
+
 async def test_a_client_that_goes_away_is_not_served_on() -> None:
     worker = ScriptedWorker()
     worker.go_on.clear()

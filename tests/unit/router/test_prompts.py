@@ -37,7 +37,7 @@ def test_the_four_kinds(given: object, prompts: list[Prompt]) -> None:
         (None, "prompt must be a text"),
         ({}, "prompt must be a text"),
         (1, "prompt must be a text"),
-        ([1.5], r"prompt\[0\] is 1.5; prompt must be"),
+        ([1.5], r"prompt\[0\] is 1.5, but must be a token id"),
         ([None], r"prompt\[0\] is None; prompt must be"),
         ([{}], r"prompt\[0\] is something else; prompt must be"),
         ([1, True], r"prompt\[1\] is True, but must be a token id"),

@@ -21,22 +21,27 @@ async def test_over_http() -> None:
     worker = ScriptedWorker()
     worker.max_model_len = 300_000
     cases: list[tuple[str, dict[str, Any], str, str]] = [
-        (CHAT, {"messages": HELLO, "user": LONG}, "user has 1025 characters, over the limit of 1024", "user"),
-        (CHAT, {"messages": HELLO, "cache_salt": LONG}, "cache_salt has 1025 characters", "cache_salt"),
-        (CHAT, {"messages": HELLO, "prompt_cache_key": LONG}, "over the limit of 1024", "prompt_cache_key"),
-        (CHAT, {"messages": HELLO, "metadata": {str(n): "" for n in range(17)}}, "limit of 16", "metadata"),
-        (CHAT, {"messages": HELLO, "metadata": {"n" * 65: ""}}, "names of 64", "metadata"),
-        (CHAT, {"messages": HELLO, "metadata": {"n": "v" * 513}}, "values of 512", "metadata"),
+        (CHAT, {"messages": HELLO, "user": LONG}, "user: String should have at most 1024 characters", "user"),
+        (CHAT, {"messages": HELLO, "cache_salt": LONG}, "at most 1024 characters", "cache_salt"),
+        (CHAT, {"messages": HELLO, "prompt_cache_key": LONG}, "at most 1024 characters", "prompt_cache_key"),
+        (
+            CHAT,
+            {"messages": HELLO, "metadata": {str(n): "" for n in range(17)}},
+            "metadata: has 17 entries, but at most 16",
+            "metadata",
+        ),
+        (CHAT, {"messages": HELLO, "metadata": {"n" * 65: ""}}, "at most 64 characters", f"metadata.{'n' * 65}.[key]"),
+        (CHAT, {"messages": HELLO, "metadata": {"n": "v" * 513}}, "at most 512 characters", "metadata.n"),
         (
             CHAT,
             {"messages": HELLO, "chat_template_kwargs": {str(n): 1 for n in range(65)}},
-            "has 65 entries, over the limit of 64",
+            "has 65 entries, but at most 64 are accepted",
             "chat_template_kwargs",
         ),
         (
             "/tokenize",
             {"messages": HELLO, "chat_template_kwargs": {str(n): 1 for n in range(65)}},
-            "has 65 entries, over the limit of 64",
+            "has 65 entries, but at most 64 are accepted",
             "chat_template_kwargs",
         ),
         (

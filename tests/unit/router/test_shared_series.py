@@ -4,11 +4,16 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
+from baton.router.metrics_page import MetricsPage
 from baton.router.process_group import ProcessGroup
 from baton.router.shared_series import pack_series, unpack_series
+
+OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"
 
 
 def registry_of(requests: int, generated: int | None) -> CollectorRegistry:
@@ -23,9 +28,9 @@ def registry_of(requests: int, generated: int | None) -> CollectorRegistry:
     return registry
 
 
-def values(page: bytes) -> dict[tuple[str, ...], float]:
+def values(page: Collector) -> dict[tuple[str, ...], float]:
     """Each series' value by its name and its labels' values, in order."""
-    families = list(text_string_to_metric_families(page.decode()))
+    families = list(text_string_to_metric_families(generate_latest(page).decode()))
     assert len({family.name for family in families}) == len(families), "a family stands there twice"
     return {(one.name, *sorted(one.labels.values())): one.value for family in families for one in family.samples}
 
@@ -43,6 +48,17 @@ async def test_the_page_has_every_process_and_each_worker_once(tmp_path: Path) -
                 assert found["seconds_bucket", process, "2.0"] == found["seconds_count", process] == 1
                 assert found["seconds_sum", process] == 1.5
             assert found["tokens_total", "decode-0"] == 10 + asked
+
+
+async def test_the_page_of_several_processes_is_openmetrics_for_who_accepts_that(tmp_path: Path) -> None:
+    registries = [registry_of(number + 1, 10) for number in range(2)]
+    groups = [ProcessGroup(tmp_path, number, 2, registry) for number, registry in enumerate(registries)]
+    async with groups[0], groups[1]:
+        page = await MetricsPage(registries[0], groups[0]).text(OPENMETRICS)
+        assert page.media_type.startswith("application/openmetrics-text; version=1.0.0")
+        families = {each.name: each for each in openmetrics.text_string_to_metric_families(page.content.decode())}
+        assert {sample.labels["process"] for sample in families["seconds"].samples} == {"0", "1"}
+        assert families["requests"].type == "counter"
 
 
 def test_values_without_bound_survive_the_way() -> None:

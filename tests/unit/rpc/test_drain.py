@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 import baton.rpc.drain
-from baton.rpc.drain import Drain
+from baton.rpc.drain import Drain, DrainConflict, DrainState
 
 
 async def test_it_waits_for_the_last_request() -> None:
@@ -30,7 +30,7 @@ async def test_nothing_is_given_away_that_ends_in_time() -> None:
     drain.listen(lambda: given.append("all"))
     drain.enter()
     draining = asyncio.ensure_future(drain.run(60))
-    await drain.wait_begun()
+    await drain.wait_change(DrainState.SERVING)
     drain.leave()
     assert await draining == 0
     assert given == []
@@ -80,7 +80,7 @@ async def test_who_asks_later_waits_for_the_same_end_and_may_bring_it_forward(mo
     drain.listen(hand_off)
     drain.enter()
     first = asyncio.ensure_future(drain.run(60))
-    await drain.wait_begun()
+    await drain.wait_change(DrainState.SERVING)
     second = asyncio.ensure_future(drain.run(0.01))
     async with asyncio.timeout(10):
         while not given:
@@ -103,9 +103,63 @@ async def test_a_drain_goes_on_when_who_asked_for_it_goes_away(monkeypatch: pyte
     drain.listen(hand_off)
     drain.enter()
     asked = asyncio.ensure_future(drain.run(0.05))
-    await drain.wait_begun()
+    await drain.wait_change(DrainState.SERVING)
     asked.cancel()
     async with asyncio.timeout(10):
         await drain.wait_idle()
     assert asked.cancelled()
     assert given == ["all"]
+
+
+async def test_an_undrained_worker_takes_requests_and_can_be_drained_again() -> None:
+    drain = Drain()
+    drain.undo()  # no-op for a worker that serves
+    assert await drain.run(60) == 0
+    assert drain.state is DrainState.DRAINED
+    drain.undo()
+    drain.undo()
+    assert not drain.has_begun
+    with drain.request():
+        again = asyncio.ensure_future(drain.run(60))
+        assert await drain.wait_change(DrainState.SERVING) is DrainState.DRAINING
+    assert await again == 0
+    assert drain.state is DrainState.DRAINED
+
+
+async def test_after_an_undrain_the_deadline_of_the_drain_hands_nothing_off() -> None:
+    drain, given = Drain(), []
+    drain.listen(lambda: given.append("all"))
+    drain.enter()
+    draining = asyncio.ensure_future(drain.run(0.02))
+    await drain.wait_change(DrainState.SERVING)
+    drain.undo()
+    with pytest.raises(DrainConflict, match="undrained before its drain had ended"):
+        await draining
+    later = asyncio.ensure_future(drain.run(60))  # has its own deadline
+    await asyncio.wait((later,), timeout=0.1)
+    assert not later.done()
+    drain.leave()
+    assert await later == 0
+    assert given == []
+
+
+async def test_undraining_during_the_hand_off_gives_the_drain_up() -> None:
+    drain, handed_off = Drain(), asyncio.Event()
+    drain.listen(handed_off.set)
+    drain.enter()
+    draining = asyncio.ensure_future(drain.run(0))
+    await handed_off.wait()
+    drain.leave()
+    drain.undo()
+    with pytest.raises(DrainConflict):
+        await draining
+    assert drain.state is DrainState.SERVING
+
+
+async def test_a_worker_that_is_shutting_down_cannot_be_undrained() -> None:
+    drain = Drain()
+    assert await drain.run(60) == 0
+    drain.begin(final=True)
+    with pytest.raises(DrainConflict, match="shutting down"):
+        drain.undo()
+    assert drain.state is DrainState.DRAINED

@@ -13,6 +13,8 @@ import pytest_asyncio
 import uvloop
 from redis.asyncio import Redis
 
+from baton.rpc.drain import Drain
+from baton.rpc.registration import registered
 from baton.rpc.registry.base import LeaseLapsed
 from baton.rpc.registry.factory import open_registry
 from baton.rpc.registry.redis_client import REDIS_ERRORS, done
@@ -36,6 +38,17 @@ async def redis(server: RedisServer) -> AsyncIterator[Redis]:
     """A client that looks at what is stored."""
     async with Redis(host=HOST, port=server.port, decode_responses=True) as client:
         yield client
+
+
+async def test_an_undrained_worker_is_no_longer_listed_as_draining(server: RedisServer) -> None:
+    router, member, drain = open_registry(server.url), make_member(), Drain()
+    async with following(router) as views, registered(server.url, member, LEASE_S, drain):
+        await views.until_members(member)
+        await drain.run(60)
+        await views.until_members(replace(member, draining=True))
+        drain.undo()
+        await views.until_members(member)
+    await router.close()
 
 
 async def test_changes_are_told_long_before_the_next_listing(server: RedisServer) -> None:

@@ -19,7 +19,7 @@ from baton.engine.sampling_params import SamplingParams
 from baton.engine.schedule import StepResult
 from baton.engine.scheduler import Scheduler
 from baton.protos import worker_pb2, worker_pb2_grpc
-from baton.rpc.drain import Drain
+from baton.rpc.drain import Drain, DrainState
 from baton.rpc.worker_counters import WorkerCounters
 from baton.rpc.worker_service import BUSY_INTERVAL_S, WorkerService
 
@@ -85,6 +85,12 @@ class WatchedWorker:
         self.counters = counters
         self.drain = drain
         self._stub = worker_pb2_grpc.WorkerStub(channel)
+
+    async def undrain(self) -> None:
+        await self._stub.Undrain(worker_pb2.UndrainRequest())
+
+    async def drain_call(self) -> None:
+        await self._stub.Drain(worker_pb2.DrainRequest())
 
     def watch(self, interval_ms: int = 1, router_id: str = "") -> Any:
         return self._stub.Watch(worker_pb2.WatchRequest(interval_ms=interval_ms, router_id=router_id))
@@ -190,7 +196,28 @@ async def test_draining_is_told_at_once() -> None:
         worker.host.add("a")
         worker.host.step()  # is told in a minute
         worker.drain.begin()
-        assert (await following(call)).draining
+        update = await following(call)
+        assert (update.draining, update.drained) == (True, False)
+        await worker.drain.run(60)
+        update = await following(call)
+        assert (update.draining, update.drained) == (True, True)
+        await worker.undrain()
+        update = await following(call)
+        assert (update.draining, update.drained) == (False, False)
+
+
+async def test_who_drains_is_told_of_an_undrain() -> None:
+    async with watched_worker() as worker:
+        with worker.drain.request():
+            draining = asyncio.ensure_future(worker.drain_call())
+            await worker.drain.wait_change(DrainState.SERVING)
+            await worker.undrain()
+            with pytest.raises(grpc.aio.AioRpcError, match="undrained before its drain had ended") as failure:
+                await draining
+        assert failure.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        worker.drain.begin(final=True)
+        with pytest.raises(grpc.aio.AioRpcError, match="shutting down"):
+            await worker.undrain()
 
 
 async def test_commands_are_told_once_to_whom_they_belong() -> None:

@@ -76,6 +76,7 @@ async def test_handover(role: str) -> None:
         by = generation.served_by
         assert (by.prefill_worker, by.decode_worker, by.kv_transport) == (f"{role}-0", "decode-1", "simulated")
         assert (by.handed_over_tokens, by.transferred_bytes) == (200, 50 * SPEC.block_bytes)
+        assert generation.served_by_so_far == by
         assert by.transfer_s == pytest.approx(50 * SPEC.block_bytes / SPEC.link_bytes_per_s)
         assert by.handover_s > 0
         assert prefill.simulated.core.counters.prefilled_tokens == 200
@@ -175,7 +176,7 @@ async def test_refusals_are_told() -> None:
         assert set(codes) == {grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]}
 
 
-async def test_draining_worker_refuses_and_finishes() -> None:
+async def test_draining_worker_refuses_and_finishes_and_an_undrained_one_takes_requests() -> None:
     async with served("both") as (worker,), client_of(worker) as client:
         running = await client.submit(PROMPT, sampling(40))
         await running.progressed.wait()
@@ -190,6 +191,14 @@ async def test_draining_worker_refuses_and_finishes() -> None:
         await drain
         await running.ended.wait()  # its last news may still be on their way
         assert len(running.token_ids) == 40
+        async for update in updates:
+            if update.drained:
+                break
+        await worker.remote.worker.Undrain(worker_pb2.UndrainRequest())
+        async for update in updates:
+            if not update.draining:
+                break
+        assert (await client.generate(PROMPT, sampling(5))).token_ids == continuation(PROMPT, 5, SPEC)
         await updates.aclose()
 
 

@@ -1,0 +1,27 @@
+"""MODEL as an argument, and as the option that vLLM has for it."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+Command = Callable[..., None]
+
+
+def model_argument(command: Command) -> Command:
+    """Give a click command that has --model an argument MODEL that means the same."""
+
+    @functools.wraps(command)
+    def wrapped(*, model_argument: str | None, model: str | None, **flags: Any) -> None:
+        command(**flags, model=one_model(model_argument, model))
+
+    decorated: Command = click.argument("model_argument", metavar="[MODEL]", required=False)(wrapped)
+    return decorated
+
+
+def one_model(argument: str | None, option: str | None) -> str | None:
+    """Return the model that was named. Raises UsageError for two different ones."""
+    if argument is not None and option not in (None, argument):
+        raise click.UsageError(f"MODEL is {argument} and --model is {option}; name the model once")
+    return option if argument is None else argument

@@ -1,0 +1,43 @@
+"""The panels in which `--help` of `baton serve`, `worker` and `router` groups their options."""
+
+from collections.abc import Callable
+
+import rich_click as click
+
+PANELS = {
+    "Model": ("model", "served_model_name", "dtype", "quantization", "max_model_len", "device"),
+    "Workers": (
+        *("role", "worker_id", "prefill", "decode", "both", "tensor_parallel", "prefill_tensor_parallel"),
+        *("num_threads", "cores", "max_step_s", "strict"),
+    ),
+    "Mixture of experts": (
+        *("enable_expert_parallel", "expert_parallel", "prefill_expert_parallel", "all2all_backend"),
+        *("enable_eplb", "num_redundant_experts", "eplb_step_interval", "eplb_num_nodes", "min_expert_ranks"),
+        *("rendezvous", "group", "group_port"),
+    ),
+    "KV cache": (
+        *("gpu_memory_utilization", "kv_cache_memory_bytes", "prefill_kv_cache_memory_bytes"),
+        *("decode_kv_cache_memory_bytes", "kv_cache_dtype", "block_size", "enable_prefix_caching", "kv_parts"),
+    ),
+    "KV transfer": ("transport", "kv_port", "transfer_deadline_s"),
+    "Batching": ("max_num_seqs", "max_num_batched_tokens", "max_num_waiting", "async_scheduling", "enforce_eager"),
+    "Server": (
+        *("host", "port", "grpc_port", "router_processes", "processes", "api_key", "api_keys_file"),
+        *("protect_operations", "cors_origins", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"),
+        *("max_body_bytes", "max_choices", "max_stop", "default_timeout_s"),
+    ),
+    "Routing": (
+        *("workers", "policy", "slo", "local_prefill_below", "shared_cache", "max_inflight", "max_queue"),
+        *("max_queue_wait_s", "failover_attempts", "failover_timeout_s", "watch_interval_ms", "traffic_window_s"),
+    ),
+    "Registry and Ray": ("registry", "lease_s", "on_ray", "ray_address"),
+    "Mutual TLS": ("tls_cert", "tls_key", "tls_ca", "tls_server_name"),
+    "Process": ("config_file", "log_dir", "log_level", "metrics_port", "drain_timeout_s"),
+}
+
+
+def option_panels(command: Callable[..., None]) -> Callable[..., None]:
+    """Show a click command's options in `PANELS`; a panel without any of them is left out."""
+    for title, names in reversed(PANELS.items()):
+        command = click.option_panel(title, options=list(names))(command)
+    return command

@@ -1,0 +1,136 @@
+"""/openapi.json: FastAPI's description with the bodies, responses and security of every path."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from baton.router.openai import responses as bodies
+from baton.router.openai.fields import CHOICES, STOP_STRINGS
+from baton.router.openai.prompts import PROMPTS, TOKEN_ID
+from baton.router.service import RouterService
+
+Json = dict[str, Any]
+
+JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
+BODIES: Mapping[str, Any] = {
+    "/v1/chat/completions": bodies.ChatCompletion,
+    "/v1/completions": bodies.Completion,
+    "/tokenize": bodies.Tokenized,
+    "/detokenize": bodies.Detokenized,
+    "/v1/models": bodies.Models,
+    "/v1/models/{name}": bodies.Model,
+    "/ready": bodies.Readiness,
+    "/workers": bodies.Workers,
+    "/pools": dict[str, object],
+}
+CHUNKS: Mapping[str, Any] = {
+    "/v1/chat/completions": bodies.ChatCompletionChunk,
+    "/v1/completions": bodies.Completion,
+}
+POST_ERRORS: Mapping[int, str] = {
+    400: "The body or a header is not as described, or the request does not fit the model's context.",
+    404: "The model does not exist.",
+    413: "The body is too large.",
+    415: "The body is no JSON, or is not declared as such.",
+    429: "The router, or what the API key may use, is exhausted; `retry-after` has the seconds to wait.",
+    499: "The request was cancelled.",
+    500: "The server failed.",
+    503: "No worker can serve the request now.",
+    504: "The request's time is over.",
+}
+GET_ERRORS: Mapping[str, Mapping[int, str]] = {
+    "/v1/models/{name}": {404: "The model does not exist."},
+    "/ready": {503: "No request would be served now."},
+}
+
+
+class Description:
+    """Completes FastAPI's description of one router."""
+
+    def __init__(self, service: RouterService, posts: Mapping[str, type[BaseModel]]) -> None:
+        """`posts`: the model of each path's request body."""
+        self._gate = service.gate
+        self._posts = posts
+        config, vocab_size = service.config, service.model.vocab_size
+        max_choices = min(config.max_choices, config.max_inflight)
+        self._bounds: Mapping[str, tuple[str, int]] = {  # by the title of a type
+            TOKEN_ID: ("maximum", vocab_size - 1),
+            CHOICES: ("maximum", max_choices),
+            PROMPTS: ("maxItems", max_choices),
+            STOP_STRINGS: ("maxItems", config.max_stop),
+        }
+
+    def complete(self, schema: Json) -> Json:
+        """Add what FastAPI does not know, in place."""
+        types: set[Any] = {bodies.ErrorBody, *BODIES.values(), *CHUNKS.values(), *self._posts.values()}
+        adapters = [(each, "validation", TypeAdapter(each)) for each in types]
+        references, definitions = TypeAdapter.json_schemas(
+            adapters,  # type: ignore[arg-type]  # a list of tuples of literals
+            ref_template="#/components/schemas/{model}",
+        )
+        known = {each: references[each, "validation"] for each in types}
+        self._add_bounds(definitions["$defs"])
+        schema["components"] = {
+            "schemas": definitions["$defs"],
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer", "description": "An API key."}},
+        }
+        for path, operations in schema["paths"].items():
+            for operation in operations.values():
+                operation["responses"] = self._responses(path, known, GET_ERRORS.get(path, {}))
+                operation["security"] = self._security(path)
+        for path, model in self._posts.items():
+            schema["paths"][path] = {"post": self._post(path, model, known)}
+        return schema
+
+    def _post(self, path: str, model: type[BaseModel], known: Mapping[Any, Json]) -> Json:
+        return {
+            "summary": (model.__doc__ or "").partition("\n")[0],
+            "operationId": path.strip("/").replace("/", "_"),
+            "requestBody": {"content": {JSON: {"schema": known[model]}}, "required": True},
+            "responses": self._responses(path, known, POST_ERRORS),
+            "security": self._security(path),
+        }
+
+    def _responses(self, path: str, known: Mapping[Any, Json], errors: Mapping[int, str]) -> Json:
+        found: Json = {"200": {"description": "The response.", **self._content(path, known)}}
+        needs_key = {} if self._gate.is_open(path) else {401: "The API key is missing or not known."}
+        for status, text in sorted({**errors, **needs_key}.items()):
+            found[str(status)] = {"description": text, "content": {JSON: {"schema": known[bodies.ErrorBody]}}}
+        return found
+
+    def _content(self, path: str, known: Mapping[Any, Json]) -> Json:
+        if path == "/metrics":
+            return {"content": {TEXT: {"schema": {"type": "string"}}}}
+        if path not in BODIES:
+            return {}
+        content: Json = {JSON: {"schema": known[BODIES[path]]}}
+        if path in CHUNKS:
+            content[EVENTS] = {"itemSchema": _event(known[CHUNKS[path]], known[bodies.ErrorBody])}
+        return {"content": content}
+
+    def _security(self, path: str) -> list[Mapping[str, Collection[str]]]:
+        key: Mapping[str, Collection[str]] = {"bearer": []}
+        return [{}, key] if self._gate.is_open(path) else [key]
+
+    def _add_bounds(self, schema: object) -> None:
+        """Add the bounds of this router's model and config to the types that have them."""
+        if isinstance(schema, list):
+            for each in schema:
+                self._add_bounds(each)
+        elif isinstance(schema, dict):
+            if isinstance(title := schema.get("title"), str) and title in self._bounds:
+                name, bound = self._bounds[title]
+                schema[name] = bound
+            for each in schema.values():
+                self._add_bounds(each)
+
+
+def _event(chunk: Json, error: Json) -> Json:
+    """Return the schema of a server-sent event: a chunk, an error in mid-stream, or the end."""
+    payload = {"type": "string", "contentMediaType": JSON, "contentSchema": {"anyOf": [chunk, error]}}
+    return {
+        "type": "object",
+        "properties": {"data": {"anyOf": [payload, {"const": "[DONE]"}]}},
+        "required": ["data"],
+    }

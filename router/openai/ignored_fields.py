@@ -1,0 +1,62 @@
+"""Request fields without an effect: some of OpenAI's and vLLM's never have one, others only with certain values."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from baton.router.limits import MAX_METADATA, MAX_METADATA_CHARS, MAX_METADATA_NAME_CHARS, MAX_TEXT_CHARS
+from baton.router.openai.request_body import BOOLEAN, AtMost, RequestBody
+
+Label = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
+MetadataName = Annotated[str, Field(max_length=MAX_METADATA_NAME_CHARS)]
+MetadataValue = Annotated[str, Field(max_length=MAX_METADATA_CHARS)]
+
+
+class TextFormat(RequestBody):
+    """The only response format that is served."""
+
+    type: Literal["text"]
+
+
+class HarmlessFields(RequestBody):
+    """Fields that do not change the output, whatever their value."""
+
+    metadata: Annotated[dict[MetadataName, MetadataValue], AtMost(MAX_METADATA)] | None = None
+    store: bool = False
+    service_tier: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None  # needless: the router knows which worker has cached what
+    prompt_cache_retention: Label | None = None
+    prediction: dict[str, object] | None = None
+    parallel_tool_calls: bool = True
+
+
+class NeutralFields(HarmlessFields):
+    """Fields that would change the output and are not supported, with the values that leave it as it is."""
+
+    functions: Annotated[list[object], Field(max_length=0)] = []
+    function_call: Literal["none", "auto"] = "none"
+    response_format: TextFormat | None = None
+    structured_outputs: None = None
+    guided_json: None = None
+    guided_regex: None = None
+    guided_choice: None = None
+    guided_grammar: None = None
+    logits_processors: Annotated[list[object], Field(max_length=0)] = []
+    suffix: Literal[""] = ""
+    audio: None = None
+    modalities: Annotated[list[Literal["text"]], AtMost(1)] = ["text"]
+    verbosity: Literal["medium"] = "medium"
+    web_search_options: None = None
+    use_beam_search: Annotated[Literal[False], BOOLEAN] = False
+    length_penalty: Annotated[float, Field(ge=1, le=1)] = 1.0
+    truncate_prompt_tokens: None = None
+    bad_words: Annotated[list[str], Field(max_length=0)] = []
+    allowed_token_ids: None = None
+    prompt_embeds: None = None
+    chat_template: None = None
+    documents: Annotated[list[object], Field(max_length=0)] = []
+    spaces_between_special_tokens: Annotated[Literal[True], BOOLEAN] = True
+    return_tokens_as_token_ids: Annotated[Literal[False], BOOLEAN] = False
+    include_reasoning: Annotated[Literal[True], BOOLEAN] = True
+    kv_transfer_params: None = None

@@ -1,0 +1,123 @@
+"""A router with a real worker keeps to its /openapi.json: in what it accepts and refuses, and in its responses."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import Phase, find, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    positive_data_acceptance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.fuzz.fuzzing import Fuzzing
+from tests.fuzz.router_rig import MODEL_NAME, RouterRig
+from tests.integration.router_process import MODEL, RouterProcess, router_process, wait_workers
+from tests.integration.worker_process import worker_process
+
+TIMEOUT_S = 20.0
+MAX_TOKENS = 3
+VOCAB_SIZE = 4096
+CHECKS = [
+    not_a_server_error, status_code_conformance, content_type_conformance, response_headers_conformance,
+    response_schema_conformance, negative_data_rejection, positive_data_acceptance,
+]  # fmt: skip
+GENERATING = ("/v1/chat/completions", "/v1/completions")
+JsonObject = dict[str, Any]
+
+
+class RealWorkerRig(RouterRig):
+    """A router with one real worker, which prefills and decodes."""
+
+    async def _start(self, directory: Path) -> RouterProcess:
+        worker = await self._stack.enter_async_context(worker_process("decode", MODEL, directory, "--log-level=error"))
+        flags = ("--port=0", "--grpc-port=0", f"--workers={worker.address}", "--max-choices=3")
+        router = await self._stack.enter_async_context(router_process(directory, *flags))
+        async with router.client() as client:
+            await wait_workers(client, 1)
+        return router
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterRig]:
+    """A router with a real worker."""
+    rig = RealWorkerRig(tmp_path_factory.mktemp("real"))
+    yield rig
+    rig.close()
+
+
+@dataclass
+class DescriptionCheck:
+    """Sends requests, and compares what they get with the description."""
+
+    num_accepted: int = 0
+
+    def __call__(self, case: Case) -> None:
+        """Fail if the server accepts, refuses or responds other than it is described."""
+        is_valid = case.meta is not None and case.meta.generation.mode is GenerationMode.POSITIVE
+        if is_valid and case.path in GENERATING:
+            case.body = consistent(case.body)
+        response = case.call(timeout=TIMEOUT_S)
+        self.num_accepted += response.status_code == 200 and case.method == "POST"
+        checks = list(CHECKS)
+        if response.status_code == 400 and response.json()["error"]["code"] == "context_length_exceeded":
+            checks.remove(positive_data_acceptance)  # how long a text is in tokens, no schema can say
+        case.validate_response(response, checks=checks)
+
+
+def test_random_requests(fuzzing: Fuzzing, real: RouterRig) -> None:
+    schema = schemathesis.openapi.from_url(f"{real.router.url}/openapi.json")
+    check = DescriptionCheck()
+    operations = [operation.ok() for operation in schema.get_all_operations()]
+    inputs = [each.as_strategy(generation_mode=mode) for each in operations for mode in GenerationMode]
+    fuzzing.run_all([(each, check) for each in filter(is_possible, inputs)], 12)
+    assert check.num_accepted > 24
+    real.check_serves()
+
+
+def test_every_bound_of_every_field(real: RouterRig) -> None:
+    schema = schemathesis.openapi.from_url(f"{real.router.url}/openapi.json")
+    check = DescriptionCheck()
+    for operation in schema.get_all_operations():
+        cases = schema.iter_coverage_cases(
+            operation.ok(), generation_modes=list(GenerationMode), generation_config=schema.config.generation
+        )
+        for case in cases:
+            check(case)
+    assert check.num_accepted > 100
+    real.check_serves()
+
+
+def is_possible(inputs: st.SearchStrategy[Case]) -> bool:
+    """Whether there are any."""
+    try:
+        find(inputs, lambda _: True, settings=settings(max_examples=5, database=None, phases=(Phase.generate,)))
+    except Unsatisfiable:
+        return False
+    return True
+
+
+def consistent(body: JsonObject) -> JsonObject:
+    """A valid body with a short output, in which the fields keep the rules that JSON Schema has no words for."""
+    body = {**body, "model": MODEL_NAME}
+    if body.get("max_tokens") != 0:
+        body["max_tokens"] = MAX_TOKENS
+    for name, bound in (("max_completion_tokens", MAX_TOKENS), ("min_tokens", 1), ("best_of", 1)):
+        if body.get(name) is not None:
+            body[name] = min(body[name], bound)
+    if isinstance(body.get("prompt"), list):
+        body["n"] = 1
+    if body.get("logit_bias"):
+        body["logit_bias"] = {str(int(name) % VOCAB_SIZE): bias for name, bias in body["logit_bias"].items()}
+    return body

@@ -1,0 +1,188 @@
+"""Fields of requests: unknown ones are refused by name, null is the default, values have OpenAI's bounds."""
+
+from typing import Any
+
+import grpc
+import pytest
+
+from baton.protos.router_pb2 import GenerateRequest
+from baton.protos.router_pb2_grpc import InferenceStub
+from baton.router.openai.chat import ChatRequest
+from baton.router.openai.completions import CompletionRequest
+from baton.router.openai.tokenize import TokenizeRequest
+from tests.unit.router.running_router import running_router
+from tests.unit.router.scripted_worker import ScriptedWorker
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HELLO: Any = [{"role": "user", "content": "hello"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+async def test_unknown_fields_are_refused_with_what_to_do_instead() -> None:
+    cases: list[tuple[str, str, Any, str]] = [
+        (CHAT, "regex", "a+", "Structured output is not supported"),
+        (CHAT, "guided_decoding_backend", "x", "Structured output is not supported"),
+        (CHAT, "ebnf", "root ::= a", "Structured output is not supported"),
+        (CHAT, "json_schema", {}, "Structured output is not supported"),
+        (COMPLETIONS, "grammar", "root ::= a", "Structured output is not supported"),
+        (CHAT, "repeat_penalty", 1.1, "Use repetition_penalty."),
+        (COMPLETIONS, "max_new_tokens", 5, "Use max_tokens."),
+        (COMPLETIONS, "stop_sequences", ["a"], "Use stop."),
+        (CHAT, "typical_p", 0.5, "This sampler is not supported"),
+        (CHAT, "adapter_id", "a", "LoRA is not supported"),
+        (CHAT, "enable_thinking", False, "chat_template_kwargs"),
+        (CHAT, "reasoning_effort", "low", "chat_template_kwargs"),
+        (CHAT, "temprature", 1, "Did you mean temperature?"),
+        (CHAT, "prompt", "a", "supplied: prompt"),
+        (CHAT, "made_up", None, "supplied: made_up"),
+        ("/tokenize", "text", "a", "Use prompt."),
+        ("/detokenize", "token_ids", [5], "Use tokens."),
+    ]
+    needed = {CHAT: {"messages": HELLO}, COMPLETIONS: {"prompt": "a"}, "/tokenize": {"prompt": "a"}}
+    worker = ScriptedWorker()
+    async with running_router(worker) as router:
+        for path, name, value, advice in cases:
+            answer = await router.http.post(path, json={**needed.get(path, {"tokens": [5]}), name: value})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"]) == (400, "invalid_request_error"), name
+            assert (error["param"], error["code"]) == (name, "unknown_parameter")
+            assert error["message"].startswith(f"Unrecognized request argument supplied: {name}")
+            assert advice in error["message"]
+        nested: list[tuple[dict[str, Any], str]] = [
+            ({"stream": True, "stream_options": {"include_all": True}}, "stream_options.include_all"),
+            ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "b": 1}]}]}, PART),
+            ({"response_format": {"type": "text", "strict": True}}, "response_format.strict"),
+            ({"response_format": {"type": "json_object"}}, "response_format"),
+        ]
+        for fields, param in nested:
+            answer = await router.http.post(CHAT, json={"messages": HELLO, **fields})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        many = {"messages": HELLO, **{f"x{number}": 1 for number in range(1000)}}
+        assert "at most 256" in (await router.http.post(CHAT, json=many)).json()["error"]["message"]
+    assert not worker.commands
+
+
+PART = "messages[0].content[0].b"
+
+
+async def test_fields_that_change_nothing_are_accepted() -> None:
+    chat: list[dict[str, Any]] = [
+        {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "safety_identifier": "s"},
+        {"prompt_cache_key": "k", "parallel_tool_calls": False, "prediction": {"type": "content", "content": "a"}},
+        {"best_of": 1, "n": 1, "use_beam_search": False, "echo": False, "logit_bias": {}, "bad_words": []},
+        {"response_format": {"type": "text"}, "modalities": ["text"], "verbosity": "medium", "functions": []},
+        {"tools": [], "tool_choice": "auto"},
+        {"tools": [TOOL], "tool_choice": "none"},
+        {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}},
+        {"temperature": 2, "presence_penalty": -2, "frequency_penalty": 2, "top_p": 1, "seed": 7.0, "max_tokens": 2.0},
+        {"temperature": 0, "top_p": 1e-320, "repetition_penalty": 1e-320, "min_p": 1, "top_k": -1},
+    ]
+    worker = ScriptedWorker()
+    async with running_router(worker) as router:
+        for fields in chat:
+            answer = await router.http.post(CHAT, json={"messages": HELLO, "max_tokens": 2, **fields})
+            assert answer.status_code == 200, (fields, answer.text)
+        smallest = worker.commands[-1].sampling
+        assert smallest.top_p > 0
+        assert smallest.repetition_penalty > 0
+        for choice in (None, "auto", "required"):
+            body = {"messages": HELLO, "tools": [TOOL], "tool_choice": choice}
+            answer = await router.http.post(CHAT, json=body)
+            assert (answer.status_code, answer.json()["error"]["param"]) in ((400, "tools"), (400, "tool_choice"))
+
+
+async def test_optional_fields_may_be_null() -> None:
+    cases: list[tuple[str, type[Any], dict[str, Any]]] = [
+        (CHAT, ChatRequest, {"messages": HELLO, "seed": 1, "max_tokens": 5}),
+        (COMPLETIONS, CompletionRequest, {"prompt": "a", "seed": 1}),
+        ("/tokenize", TokenizeRequest, {"messages": HELLO}),
+    ]
+    async with running_router(ScriptedWorker()) as router:
+        for path, model, needed in cases:
+            nulls = dict.fromkeys(model.model_fields)
+            answer = await router.http.post(path, json={**nulls, **needed})
+            assert answer.status_code == 200, answer.text
+            plain = await router.http.post(path, json=needed)
+            for key in ("choices", "tokens"):
+                assert answer.json().get(key) == plain.json().get(key)
+        options = {"messages": HELLO, "stream": True, "stream_options": {"include_usage": None}}
+        assert (await router.http.post(CHAT, json=options)).status_code == 200
+
+
+async def test_values_have_openais_bounds_over_http_and_grpc() -> None:
+    cases: list[tuple[str, float]] = [
+        ("temperature", 2.01), ("temperature", -0.1), ("presence_penalty", 2.1), ("presence_penalty", -2.1),
+        ("frequency_penalty", 2.1), ("frequency_penalty", -2.1), ("top_p", 0), ("top_p", 1.1), ("min_p", 1.1),
+        ("repetition_penalty", 0),
+    ]  # fmt: skip
+    worker = ScriptedWorker()
+    async with running_router(worker) as router, grpc.aio.insecure_channel(router.grpc_address) as channel:
+        for name, value in cases:
+            answer = await router.http.post(CHAT, json={"messages": HELLO, name: value})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+            request = GenerateRequest(text="a", sampling={name: value})  # type: ignore[arg-type]  # one of these names
+            with pytest.raises(grpc.aio.AioRpcError, match=name) as caught:
+                await anext(aiter(InferenceStub(channel).Generate(request)))
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        for name, value in (("stream", "true"), ("seed", "7"), ("n", True), ("temperature", "1"), ("max_tokens", 1.5)):
+            answer = await router.http.post(CHAT, json={"messages": HELLO, name: value})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+    assert not worker.commands
+
+
+async def test_roles_are_those_that_openai_has() -> None:
+    worker = ScriptedWorker()
+    async with running_router(worker) as router:
+        for role in ("developer", "system", "user", "assistant", "tool", "function"):
+            messages = [*HELLO, {"role": role, "content": "a"}]
+            assert (await router.http.post(CHAT, json={"messages": messages, "max_tokens": 1})).status_code == 200
+        for role in ("robot", "", 5):
+            for content in ("a", [{"type": "text", "text": "a"}]):
+                messages = [*HELLO, {"role": role, "content": content}]
+                error = (await router.http.post(CHAT, json={"messages": messages})).json()["error"]
+                assert error["param"] == "messages[1].role"
+                assert "'developer', 'system', 'user', 'assistant', 'tool' or 'function'" in error["message"]
+
+
+async def test_a_developers_message_is_a_system_message_for_a_template_without_that_role() -> None:
+    async with running_router(ScriptedWorker()) as router:
+        tokens = [
+            (await router.http.post("/tokenize", json={"messages": [{"role": role, "content": "Be short."}]})).json()
+            for role in ("developer", "system", "user")
+        ]
+        assert tokens[0] == tokens[1] != tokens[2]
+
+
+async def test_what_is_too_long_for_the_context_has_openais_code() -> None:
+    async with running_router(ScriptedWorker()) as router:
+        cases: list[tuple[str, dict[str, Any], str]] = [
+            (COMPLETIONS, {"prompt": [5] * 256}, "your request has 256 input tokens"),
+            (COMPLETIONS, {"prompt": "a", "max_tokens": 256}, "257 tokens (1 input tokens and 256 in the output)"),
+            (COMPLETIONS, {"prompt": "a", "min_tokens": 300}, "the context leaves 255 tokens"),
+            (CHAT, {"messages": [{"role": "user", "content": "a b" * 300}]}, "Please reduce the length of the input."),
+            (CHAT, {"messages": [{"role": "user", "content": "a" * 5889}]}, "5888 characters"),
+        ]
+        for path, body, message in cases:
+            answer = await router.http.post(path, json=body)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+            assert message in error["message"]
+
+
+async def test_the_description_has_errors_streams_and_security() -> None:
+    async with running_router(ScriptedWorker(), api_key=("key",)) as router:
+        described = (await router.http.get("/openapi.json")).json()
+        for path in (CHAT, COMPLETIONS, "/tokenize", "/detokenize"):
+            post = described["paths"][path]["post"]
+            assert {"400", "401", "404", "413", "415", "429", "503"} < set(post["responses"])
+            assert post["security"] == [{"bearer": []}]
+        chat = described["paths"][CHAT]["post"]
+        assert set(chat["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+        assert described["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
+        schemas = described["components"]["schemas"]
+        stop = schemas["ChatRequest"]["properties"]["stop"]["anyOf"]
+        assert [each["type"] for each in stop] == ["string", "array", "null"]
+        assert stop[1]["maxItems"] == 16
+        content = schemas["ChatMessage"]["properties"]["content"]["anyOf"]
+        assert [each["type"] for each in content] == ["string", "array", "null"]
+        assert schemas["ChatRequest"]["additionalProperties"] is False
