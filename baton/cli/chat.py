@@ -60,7 +60,7 @@ class Conversation:
 @model_argument
 @click.option("--model", help="Name of the model; by default the first that the server names.")
 @click.option("--system", help="System message.")
-@click.option("--temperature", type=click.FloatRange(0, 100), help="0 always takes the most probable token.")
+@click.option("--temperature", type=click.FloatRange(0, 2), help="0 always takes the most probable token.")
 @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Sample from this much of the probability.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Longest answer in tokens.")
 @click.option("--seed", type=click.IntRange(0), help="The same seed gives the same answers.")

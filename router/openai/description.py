@@ -76,8 +76,11 @@ class Description:
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer", "description": "An API key."}},
         }
         for path, operations in schema["paths"].items():
-            for operation in operations.values():
-                operation["responses"] = self._responses(path, known, GET_ERRORS.get(path, {}))
+            for method, operation in operations.items():
+                found = self._responses(path, known, GET_ERRORS.get(path, {}))
+                if method == "head":
+                    found = {status: {"description": each["description"]} for status, each in found.items()}
+                operation["responses"] = found
                 operation["security"] = self._security(path)
         for path, model in self._posts.items():
             schema["paths"][path] = {"post": self._post(path, model, known)}
@@ -97,6 +100,8 @@ class Description:
         needs_key = {} if self._gate.is_open(path) else {401: "The API key is missing or not known."}
         for status, text in sorted({**errors, **needs_key}.items()):
             found[str(status)] = {"description": text, "content": {JSON: {"schema": known[bodies.ErrorBody]}}}
+            if status in (429, 503):
+                found[str(status)]["headers"] = {"retry-after": {"schema": {"type": "integer"}, "required": True}}
         return found
 
     def _content(self, path: str, known: Mapping[Any, Json]) -> Json:

@@ -34,7 +34,7 @@ class RequestBody(BaseModel):
         if len(body) > MAX_FIELDS:
             counts = {"num": len(body), "count": MAX_FIELDS}
             raise PydanticCustomError("too_many", "has {num} fields, but at most {count} are accepted", counts)
-        if not any(value is None for value in body.values()):
+        if None not in body.values():
             return body
         fields = cls.model_fields
         return {

@@ -23,8 +23,8 @@ class TokenizeRequest(RequestBody):
     model_config = ConfigDict(
         json_schema_extra={
             "anyOf": [
-                {"required": ["prompt"], "properties": {"prompt": {"type": "string"}}},
-                {"required": ["messages"], "properties": {"messages": {"type": "array"}}},
+                {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}}},
+                {"required": ["messages"], "properties": {"messages": {"type": "array"}, "prompt": {"type": "null"}}},
             ]
         }
     )
@@ -39,8 +39,10 @@ class TokenizeRequest(RequestBody):
     chat_template_kwargs: TemplateOptions = Field(default_factory=dict)
 
     def source(self) -> str | ChatPrompt:
-        """What is to be tokenised. Raises InvalidRequest if there is nothing."""
+        """What is to be tokenised. Raises InvalidRequest unless there is one of the two."""
         if self.messages is not None:
+            if self.prompt is not None:
+                raise FieldError("prompt", "prompt and messages must not both be given")
             return ChatPrompt(
                 messages=template_messages(self.messages),
                 add_generation_prompt=self.add_generation_prompt and not self.continue_final_message,

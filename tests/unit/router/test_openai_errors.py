@@ -78,6 +78,7 @@ async def test_what_is_wrong_with_a_request_is_said() -> None:
             (COMPLETIONS, {"prompt": [5] * 256}, "256 input tokens", "prompt"),
             (CHAT, {"messages": [{"role": "user", "content": "a b" * 300}]}, "input tokens", "messages"),
             ("/tokenize", {}, "prompt or messages", None),
+            ("/tokenize", {"prompt": "a", "messages": HELLO}, "must not both be given", "prompt"),
             ("/detokenize", {"tokens": [-1]}, "outside 0 to 4095", "tokens"),
             ("/detokenize", {"tokens": [True]}, "tokens[0] is True", "tokens"),
             ("/detokenize", {"tokens": [5] * 257}, "has 257 ids", "tokens"),

@@ -1,8 +1,10 @@
 """Fields of requests: unknown ones are refused by name, null is the default, values have OpenAI's bounds."""
 
+import asyncio
 from typing import Any
 
 import grpc
+import orjson
 import pytest
 
 from baton.protos.router_pb2 import GenerateRequest
@@ -10,11 +12,12 @@ from baton.protos.router_pb2_grpc import InferenceStub
 from baton.router.openai.chat import ChatRequest
 from baton.router.openai.completions import CompletionRequest
 from baton.router.openai.tokenize import TokenizeRequest
-from tests.unit.router.running_router import running_router
+from tests.unit.router.running_router import RunningRouter, running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO: Any = [{"role": "user", "content": "hello"}]
+PART = "messages[0].content[0].b"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
@@ -60,9 +63,6 @@ async def test_unknown_fields_are_refused_with_what_to_do_instead() -> None:
         many = {"messages": HELLO, **{f"x{number}": 1 for number in range(1000)}}
         assert "at most 256" in (await router.http.post(CHAT, json=many)).json()["error"]["message"]
     assert not worker.commands
-
-
-PART = "messages[0].content[0].b"
 
 
 async def test_fields_that_change_nothing_are_accepted() -> None:
@@ -186,3 +186,32 @@ async def test_the_description_has_errors_streams_and_security() -> None:
         content = schemas["ChatMessage"]["properties"]["content"]["anyOf"]
         assert [each["type"] for each in content] == ["string", "array", "null"]
         assert schemas["ChatRequest"]["additionalProperties"] is False
+
+
+async def post(router: RunningRouter, version: bytes, body: dict[str, Any]) -> tuple[bytes, Any]:
+    """Status and body of a response; HTTP/1.0 requests pass ASGI, HTTP/1.1 ones do not."""
+    host, _, port = router.url.removeprefix("http://").rpartition(":")
+    content = orjson.dumps(body)
+    head = b"POST /v1/chat/completions HTTP/%b\r\nhost: a\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(head % version + b"content-length: %d\r\n\r\n" % len(content) + content)
+        response = await asyncio.wait_for(reader.read(), 20)
+    finally:
+        writer.close()
+    head, _, content = response.partition(b"\r\n\r\n")
+    return head.split()[1], orjson.loads(content)
+
+
+async def test_both_paths_to_a_route_refuse_alike() -> None:
+    bodies: list[dict[str, Any]] = [
+        {"messages": HELLO, "regex": "a"},
+        {"messages": HELLO, "temperature": 3},
+        {"messages": [{"role": "robot", "content": "a"}]},
+        {"messages": [{"role": "user", "content": "a" * 5889}]},
+    ]
+    async with running_router(ScriptedWorker()) as router:
+        for body in bodies:
+            first = await post(router, b"1.1", body)
+            assert first[0] == b"400"
+            assert await post(router, b"1.0", body) == first
