@@ -17,8 +17,8 @@ LAST_NEWS_S = 1.0  # after a process's end, for what it still wrote
 class RestartPolicy:
     """When a process that died is started again, and when not.
 
-    A life that served for `stable_after_s` resets the counts. One that the kernel's out-of-memory killer ended has to have
-    served for `oom_stable_after_s`: requests may need minutes to fill the memory again.
+    A life that served for `stable_after_s` resets the counts, but not that of kills by the kernel's out-of-memory
+    killer. Requests may need minutes to fill the memory again, so this count needs `oom_stable_after_s`.
     """
 
     max_early_deaths: int = 3  # in a row, before it was ready

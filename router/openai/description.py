@@ -23,6 +23,7 @@ BODIES: Mapping[str, Any] = {
     "/ready": bodies.Readiness,
     "/workers": bodies.Workers,
     "/pools": dict[str, object],
+    "/version": dict[str, str],
 }
 CHUNKS: Mapping[str, Any] = {
     "/v1/chat/completions": bodies.ChatCompletionChunk,
