@@ -49,7 +49,7 @@ class RouterProcess:
 
 @asynccontextmanager
 async def router_process(
-    directory: Path, *flags: str, module: tuple[str, ...] = ("router",)
+    directory: Path, *flags: str, module: tuple[str, ...] = ("baton.router",)
 ) -> AsyncIterator[RouterProcess]:
     """Yields a `RouterProcess`; ended at the end if the test did not, and its log must be free of tracebacks."""
     log = directory / f"router-{len(list(directory.glob('router-*.log')))}.log"
