@@ -63,3 +63,6 @@ class NeutralFields(HarmlessFields):
     return_tokens_as_token_ids: Annotated[Literal[False], BOOLEAN] = False
     include_reasoning: Annotated[Literal[True], BOOLEAN] = True
     kv_transfer_params: None = None
+    mm_processor_kwargs: None = None
+    vllm_xargs: None = None
+    request_id: None = None  # the header x-request-id has it

@@ -38,7 +38,7 @@ FEATURES: Mapping[str, str] = {
     "dry_multiplier": SAMPLER, "dynatemp_range": SAMPLER, "epsilon_cutoff": SAMPLER, "eta_cutoff": SAMPLER,
     "mirostat": SAMPLER, "smoothing_factor": SAMPLER, "tfs_z": SAMPLER, "top_a": SAMPLER, "top_n_sigma": SAMPLER,
     "typical_p": SAMPLER, "xtc_probability": SAMPLER,
-    "images": "Multimodal input", "mm_processor_kwargs": "Multimodal input", "thinking_token_budget": "This budget",
+    "images": "Multimodal input", "thinking_token_budget": "This budget",
     "watermark": "A watermark",
 }  # fmt: skip
 

@@ -144,6 +144,27 @@ async def test_every_field_of_openais_client_may_be_null(
         assert answer.status_code == 200, answer.text
 
 
+async def test_a_request_with_all_of_vllms_defaults_is_served() -> None:
+    """Clients that make requests with vLLM's own models send every field."""
+    nulls = (
+        "reasoning_effort", "response_format", "structured_outputs", "truncate_prompt_tokens", "allowed_token_ids",
+        "prompt_logprobs", "documents", "chat_template", "chat_template_kwargs", "mm_processor_kwargs", "request_id",
+        "logits_processors", "return_tokens_as_token_ids", "return_token_ids", "cache_salt", "kv_transfer_params",
+        "vllm_xargs", "top_k", "min_p", "top_p", "tools", "user", "seed", "stream_options", "max_completion_tokens",
+    )  # fmt: skip
+    values = {
+        "logprobs": False, "top_logprobs": 0, "n": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0, "stop": [],
+        "stream": False, "tool_choice": "none", "include_reasoning": True, "parallel_tool_calls": True,
+        "use_beam_search": False, "length_penalty": 1.0, "stop_token_ids": [], "include_stop_str_in_output": False,
+        "ignore_eos": False, "min_tokens": 0, "skip_special_tokens": True, "spaces_between_special_tokens": True,
+        "bad_words": [], "echo": False, "add_generation_prompt": True, "continue_final_message": False,
+        "add_special_tokens": False, "priority": 0, "max_tokens": 2,
+    }  # fmt: skip
+    async with running_router(ScriptedWorker()) as router:
+        answer = await router.http.post(CHAT, json={"messages": HELLO, **dict.fromkeys(nulls), **values})
+        assert answer.status_code == 200, answer.text
+
+
 async def test_values_have_openais_bounds_over_http_and_grpc() -> None:
     cases: list[tuple[str, float]] = [
         ("temperature", 2.01), ("temperature", -0.1), ("presence_penalty", 2.1), ("presence_penalty", -2.1),
