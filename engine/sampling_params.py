@@ -40,7 +40,9 @@ class SamplingParams:
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 to 1")
         _require(-2 <= self.presence_penalty <= 2, "presence_penalty", self.presence_penalty, "from -2 to 2")
         _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", self.frequency_penalty, "from -2 to 2")
-        _require(0 < self.repetition_penalty <= 100, "repetition_penalty", self.repetition_penalty, "above 0")
+        _require(
+            0 < self.repetition_penalty <= 100, "repetition_penalty", self.repetition_penalty, "above 0 and at most 100"
+        )
         _require(0 <= self.seed < 1 << 64, "seed", self.seed, "a 64-bit unsigned number")
         _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
         _require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, "from 0 to max_tokens")

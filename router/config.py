@@ -10,6 +10,7 @@ from baton.rpc.registry.url import parse_registry_url
 from baton.rpc.slo import parse_slo
 
 PolicyName = Literal["cost", "round_robin", "least_loaded", "always_remote", "always_local"]
+DEFAULT_PORTS = {"http": 80, "https": 443}  # browsers leave them out of origins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +87,9 @@ class RouterConfig:
     def _check_origins(self) -> None:
         """An origin that no browser sends would have no effect."""
         for origin in self.cors_origins:
-            parts = urlsplit(origin)
-            if origin not in ("*", "null", f"{parts.scheme}://{parts.netloc}".lower()) or origin == "://":
-                raise OptionError(f"cors_origins: {origin!r} must be * or scheme://host[:port], without a path")
+            if origin not in ("*", "null") and not _is_origin(origin):
+                text = "must be * or scheme://host[:port], without a path and the scheme's default port"
+                raise OptionError(f"cors_origins: {origin!r} {text}")
 
     def promised_s(self) -> dict[str, float]:
         """Return the seconds that requests are promised as `ttft` and `tpot`; empty: nothing. Raises OptionError."""
@@ -127,3 +128,14 @@ class RouterConfig:
     def model_name(self) -> str:
         """The name that clients use for the model."""
         return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _is_origin(text: str) -> bool:
+    """Return whether browsers send this as an `origin` header."""
+    try:
+        parts = urlsplit(text)
+        is_default_port = parts.port is not None and parts.port == DEFAULT_PORTS.get(parts.scheme)
+    except ValueError:
+        return False
+    is_plain = parts.username is None and text == f"{parts.scheme}://{parts.netloc}".lower()
+    return bool(parts.hostname) and is_plain and not is_default_port

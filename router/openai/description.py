@@ -9,6 +9,7 @@ from baton.router.openai import responses as bodies
 from baton.router.openai.fields import CHOICES, STOP_STRINGS
 from baton.router.openai.prompts import PROMPTS, TOKEN_ID
 from baton.router.service import RouterService
+from baton.rpc.metrics_format import OPENMETRICS
 
 Json = dict[str, Any]
 
@@ -33,7 +34,7 @@ POST_ERRORS: Mapping[int, str] = {
     400: "The body or a header is not as described, or the request does not fit the model's context.",
     404: "The model does not exist.",
     413: "The body is too large.",
-    415: "The body is no JSON, or is not declared as such.",
+    415: "The body is not declared as JSON, or has a content-encoding other than gzip.",
     429: "The router, or what the API key may use, is exhausted; `retry-after` has the seconds to wait.",
     499: "The request was cancelled.",
     500: "The server failed.",
@@ -77,10 +78,8 @@ class Description:
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer", "description": "An API key."}},
         }
         for path, operations in schema["paths"].items():
-            for method, operation in operations.items():
+            for operation in operations.values():
                 found = self._responses(path, known, GET_ERRORS.get(path, {}))
-                if method == "head":
-                    found = {status: {"description": each["description"]} for status, each in found.items()}
                 operation["responses"] = found
                 operation["security"] = self._security(path)
         for path, model in self._posts.items():
@@ -107,7 +106,7 @@ class Description:
 
     def _content(self, path: str, known: Mapping[Any, Json]) -> Json:
         if path == "/metrics":
-            return {"content": {TEXT: {"schema": {"type": "string"}}}}
+            return {"content": {each: {"schema": {"type": "string"}} for each in (TEXT, OPENMETRICS)}}
         if path not in BODIES:
             return {}
         content: Json = {JSON: {"schema": known[BODIES[path]]}}

@@ -27,6 +27,7 @@ class HarmlessFields(RequestBody):
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None  # needless: the router knows which worker has cached what
     prompt_cache_retention: Label | None = None
+    prompt_cache_options: dict[str, object] | None = None
     prediction: dict[str, object] | None = None
     parallel_tool_calls: bool = True
 
@@ -48,6 +49,8 @@ class NeutralFields(HarmlessFields):
     modalities: Annotated[list[Literal["text"]], AtMost(1)] | None = None
     verbosity: Literal["medium"] = "medium"
     web_search_options: None = None
+    moderation: None = None
+    reasoning_effort: None = None
     use_beam_search: Annotated[Literal[False], BOOLEAN] = False
     length_penalty: Annotated[float, Field(ge=1, le=1)] = 1.0
     truncate_prompt_tokens: None = None
@@ -60,3 +63,6 @@ class NeutralFields(HarmlessFields):
     return_tokens_as_token_ids: Annotated[Literal[False], BOOLEAN] = False
     include_reasoning: Annotated[Literal[True], BOOLEAN] = True
     kv_transfer_params: None = None
+    mm_processor_kwargs: None = None
+    vllm_xargs: None = None
+    request_id: None = None  # the header x-request-id has it

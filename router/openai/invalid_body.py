@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 from baton.engine.errors import InvalidRequest
 from baton.router.errors import FieldError
 from baton.router.openai.ignored_fields import NeutralFields
-from baton.router.openai.unknown_fields import advice
+from baton.router.openai.unknown_fields import advice, template_advice
 
 MAX_NAME_CHARS = 200
 MAX_SHOWN_CHARS = 50
@@ -26,7 +26,9 @@ def invalid_body(model: type[BaseModel], error: ValidationError) -> InvalidReque
         more = advice(str(location[0]), known)
         return FieldError(name, f"{text}. {more}" if more else text, "unknown_parameter")
     if location[0] in NeutralFields.__annotations__:
-        return FieldError(str(location[0]), f"{location[0]} is not supported by this server; leave it out")
+        text = f"{location[0]} is not supported by this server; leave it out"
+        option = template_advice(str(location[0]), model.model_fields)
+        return FieldError(str(location[0]), f"{text}. {option}" if option else text)
     shown = _shown(problem["input"])
     return FieldError(name, f"{name}: {problem['msg']}" + (f", not {shown}" if shown else ""))
 

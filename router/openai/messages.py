@@ -47,7 +47,8 @@ class ContentPart(RequestBody):
     text: str | None = None
     refusal: str | None = None
     annotations: list[object] | None = None  # of an output that the client sends back
-    cache_control: dict[str, object] | None = None  # needless: all prompts are cached
+    cache_control: dict[str, object] | None = None  # needless, as is the next: all prompts are cached
+    prompt_cache_breakpoint: dict[str, object] | None = None
 
 
 class ChatMessage(RequestBody):

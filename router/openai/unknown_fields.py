@@ -28,6 +28,7 @@ RENAMED: Mapping[str, str] = {
     "token_ids": "tokens",
     "top_n_tokens": "top_logprobs",
 }
+MAX_COMPARED_CHARS = 64  # of a name for which similar ones are looked up, which takes time with its length
 TEMPLATE_OPTIONS = frozenset({"enable_thinking", "reasoning_effort", "thinking"})
 STRUCTURED_OUTPUT, LORA, SAMPLER = "Structured output", "LoRA", "This sampler"
 FEATURES: Mapping[str, str] = {
@@ -37,7 +38,7 @@ FEATURES: Mapping[str, str] = {
     "dry_multiplier": SAMPLER, "dynatemp_range": SAMPLER, "epsilon_cutoff": SAMPLER, "eta_cutoff": SAMPLER,
     "mirostat": SAMPLER, "smoothing_factor": SAMPLER, "tfs_z": SAMPLER, "top_a": SAMPLER, "top_n_sigma": SAMPLER,
     "typical_p": SAMPLER, "xtc_probability": SAMPLER,
-    "images": "Multimodal input", "mm_processor_kwargs": "Multimodal input", "thinking_token_budget": "This budget",
+    "images": "Multimodal input", "thinking_token_budget": "This budget",
     "watermark": "A watermark",
 }  # fmt: skip
 
@@ -48,7 +49,14 @@ def advice(name: str, known: Collection[str]) -> str:
         return f"{FEATURES.get(name, STRUCTURED_OUTPUT)} is not supported by this server."
     if RENAMED.get(name) in known:
         return f"Use {RENAMED[name]}."
+    if option := template_advice(name, known):
+        return option
+    similar = get_close_matches(name, known, n=1, cutoff=0.8) if len(name) <= MAX_COMPARED_CHARS else ()
+    return f"Did you mean {similar[0]}?" if similar else ""
+
+
+def template_advice(name: str, known: Collection[str]) -> str:
+    """Return how to set an option that some chat templates have; empty for other fields."""
     if name in TEMPLATE_OPTIONS and "chat_template_kwargs" in known:
         return f'If the chat template has this option, set it in chat_template_kwargs: {{"{name}": ...}}.'
-    similar = get_close_matches(name, known, n=1, cutoff=0.8)
-    return f"Did you mean {similar[0]}?" if similar else ""
+    return ""

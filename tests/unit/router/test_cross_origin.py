@@ -67,7 +67,18 @@ async def test_a_browser_may_ask_first_and_needs_no_key_for_that() -> None:
         assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, PAGE)
 
 
-@pytest.mark.parametrize("origin", ["", "a.org", "https://a.org/", "https://a.org/chat", "https://A.org", "://"])
+@pytest.mark.parametrize("origin", ["http://[::1]:3000", "https://a.org:8443", "chrome-extension://abc", "null", "*"])
+def test_origins_are_what_browsers_send(origin: str) -> None:
+    assert RouterConfig(model=MODEL, cors_origins=(origin,)).cors_origins == (origin,)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "", "a.org", "https://a.org/", "https://a.org/chat", "https://A.org", "://", "https://", "https://[",
+        "https://a.org:443", "http://a.org:80", "https://user@a.org",
+    ],
+)  # fmt: skip
 def test_what_is_no_origin_is_refused(origin: str) -> None:
     with pytest.raises(OptionError, match=r"cors_origins: .* must be"):
         RouterConfig(model=MODEL, cors_origins=(origin,))

@@ -1,23 +1,28 @@
 """Fields of requests: unknown ones are refused by name, null is the default, values have OpenAI's bounds."""
 
 import asyncio
-from typing import Any
+import tracemalloc
+from typing import Any, get_type_hints
 
 import grpc
 import orjson
 import pytest
+from openai.types import completion_create_params as completion_params
+from openai.types.chat import completion_create_params as chat_params
 
 from baton.protos.router_pb2 import GenerateRequest
 from baton.protos.router_pb2_grpc import InferenceStub
 from baton.router.openai.chat import ChatRequest
 from baton.router.openai.completions import CompletionRequest
 from baton.router.openai.tokenize import TokenizeRequest
+from baton.router.openai.unknown_fields import advice
 from tests.unit.router.running_router import RunningRouter, running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO: Any = [{"role": "user", "content": "hello"}]
 PART = "messages[0].content[0].b"
+CACHED_PART = {"type": "text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
@@ -34,7 +39,6 @@ async def test_unknown_fields_are_refused_with_what_to_do_instead() -> None:
         (CHAT, "typical_p", 0.5, "This sampler is not supported"),
         (CHAT, "adapter_id", "a", "LoRA is not supported"),
         (CHAT, "enable_thinking", False, "chat_template_kwargs"),
-        (CHAT, "reasoning_effort", "low", "chat_template_kwargs"),
         (CHAT, "temprature", 1, "Did you mean temperature?"),
         (CHAT, "prompt", "a", "supplied: prompt"),
         (CHAT, "made_up", None, "supplied: made_up"),
@@ -56,13 +60,26 @@ async def test_unknown_fields_are_refused_with_what_to_do_instead() -> None:
             ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "b": 1}]}]}, PART),
             ({"response_format": {"type": "text", "strict": True}}, "response_format.strict"),
             ({"response_format": {"type": "json_object"}}, "response_format"),
+            ({"reasoning_effort": "low"}, "reasoning_effort"),
         ]
         for fields, param in nested:
             answer = await router.http.post(CHAT, json={"messages": HELLO, **fields})
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        assert "set it in chat_template_kwargs" in answer.json()["error"]["message"]
         many = {"messages": HELLO, **{f"x{number}": 1 for number in range(1000)}}
         assert "at most 256" in (await router.http.post(CHAT, json=many)).json()["error"]["message"]
     assert not worker.commands
+
+
+def test_a_name_of_megabytes_is_not_compared_with_others() -> None:
+    """It would take seconds in which no other request is served, and memory for each of its characters."""
+    name = "temperature" * 100_000
+    tracemalloc.start()
+    try:
+        assert not advice(name, ChatRequest.model_fields)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 async def test_fields_that_change_nothing_are_accepted() -> None:
@@ -72,6 +89,7 @@ async def test_fields_that_change_nothing_are_accepted() -> None:
         {"best_of": 1, "n": 1, "use_beam_search": False, "echo": False, "logit_bias": {}, "bad_words": []},
         {"response_format": {"type": "text"}, "modalities": ["text"], "verbosity": "medium", "functions": []},
         {"tools": [], "tool_choice": "auto"},
+        {"prompt_cache_options": {"mode": "explicit"}, "messages": [{"role": "user", "content": [CACHED_PART]}]},
         {"tools": [TOOL], "tool_choice": "none"},
         {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}},
         {"temperature": 2, "presence_penalty": -2, "frequency_penalty": 2, "top_p": 1, "seed": 7.0, "max_tokens": 2.0},
@@ -109,11 +127,49 @@ async def test_optional_fields_may_be_null() -> None:
         assert (await router.http.post(CHAT, json=options)).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "parameters", "needed"),
+    [
+        (CHAT, chat_params.CompletionCreateParamsNonStreaming, {"messages": HELLO, "max_tokens": 2}),
+        (COMPLETIONS, completion_params.CompletionCreateParamsNonStreaming, {"prompt": "a"}),
+    ],
+)
+async def test_every_field_of_openais_client_may_be_null(
+    path: str, parameters: type[Any], needed: dict[str, Any]
+) -> None:
+    nulls = dict.fromkeys(get_type_hints(parameters))
+    assert "temperature" in nulls
+    async with running_router(ScriptedWorker()) as router:
+        answer = await router.http.post(path, json={**nulls, **needed})
+        assert answer.status_code == 200, answer.text
+
+
+async def test_a_request_with_all_of_vllms_defaults_is_served() -> None:
+    """Clients that make requests with vLLM's own models send every field."""
+    nulls = (
+        "reasoning_effort", "response_format", "structured_outputs", "truncate_prompt_tokens", "allowed_token_ids",
+        "prompt_logprobs", "documents", "chat_template", "chat_template_kwargs", "mm_processor_kwargs", "request_id",
+        "logits_processors", "return_tokens_as_token_ids", "return_token_ids", "cache_salt", "kv_transfer_params",
+        "vllm_xargs", "top_k", "min_p", "top_p", "tools", "user", "seed", "stream_options", "max_completion_tokens",
+    )  # fmt: skip
+    values = {
+        "logprobs": False, "top_logprobs": 0, "n": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0, "stop": [],
+        "stream": False, "tool_choice": "none", "include_reasoning": True, "parallel_tool_calls": True,
+        "use_beam_search": False, "length_penalty": 1.0, "stop_token_ids": [], "include_stop_str_in_output": False,
+        "ignore_eos": False, "min_tokens": 0, "skip_special_tokens": True, "spaces_between_special_tokens": True,
+        "bad_words": [], "echo": False, "add_generation_prompt": True, "continue_final_message": False,
+        "add_special_tokens": False, "priority": 0, "max_tokens": 2,
+    }  # fmt: skip
+    async with running_router(ScriptedWorker()) as router:
+        answer = await router.http.post(CHAT, json={"messages": HELLO, **dict.fromkeys(nulls), **values})
+        assert answer.status_code == 200, answer.text
+
+
 async def test_values_have_openais_bounds_over_http_and_grpc() -> None:
     cases: list[tuple[str, float]] = [
         ("temperature", 2.01), ("temperature", -0.1), ("presence_penalty", 2.1), ("presence_penalty", -2.1),
         ("frequency_penalty", 2.1), ("frequency_penalty", -2.1), ("top_p", 0), ("top_p", 1.1), ("min_p", 1.1),
-        ("repetition_penalty", 0),
+        ("repetition_penalty", 0), ("repetition_penalty", 100.1),
     ]  # fmt: skip
     worker = ScriptedWorker()
     async with running_router(worker) as router, grpc.aio.insecure_channel(router.grpc_address) as channel:
@@ -124,6 +180,7 @@ async def test_values_have_openais_bounds_over_http_and_grpc() -> None:
             with pytest.raises(grpc.aio.AioRpcError, match=name) as caught:
                 await anext(aiter(InferenceStub(channel).Generate(request)))
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "above 0 and at most 100" in str(caught.value.details())
         for name, value in (("stream", "true"), ("seed", "7"), ("n", True), ("temperature", "1"), ("max_tokens", 1.5)):
             answer = await router.http.post(CHAT, json={"messages": HELLO, name: value})
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
@@ -183,19 +240,21 @@ async def test_the_description_has_errors_streams_and_security() -> None:
         stop = schemas["ChatRequest"]["properties"]["stop"]["anyOf"]
         assert [each["type"] for each in stop] == ["string", "array", "null"]
         assert stop[1]["maxItems"] == 16
+        metrics = described["paths"]["/metrics"]["get"]["responses"]["200"]["content"]
+        assert set(metrics) == {"text/plain", "application/openmetrics-text"}
         content = schemas["ChatMessage"]["properties"]["content"]["anyOf"]
         assert [each["type"] for each in content] == ["string", "array", "null"]
         assert schemas["ChatRequest"]["additionalProperties"] is False
 
 
-async def post(router: RunningRouter, version: bytes, body: dict[str, Any]) -> tuple[bytes, Any]:
-    """Status and body of a response; HTTP/1.0 requests pass ASGI, HTTP/1.1 ones do not."""
+async def post(router: RunningRouter, version: bytes, query: bytes, body: dict[str, Any]) -> tuple[bytes, Any]:
+    """Status and body of a response; HTTP/1.1 requests with a query pass ASGI, others do not."""
     host, _, port = router.url.removeprefix("http://").rpartition(":")
     content = orjson.dumps(body)
-    head = b"POST /v1/chat/completions HTTP/%b\r\nhost: a\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    head = b"POST /v1/chat/completions%b HTTP/%b\r\nhost: a\r\nconnection: close\r\ncontent-type: application/json\r\n"
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
-        writer.write(head % version + b"content-length: %d\r\n\r\n" % len(content) + content)
+        writer.write(head % (query, version) + b"content-length: %d\r\n\r\n" % len(content) + content)
         response = await asyncio.wait_for(reader.read(), 20)
     finally:
         writer.close()
@@ -212,6 +271,7 @@ async def test_both_paths_to_a_route_refuse_alike() -> None:
     ]
     async with running_router(ScriptedWorker()) as router:
         for body in bodies:
-            first = await post(router, b"1.1", body)
+            first = await post(router, b"1.1", b"", body)
             assert first[0] == b"400"
-            assert await post(router, b"1.0", body) == first
+            assert await post(router, b"1.1", b"?over=asgi", body) == first
+            assert await post(router, b"1.0", b"", body) == first
