@@ -89,7 +89,7 @@ class _DescribedApp(FastAPI):
     """FastAPI with a complete /openapi.json."""
 
     def __init__(self, description: Description) -> None:
-        super().__init__(title="Baton")
+        super().__init__(title="Baton", redirect_slashes=False)  # a redirect names the Host that a proxy sent
         self._description = description
 
     def openapi(self) -> dict[str, Any]:

@@ -119,7 +119,12 @@ async def test_broken_bodies_and_wrong_paths() -> None:
             415,
             "content-type: application/json",
         )
-        for method, path in (("GET", "/v1/nothing"), ("POST", "/v1/embeddings"), ("DELETE", "/nothing")):
+        for method, path in (
+            ("GET", "/v1/nothing"),
+            ("POST", "/v1/embeddings"),
+            ("DELETE", "/nothing"),
+            ("GET", "/health/"),
+        ):
             unknown = await http.request(method, path)
             check(unknown, 404, f"Unknown request URL: {method} {path}.")
             assert unknown.json()["error"]["code"] == "unknown_url"
