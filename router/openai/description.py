@@ -34,7 +34,7 @@ POST_ERRORS: Mapping[int, str] = {
     404: "The model does not exist.",
     413: "The body is too large.",
     415: "The body is not declared as JSON, or has another content-encoding than gzip.",
-    429: "The router, or what the API key may use, is exhausted; `retry-after` has the seconds to wait.",
+    429: "The router is full, or the API key has used up its limit; `retry-after` has the seconds to wait.",
     499: "The request was cancelled.",
     500: "The server failed.",
     503: "No worker can serve the request now.",
