@@ -21,7 +21,7 @@ ROUTER_OPTIONS = {
     ),
     "policy": OptionInfo("How workers are chosen for a request."),
     "local_prefill_below": OptionInfo(
-        "A decode worker prefills fewer uncached tokens than this itself; 0: never. Unset in a router: if it is cheaper.",
+        "A decode worker prefills fewer uncached tokens than this itself; 0: never. Unset in a router: if cheaper.",
         minimum=0,
     ),
     "slo": OptionInfo(

@@ -28,7 +28,7 @@ from baton.loadtool.target import Target
 from baton.loadtool.terminal import show_sweep
 from baton.loadtool.vocabulary import Vocabulary
 
-NOT_TOLD = frozenset({"headers", "slo", "words"})  # headers may hold secrets; limits are told as one
+NOT_TOLD = frozenset({"headers", "slo", "words"})  # headers may hold secrets; limits are reported as one
 FILE_WIDTH = 130
 
 
