@@ -40,11 +40,11 @@ class Cell:
 
 AZURE, MOONCAKE = "azure_conv.csv", "mooncake_conversation.csv"
 CELLS = (
-    *(Cell(AZURE, "ttft=1,tpot=0.02", 2, rate) for rate in (0.5, 1, 1.5, 2, 2.5)),
-    *(Cell(AZURE, "ttft=1,tpot=0.02", 8, rate) for rate in (2, 4, 6, 8, 10, 12)),
-    *(Cell(AZURE, "ttft=1,tpot=0.03", 8, rate) for rate in (4, 8, 10, 12, 14)),
-    *(Cell(MOONCAKE, "ttft=4,tpot=0.03", 8, rate) for rate in (0.25, 0.5, 0.75, 1, 1.5, 2, 3)),
-    *(Cell(MOONCAKE, "ttft=4,tpot=0.03", 20, rate) for rate in (0.5, 1, 1.5, 2)),
+    *(Cell(AZURE, "ttft=1s,tpot=20ms", 2, rate) for rate in (0.5, 1, 1.5, 2, 2.5)),
+    *(Cell(AZURE, "ttft=1s,tpot=20ms", 8, rate) for rate in (2, 4, 6, 8, 10, 12)),
+    *(Cell(AZURE, "ttft=1s,tpot=30ms", 8, rate) for rate in (4, 8, 10, 12, 14)),
+    *(Cell(MOONCAKE, "ttft=4s,tpot=30ms", 8, rate) for rate in (0.25, 0.5, 0.75, 1, 1.5, 2, 3)),
+    *(Cell(MOONCAKE, "ttft=4s,tpot=30ms", 20, rate) for rate in (0.5, 1, 1.5, 2)),
 )
 
 

@@ -100,15 +100,15 @@ class ClusterConfig:
 
 
 CLUSTER_OPTIONS = {
-    "model": OptionInfo("Directory or Hugging Face id of a checkpoint; unset: the bundled model."),
-    "served_model_name": OptionInfo("Name of the model for clients; unset: from the model's directory or id."),
+    "model": OptionInfo("Directory or Hugging Face id of a checkpoint. Default: the bundled model."),
+    "served_model_name": OptionInfo("Name of the model for clients. Default: from the model's directory or id."),
     "host": OptionInfo("Address on which clients are served; workers listen on 127.0.0.1."),
     "port": OptionInfo("Port of the OpenAI HTTP server.", minimum=1, maximum=65535),
     "prefill": OptionInfo("Prefill workers; 1 unless there are colocated workers.", minimum=0, maximum=256),
     "decode": OptionInfo("Decode workers; 1 unless there are colocated workers.", minimum=0, maximum=256),
     "both": OptionInfo("Colocated workers, which prefill and decode.", minimum=0, maximum=256),
     "tensor_parallel": OptionInfo(
-        "Ranks of each decode (or colocated) worker, which have the model together.",
+        "Tensor-parallel ranks of each decode (or colocated) worker.",
         minimum=1,
         maximum=64,
         aliases=("--tensor-parallel-size", "-tp"),
@@ -126,7 +126,7 @@ CLUSTER_OPTIONS = {
     "router_processes": OptionInfo("Router processes that share the port.", minimum=1, maximum=256),
     "prefill_kv_cache_memory_bytes": OptionInfo("Memory of each prefill worker's KV cache.", minimum=1 << 16),
     "decode_kv_cache_memory_bytes": OptionInfo("Memory of each decode worker's KV cache.", minimum=1 << 16),
-    "log_dir": OptionInfo("Directory for the processes' logs; unset: a temporary one, removed after a good end."),
+    "log_dir": OptionInfo("Directory for the processes' logs. Default: a temporary one, removed after a clean end."),
 }
 WORKER_PLANNED = frozenset(
     {
@@ -149,12 +149,12 @@ LOCAL_PREFILL_BELOW = 64
 ENGINE_INFOS = {
     **WORKER_OPTIONS,
     "kv_cache_memory_bytes": OptionInfo(
-        "Memory of each worker's KV cache; unset: a share of the free memory, on a GPU what gpu_memory_utilization "
+        "Memory of each worker's KV cache. Default: a share of the free memory, on a GPU what gpu_memory_utilization "
         "leaves.",
         minimum=1 << 16,
     ),
     "num_threads": OptionInfo(
-        "Threads of torch in each worker; unset: its share of the cores.", minimum=1, maximum=4096
+        "Threads of torch in each worker. Default: its share of the cores.", minimum=1, maximum=4096
     ),
 }
 

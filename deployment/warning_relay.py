@@ -70,5 +70,5 @@ class WarningRelay:
             return
         self._seen.add(kind)
         if len(self._seen) > MAX_WARNINGS:
-            message = "more warnings are in the logs alone"
+            message = "further warnings are only in the logs"
         self._listener(Warned(name, message[:MAX_CHARS]))

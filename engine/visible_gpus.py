@@ -38,7 +38,7 @@ def visible_gpus(driver: str = DRIVER) -> VisibleGpus:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
         count, has_cuda = done.stdout.split()[-2:]
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        return VisibleGpus(0, f"torch could not be asked for GPUs ({type(error).__name__})")
+        return VisibleGpus(0, f"torch failed to report GPUs ({type(error).__name__})")
     return describe_gpus(int(count), has_cuda=has_cuda == "True")
 
 

@@ -83,7 +83,7 @@ def _words(answer: httpx.Response) -> str:
 def _unreachable(url: str, error: Exception) -> str:
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return f"{url}: {error}; name who signed its certificate by --ssl-ca-certs"
-    return f"no server answers at {url} ({error}); name it by --url"
+    return f"no server answers at {url} ({error}); set --url"
 
 
 def _json(answer: httpx.Response) -> object:

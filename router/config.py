@@ -79,7 +79,7 @@ class RouterConfig:
         if (self.target_ttft_ms is None) != (self.target_tpot_ms is None):
             raise OptionError("target_ttft_ms: it needs target_tpot_ms, and target_tpot_ms needs it")
         if self.slo is not None and self.target_ttft_ms is not None:
-            raise OptionError("slo: it says what target_ttft_ms and target_tpot_ms say; give slo alone")
+            raise OptionError("slo: it replaces target_ttft_ms and target_tpot_ms; give slo alone")
         self.promised_s()
         self._check_origins()
         self._check_https()

@@ -10,50 +10,51 @@ GPU_TRANSPORTS = ("auto", "nixl", "nccl", "staged")  # for workers on GPUs
 ENGINE_OPTIONS = {
     "model": OptionInfo("Directory of a checkpoint in Hugging Face's format."),
     "dtype": OptionInfo(
-        "Type of weights and of what is computed; auto is the checkpoint's.", choices=("auto", "bfloat16", "float32")
+        "Type of weights and activations; auto is the checkpoint's.", choices=("auto", "bfloat16", "float32")
     ),
     "quantization": OptionInfo(
-        "int8: weights, and what they are multiplied with, have 8 bits each, on CPUs. Unset: as dtype says.",
+        "int8, on CPUs: 8-bit weights and activations. Default: as dtype says.",
         choices=("int8",),
         aliases=("-q",),
     ),
     "device": OptionInfo("Device of the model: auto (a GPU if torch sees one), cpu, cuda or cuda:N."),
-    "block_size": OptionInfo("Tokens a KV block.", minimum=1, maximum=1024),
+    "block_size": OptionInfo("Tokens per KV block.", minimum=1, maximum=1024),
     "kv_cache_memory_bytes": OptionInfo(
-        "Memory of the KV cache; unset: a share of the free memory, on a GPU what gpu_memory_utilization leaves.",
+        "Memory of the KV cache. Default: a share of the free memory, on a GPU what gpu_memory_utilization leaves.",
         minimum=1 << 16,
     ),
     "gpu_memory_utilization": OptionInfo(
-        "Share of a GPU's memory to take: what the weights and the greatest step leave of it is the KV cache.",
+        "Share of a GPU's memory to use; the KV cache gets what the weights and the largest step leave of it.",
         minimum=0.01,
         maximum=1,
     ),
     "kv_cache_dtype": OptionInfo(
-        "Type of the KV cache; auto is that of what is computed; int8, on CPUs, takes about half of bfloat16's memory, "
-        "fp8 (fp8_e4m3), on GPUs, half.",
+        "Type of the KV cache; auto is the type of the activations. int8, on CPUs, takes about half of bfloat16's "
+        "memory; fp8 (fp8_e4m3), on GPUs, half.",
         choices=KV_CACHE_DTYPES,
     ),
-    "max_model_len": OptionInfo("Longest prompt plus output in tokens; unset: what the checkpoint allows.", minimum=1),
-    "max_num_batched_tokens": OptionInfo("Token budget of an engine step; unset: 256, on a GPU 8192.", minimum=1),
-    "max_num_seqs": OptionInfo("Most requests in a batch; unset: 64, on a GPU 256.", minimum=1),
-    "max_num_waiting": OptionInfo("Most requests in the waiting queue; more are refused.", minimum=1),
-    "enable_prefix_caching": OptionInfo("Keep the KV of finished requests for prompts that start alike."),
+    "max_model_len": OptionInfo(
+        "Longest prompt plus output in tokens. Default: what the checkpoint allows.", minimum=1
+    ),
+    "max_num_batched_tokens": OptionInfo("Token budget of an engine step. Default: 256, on a GPU 8192.", minimum=1),
+    "max_num_seqs": OptionInfo("Maximum requests in a batch. Default: 64, on a GPU 256.", minimum=1),
+    "max_num_waiting": OptionInfo("Maximum requests in the waiting queue; further ones are refused.", minimum=1),
+    "enable_prefix_caching": OptionInfo("Keep the KV of finished requests for prompts with the same prefix."),
     "kv_parts": OptionInfo(
-        "Parts that KV blocks are made of, the same for all workers that hand KV over: as many as the one with the "
-        "most tensor-parallel ranks has. Unset: this worker's ranks.",
+        "Shards of a KV block; equal for all workers that hand KV over to each other: the largest number of "
+        "tensor-parallel ranks among them. Default: this worker's ranks.",
         minimum=1,
         maximum=1024,
     ),
     "num_threads": OptionInfo("Threads of torch.", minimum=1, maximum=4096),
     "cores": OptionInfo(
-        "Cores that the engine computes on, and loads its weights from, such as 0-3,8; several ranks share them out. "
-        "Unset: any."
+        "CPU cores of the engine, such as 0-3,8; the ranks of a worker divide them among themselves. Default: any."
     ),
     "async_scheduling": OptionInfo(
-        "Launch a step while the one before it is under way; unset: on GPUs. A request with top-k, top-p, penalties or "
-        "logprobs in the batch leaves it out for that step."
+        "Launch a step while the previous one is running. Default: on GPUs. Steps with a request that uses top-k, "
+        "top-p, penalties or logprobs wait for the previous one."
     ),
-    "enforce_eager": OptionInfo("On a GPU, launch each kernel by itself: no CUDA graphs of decodes."),
+    "enforce_eager": OptionInfo("On a GPU, decode without CUDA graphs."),
 }
 
 WORKER_OPTIONS = {
@@ -72,21 +73,21 @@ WORKER_OPTIONS = {
         minimum=0,
         maximum=65534,
     ),
-    "served_model_name": OptionInfo("Name of the model; unset: the checkpoint directory's."),
-    "transfer_deadline_s": OptionInfo("Longest wait in seconds for one read of announced blocks.", minimum=0),
+    "served_model_name": OptionInfo("Name of the model. Default: the checkpoint directory's name."),
+    "transfer_deadline_s": OptionInfo("Maximum seconds for one read of announced blocks.", minimum=0),
     "registry": OptionInfo(
-        "URL of the registry (redis://...) where routers find the worker; unset: none.", secret=True
+        "URL of the registry (redis://...) where routers find the worker. Default: none.", secret=True
     ),
     "lease_s": OptionInfo("Seconds after which the registry forgets a worker that is gone.", minimum=1, maximum=3600),
-    "metrics_port": OptionInfo("Port for Prometheus metrics; unset: none.", minimum=0, maximum=65535),
-    "drain_timeout_s": OptionInfo("Longest wait in seconds for running requests at the end.", minimum=0),
+    "metrics_port": OptionInfo("Port for Prometheus metrics. Default: none.", minimum=0, maximum=65535),
+    "drain_timeout_s": OptionInfo("Maximum seconds to wait for running requests at the end.", minimum=0),
     "max_step_s": OptionInfo(
-        "Longest time in seconds of one engine step; after it the process ends, to be started again. "
-        "Unset: 20, on a CPU 180.",
+        "Maximum seconds of one engine step; a process whose step takes longer ends and is restarted. "
+        "Default: 20, on a CPU 180.",
         minimum=0.1,
     ),
     "tensor_parallel": OptionInfo(
-        "Ranks, processes of one machine, that have the model together: each computes a part of every layer.",
+        "Ranks of the worker, processes of one machine; each computes a part of every layer.",
         minimum=1,
         maximum=64,
         aliases=("--tensor-parallel-size", "-tp"),
@@ -106,22 +107,22 @@ WORKER_OPTIONS = {
     "group": OptionInfo("Name of the group of ranks at the rendezvous."),
     "group_port": OptionInfo("Port where other ranks wake this one; 0 for any free one.", minimum=0, maximum=65535),
     "min_expert_ranks": OptionInfo(
-        "Ranks whose memory holds all experts: with fewer left the group computes nothing, and waits for more; at most "
-        "as many as it begins with count.",
+        "Minimum ranks of the group, whose memory must hold all experts; with fewer it pauses until more join. The "
+        "group's size at its start is the upper limit.",
         minimum=1,
         maximum=1024,
     ),
     "all2all_backend": OptionInfo(
-        "How tokens get to experts of other ranks: by the process group's all-to-all, or, in steps of few tokens, by "
-        "nixl_ep between GPUs.",
+        "How tokens are sent to experts of other ranks: with the process group's all-to-all, or, in steps of few "
+        "tokens, with nixl_ep between GPUs.",
         choices=("all_to_all", "nixl_ep"),
     ),
-    "enable_eplb": OptionInfo("Place experts anew by their measured load (EPLB)."),
+    "enable_eplb": OptionInfo("Rebalance experts by their measured load (EPLB)."),
     "num_redundant_experts": OptionInfo("Replicas of a layer's experts, over all ranks.", minimum=0, maximum=65536),
-    "eplb_step_interval": OptionInfo("Steps from one placement of the experts to the next.", minimum=1),
+    "eplb_step_interval": OptionInfo("Steps between two rebalances of the experts.", minimum=1),
     "eplb_num_nodes": OptionInfo(
-        "Nodes that the ranks are on, equally many on each, in the order of their names; a model's groups of experts "
-        "then stay whole on a node.",
+        "Nodes of the ranks, with the same number on each, in the order of their names; each of a model's expert "
+        "groups stays on one node.",
         minimum=1,
         maximum=1024,
     ),

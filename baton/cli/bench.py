@@ -28,7 +28,7 @@ from baton.loadtool.target import Target
 from baton.loadtool.terminal import show_sweep
 from baton.loadtool.vocabulary import Vocabulary
 
-NOT_TOLD = frozenset({"headers", "slo", "words"})  # headers may hold secrets; limits are told as one
+NOT_TOLD = frozenset({"headers", "slo", "words"})  # headers may hold secrets; limits are reported as one
 FILE_WIDTH = 130
 
 
@@ -122,7 +122,7 @@ def _split(words: Sequence[str], has_slo: bool) -> tuple[list[str], str | None]:
     limits = [word for word in words if has_slo and word.partition(":")[0] in NAMES]
     names = [word for word in words if word not in limits]
     if len(names) > 1 or (names and names[0].partition(":")[0] in NAMES):
-        raise click.UsageError(f"{names[-1]!r} belongs to no option")
+        raise click.UsageError(f"unexpected argument {names[-1]!r}")
     return limits, names[0] if names else None
 
 

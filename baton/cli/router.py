@@ -33,7 +33,7 @@ def command(**flags: object) -> None:
     config = read_config(process, flags)
     if not config.workers and config.registry is None:
         raise OptionError(
-            "workers: none; name them by --workers HOST:PORT,..., or give by --registry the Redis where they register"
+            "workers: none are given; set --workers HOST:PORT,..., or --registry URL of the Redis where they register"
         )
     if config.processes == 1 or config.process is not None:
         run_here(process, config)

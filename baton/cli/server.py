@@ -70,9 +70,7 @@ def unreachable(url: str, error: httpx.TransportError) -> click.ClickException:
     """What to tell a user when nobody answers, or one whose certificate is not trusted."""
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return click.ClickException(f"{url}: {error}; name who signed its certificate by --ssl-ca-certs")
-    return click.ClickException(
-        f"no server answers at {url} ({error}); start one with `baton serve`, or name it by --url"
-    )
+    return click.ClickException(f"no server answers at {url} ({error}); start one with `baton serve`, or set --url")
 
 
 def check(response: httpx.Response) -> None:

@@ -32,9 +32,7 @@ def worker_address(router: httpx.Client, url: str, worker: str) -> str:
     if len(found) == 1:
         return str(found[0])
     if found:
-        raise click.ClickException(
-            f"several workers go by the id {worker}: name one by its address, {', '.join(found)}"
-        )
+        raise click.ClickException(f"several workers have the id {worker}; give the address of one: {', '.join(found)}")
     names = ", ".join(sorted(str(each["worker_id"] or each["address"]) for each in told))
     raise click.ClickException(f"{url} has no worker {worker}; it has {names or 'none at all'}")
 
@@ -55,7 +53,7 @@ async def workers_at(host: str, registry: Registry) -> dict[str, str]:
     finally:
         await registry.close()
     if not view.is_listed:
-        raise click.ClickException(f"{registry.name} cannot be asked: {view.error}")
+        raise click.ClickException(f"{registry.name} cannot be read: {view.error}")
     members = [member for member in view.members if member.address.rpartition(":")[0].strip("[]") == host]
     return {f"{member.worker_id}@{member.address}": member.address for member in members}
 

@@ -53,10 +53,12 @@ def _on_gpu(
         width = (
             f"{heads.key_width} elements a head" if config.mla is None else f"a latent of {heads.key_width} elements"
         )
-        log.warning("FlashInfer has no kernels for %s in %s: torch's attention serves, slowly", width, config.dtype)
+        log.warning(
+            "FlashInfer has no kernels for %s in %s: using torch's attention, which is slow", width, config.dtype
+        )
         return TorchAttention.for_model(config, block_size)
     try:
         return FlashInferAttention(config.attention_scale, block_size, heads, device, num_parts)
     except ImportError as error:
-        log.warning("torch's attention serves, slowly: %s", error)
+        log.warning("using torch's attention, which is slow: %s", error)
         return TorchAttention.for_model(config, block_size)

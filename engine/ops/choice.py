@@ -33,5 +33,5 @@ def _cuda_ops() -> LayerOps:
     try:
         return FlashInferOps()
     except ImportError as error:
-        log.warning("torch's norms, rotations and SwiGLU serve, slowly: %s", error)
+        log.warning("using torch's norms, rotations and SwiGLU, which are slow: %s", error)
         return TORCH_OPS

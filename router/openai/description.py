@@ -34,12 +34,12 @@ POST_ERRORS: Mapping[int, str] = {
     400: "The body or a header is not as described, or the request does not fit the model's context.",
     404: "The model does not exist.",
     413: "The body is too large.",
-    415: "The body is not declared as JSON, or has a content-encoding other than gzip.",
-    429: "The router, or what the API key may use, is exhausted; `retry-after` has the seconds to wait.",
+    415: "The body is not declared as JSON, or has another content-encoding than gzip.",
+    429: "The router is full, or the API key has used up its limit; `retry-after` has the seconds to wait.",
     499: "The request was cancelled.",
     500: "The server failed.",
     503: "No worker can serve the request now.",
-    504: "The request's time is over.",
+    504: "The request exceeded its time limit.",
 }
 GET_ERRORS: Mapping[str, Mapping[int, str]] = {
     "/v1/models/{name}": {404: "The model does not exist."},

@@ -1,4 +1,4 @@
-"""README.md and docs/: their links lead somewhere, and their plots show the committed results."""
+"""The pages: their links lead somewhere, their limits can be parsed, and their plots show the committed results."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from baton.loadtool.slo import parse_slo
 from benchmarks.plots.__main__ import FIGURES, main
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("**/*.md"))]
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -36,6 +37,12 @@ def test_relative_links_resolve(page: Path) -> None:
         assert linked.exists(), f"{page.name} links to {target}, which does not exist"
         if anchor and linked.suffix == ".md":
             assert anchor in anchors(linked), f"{page.name} links to {target}, which has no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_have_limits_that_are_understood(page: Path) -> None:
+    for limits in re.findall(r"--slo ([a-z0-9]+=[^\s`)]+)", page.read_text()):
+        parse_slo([limits])  # raises for a time without a unit
 
 
 def test_plots_show_the_committed_results(tmp_path: Path) -> None:

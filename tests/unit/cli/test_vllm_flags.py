@@ -124,7 +124,7 @@ def test_a_worker_refuses_them_too(flags: tuple[str, ...], dense: Path) -> None:
 def test_a_router_without_workers_is_refused(dense: Path) -> None:
     result = run("router", str(dense))
     assert result.exit_code == 2
-    assert "workers: none; name them by --workers" in result.output
+    assert "workers: none are given; set --workers" in result.output
 
 
 @pytest.mark.parametrize(

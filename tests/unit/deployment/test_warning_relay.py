@@ -57,4 +57,4 @@ def test_warnings_that_are_alike_come_once_and_all_have_a_bound(tmp_path: Path) 
         log.writelines(record("WARNING", f"another kind: {each}") for each in letters)
     relayed.look()
     assert len(events) == MAX_WARNINGS + 1
-    assert events[-1] == Warned("decode-0", "more warnings are in the logs alone")
+    assert events[-1] == Warned("decode-0", "further warnings are only in the logs")
