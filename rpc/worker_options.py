@@ -79,7 +79,9 @@ WORKER_OPTIONS = {
     ),
     "lease_s": OptionInfo("Seconds after which the registry forgets a worker that is gone.", minimum=1, maximum=3600),
     "metrics_port": OptionInfo("Port for Prometheus metrics; unset: none.", minimum=0, maximum=65535),
-    "drain_timeout_s": OptionInfo("Longest wait in seconds for running requests at the end.", minimum=0),
+    "drain_timeout_s": OptionInfo(
+        "Longest wait in seconds for running requests at the end.", minimum=0, aliases=("--shutdown-timeout",)
+    ),
     "max_step_s": OptionInfo(
         "Longest time in seconds of one engine step; after it the process ends, to be started again. "
         "Unset: 20, on a CPU 180.",
