@@ -2,7 +2,7 @@
 # CPUs, which is much smaller; TORCH and TORCH_INDEX choose another: make serve TORCH=torch==2.12.0 TORCH_INDEX=
 PYTHON ?= python3
 TORCH ?= $(shell grep '^torch==' constraints.txt)
-TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,https://download.pytorch.org/whl/cpu)
+TORCH_INDEX ?= $(if $(shell command -v nvidia-smi 2> /dev/null),,https://download.pytorch.org/whl/cpu)
 PORT ?= 8000
 MODEL ?=
 FUZZ_SECONDS ?= 600

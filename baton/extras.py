@@ -20,10 +20,14 @@ class OptionalPackage:
 
     @property
     def is_installed(self) -> bool:
-        """Whether the module is found. It is not imported, which takes seconds for some."""
+        """Whether the module is found. It is not imported, which takes seconds for some.
+
+        A folder of its name without an `__init__.py` does not count: an uninstalled package may leave one behind.
+        """
         if self.module in sys.modules:
             return sys.modules[self.module] is not None
-        return find_spec(self.module) is not None
+        spec = find_spec(self.module)
+        return spec is not None and spec.origin is not None
 
     @property
     def command(self) -> str:

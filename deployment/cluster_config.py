@@ -123,7 +123,9 @@ CLUSTER_OPTIONS = {
         maximum=256,
     ),
     "prefill_expert_parallel": OptionInfo("The same for prefill workers.", minimum=1, maximum=256),
-    "router_processes": OptionInfo("Router processes that share the port.", minimum=1, maximum=256),
+    "router_processes": OptionInfo(
+        "Router processes that share the port.", minimum=1, maximum=256, aliases=("--api-server-count", "-asc")
+    ),
     "prefill_kv_cache_memory_bytes": OptionInfo("Memory of each prefill worker's KV cache.", minimum=1 << 16),
     "decode_kv_cache_memory_bytes": OptionInfo("Memory of each decode worker's KV cache.", minimum=1 << 16),
     "log_dir": OptionInfo("Directory for the processes' logs. Default: a temporary one, removed after a clean end."),
@@ -208,10 +210,9 @@ def load_settings(
     """
     content = read_config_file(file) if file is not None else {}
     top_options = {**cluster_options(), **worker_options()}
+    sections = {"the top level": top_options, "router": router_options(), "engine": engine_options()}
     elsewhere = {
-        **dict.fromkeys(top_options, "the top level"),
-        **dict.fromkeys(router_options(), "router"),
-        **dict.fromkeys(engine_options(), "engine"),
+        key: section for section, options in sections.items() for option in options.values() for key in option.keys
     }
 
     def take(section: str, options: Mapping[str, Option]) -> dict[str, Value]:

@@ -23,7 +23,7 @@ from baton.rpc.worker_options import WORKER_OPTIONS
 SHARED_OPTIONS = {**WORKER_OPTIONS, "registry_file": OptionInfo("File that holds the registry's URL.")}
 BELOW = "local_prefill_below"
 DEFAULTS: dict[str, dict[str, Value]] = {RENDEZVOUS: {"num_cpus": 0.0}}  # it computes nothing: it fits on any node
-OF_ROUTER = ("host", "port", "router_processes", SECTIONS[ROUTER])  # beside its own section
+OF_ROUTER = ("host", "port", "router_processes", "api_server_count", SECTIONS[ROUTER])  # beside its own section
 
 
 def read_ray_settings(

@@ -1,5 +1,6 @@
 """What a request must keep to count as good."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from baton.rpc import slo
 from baton.rpc.option_values import OptionError
 
 NAMES = ("ttft", "tpot", "e2el")
+MILLISECONDS = re.compile(r"\d+(\.\d*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,5 +46,5 @@ def parse_slo(parts: Iterable[str]) -> Slo | None:
 
 
 def _with_unit(word: str) -> str:
-    name, colon, limit_ms = word.partition(":")
-    return f"{name}={limit_ms}ms" if colon else word
+    name, _, limit_ms = word.partition(":")
+    return f"{name}={limit_ms}ms" if MILLISECONDS.fullmatch(limit_ms) else word

@@ -65,8 +65,15 @@ ROUTER_OPTIONS = {
         minimum=1,
         maximum=3600,
     ),
-    "drain_timeout_s": OptionInfo("Maximum seconds to wait for running requests at the end.", minimum=0),
-    "processes": OptionInfo("Processes that share the ports and the work.", minimum=1, maximum=256),
+    "drain_timeout_s": OptionInfo(
+        "Maximum seconds to wait for running requests at the end.", minimum=0, aliases=("--shutdown-timeout",)
+    ),
+    "processes": OptionInfo(
+        "Processes that share the ports and the work.",
+        minimum=1,
+        maximum=256,
+        aliases=("--api-server-count", "-asc"),
+    ),
     "process": OptionInfo("Number of this process among them.", minimum=0, hidden=True),
     "group_dir": OptionInfo("Private directory where they meet.", hidden=True),
     **TLS_OPTIONS,

@@ -80,7 +80,9 @@ WORKER_OPTIONS = {
     ),
     "lease_s": OptionInfo("Seconds after which the registry forgets a worker that is gone.", minimum=1, maximum=3600),
     "metrics_port": OptionInfo("Port for Prometheus metrics. Default: none.", minimum=0, maximum=65535),
-    "drain_timeout_s": OptionInfo("Maximum seconds to wait for running requests at the end.", minimum=0),
+    "drain_timeout_s": OptionInfo(
+        "Maximum seconds to wait for running requests at the end.", minimum=0, aliases=("--shutdown-timeout",)
+    ),
     "max_step_s": OptionInfo(
         "Maximum seconds of one engine step; a process whose step takes longer ends and is restarted. "
         "Default: 20, on a CPU 180.",

@@ -2,7 +2,8 @@
 
 `constraints.txt` has the versions of all extras but `gpu`, for pip's --constraint. `scripts/image/constraints.txt` has
 those of the images with the hashes of their files, as PyPI has them for x86-64 Linux and this Python. torch has no
-hash, since its builds differ by index, and its libraries for GPUs are in neither file, since torch itself pins those.
+hash, since its builds differ by index, and its libraries for GPUs are in neither file, since torch itself pins those:
+Triton's version too, in the builds that have CUDA.
 """
 
 import json
@@ -19,6 +20,7 @@ from packaging.version import Version
 
 ROOT = "baton-serve"
 TORCH = "torch"
+TRITON = "triton"
 DIRECTORY = Path(__file__).parent
 
 
@@ -41,7 +43,7 @@ def versions(extra: str) -> dict[str, str]:
         name, extras = canonicalize_name(requirement.name), frozenset(requirement.extras)
         if (name, extras) not in seen:
             seen.add((name, extras))
-            if name != ROOT:
+            if name not in (ROOT, TRITON):
                 found[name] = Version(distribution(name).version).public
             todo += needed(name, extras)
     return found

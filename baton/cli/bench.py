@@ -1,5 +1,6 @@
 """`baton bench`: load for a server, and what its users would see."""
 
+import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -118,11 +119,11 @@ def command(
 
 
 def _split(words: Sequence[str], has_slo: bool) -> tuple[list[str], str | None]:
-    """Return the rest of a `--goodput ttft:500 tpot:50`, and MODEL. Raises UsageError for any other word."""
-    limits = [word for word in words if has_slo and word.partition(":")[0] in NAMES]
+    """Return the rest of a `--slo ttft=1s tpot=50ms`, and MODEL. Raises UsageError for any other word."""
+    limits = [word for word in words if re.split("[:=]", word)[0] in NAMES]
     names = [word for word in words if word not in limits]
-    if len(names) > 1 or (names and names[0].partition(":")[0] in NAMES):
-        raise click.UsageError(f"unexpected argument {names[-1]!r}")
+    if stray := names[1:] + ([] if has_slo else limits):
+        raise click.UsageError(f"unexpected argument {stray[-1]!r}")
     return limits, names[0] if names else None
 
 

@@ -20,6 +20,7 @@ FILE_DATASETS: Mapping[str, Callable[[Path, Vocabulary, Lengths], Dataset]] = {
     "mooncake": MooncakeTrace,
     "azure": AzureTrace,
 }
+SYNTHETIC = ("synthetic", "random")  # the second is vLLM's name
 
 
 def _make_vocabulary(flags: Flags) -> Vocabulary:
@@ -38,7 +39,7 @@ def _make_dataset(flags: Flags) -> Callable[[Vocabulary], Dataset]:
     """How to make it: what its prompts consist of is another option's business."""
     name, path = flags["dataset"], flags["dataset_path"]
     lengths = Lengths(flags["scale_lengths"], flags["max_input_len"], flags["max_output_len"], flags["output_len"])
-    if name == "synthetic":
+    if name in SYNTHETIC:
         if path is not None:
             raise SettingError("--dataset-path goes with --dataset mooncake, azure or sharegpt")
         shape = SyntheticShape(
@@ -72,10 +73,13 @@ dataset_flags = flag_group(
     _make_dataset,
     click.option(
         "--dataset",
-        type=click.Choice(["synthetic", *FILE_DATASETS]),
+        "--dataset-name",
+        "dataset",
+        type=click.Choice([*SYNTHETIC, *FILE_DATASETS]),
         default="synthetic",
         show_default=True,
-        help="What is asked.",
+        metavar="NAME",
+        help=f"Source of the prompts: {', '.join([*SYNTHETIC, *FILE_DATASETS])}; random is synthetic.",
     ),
     click.option(
         "--dataset-path",

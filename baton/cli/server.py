@@ -40,11 +40,17 @@ def key_flag(command: Command) -> Command:
 
 
 def clean_url(_context: click.Context, _parameter: click.Parameter, url: str | None) -> str | None:
-    """Return a server's URL with a scheme and without /v1."""
+    """Return a server's URL with a scheme and without /v1. Raises BadParameter if it is none of HTTP."""
     if url is None:
         return None
     if "://" not in url:
         url = f"http://{url}"
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise click.BadParameter(f"{url}: {error}") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise click.BadParameter(f"{url} must be like http://127.0.0.1:8000")
     return url.rstrip("/").removesuffix("/v1")
 
 

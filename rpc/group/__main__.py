@@ -2,7 +2,7 @@
 
 from collections.abc import Coroutine
 
-import rich_click as click
+import click
 
 from baton.rpc.config_file import load
 from baton.rpc.entry import plain_errors, process_flags, run_process, take_process_flags

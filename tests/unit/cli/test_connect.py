@@ -9,7 +9,9 @@ import click
 import httpx
 import pytest
 import trustme
+from click.testing import CliRunner
 
+from baton.__main__ import main
 from baton.cli.server import connect
 
 
@@ -41,3 +43,12 @@ def test_no_key_is_shown_to_a_server_that_is_not_trusted(tmp_path: Path, scheme:
 def test_certificates_at_a_plain_url_are_refused() -> None:
     with pytest.raises(click.UsageError, match="nothing would be encrypted"):
         connect("http://127.0.0.1:1", 1.0, https=ssl.create_default_context())
+
+
+@pytest.mark.parametrize("command", ["status", "chat", "drain", "undrain", "doctor", "bench"])
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1", "http://[::1", "http://127.0.0.1:port", "http://"])
+def test_what_is_no_url_of_a_server_is_refused(command: str, url: str) -> None:
+    worker = ["decode-0"] if "drain" in command else []
+    result = CliRunner().invoke(main, [command, *worker, "--url", url])
+    assert result.exit_code == 2
+    assert f"Invalid value for '--url' / '--base-url': {url}" in result.output

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from baton.__main__ import COMMANDS, main
+from baton.cli.option_panels import PANELS
 
 ALL = [(name,) for name in COMMANDS] + [("key", "new"), ("key", "check")]
 WITH_EXAMPLES = ("serve", "worker", "router", "bench", "chat", "status", "doctor", "drain", "fetch", "simulate")
@@ -45,6 +46,13 @@ def test_examples_name_options_that_there_are(name: str) -> None:
     known = {flag for parameter in command.params for flag in parameter.opts}
     used = {word for example in examples for word in example.split() if word.startswith("-")}
     assert used <= known
+
+
+@pytest.mark.parametrize("name", ["serve", "worker", "router"])
+def test_every_option_is_in_a_group(name: str) -> None:
+    params = import_module(f"baton.cli.{name}").command.params
+    shown = {each.name for each in params if isinstance(each, click.Option) and not each.hidden}
+    assert shown - {option for options in PANELS.values() for option in options} == set()
 
 
 def test_options_of_serve_are_in_groups() -> None:

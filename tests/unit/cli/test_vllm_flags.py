@@ -9,11 +9,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from baton.__main__ import main
+from baton.cli.router import command as router
 from baton.cli.serve import command as serve
 from baton.cli.worker import command as worker
 from baton.deployment.cluster_config import ClusterConfig, load_settings
 from baton.rpc.option_values import OptionError
-from tests.unit.cli.test_cli import QWEN3
+from tests.unit.cli.test_cli import QWEN3, free_port
 
 NOWHERE = "/nowhere/model"
 ALWAYS_ON = "--enable-chunked-prefill is always on"
@@ -22,6 +23,7 @@ VLLM_NAMES = (
     *("--gpu-memory-utilization", "--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--dtype"),
     *("--quantization", "-q", "--kv-cache-dtype", "--enable-prefix-caching", "--enable-chunked-prefill"),
     *("--served-model-name", "--host", "--port", "--api-key", "--ssl-keyfile", "--ssl-certfile", "--enforce-eager"),
+    *("--api-server-count", "-asc", "--allowed-origins", "--shutdown-timeout", "--async-scheduling"),
 )
 
 
@@ -45,6 +47,8 @@ def test_serve_has_vllms_names() -> None:
     assert set(VLLM_NAMES) - known == set()
     of_worker = {flag for parameter in worker.params for flag in parameter.opts}
     assert {"--model", "--tensor-parallel-size", "-tp", "-q", "--enable-chunked-prefill"} - of_worker == set()
+    of_router = {flag for parameter in router.params for flag in parameter.opts}
+    assert {"--model", "--api-server-count", "-asc", "--allowed-origins", "--shutdown-timeout"} - of_router == set()
 
 
 @pytest.mark.parametrize("flag", ["--tensor-parallel-size=0", "-tp=0"])
@@ -85,6 +89,16 @@ def test_what_cannot_be_switched_is_refused_with_the_reason() -> None:
         assert "--trust-remote-code: code that comes with a checkpoint is never run" in trusted.output
 
 
+@pytest.mark.parametrize(
+    ("text", "section"), [("allowed-origins: '*'", "router"), ("engine:\n  tensor_parallel_size: 2", "the top level")]
+)
+def test_vllms_key_in_the_wrong_section_is_told_its_own(text: str, section: str, tmp_path: Path) -> None:
+    file = tmp_path / "baton.yaml"
+    file.write_text(text)
+    with pytest.raises(OptionError, match=f"unknown option here; it belongs under {section}$"):
+        load_settings(file, {})
+
+
 @pytest.mark.parametrize("command", ["serve", "worker", "router", "bench", "chat", "simulate"])
 def test_model_is_an_argument_and_an_option_and_not_two(command: str) -> None:
     result = run(command, "this", "--model", "that")
@@ -107,7 +121,7 @@ def test_fetch_needs_a_model_and_a_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flags", [("--expert-parallel=2",), ("-tp=2", "--enable-expert-parallel")])
 def test_experts_of_a_dense_model_are_refused_before_anything_starts(flags: tuple[str, ...], dense: Path) -> None:
-    result = run("serve", str(dense), *flags)
+    result = run("serve", str(dense), "--port", free_port(), *flags)
     assert result.exit_code == 2
     assert "expert_parallel: dense is a dense model without experts to spread" in result.output
 
