@@ -164,8 +164,8 @@ class Supervisor:
             times = f"{deaths.num_early} times in a row" if deaths.num_early > 1 else "once"
             return f"{name} died {times} before it was ready; it {life.end}.{tail}{where}"
         return (
-            f"{name} died {deaths.num_unstable} times in a row, each time after less than {self._policy.stable_after_s:g} "
-            f"s of service; the last time it {life.end}.{tail}{where}"
+            f"{name} died {deaths.num_unstable} times in a row, each time after less than "
+            f"{self._policy.stable_after_s:g} s of service; the last time it {life.end}.{tail}{where}"
         )
 
     async def stop(self, timeout_s: float) -> None:
