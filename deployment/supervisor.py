@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from baton.deployment.events import Died, Listener, Progressed, Started
-from baton.rpc.child_process import ChildProcess, ProcessSpec, log_tail
+from baton.rpc.child_process import OOM_KILLED, ChildProcess, ProcessSpec, log_tail
 from baton.rpc.progress import Failed, Ready
 
 TAIL_LINES = 12
@@ -18,11 +18,12 @@ class RestartPolicy:
     """When a process that died is started again, and when not.
 
     A life that served for `stable_after_s` resets the counts, but not that of kills by the kernel's out-of-memory
-    killer. Requests may need minutes to fill the memory again, so this count needs `oom_stable_after_s`.
+    killer. Requests may need minutes to fill the memory again, so this count needs `oom_stable_after_s`. Processes
+    that another program ends while they serve are started again as often as that happens.
     """
 
     max_early_deaths: int = 3  # in a row, before it was ready
-    max_deaths: int = 8  # in a row
+    max_deaths: int = 8  # in a row, by themselves
     max_oom_kills: int = 3  # in a row, by the kernel's out-of-memory killer
     first_delay_s: float = 0.5
     max_delay_s: float = 30.0
@@ -37,7 +38,7 @@ class RestartPolicy:
         """Whether there is no next start."""
         return (
             deaths.num_early >= self.max_early_deaths
-            or deaths.num_short >= self.max_deaths
+            or deaths.num_unstable >= self.max_deaths
             or deaths.num_oom >= self.max_oom_kills
         )
 
@@ -53,7 +54,8 @@ class Life:
     end: str  # in words
     served_s: float | None  # from ready to its end; None: it was never ready
     failure: str | None  # its own words
-    is_oom: bool  # the kernel's out-of-memory killer ended it
+    is_oom: bool  # the kernel's out-of-memory killer ended it, or a rank of it
+    is_outside: bool = False  # another program ended it
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Deaths:
     """Numbers of deaths in a row."""
 
     num_short: int = 0  # after lives that were not long enough to be stable
+    num_unstable: int = 0  # of these, not ended by another program
     num_early: int = 0  # before the process was ready
     num_oom: int = 0  # by the kernel's out-of-memory killer
 
@@ -68,8 +71,10 @@ class Deaths:
         """Return the counts after one more death."""
         served_s = life.served_s or 0.0
         num_oom = 0 if served_s >= policy.oom_stable_after_s else self.num_oom
+        is_stable = served_s >= policy.stable_after_s
         return Deaths(
-            num_short=0 if served_s >= policy.stable_after_s else self.num_short + 1,
+            num_short=0 if is_stable else self.num_short + 1,
+            num_unstable=0 if is_stable else self.num_unstable + (not life.is_outside),
             num_early=self.num_early + 1 if life.served_s is None else 0,
             num_oom=num_oom + 1 if life.is_oom else 0,
         )
@@ -133,7 +138,8 @@ class Supervisor:
         if story.done() and not story.cancelled():
             story.result()
         served_s = None if self._ready_s is None else time.monotonic() - self._ready_s
-        return Life(self._failure or child.describe_end(), served_s, self._failure, child.is_oom_killed)
+        end = self._failure or child.describe_end()
+        return Life(end, served_s, self._failure, OOM_KILLED in end, child.was_ended_from_outside)
 
     async def _follow(self, child: ChildProcess) -> None:
         self._ready_s, self._failure = None, None
@@ -158,8 +164,8 @@ class Supervisor:
             times = f"{deaths.num_early} times in a row" if deaths.num_early > 1 else "once"
             return f"{name} died {times} before it was ready; it {life.end}.{tail}{where}"
         return (
-            f"{name} died {deaths.num_short} times in a row, each time after less than {self._policy.stable_after_s:g} "
-            f"s of service; the last time it {life.end}.{tail}{where}"
+            f"{name} died {deaths.num_unstable} times in a row, each time after less than "
+            f"{self._policy.stable_after_s:g} s of service; the last time it {life.end}.{tail}{where}"
         )
 
     async def stop(self, timeout_s: float) -> None:

@@ -1,6 +1,7 @@
 """Warnings in the logs of a cluster's processes, relayed to its listener, since few users read the logs."""
 
 import asyncio
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ class FollowedLog:
         """Return the whole lines written since the last call."""
         try:
             with self.path.open("rb") as log:
+                if log.seek(0, os.SEEK_END) < self.offset:
+                    self.offset = 0  # it was rotated: emptied in place
                 log.seek(self.offset)
                 text = log.read(MAX_READ_BYTES)
         except OSError:
@@ -71,4 +74,5 @@ class WarningRelay:
         self._seen.add(kind)
         if len(self._seen) > MAX_WARNINGS:
             message = "further warnings are only in the logs"
-        self._listener(Warned(name, message[:MAX_CHARS]))
+        # Control characters, which may be a client's, must not reach the terminal.
+        self._listener(Warned(name, "".join(char if char.isprintable() else "?" for char in message[:MAX_CHARS])))

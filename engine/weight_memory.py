@@ -8,7 +8,6 @@ from baton.engine.checkpoint import StoredTensor, read_tensors
 from baton.engine.config import ModelConfig
 
 ITEM_BYTES = {"bfloat16": 2, "float32": 4}
-CONVERTED = ("bfloat16", "float16", "float32")  # stored types that are loaded as the type of what is computed
 SCALES = ("_scale", "_scale_inv")  # what the names of a quantized weight's scales end with
 
 
@@ -18,12 +17,16 @@ def num_parameters(directory: Path, model: ModelConfig) -> int:
 
 
 def weights_bytes(directory: Path, model: ModelConfig, quantization: str | None) -> int:
-    """Memory of the whole model's weights, in the type in which they are computed. Raises InvalidCheckpoint."""
-    item_bytes = 1 if quantization == "int8" else ITEM_BYTES[model.dtype]
-    return sum(
-        prod(tensor.shape) * item_bytes if tensor.dtype in CONVERTED else tensor.num_bytes
-        for tensor in _loaded(directory, model)
-    )
+    """Memory of the whole model's weights on a CPU. Raises InvalidCheckpoint.
+
+    Matrices in FP8 are dequantised there, embeddings are never quantised, and an output layer that shares the
+    embedding's weights has a copy of them in its own layout.
+    """
+    item_bytes = ITEM_BYTES[model.dtype]
+    linear_bytes = 1 if quantization == "int8" else item_bytes
+    embedding = model.vocab_size * model.hidden_size
+    num_linear = num_parameters(directory, model) - (0 if model.tie_word_embeddings else embedding)
+    return embedding * item_bytes + num_linear * linear_bytes
 
 
 def _loaded(directory: Path, model: ModelConfig) -> Iterator[StoredTensor]:

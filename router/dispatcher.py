@@ -51,7 +51,6 @@ class _Progress:
     num_failures: int = 0  # of them
     fingerprint: str = ""  # of who made the output so far: another model must not go on with it
     excluded: set[str] = field(default_factory=set)  # incarnations that failed it
-    gave_away: set[str] = field(default_factory=set)  # incarnations that gave it away, until they are known to drain
     busy: set[str] = field(default_factory=set)  # incarnations that refused it, as far as they may still be so
     last_holder: str = ""  # incarnation that gave it away last, and has its KV
     moved_s: float | None = None  # event loop's clock when it last lost a worker that had it
@@ -110,7 +109,7 @@ class Dispatcher:
         progress.failure = error
         incarnation = plan.decode.incarnation
         if isinstance(error, HandedOff):
-            progress.gave_away.add(incarnation)
+            self._pool.note_drain(incarnation)
             progress.last_holder = incarnation
             progress.move()
             self._metrics.hand_offs.inc()
@@ -153,10 +152,7 @@ class Dispatcher:
         """The workers that the choice may go to."""
         cluster = self._pool.snapshot()
         if progress.attempt:
-            # A worker that is known to drain is not in the snapshot; once it is there again, it was undrained.
-            progress.gave_away &= {worker.incarnation for worker in cluster.workers}
-            avoided = progress.excluded | progress.gave_away | progress.busy
-            cluster = cluster.without(frozenset(avoided), progress.fingerprint)
+            cluster = cluster.without(frozenset(progress.excluded | progress.busy), progress.fingerprint)
         return cluster
 
     async def _choose(self, generation: Generation, index: int, progress: _Progress, preferred: str | None) -> Plan:

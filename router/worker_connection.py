@@ -123,6 +123,11 @@ class WorkerConnection:
         if self.attach is not None:
             self.attach.close(error)
 
+    def note_drain(self) -> None:
+        """The worker gave a request away: it drains, though its own report of that may come later."""
+        if self.state is ConnectionState.READY:
+            self._enter_state(ConnectionState.DRAINING)
+
     def snapshot(self) -> WorkerSnapshot | None:
         """The worker as a policy sees it; None if it takes no requests."""
         description = self.description
@@ -199,13 +204,18 @@ class WorkerConnection:
         state = ConnectionState.READY
         if update.draining:
             state = ConnectionState.DRAINED if update.drained else ConnectionState.DRAINING
-        if state is not self.state:
-            assert self.description is not None
-            if self.state is ConnectionState.CONNECTING:
-                self.reached_s = time.monotonic()
-            logger.info("%s at %s is %s", self.description.worker_id, self.address, state.value)
-            self.state = state
-            self._changed()
+        self._enter_state(state)
+
+    def _enter_state(self, state: ConnectionState) -> None:
+        """Note what the worker reports of itself."""
+        if state is self.state:
+            return
+        assert self.description is not None
+        if self.state is ConnectionState.CONNECTING:
+            self.reached_s = time.monotonic()
+        logger.info("%s at %s is %s", self.description.worker_id, self.address, state.value)
+        self.state = state
+        self._changed()
 
     def _count_loss(self) -> None:
         """A worker that drains says so first: one that was ready until now died, or was cut off."""

@@ -106,6 +106,11 @@ class WorkerPool:
         """The connection to a worker in this life; None if it is gone."""
         return self._current().by_incarnation.get(incarnation)
 
+    def note_drain(self, incarnation: str) -> None:
+        """Send a worker that gave a request away nothing more until it reports that it was undrained."""
+        if (connection := self.connection(incarnation)) is not None:
+            connection.note_drain()
+
     def end(self, error: Unavailable) -> None:
         """Ends every request at the workers, and every wait for a worker, with the error."""
         self._ended = error

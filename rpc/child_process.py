@@ -103,6 +103,11 @@ class ChildProcess:
         """Whether it was killed while the kernel's out-of-memory killer was at work around it."""
         return self._process.returncode == -signal.SIGKILL and self._oom_kills.has_grown
 
+    @property
+    def was_ended_from_outside(self) -> bool:
+        """Whether another program ended it: by a signal, which it may have followed in order."""
+        return self._process.returncode in (0, -signal.SIGTERM, -signal.SIGKILL) and not self.is_oom_killed
+
     def describe_end(self) -> str:
         """How it ended, in words."""
         assert self._process.returncode is not None

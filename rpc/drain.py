@@ -126,7 +126,7 @@ class Drain:
         self.begin(final)
         self._end_s = min(self._end_s, asyncio.get_running_loop().time() + timeout_s)
         self._sooner.set()
-        if self._course is None:
+        if self._course is None or (self._course.done() and not self._idle.is_set()):  # peers read its KV once more
             self._course = asyncio.create_task(self._run(), name="drain")
         course = self._course
         await asyncio.wait((course,))
@@ -141,6 +141,7 @@ class Drain:
 
     async def _run(self) -> int:
         num_left = await self._finish()
+        self._end_s = math.inf
         self._enter_state(DrainState.DRAINED)
         return num_left
 

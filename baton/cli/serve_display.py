@@ -30,7 +30,8 @@ class ServeDisplay(Protocol):
 def open_display(plan: ClusterPlan, announce: Announce) -> ServeDisplay:
     """The display that suits standard output."""
     console = Console(highlight=False, soft_wrap=True)
-    names = ["router", *(worker.worker_id for worker in plan.workers)]
+    rendezvous = ["rendezvous"] if plan.rendezvous is not None else []
+    names = [*rendezvous, "router", *(worker.worker_id for worker in plan.workers)]
     if sys.stdout.isatty():
         return BarDisplay(console, names, announce)
     return LineDisplay(console, announce)

@@ -3,6 +3,7 @@
 import io
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,14 @@ from rich.text import Text
 
 from baton.cli.model_source import BUNDLED
 from baton.cli.serve_banner import Banner, in_short
-from baton.cli.serve_display import BarDisplay, LineDisplay, describe_end
+from baton.cli.serve_display import BarDisplay, LineDisplay, describe_end, open_display
 from baton.deployment.cluster_plan import Checkpoint, ClusterPlan
 from baton.deployment.events import ClusterReady, Died, Ending, Event, Progressed, ServingWorker, Started, Warned
 from baton.engine.config import EngineConfig
 from baton.engine.model_config import read_model_config
 from baton.engine.visible_gpus import visible_gpus
 from baton.router.config import RouterConfig
+from baton.rpc.group.config import RendezvousConfig
 from baton.rpc.progress import Failed, Loading, Ready
 from baton.rpc.worker_config import Role, WorkerConfig
 
@@ -130,6 +132,17 @@ def test_lines_where_there_is_no_terminal() -> None:
         "decode-0: starting again (process 4712)",
         "Ending; press Ctrl-C again to stop now",
     ]
+
+
+def test_a_rendezvous_has_a_bar_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    planned = replace(plan(), rendezvous=RendezvousConfig())
+    display = open_display(planned, announce)
+    try:
+        for spec in (*planned.rendezvous_specs(Path("logs")), *planned.specs(Path("logs"))):
+            display.show(Started(spec.name, 1, 4711))
+    finally:
+        display.close()
 
 
 def test_bars_in_a_terminal_give_way_to_the_announcement() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+from baton.rpc.child_process import OOM_KILLED
 from baton.rpc.lifeline import hold_lifeline
 from baton.rpc.progress import ProgressReporter
 
@@ -82,7 +83,10 @@ def main() -> None:
         hoard = bytearray(HOARD_BYTES)
         print(len(hoard))
     if mode == "crash":
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGABRT)
+    if mode == "lose_rank":
+        progress.failed(f"EngineEnded: rank 1 of this worker {OOM_KILLED}")
+        sys.exit(1)
     while not ended.wait(0.05):
         pass
     print("ended well")

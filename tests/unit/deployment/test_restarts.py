@@ -55,9 +55,38 @@ async def test_a_process_that_is_ready_and_dies_each_time_is_given_up(tmp_path: 
         await Supervisor(spec, POLICY, recorder).run()
     text = str(raised.value)
     assert "worker-0 died 4 times in a row, each time after less than 60 s of service" in text
-    assert "the last time it was killed by SIGKILL" in text
+    assert "the last time it was killed by SIGABRT" in text
     assert str(spec.log_path) in text
     assert len(recorder.pids()) == 4
+
+
+def test_processes_that_others_end_are_started_again_for_ever() -> None:
+    policy = RestartPolicy()
+    killed = Life("was killed by SIGKILL", 5.0, None, is_oom=False, is_outside=True)
+    deaths = after(*[killed] * 100)
+    assert not policy.gives_up(deaths)
+    assert policy.delay_s(deaths.num_short) == policy.max_delay_s
+    assert policy.gives_up(after(*[killed] * 100, *[death()] * 8))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_cluster_outlives_kills_every_few_seconds(tmp_path: Path, number: signal.Signals) -> None:
+    recorder = Recorder()
+    supervisor = Supervisor(child_spec(sys.executable, tmp_path, "serve"), POLICY, recorder)
+    run = asyncio.create_task(supervisor.run())
+    for num_kills in range(POLICY.max_deaths + 1):
+        while sum(map(is_ready, recorder.events)) <= num_kills:
+            assert not run.done()
+            await asyncio.sleep(0.01)
+        os.kill(recorder.pids()[-1], number)
+    await supervisor.stop(timeout_s=10)
+    await run
+
+
+async def test_kills_of_a_workers_rank_are_counted_as_its_own(tmp_path: Path) -> None:
+    spec = child_spec(sys.executable, tmp_path, "lose_rank")
+    with pytest.raises(GaveUp, match=r"rank 1 of this worker was killed by the kernel .* 3 times in a row\."):
+        await Supervisor(spec, POLICY, Recorder()).run()
 
 
 async def test_a_kill_counted_by_the_kernel_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

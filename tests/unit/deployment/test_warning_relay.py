@@ -46,6 +46,24 @@ def test_a_line_is_relayed_when_it_is_whole(tmp_path: Path) -> None:
     assert events == [Warned("decode-0", "slow transport")]
 
 
+def test_a_log_that_was_emptied_in_place_is_read_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "decode-0.log"
+    relayed, events = relay(path)
+    path.write_text(record("INFO", "x" * 1000))
+    relayed.look()
+    path.write_text(record("WARNING", "slow transport"))
+    relayed.look()
+    assert events == [Warned("decode-0", "slow transport")]
+
+
+def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "decode-0.log"
+    relayed, events = relay(path)
+    path.write_bytes(record("WARNING", "request \x1b]0;title\x07\x1b[2J failed").encode() + b"\xff\x00\n")
+    relayed.look()
+    assert events == [Warned("decode-0", "request ?]0;title??[2J failed")]
+
+
 def test_warnings_that_are_alike_come_once_and_all_have_a_bound(tmp_path: Path) -> None:
     path = tmp_path / "decode-0.log"
     relayed, events = relay(path)

@@ -70,6 +70,28 @@ async def test_one_that_the_only_worker_gave_away_goes_on_there_once_it_is_undra
         assert len(worker.commands) == 2
 
 
+async def test_one_may_return_after_another_drain_to_a_worker_that_gave_it_away_before_its_drain_was_known() -> None:
+    first, second = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
+    first.go_on.clear()
+    second.go_on.clear()
+    async with running_router(first, second, policy="round_robin", failover_timeout_s=10.0) as router:
+        request = post(router)
+        await until(lambda: bool(first.commands or second.commands))
+        early, late = (first, second) if first.commands else (second, first)
+        early.gives_away = True
+        early.go_on.set()  # the request is back before the report of the drain
+        await until(lambda: bool(late.commands))
+        early.draining = True
+        early.news()
+        await wait_workers(router.http, 1, "draining")
+        early.draining = early.gives_away = False
+        early.news()
+        await wait_workers(router.http, 2, "ready")
+        await leave(router, late, is_drain=True)
+        assert (await request).json()["usage"]["completion_tokens"] == 12
+        assert (len(early.commands), len(late.commands)) == (2, 1)
+
+
 async def test_one_that_must_stay_where_its_worker_died_is_not_said_to_be_sent_again() -> None:
     first, other = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
     first.go_on.clear()

@@ -163,3 +163,13 @@ async def test_a_worker_that_is_shutting_down_cannot_be_undrained() -> None:
     with pytest.raises(DrainConflict, match="shutting down"):
         drain.undo()
     assert drain.state is DrainState.DRAINED
+
+
+async def test_a_drained_worker_ends_only_when_peers_have_read_what_they_began_to_read_since() -> None:
+    drain = Drain()
+    assert await drain.run(0.01) == 0
+    with drain.request():  # its cache is a source of KV until it ends
+        ending = asyncio.ensure_future(drain.run(60, final=True))
+        await asyncio.wait((ending,), timeout=0.2)
+        assert not ending.done()
+    assert await asyncio.wait_for(ending, 5) == 0

@@ -1,6 +1,7 @@
 """Memory asked for against memory that there is."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,8 @@ from baton.rpc.host_memory import HostMemory
 from baton.rpc.option_values import OptionError
 from baton.rpc.worker_config import Role, WorkerConfig
 from baton.rpc.worker_memory import memory_need, with_kv_memory
+from tests.checkpoints import make_checkpoint
+from tests.unit.engine.fp8_writer import FORMATS, write_fp8
 
 MODEL = read_model_config(BUNDLED)
 GIB, MIB = 1 << 30, 1 << 20
@@ -26,9 +29,18 @@ def worker(kv_bytes: int | None, role: Role = "decode", device: str = "cpu", ran
 def test_weights_are_counted_in_the_type_that_is_computed() -> None:
     count = num_parameters(BUNDLED, MODEL)
     assert count == 4_991_744
-    assert weights_bytes(BUNDLED, MODEL, None) == 2 * count
-    assert weights_bytes(BUNDLED, replace(MODEL, dtype="float32"), None) == 4 * count
-    assert weights_bytes(BUNDLED, MODEL, "int8") == count
+    embedding = MODEL.vocab_size * MODEL.hidden_size  # of which the output layer has a copy
+    assert MODEL.tie_word_embeddings
+    assert weights_bytes(BUNDLED, MODEL, None) == 2 * (count + embedding)
+    assert weights_bytes(BUNDLED, replace(MODEL, dtype="float32"), None) == 4 * (count + embedding)
+    assert weights_bytes(BUNDLED, MODEL, "int8") == count + 2 * embedding, "the embedding itself stays in bfloat16"
+
+
+def test_weights_in_fp8_are_counted_as_they_are_dequantised(tmp_path: Path) -> None:
+    source = make_checkpoint("qwen3", tmp_path / "source")
+    directory = write_fp8(source, tmp_path, FORMATS["channel"]).fp8
+    model = read_model_config(directory)
+    assert weights_bytes(directory, model, None) == weights_bytes(source, replace(model, dtype="bfloat16"), None)
 
 
 def test_speculative_layers_are_not_loaded() -> None:
@@ -45,10 +57,10 @@ def test_all_workers_together_must_fit() -> None:
     with pytest.raises(OptionError) as raised:
         need.check(HostMemory(5 * GIB, is_limited=True))
     assert str(raised.value) == (
-        "kv_cache_memory_bytes: 2 KV caches of 6.0 GiB together and 19 MiB of weights do not fit: 5.0 GiB is free "
-        "(control group's limit); 2550MiB each would fit"
+        "kv_cache_memory_bytes: 2 KV caches of 6.0 GiB together and 23 MiB of weights do not fit: 5.0 GiB is free "
+        "(control group's limit); 2548MiB each would fit"
     )
-    with pytest.raises(OptionError, match="model: its weights take 19 MiB in all workers together, but 10 MiB is free"):
+    with pytest.raises(OptionError, match="model: its weights take 23 MiB in all workers together, but 10 MiB is free"):
         need.check(HostMemory(10 * MIB, is_limited=False))
 
 
@@ -69,5 +81,5 @@ def test_a_worker_that_was_given_no_size_takes_a_share_of_what_is_free() -> None
     assert with_kv_memory(worker(None), HostMemory(1 << 40, False)).engine.kv_cache_memory_bytes == min(
         4 * GIB, fullest
     )
-    with pytest.raises(OptionError, match=r"a KV cache of 900\.0 GiB and 10 MiB of weights do not fit"):
+    with pytest.raises(OptionError, match=r"a KV cache of 900\.0 GiB and 12 MiB of weights do not fit"):
         with_kv_memory(worker(900 * GIB), HostMemory(2 * GIB, is_limited=False))
