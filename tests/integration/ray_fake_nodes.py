@@ -37,6 +37,7 @@ class FakeNodes:
                 "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD_ID,
                 "AUTOSCALER_UPDATE_INTERVAL_S": "1",
                 "AUTOSCALER_METRIC_PORT": str(metrics_port),
+                "CUDA_VISIBLE_DEVICES": "0",  # Ray refuses a node with more GPUs than this variable lists
             },
             flags=(f"--autoscaling-config={config}",),
         )
