@@ -29,6 +29,7 @@ from baton.deployment.ray_arguments import read_ray_settings
 from baton.deployment.ray_settings import ROUTER, SECTIONS, RaySettings
 from baton.deployment.redis_server import PrivateRedis
 from baton.deployment.resource_checks import check_resources
+from baton.engine.visible_gpus import visible_gpus
 from baton.router.certificate import make_certificate
 from baton.rpc import GRPC_EXPERIMENTS
 from baton.rpc.config_file import read_config_file
@@ -97,8 +98,17 @@ def plan_serving(settings: RaySettings, address: str | None, log_dir: Path, log_
         planned = replace(planned, engine=_with_shares(settings, plan))
     settings = replace(settings, cluster=planned, host=cluster.host, port=cluster.port, log_level=log_level)
     with servable(checkpoint.name):
-        banner = Banner.of(plan, checkpoint, log_dir, settings.cluster.engine)
+        banner = Banner.of(plan, checkpoint, log_dir, _asked(settings.cluster.engine))
     return RayServing(settings, plan, banner, address, log_dir)
+
+
+def _asked(engines: Mapping[str, Mapping[str, Value]]) -> dict[str, Mapping[str, Value]]:
+    """Return the engines' options without a device that `auto` stands for: Ray's settings have resolved it."""
+    auto = visible_gpus().auto_device
+    return {
+        role: {name: value for name, value in values.items() if (name, value) != ("device", auto)}
+        for role, values in engines.items()
+    }
 
 
 def _with_shares(settings: RaySettings, plan: ClusterPlan) -> dict[str, dict[str, Value]]:

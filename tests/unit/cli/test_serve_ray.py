@@ -1,11 +1,13 @@
-"""What `baton serve --ray` refuses, without Ray."""
+"""What `baton serve --ray` refuses and announces, without Ray."""
 
 from pathlib import Path
 
 import pytest
 import yaml
 
-from baton.cli.serve_ray import read_settings
+from baton.cli.serve_ray import plan_serving, read_settings
+from baton.deployment.ports import free_ports
+from baton.engine.visible_gpus import visible_gpus
 from baton.rpc.option_values import OptionError
 
 
@@ -30,3 +32,10 @@ def test_what_one_machine_cannot_have_is_named(content: dict[str, object], told:
 def test_a_ray_elsewhere_needs_a_registry() -> None:
     with pytest.raises(OptionError, match="registry: with --ray-address"):
         read_settings(None, {}, "auto")
+
+
+def test_the_reason_for_the_device_is_what_auto_found(tmp_path: Path) -> None:
+    settings = read_settings(None, {"port": free_ports("127.0.0.1", 1)[0]}, None)
+    serving = plan_serving(settings, None, tmp_path, "info")
+    gpus = visible_gpus()
+    assert serving.banner.devices == f"{gpus.auto_device} (auto: {gpus.reason})"
