@@ -26,7 +26,7 @@ async def handing_over(exchanges: Sequence[Exchange], ttft_s: float, rng: random
 
 async def first_token(exchanges: Sequence[Exchange], ttft_s: float, rng: random.Random) -> None:
     """A client has just got its first token."""
-    waits = [asyncio.ensure_future(exchange.wait_news(1)) for exchange in exchanges]
+    waits = [asyncio.ensure_future(exchange.wait_tokens(1)) for exchange in exchanges]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
@@ -34,7 +34,7 @@ async def first_token(exchanges: Sequence[Exchange], ttft_s: float, rng: random.
 
 async def decoding(exchanges: Sequence[Exchange], ttft_s: float, rng: random.Random) -> None:
     """In the middle of the answers."""
-    await rng.choice(exchanges).wait_news(rng.randint(2, 12))
+    await rng.choice(exchanges).wait_tokens(rng.randint(2, 12))
 
 
 PHASES: Mapping[str, Reach] = {

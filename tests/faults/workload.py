@@ -59,21 +59,17 @@ class Exchange:
     sent_s: float = field(default_factory=time.monotonic)
     news_s: list[float] = field(default_factory=list)  # when tokens came, over all attempts
     decode_worker: str = ""
+    num_tokens: int = 0  # received, over all attempts
     num_attempts: int = 0
     news: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def num_news(self) -> int:
-        """Messages with tokens so far."""
-        return len(self.news_s)
 
     def next_news_s(self, after_s: float) -> float | None:
         """Time from a moment to the next token; None if it had all by then."""
         return next((at_s - after_s for at_s in self.news_s if at_s > after_s), None)
 
-    async def wait_news(self, count: int) -> None:
-        """Returns once so many messages with tokens have come."""
-        while self.num_news < count:
+    async def wait_tokens(self, count: int) -> None:
+        """Return once the client has received so many tokens, one or several a message."""
+        while self.num_tokens < count:
             self.news.clear()
             await self.news.wait()
 
@@ -105,6 +101,7 @@ class Exchange:
                     num_tokens = event["usage"]["completion_tokens"]
                 for choice in event["choices"]:
                     token_ids += choice["token_ids"]
+                    self.num_tokens += len(choice["token_ids"])
                     text += choice["text"]
                     finish_reason = choice["finish_reason"] or finish_reason
                     self.news_s.append(time.monotonic())

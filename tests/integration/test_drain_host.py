@@ -42,7 +42,7 @@ async def test_all_workers_of_a_host_are_drained_and_no_others(tmp_path: Path) -
         await server.kill()
         status, said = await drain("--host", "127.0.0.1", *where)
         assert status == 1
-        assert "cannot be asked" in said
+        assert "cannot be read" in said
 
 
 @pytest.mark.parametrize(
