@@ -18,6 +18,7 @@ from baton.deployment.ports import free_ports
 from tests.tested_versions import differences
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(900)
 READY_TIMEOUT_S = 600  # the native modules are compiled first
 
 
