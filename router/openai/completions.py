@@ -13,7 +13,7 @@ from baton.router.openai.answer import answer, command_id
 from baton.router.openai.completion_shape import CompletionShape, PromptEcho
 from baton.router.openai.context import read_context
 from baton.router.openai.exchange import Exchange
-from baton.router.openai.fields import STREAM_RULE, TRUE, GenerationFields
+from baton.router.openai.fields import INT32_MAX, STREAM_RULE, TRUE, GenerationFields
 from baton.router.openai.prompts import PROMPT_SCHEMA, Prompt, read_prompts
 from baton.router.openai.request_body import WHOLE, unless
 from baton.router.request_context import RequestContext
@@ -29,7 +29,7 @@ class CompletionRequest(GenerationFields):
     model_config = ConfigDict(json_schema_extra={"allOf": [STREAM_RULE, EMPTY_OUTPUT_RULE]})
 
     prompt: Annotated[object, WithJsonSchema(PROMPT_SCHEMA)]  # read by `read_prompts`
-    max_tokens: Annotated[int, Field(ge=0), WHOLE] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX), WHOLE] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     echo: bool = False
     add_special_tokens: bool = True

@@ -17,7 +17,7 @@ INT32_MAX = (1 << 31) - 1
 LEAST_POSITIVE = 1e-6  # workers receive 32-bit floats, in which the smallest 64-bit ones are 0
 CHOICES, STOP_STRINGS = "Completions of each prompt", "Stop strings"  # titles of types that the config bounds
 
-Count = Annotated[int, Field(ge=1), WHOLE]
+Count = Annotated[int, Field(ge=1, le=INT32_MAX), WHOLE]
 Choices = Annotated[int, Field(ge=1, title=CHOICES), WHOLE]
 TokenId = Annotated[int, Field(ge=0, title=TOKEN_ID), WHOLE]
 TOKEN_ID_PATTERN = "^(0|[1-9][0-9]{0,9})$"
@@ -66,7 +66,7 @@ class GenerationFields(NeutralFields):
     best_of: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1), WHOLE] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX), WHOLE] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
@@ -77,7 +77,7 @@ class GenerationFields(NeutralFields):
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True), AtMost(MAX_ENTRIES)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    min_tokens: Annotated[int, Field(ge=0), WHOLE] = 0
+    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX), WHOLE] = 0
     skip_special_tokens: bool = True
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     return_token_ids: bool = False
