@@ -134,7 +134,7 @@ def test_lines_where_there_is_no_terminal() -> None:
     ]
 
 
-def test_a_rendezvous_has_a_bar_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rendezvous_has_a_bar_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     planned = replace(plan(), rendezvous=RendezvousConfig())
     display = open_display(planned, announce)
@@ -143,6 +143,7 @@ def test_a_rendezvous_has_a_bar_too(monkeypatch: pytest.MonkeyPatch) -> None:
             display.show(Started(spec.name, 1, 4711))
     finally:
         display.close()
+    assert "rendezvous" in capsys.readouterr().out
 
 
 def test_bars_in_a_terminal_give_way_to_the_announcement() -> None:
