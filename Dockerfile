@@ -3,7 +3,7 @@
 #
 # Pinned by tag: a release adds the digest that it was built from, PYTHON_IMAGE=python:...@sha256:... Python packages are
 # pinned by hash, but for torch, whose builds differ by index: a release adds TORCH_CPU_SHA256 and TORCH_CUDA_SHA256.
-ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
+ARG PYTHON_IMAGE=python:3.11.15-slim-bookworm
 
 # ---- Baton's wheel, with its compiled modules ----
 FROM ${PYTHON_IMAGE} AS wheel

@@ -59,7 +59,7 @@ lint: setup
 	sh scripts/check_protos.sh
 
 audit: setup
-	$(BIN)/python scripts/audit.py
+	$(BIN)/python scripts/audit.py $(AUDIT)
 
 bench: setup
 	$(BIN)/python -m benchmarks.prefix_index --json benchmarks/results/prefix_index.json

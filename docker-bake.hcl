@@ -22,7 +22,7 @@ variable "SOURCE" {
 }
 
 variable "PYTHON_IMAGE" {
-  default = "python:3.11.14-slim-bookworm" # a release adds @sha256:...
+  default = "python:3.11.15-slim-bookworm" # a release adds @sha256:...
 }
 
 # A release adds both: of the files that torch's indexes have for the version in scripts/image/constraints.txt.

@@ -28,6 +28,7 @@ class DecodeRequest:
     served_by: common_pb2.ServedBy
     handover: "asyncio.Task[None] | None" = None
     is_served_by_sent: bool = field(default=False)  # as it is now, with a token
+    recalled: worker_pb2.RecalledOutput | None = None  # its output so far; None: it cannot be recalled
 
     @classmethod
     def of(cls, command: worker_pb2.GenerateCommand, session: RouterSession, worker_id: str) -> "DecodeRequest":
@@ -47,6 +48,7 @@ class DecodeRequest:
             served_by=common_pb2.ServedBy(
                 prefill_worker=command.prefill.worker_id or worker_id, decode_worker=worker_id
             ),
+            recalled=_recalled(command) if command.resume_key else None,
         )
 
     def prefill_request(
@@ -87,7 +89,7 @@ class DecodeRequest:
         if output.finish_reason is not None or (delta.token_ids and not self.is_served_by_sent):
             delta.served_by.CopyFrom(self.served_by)
         self.is_served_by_sent = self.is_served_by_sent or bool(delta.token_ids)
-        self.session.add(delta)
+        self._send_output(delta)
 
     def say_first_token(self, first: worker_pb2.FirstToken, finish_reason: FinishReason | None) -> None:
         """Passes on the token that a prefill worker sampled, and that it is the last one if it is."""
@@ -99,7 +101,7 @@ class DecodeRequest:
             delta.logprobs.append(first.logprobs)
         if finish_reason is not None:
             delta.finish_reason = FINISH_REASONS[finish_reason]
-        self.session.add(delta)
+        self._send_output(delta)
 
     def say_prompt_logprobs(self, positions: Sequence[common_pb2.PositionLogprobs]) -> None:
         """Passes on what a prefill worker says about the prompt."""
@@ -125,6 +127,21 @@ class DecodeRequest:
                 served_by=self.served_by,
             )
         )
+
+    def _send_output(self, delta: worker_pb2.RequestDelta) -> None:
+        if self.recalled is not None:
+            self.recalled.token_ids.extend(delta.token_ids)
+            self.recalled.finish_reason = delta.finish_reason
+        self.session.add(delta)
+
+
+def _recalled(command: worker_pb2.GenerateCommand) -> worker_pb2.RecalledOutput:
+    return worker_pb2.RecalledOutput(
+        resume_key=command.resume_key,
+        token_ids=command.token_ids[command.num_prompt_tokens :],
+        num_prompt_tokens=command.num_prompt_tokens,
+        seed=command.sampling.seed,
+    )
 
 
 def receives_kv(command: worker_pb2.GenerateCommand) -> bool:

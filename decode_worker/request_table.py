@@ -3,23 +3,33 @@
 from collections.abc import Callable
 
 from baton.decode_worker.decode_request import DecodeRequest, engine_request_id
+from baton.decode_worker.remembered import RememberedOutputs
 from baton.decode_worker.router_session import RouterSession
 from baton.engine.outputs import StepOutput
 from baton.engine.request import RequestId
+from baton.protos.worker_pb2 import RecalledOutput
 from baton.rpc.drain import Drain
-from baton.rpc.status import code_number
+from baton.rpc.status import Conflict, code_number
 from baton.rpc.worker_counters import WorkerCounters
 
 
 class RequestTable:
     """Owns who is waiting for what; a request is in it from its command until its last news or its abort."""
 
-    def __init__(self, counters: WorkerCounters, drain: Drain, abort_in_engine: Callable[[RequestId], object]) -> None:
+    def __init__(
+        self,
+        counters: WorkerCounters,
+        drain: Drain,
+        abort_in_engine: Callable[[RequestId], object],
+        remembered: RememberedOutputs,
+    ) -> None:
         """`abort_in_engine` takes a request out of the engine, if it is there."""
         self._counters = counters
         self._drain = drain
         self._abort_in_engine = abort_in_engine
+        self._remembered = remembered  # of those that have ended
         self._requests: dict[RequestId, DecodeRequest] = {}
+        self._by_resume_key: dict[bytes, DecodeRequest] = {}
         drain.listen(self.hand_off)
 
     def enter(self, entry: DecodeRequest) -> bool:
@@ -31,6 +41,8 @@ class RequestTable:
             entry.say_handed_off()
             return False
         self._requests[entry.request.request_id] = entry
+        if entry.recalled is not None:
+            self._by_resume_key[entry.recalled.resume_key] = entry
         self._drain.enter()
         return True
 
@@ -47,6 +59,10 @@ class RequestTable:
         """Forgets a request; False if that was done before."""
         if self._requests.pop(entry.request.request_id, None) is None:
             return False
+        if entry.recalled is not None:
+            if self._by_resume_key.get(entry.recalled.resume_key) is entry:
+                del self._by_resume_key[entry.recalled.resume_key]
+            self._remembered.keep(entry.recalled)
         self._drain.leave()
         return True
 
@@ -60,6 +76,19 @@ class RequestTable:
         if entry.handover is not None:
             entry.handover.cancel()
         self.end(entry)
+
+    def recall(self, resume_key: bytes) -> RecalledOutput | None:
+        """Return the output of a request that runs or ran here; None if there is none.
+
+        One that runs is ended: the router that asks goes on with it, and the one that had it must not.
+        """
+        entry = self._by_resume_key.get(resume_key)
+        if entry is None:
+            return self._remembered.find(resume_key)
+        self.abort(entry)
+        error = Conflict("the request was taken over by another router, to which its client has come")
+        entry.say_error(code_number(error), str(error))
+        return entry.recalled
 
     def abort_named(self, request_id: str, session: RouterSession) -> None:
         """The same for the request that the session's router calls so, if it has not ended."""

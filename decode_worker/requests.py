@@ -19,6 +19,7 @@ from functools import partial
 from baton.decode_worker.decode_request import ENGINE_IDS, DecodeRequest
 from baton.decode_worker.incoming_prompt import IncomingPrompt
 from baton.decode_worker.prompt_fill import PromptFill
+from baton.decode_worker.remembered import RememberedOutputs
 from baton.decode_worker.request_table import RequestTable
 from baton.decode_worker.router_session import RouterSession
 from baton.engine.outputs import StepOutput
@@ -44,16 +45,24 @@ class DecodeRequests:
         worker_id: str,
         deadline_s: float,
         takes_handovers: bool = True,
+        orphan_timeout_s: float = 0.0,
     ) -> None:
-        """Without `takes_handovers` every prompt is computed here, whatever a command says."""
+        """Without `takes_handovers` every prompt is computed here, whatever a command says.
+
+        `orphan_timeout_s`: how long the output of a resumable request is remembered after its end.
+        """
         self._host = host
         self._channels = channels
         self._counters = counters
         self._worker_id = worker_id
         self._deadline_s = deadline_s
         self._takes_handovers = takes_handovers
+        self._remembered = RememberedOutputs(counters, orphan_timeout_s)
         self._table = RequestTable(
-            counters, drain, lambda request_id: host.call(lambda engine: engine.abort(request_id))
+            counters,
+            drain,
+            lambda request_id: host.call(lambda engine: engine.abort(request_id)),
+            self._remembered,
         )
         self._fills = BlockFills(host, drain)
         host.listen(self._on_step)
@@ -75,9 +84,14 @@ class DecodeRequests:
         """Ends every request of a session."""
         self._table.abort_session(session)
 
+    def recall(self, resume_key: bytes) -> worker_pb2.RecalledOutput | None:
+        """Return the output of a request that runs or ran here, and end it if it runs."""
+        return self._table.recall(resume_key)
+
     async def close(self) -> None:
         """Aborts what is left; returns when nothing is written into any block any more."""
         self._table.abort_all()
+        self._remembered.close()
         await self._fills.close()
 
     def _on_added(self, entry: DecodeRequest, adding: "asyncio.Future[None]") -> None:

@@ -11,6 +11,8 @@ from baton.decode_worker.router_session import RouterSession
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import MAX_WORD_CHARS, Context
 
+MAX_RECALLS = 1 << 16  # requests of one call
+
 
 class Requests(Protocol):
     """Whoever computes what routers ask for: a decode worker's requests, or a simulated one's."""
@@ -25,6 +27,10 @@ class Requests(Protocol):
 
     def abort_all(self, session: RouterSession) -> None:
         """Ends every request of a session."""
+        ...
+
+    def recall(self, resume_key: bytes) -> worker_pb2.RecalledOutput | None:
+        """Return the output of a request that runs or ran here, and end it if it runs."""
         ...
 
 
@@ -57,6 +63,16 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
         finally:
             reading.cancel()
             self._requests.abort_all(session)
+
+    async def Recall(  # noqa: N802
+        self, request: worker_pb2.RecallRequest, context: Context
+    ) -> worker_pb2.RecallResponse:
+        """The outputs of requests whose client has come to another router."""
+        if len(request.resume_keys) > MAX_RECALLS:
+            text = f"{len(request.resume_keys)} requests are over the limit of {MAX_RECALLS} in one call"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        outputs = map(self._requests.recall, request.resume_keys)
+        return worker_pb2.RecallResponse(outputs=[each for each in outputs if each is not None])
 
     async def _read(self, messages: AsyncIterator[worker_pb2.RouterMessage], session: RouterSession) -> None:
         try:

@@ -21,6 +21,7 @@ class DecodeWorker:
             core.config.worker_id,
             core.config.transfer_deadline_s,
             takes_handovers=core.config.role != "both",
+            orphan_timeout_s=core.config.orphan_timeout_s,
         )
         self._service = DecodeService(self._requests, core.host.pool.incarnation)
 

@@ -63,11 +63,6 @@ class ClusterConfig:
         return lcm(self.prefill_tensor_parallel, self.tensor_parallel)
 
     @property
-    def num_ports(self) -> int:
-        """Ports for them, and one for the rendezvous of their groups if there are any."""
-        return self.num_workers + int(self.has_groups)
-
-    @property
     def has_groups(self) -> bool:
         """Whether experts are spread over workers."""
         return max(self.group_size("decode"), self.group_size("prefill")) > 1
@@ -102,7 +97,7 @@ class ClusterConfig:
 CLUSTER_OPTIONS = {
     "model": OptionInfo("Directory or Hugging Face id of a checkpoint. Default: the bundled model."),
     "served_model_name": OptionInfo("Name of the model for clients. Default: from the model's directory or id."),
-    "host": OptionInfo("Address on which clients are served; workers listen on 127.0.0.1."),
+    "host": OptionInfo("Address on which clients are served; workers listen at Unix sockets."),
     "port": OptionInfo("Port of the OpenAI HTTP server.", minimum=1, maximum=65535),
     "prefill": OptionInfo("Prefill workers; 1 unless there are colocated workers.", minimum=0, maximum=256),
     "decode": OptionInfo("Decode workers; 1 unless there are colocated workers.", minimum=0, maximum=256),
@@ -132,7 +127,7 @@ CLUSTER_OPTIONS = {
 }
 WORKER_PLANNED = frozenset(
     {
-        *("role", "worker_id", "host", "port", "kv_port", "served_model_name", "registry", "lease_s"),
+        *("role", "worker_id", "host", "port", "uds", "kv_port", "served_model_name", "registry", "lease_s"),
         *("tensor_parallel", "expert_parallel", "enable_expert_parallel", "rendezvous", "group", "group_port"),
         *("metrics_port", "progress_fd", *TLS_OPTIONS),  # on one machine nobody else hears
     }
@@ -140,8 +135,8 @@ WORKER_PLANNED = frozenset(
 ROUTER_PLANNED = frozenset(
     {
         *("model", "served_model_name", "host", "port", "workers", "registry", "progress_fd", "drain_timeout_s"),
-        *("processes", "process", "group_dir", *TLS_OPTIONS),
-        *("protect_operations", "ssl_ca_certs", "ssl_cert_reqs"),  # the cluster itself asks for the workers' state
+        *("processes", "process", "group_dir", "process_states", *TLS_OPTIONS),
+        *("ssl_ca_certs", "ssl_cert_reqs"),  # the cluster itself asks for the workers' state
     }
 )
 ENGINE_PLANNED = frozenset({"model"})

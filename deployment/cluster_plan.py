@@ -12,15 +12,20 @@ from baton.engine.errors import UnsupportedModel
 from baton.engine.kv_dtype import kv_cache_dtype
 from baton.engine.kv_memory import default_kv_bytes
 from baton.extras import NIXL
+from baton.router.cache_secret import new_cache_secret
 from baton.router.config import RouterConfig
+from baton.router.options import without_secrets
 from baton.rpc.child_process import ProcessSpec
 from baton.rpc.group.config import RendezvousConfig
+from baton.rpc.group.rendezvous_name import REGISTRY
 from baton.rpc.host_port import host_port
 from baton.rpc.option_values import OptionError
 from baton.rpc.options import flags_of
+from baton.rpc.unix_sockets import unix_address
 from baton.rpc.worker_config import Role, WorkerConfig
 
-WORKER_HOST = "127.0.0.1"
+WORKER_HOST = "127.0.0.1"  # of KV that is read over TCP
+RENDEZVOUS = "rendezvous"
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 # The module that Python runs, and what follows it.
 WORKER_COMMANDS: dict[Role, tuple[str, ...]] = {
@@ -56,7 +61,10 @@ class ClusterPlan:
     def specs(self, log_dir: Path) -> list[ProcessSpec]:
         """The router's process and the workers', the router first."""
         command = ("baton", "router") if self.router.processes > 1 else ("baton.router",)
-        router = _spec("router", [*command, *_common(self.log_level), *flags_of(self.router)], log_dir, {})
+        config, secrets = without_secrets(self.router)
+        router = _spec("router", [*command, *_common(self.log_level), *flags_of(config)], log_dir, secrets)
+        if self.router.processes == 1:  # several have a supervisor of their own
+            router = replace(router, heartbeat_timeout_s=self.router.heartbeat_timeout_s)
         return [router, *(self._worker_spec(worker, log_dir) for worker in self.workers)]
 
     def rendezvous_specs(self, log_dir: Path) -> list[ProcessSpec]:
@@ -73,7 +81,7 @@ class ClusterPlan:
 
 def rendezvous_spec(config: RendezvousConfig, log_dir: Path, log_level: str) -> ProcessSpec:
     """The process of a rendezvous."""
-    return _spec("rendezvous", ["baton.rpc.group", *_common(log_level), *flags_of(config)], log_dir, {})
+    return _spec(RENDEZVOUS, ["baton.rpc.group", *_common(log_level), *flags_of(config)], log_dir, {})
 
 
 def _common(log_level: str) -> list[str]:
@@ -108,10 +116,13 @@ def plan_cluster(
     settings: ClusterSettings,
     checkpoint: Checkpoint,
     machine: Machine,
-    ports: list[int],
+    sockets: Path | None = None,
     log_level: str = "info",
 ) -> ClusterPlan:
     """Gives every process its config; workers share cores and KV memory evenly unless the settings say otherwise.
+
+    Workers and rendezvous listen at Unix sockets in the directory `sockets`, which no other user may enter. If it is
+    None, they take free ports, and find each other in a registry.
 
     Raises OptionError for what the checkpoint does not allow, or what is not installed.
     """
@@ -124,22 +135,22 @@ def plan_cluster(
         ("both", cluster.both),
     ]
     kinds = [(role, index) for role, count in roles for index in range(count)]
-    rendezvous = RendezvousConfig(host=WORKER_HOST, port=ports[-1]) if cluster.has_groups else None
+    rendezvous = RendezvousConfig(host=WORKER_HOST, uds=_uds(sockets, RENDEZVOUS)) if cluster.has_groups else None
     workers = tuple(
         WorkerConfig(
             role=role,
             worker_id=f"{role}-{index}",
             host=WORKER_HOST,
-            port=port,
+            uds=_uds(sockets, f"{role}-{index}"),
             served_model_name=name,
             engine=_engine(settings, role, checkpoint, machine, machine.near(place, len(kinds))),
             tensor_parallel=cluster.num_tensor_ranks(role),
             expert_parallel=cluster.num_expert_ranks(role),
             group=f"{role}-group-{index // cluster.group_size(role)}",
-            rendezvous=host_port(WORKER_HOST, rendezvous.port) if rendezvous is not None else None,
+            rendezvous=_rendezvous_address(rendezvous),
             **settings.worker,  # type: ignore[arg-type]  # checked against the fields' types when they were read
         )
-        for place, ((role, index), port) in enumerate(zip(kinds, ports[: cluster.num_workers], strict=True))
+        for place, (role, index) in enumerate(kinds)
     )
     if any(worker.transport == "nixl" for worker in workers) and not NIXL.is_installed:
         raise OptionError(NIXL.missing("--transport nixl"))
@@ -148,12 +159,27 @@ def plan_cluster(
         served_model_name=name,
         host=cluster.host,
         port=cluster.port,
-        workers=tuple(f"{WORKER_HOST}:{port}" for port in ports[: cluster.num_workers]),
+        workers=tuple(unix_address(worker.uds) for worker in workers if worker.uds is not None),
         processes=cluster.router_processes,
         **{name: settings.worker[name] for name in ("drain_timeout_s",) if name in settings.worker},  # type: ignore[arg-type]
-        **settings.router,  # type: ignore[arg-type]  # checked when they were read
+        **{**_cache_secret(sockets), **settings.router},  # type: ignore[arg-type]  # checked when they were read
     )
     return ClusterPlan(router=router, workers=workers, rendezvous=rendezvous, log_level=log_level)
+
+
+def _uds(sockets: Path | None, name: str) -> str | None:
+    return None if sockets is None else str(sockets / name)
+
+
+def _cache_secret(sockets: Path | None) -> dict[str, str]:
+    """A secret that outlives the router's process, for a cluster without a registry."""
+    return {} if sockets is None else {"cache_secret": new_cache_secret()}
+
+
+def _rendezvous_address(rendezvous: RendezvousConfig | None) -> str | None:
+    if rendezvous is None:
+        return None
+    return REGISTRY if rendezvous.uds is None else unix_address(rendezvous.uds)
 
 
 def _engine(

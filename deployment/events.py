@@ -30,6 +30,7 @@ class Died:
     name: str
     reason: str
     restart_in_s: float
+    num_deaths: int = 1  # in a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,13 @@ class ClusterReady:
 
 
 @dataclass(frozen=True, slots=True)
+class GivenUp:
+    """The cluster was never ready and ends, because a process does not get ready."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ending:
     """The processes are being ended."""
 
@@ -68,5 +76,5 @@ class Ending:
     timeout_s: float = 0.0  # how long it waits
 
 
-Event = Started | Progressed | Died | Warned | ClusterReady | Ending
+Event = Started | Progressed | Died | Warned | ClusterReady | GivenUp | Ending
 Listener = Callable[[Event], None]

@@ -42,6 +42,7 @@ class PoolsObserver:
         self.error = "nothing was seen yet"  # why there is no later one
         self._registry = registry
         self._model = model
+        self._is_warned = False  # of texts that are no reports
         self._settings = settings
         self._budget = budget
         self._stopping = threading.Event()
@@ -78,7 +79,7 @@ class PoolsObserver:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 texts = await registry.reports.read()
-            reports = own_reports(texts, self._model)
+            reports = own_reports(self._decoded(texts), self._model)
             pools = SeenPools.of(reports)
         except (RegistryLost, TimeoutError, ValueError, ArithmeticError) as error:
             self._tell(str(error) or "the registry does not answer")
@@ -88,6 +89,19 @@ class PoolsObserver:
             return
         self._tell("")
         self.latest = Sighting(time.monotonic(), pools, self._settings)
+
+    def _decoded(self, texts: Sequence[str]) -> list[RouterReport]:
+        """The reports of these texts; what is none is left out, with one warning until there are only reports again."""
+        reports, malformed = [], ""
+        for text in texts:
+            try:
+                reports.append(decode_report(text))
+            except ValueError as error:
+                malformed = str(error)
+        if malformed and not self._is_warned:
+            logger.warning("a report in the registry is left out: %s", malformed)
+        self._is_warned = bool(malformed)
+        return reports
 
     def _tell(self, error: str) -> None:
         """Says a new error once."""
@@ -104,9 +118,8 @@ class PoolsObserver:
             await asyncio.sleep(PERIOD_S)
 
 
-def own_reports(texts: Sequence[str], model: str | None) -> tuple[RouterReport, ...]:
-    """The reports of one model. Raises ValueError for what is no report, or for several models if none is given."""
-    reports = tuple(map(decode_report, texts))
+def own_reports(reports: Sequence[RouterReport], model: str | None) -> tuple[RouterReport, ...]:
+    """The reports of one model. Raises ValueError for several models if none is given."""
     models = sorted({each.model for each in reports})
     if model is None and len(models) > 1:
         raise ValueError(f"there are routers of {', '.join(models)}; say which `model` the pools are of")

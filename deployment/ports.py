@@ -2,7 +2,6 @@
 
 import random
 import socket
-from collections.abc import Container
 from contextlib import ExitStack
 
 FIRST_PORT, LAST_PORT = 20000, 32000  # below the range from which systems give ports to outgoing connections
@@ -13,8 +12,8 @@ class PortInUse(OSError):
     """Another process listens on the port."""
 
 
-def free_ports(host: str, count: int, taken: Container[int] = ()) -> list[int]:
-    """Different ports of `host` on which nobody listens now, nor will on `taken`. Raises PortInUse."""
+def free_ports(host: str, count: int) -> list[int]:
+    """Return different ports of `host` on which nobody listens now. Raises PortInUse."""
     ports: list[int] = []
     draw = random.SystemRandom()  # two clusters started together must not draw the same ports
     with ExitStack() as held:
@@ -22,8 +21,6 @@ def free_ports(host: str, count: int, taken: Container[int] = ()) -> list[int]:
             if len(ports) == count:
                 return ports
             port = draw.randrange(FIRST_PORT, LAST_PORT)
-            if port in taken:
-                continue
             probe = held.enter_context(_socket(host))
             try:
                 probe.bind((host, port))

@@ -12,6 +12,7 @@ from ray.serve import Application, Deployment
 
 from baton.deployment.cluster_config import router_options
 from baton.deployment.ray_arguments import read_ray_settings
+from baton.deployment.ray_connection import num_gpus
 from baton.deployment.ray_rendezvous import RendezvousReplica
 from baton.deployment.ray_replica import RouterReplica, WorkerReplica
 from baton.deployment.ray_settings import RENDEZVOUS, ROLES, ROUTER, RaySettings
@@ -37,7 +38,7 @@ def build(args: dict[str, object]) -> Application:
 
 def _has_gpus() -> bool:
     """Whether a node of the Ray that builds the application has GPUs."""
-    return ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0  # type: ignore[no-untyped-call]  # Ray's
+    return ray.is_initialized() and num_gpus() > 0
 
 
 def workers_application(settings: RaySettings) -> Application:

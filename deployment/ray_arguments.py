@@ -113,8 +113,11 @@ def _nested(arguments: dict[str, object]) -> dict[str, object]:
 
 
 def _kept(router: Mapping[str, Value], leave_out: Collection[str]) -> dict[str, Value]:
-    """The router's options as Ray may keep them: API keys as their digests."""
-    kept = {name: value for name, value in router.items() if name not in leave_out}
+    """The router's options as Ray may keep them: API keys as their digests, and no cache secret.
+
+    Routers on Ray agree on a cache secret at the registry, or have it from the environment of their nodes.
+    """
+    kept = {name: value for name, value in router.items() if name not in (*leave_out, "cache_secret")}
     keys = kept.get("api_key")
     if isinstance(keys, tuple) and all(keys):  # what is no key is refused by the router
         kept["api_key"] = tuple(map(hidden, keys))

@@ -17,7 +17,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeVar
 
-import httpx
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
@@ -27,7 +26,7 @@ from baton.deployment.events import ClusterReady, Ending, Listener, Progressed
 from baton.deployment.ray_app import router_application, workers_application
 from baton.deployment.ray_connection import RayFailed
 from baton.deployment.ray_settings import ROLES, RaySettings
-from baton.deployment.router_view import num_open_requests, view_router
+from baton.deployment.router_view import num_open_requests, router_client, view_router
 from baton.rpc.progress import Ready
 
 logger = logging.getLogger(__name__)
@@ -41,8 +40,9 @@ LOOK_S = 1.0  # at the router's workers, once all were ready
 class RayCluster:
     """Owns the two applications."""
 
-    def __init__(self, settings: RaySettings, url: str, listener: Listener) -> None:
-        """`url` is where the router is."""
+    def __init__(self, settings: RaySettings, url: str, listener: Listener, watch_key: str | None) -> None:
+        """`url` is where the router is; `watch_key`: the API key with which it is asked about its workers."""
+        self._watch_key = watch_key
         self._settings = settings
         self._url = url
         self._listener = listener
@@ -57,7 +57,7 @@ class RayCluster:
         finally:
             stopped.cancel()
             life.cancel()
-            async with httpx.AsyncClient(trust_env=False, verify=False) as client:
+            async with router_client(self._watch_key) as client:
                 num_requests = 0 if kill.is_set() else await num_open_requests(client, self._url)
             self._listener(Ending(num_requests, self._settings.drain_timeout_s))
             with suppress(RayFailed):  # the life's own words say more, if it failed
@@ -74,8 +74,7 @@ class RayCluster:
         num_workers = sum(self._settings.num_replicas(role) for role in ROLES)
         seen: dict[str, str] = {}
         is_ready = False
-        # A process of our own; its certificate is for the name that clients know.
-        async with httpx.AsyncClient(trust_env=False, verify=False) as client:
+        async with router_client(self._watch_key) as client:
             while True:
                 view = await view_router(client, self._url)
                 ready = view.addresses if view is not None and view.is_ready else {}

@@ -61,6 +61,11 @@ def _deaf_to_hangup() -> Iterator[None]:
         signal.signal(signal.SIGHUP, before)
 
 
+def num_gpus() -> int:
+    """Return the number of GPUs of all nodes of the Ray that this process is connected to."""
+    return int(ray.cluster_resources().get("GPU", 0))  # type: ignore[no-untyped-call]  # Ray's
+
+
 def cpus_of(settings: RaySettings) -> float:
     """Ray's CPUs that all replicas take."""
     names = (*filter(settings.has, ROLES), ROUTER, *([RENDEZVOUS] if settings.has_rendezvous else []))

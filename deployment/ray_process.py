@@ -126,10 +126,9 @@ def _plan(settings: RaySettings, role: Role | None, machine: Machine) -> Cluster
         expert_parallel=1,
         prefill_expert_parallel=1,
     )
-    ports = [0] if role is not None else []
     checkpoint = _checkpoint(settings, role or "decode")
     check_experts(checkpoint.config, checkpoint.name, max(map(settings.cluster.cluster.num_expert_ranks, ROLES)))
-    return plan_cluster(replace(settings.cluster, cluster=cluster), checkpoint, machine, ports, settings.log_level)
+    return plan_cluster(replace(settings.cluster, cluster=cluster), checkpoint, machine, log_level=settings.log_level)
 
 
 def _checkpoint(settings: RaySettings, role: Role) -> Checkpoint:

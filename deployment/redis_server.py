@@ -5,6 +5,7 @@ on 127.0.0.1 alone, keeps no file, and ends with the thread that started it, how
 """
 
 import asyncio
+import logging
 import os
 import secrets
 import shutil
@@ -18,12 +19,16 @@ from redis.exceptions import RedisError
 
 from baton.deployment.ports import free_ports
 from baton.extras import VALKEY
+from baton.rpc.backoff import Backoff
+
+logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 NAMES = ("redis-server", "valkey-server")
 START_TIMEOUT_S = 20.0
 POLL_INTERVAL_S = 0.02
 RESTART_DELAY_S = 0.2
+MAX_RESTART_DELAY_S = 30.0
 # The kernel kills the server when its parent ends (PR_SET_PDEATHSIG outlives exec); where there is no such call, a
 # server whose parent was killed stays. A parent that has ended already gave no password.
 LAUNCHER = """
@@ -106,12 +111,17 @@ class PrivateRedis:
                 return False
 
     async def keep(self) -> None:
-        """Starts it again whenever it ends, until cancelled. Raises NoRedisServer if it does not come back."""
+        """Start it again whenever it ends, as often as it takes, until cancelled: what serves goes on without it."""
+        backoff = Backoff(RESTART_DELAY_S, MAX_RESTART_DELAY_S)
         while True:
             assert self._process is not None
             await self._process.wait()
-            await asyncio.sleep(RESTART_DELAY_S)
-            await self.start()
+            await backoff.wait()
+            try:
+                await self.start()
+            except OSError as error:
+                logger.warning("the registry's Redis does not start again: %s", error)
+                await self.end()
 
     async def end(self) -> None:
         """Ends the process."""

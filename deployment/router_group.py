@@ -2,7 +2,8 @@
 
 1. The parent binds the ports, so that they stay ours while processes come and go, and listens on none.
 2. Each process listens on them itself (SO_REUSEPORT) once it is ready; the kernel spreads the connections.
-3. A process that dies is started again. Its connections are lost, all others stay.
+3. A process that dies is started again, without end once all were ready. Its connections are lost, all others stay. A
+   process that sends no heartbeats is killed: the kernel would still give it connections, which would all time out.
 4. At the end every process drains at once. None is left, and neither is the directory where they met.
 """
 
@@ -14,13 +15,16 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 from baton.deployment.ending import end_all
-from baton.deployment.events import Died, Event, Progressed, Started
+from baton.deployment.events import Died, Event, Progressed, Started, Warned
 from baton.deployment.ports import check_port
+from baton.deployment.process_states import STATES_FILE, StatesWriter
 from baton.deployment.supervisor import GaveUp, RestartPolicy, Supervisor
+from baton.router.cache_secret import new_cache_secret
 from baton.router.config import RouterConfig
-from baton.router.options import SECRETS
+from baton.router.options import without_secrets
 from baton.router.shared_socket import shared_socket
 from baton.rpc.child_process import ProcessSpec
 from baton.rpc.host_port import host_port
@@ -40,15 +44,18 @@ class RouterGroupFailed(OSError):
 class RouterGroup:
     """Owns the processes: whatever happens, none outlives `run`."""
 
-    def __init__(self, specs: list[ProcessSpec], end_timeout_s: float, ready: Callable[[], None]) -> None:
-        """`ready` is called once, when every process was ready."""
+    def __init__(
+        self, specs: list[ProcessSpec], end_timeout_s: float, states: StatesWriter, ready: Callable[[], None]
+    ) -> None:
+        """`ready` is called once, when every process was ready; `states` tells the processes of each other."""
         self._supervisors = [Supervisor(spec, POLICY, self._hear) for spec in specs]
         self._loading = {spec.name for spec in specs}  # never ready so far
         self._end_timeout_s = end_timeout_s
+        self._states = states
         self._ready = ready
 
     async def run(self, stop: asyncio.Event, kill: asyncio.Event) -> None:
-        """Serves until `stop`; `kill` cuts the end short. Raises RouterGroupFailed."""
+        """Serves until `stop`; `kill` cuts the end short. Raises RouterGroupFailed if a process never gets ready."""
         lives = [asyncio.create_task(supervisor.run()) for supervisor in self._supervisors]
         stopped = asyncio.create_task(stop.wait())
         try:
@@ -64,14 +71,19 @@ class RouterGroup:
                 raise outcome
 
     def _hear(self, event: Event) -> None:
+        self._states.hear(event)
         match event:
             case Started(name, life, pid):
                 logger.info("%s was started (life %d, process %d)", name, life, pid)
+            case Warned(name, message):
+                logger.warning("%s: %s", name, message)
             case Died(name, reason, restart_in_s):
                 logger.warning("%s: %s; it starts again in %.1f s", name, reason, restart_in_s)
             case Progressed(name, Ready()) if name in self._loading:
                 self._loading.discard(name)
                 if not self._loading:
+                    for supervisor in self._supervisors:
+                        supervisor.persist()
                     self._ready()
 
 
@@ -87,8 +99,21 @@ async def run_group(config: RouterConfig, log_level: str) -> None:
         port = _hold_port(stack, config.host, config.port)
         grpc_port = None if config.grpc_port is None else _hold_port(stack, config.host, config.grpc_port)
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-router-", ignore_cleanup_errors=True))
-        shared = replace(config, port=port, grpc_port=grpc_port, group_dir=directory, process=0, progress_fd=None)
+        states_path = Path(directory) / STATES_FILE
+        shared = replace(
+            config,
+            port=port,
+            grpc_port=grpc_port,
+            group_dir=directory,
+            process=0,
+            process_states=(*config.process_states, str(states_path)),
+            progress_fd=None,
+        )
+        if config.registry is None and config.cache_secret is None:  # nowhere else could the processes agree
+            shared = replace(shared, cache_secret=new_cache_secret())
         specs = [_spec(replace(shared, process=number), log_level) for number in range(config.processes)]
+        states = StatesWriter(states_path, [spec.name for spec in specs])
+        stack.callback(states.close)
 
         def ready() -> None:
             address = host_port(config.host, port)
@@ -97,7 +122,7 @@ async def run_group(config: RouterConfig, log_level: str) -> None:
             url = f"{config.scheme}://{address}"
             logger.info("%d router processes serve %s at %s", len(specs), config.model_name, url)
 
-        await RouterGroup(specs, config.drain_timeout_s + END_MARGIN_S, ready).run(stop, kill)
+        await RouterGroup(specs, config.drain_timeout_s + END_MARGIN_S, states, ready).run(stop, kill)
 
 
 def _hold_port(stack: ExitStack, host: str, port: int) -> int:
@@ -109,10 +134,8 @@ def _hold_port(stack: ExitStack, host: str, port: int) -> int:
 
 
 def _spec(config: RouterConfig, log_level: str) -> ProcessSpec:
-    env = {"PYTHONUNBUFFERED": "1"}
-    if config.registry is not None:  # perhaps with a password, and anybody can see a command line
-        env[SECRETS["registry"]] = config.registry
-        config = replace(config, registry=None)
+    config, secrets = without_secrets(config)
     # -P: a folder of the same name where the user stands must not be run instead of ours.
     argv = (sys.executable, "-P", "-m", "baton.router", f"--log-level={log_level}", *flags_of(config))
-    return ProcessSpec(f"router-{config.process}", argv, None, env)
+    name, env = f"router-{config.process}", {"PYTHONUNBUFFERED": "1", **secrets}
+    return ProcessSpec(name, argv, None, env, heartbeat_timeout_s=config.heartbeat_timeout_s)

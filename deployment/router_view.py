@@ -21,6 +21,15 @@ class RouterView:
     workers: tuple[ServingWorker, ...]
 
 
+def router_client(key: str | None) -> httpx.AsyncClient:
+    """Return a client for a router of our own at an address of this machine, which shows it the key.
+
+    The router's certificate is not checked: it is for the name that clients know.
+    """
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    return httpx.AsyncClient(headers=headers, trust_env=False, verify=False)
+
+
 async def view_router(client: httpx.AsyncClient, url: str) -> RouterView | None:
     """The router's view now; None if it does not answer."""
     try:

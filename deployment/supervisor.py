@@ -5,17 +5,19 @@ import contextlib
 import time
 from dataclasses import dataclass
 
-from baton.deployment.events import Died, Listener, Progressed, Started
+from baton.deployment.events import Died, Listener, Progressed, Started, Warned
+from baton.deployment.heartbeat_watch import HeartbeatWatch
 from baton.rpc.child_process import OOM_KILLED, ChildProcess, ProcessSpec, log_tail
-from baton.rpc.progress import Failed, Ready
+from baton.rpc.progress import Alive, Failed, Ready
 
 TAIL_LINES = 12
 LAST_NEWS_S = 1.0  # after a process's end, for what it still wrote
+DUMP_S = 0.5  # for a process that stands still to write its stacks, before it is killed
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """When a process that died is started again, and when not.
+    """When a process that died is started again, and when a cluster that was never ready ends because of it.
 
     A life that served for `stable_after_s` resets the counts, but not that of kills by the kernel's out-of-memory
     killer. Requests may need minutes to fill the memory again, so this count needs `oom_stable_after_s`. Processes
@@ -31,11 +33,11 @@ class RestartPolicy:
     oom_stable_after_s: float = 600.0
 
     def delay_s(self, num_deaths: int) -> float:
-        """Wait before the next start, doubled with each of `num_deaths` (1 or more) in a row."""
+        """Return the wait before the next start, doubled with each of `num_deaths` (1 or more) in a row."""
         return float(min(self.first_delay_s * 2 ** min(num_deaths - 1, 30), self.max_delay_s))
 
-    def gives_up(self, deaths: "Deaths") -> bool:
-        """Whether there is no next start."""
+    def is_exceeded(self, deaths: "Deaths") -> bool:
+        """Return whether restarts do not help. A supervisor that is not persistent starts the process no more."""
         return (
             deaths.num_early >= self.max_early_deaths
             or deaths.num_unstable >= self.max_deaths
@@ -67,6 +69,11 @@ class Deaths:
     num_early: int = 0  # before the process was ready
     num_oom: int = 0  # by the kernel's out-of-memory killer
 
+    @property
+    def in_a_row(self) -> int:
+        """Deaths for which the next start waits, 1 at least."""
+        return max(1, self.num_short, self.num_oom)
+
     def with_one(self, life: Life, policy: RestartPolicy) -> "Deaths":
         """Return the counts after one more death."""
         served_s = life.served_s or 0.0
@@ -81,7 +88,7 @@ class Deaths:
 
 
 class Supervisor:
-    """Owns one process: starts it, starts it again when it dies, ends it."""
+    """Owner of one process: starts it, starts it again when it dies, ends it when it is silent or no longer needed."""
 
     def __init__(self, spec: ProcessSpec, policy: RestartPolicy, listener: Listener) -> None:
         self.spec = spec
@@ -90,13 +97,19 @@ class Supervisor:
         self._child: ChildProcess | None = None
         self._ready_s: float | None = None  # of this life, monotonic clock
         self._failure: str | None = None  # of this life, in the process's words
+        self._heartbeats = HeartbeatWatch(0)  # of this life
+        self._is_persistent = False
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
         self._ended.set()
 
+    def persist(self) -> None:
+        """Start the process again as often as it dies from now on, whatever the reason: the cluster has served."""
+        self._is_persistent = True
+
     async def run(self) -> None:
-        """Returns after `stop`. Raises GaveUp if the process says at its first start why it cannot serve, or dies as
-        often in a row as the policy allows."""
+        """Returns after `stop`. Unless it is persistent, raises GaveUp if the process says at its first start why it
+        cannot serve, or dies as often in a row as the policy allows."""
         self._ended.clear()
         try:
             await self._lives()
@@ -111,17 +124,29 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             ever_ready = ever_ready or life.served_s is not None
+            was_exceeded = self._policy.is_exceeded(deaths)
             deaths = deaths.with_one(life, self._policy)
-            if self._policy.gives_up(deaths) or (life.failure and not ever_ready):
-                raise GaveUp(self._explain(life, deaths))
-            delay_s = self._policy.delay_s(max(1, deaths.num_short))
-            self._listener(Died(self.spec.name, life.end, delay_s))
+            if self._policy.is_exceeded(deaths) or (life.failure and not ever_ready):
+                if not self._is_persistent:
+                    raise GaveUp(self._explain(life, deaths))
+                if not was_exceeded:
+                    self._listener(Warned(self.spec.name, self._explain(life, deaths)))
+            delay_s = self._policy.delay_s(deaths.in_a_row)
+            self._listener(Died(self.spec.name, life.end, delay_s, deaths.in_a_row))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay_s)
 
     async def _live(self, num: int) -> Life:
-        child = self._child = await ChildProcess.start(self.spec)
+        try:
+            child = self._child = await ChildProcess.start(self.spec)
+        except OSError as error:  # too many processes or open files, or the log's folder is gone: it may pass
+            if not self._is_persistent:
+                raise
+            return Life(f"could not be started: {error}", None, None, is_oom=False)
+        self._heartbeats = HeartbeatWatch(self.spec.heartbeat_timeout_s)
+        self._ready_s, self._failure = None, None
         story = asyncio.create_task(self._follow(child))
+        watching = asyncio.create_task(self._end_silent(child))
         try:
             self._listener(Started(self.spec.name, num, child.pid))
             if self._stopping.is_set():  # while it was being started, so that `stop` could not know it
@@ -134,20 +159,36 @@ class Supervisor:
             child.kill()
             await child.wait()
             story.cancel()
+            watching.cancel()
             child.close()
         if story.done() and not story.cancelled():
             story.result()
         served_s = None if self._ready_s is None else time.monotonic() - self._ready_s
         end = self._failure or child.describe_end()
-        return Life(end, served_s, self._failure, OOM_KILLED in end, child.was_ended_from_outside)
+        is_outside = self._failure is None and child.was_ended_from_outside
+        return Life(end, served_s, self._failure, OOM_KILLED in end, is_outside)
 
     async def _follow(self, child: ChildProcess) -> None:
-        self._ready_s, self._failure = None, None
         async for progress in child.progress():
+            if isinstance(progress, Alive | Ready):
+                self._heartbeats.note()
+            if isinstance(progress, Alive):
+                continue
             if isinstance(progress, Ready) and self._ready_s is None:
                 self._ready_s = time.monotonic()
             self._failure = progress.message if isinstance(progress, Failed) else self._failure
             self._listener(Progressed(self.spec.name, progress))
+
+    async def _end_silent(self, child: ChildProcess) -> None:
+        """Kill the process once it sends no more heartbeats: the kernel still gives connections to its port."""
+        await self._heartbeats.wait_silence()
+        if self._stopping.is_set():
+            return
+        limit_s = self.spec.heartbeat_timeout_s
+        self._failure = f"was killed because it was stopped or stood still for over {limit_s:g} s"
+        child.dump_stacks()
+        await asyncio.sleep(DUMP_S)
+        child.kill()
 
     def _explain(self, life: Life, deaths: Deaths) -> str:
         name, log = self.spec.name, self.spec.log_path

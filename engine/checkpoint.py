@@ -1,13 +1,13 @@
-"""The safetensors files of a checkpoint directory: which tensors are where. No torch, and no tensor data but samples.
+"""The safetensors files of a checkpoint directory: which tensors are where. No torch, and no tensor data.
 
 Format: https://github.com/huggingface/safetensors#format (8 bytes of length, a JSON header, the tensors' bytes).
 """
 
 import json
+import os
 import stat
 from collections import Counter
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,8 +20,6 @@ MAX_DIMENSIONS = 64
 MAX_COUNT = (1 << 63) - 1
 DTYPES = {"BF16": "bfloat16", "F32": "float32", "F16": "float16", "F8_E4M3": "float8_e4m3fn"}
 ITEM_BYTES = {"BF16": 2, "F32": 4, "F16": 2, "F8_E4M3": 1}
-SAMPLE_BYTES = 4096
-NUM_SAMPLES = 256  # of a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,28 +64,21 @@ def stored_dtype(directory: Path) -> str:
     return counts.most_common(1)[0][0]
 
 
-def weights_revision(directory: Path) -> str:
-    """A fingerprint of the weights, equal wherever the files are equal, and quick for huge ones.
-
-    It covers names, sizes and headers in full, and of the data evenly spaced pages: all of a file up to 1 MiB.
-    """
-    digest = blake2b(digest_size=16)
-    for path in weight_files(directory):
-        size = _size(path)
-        digest.update(f"{path.name}:{size}:".encode())
-        with _open(path) as file:
-            data_start = 8 + int.from_bytes(file.read(8), "little")
-            file.seek(0)
-            digest.update(file.read(min(data_start, MAX_HEADER_BYTES)))
-            num_pages = -(-(size - data_start) // SAMPLE_BYTES)
-            for sample in range(min(NUM_SAMPLES, num_pages)):
-                file.seek(data_start + sample * num_pages // min(NUM_SAMPLES, num_pages) * SAMPLE_BYTES)
-                digest.update(file.read(SAMPLE_BYTES))
-    return digest.hexdigest()
+def file_status(path: Path) -> os.stat_result:
+    """A file's status; a pipe or a device is none, and reading it might never end. Raises InvalidCheckpoint."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise InvalidCheckpoint(f"{path} does not exist") from None
+    except OSError as error:
+        raise InvalidCheckpoint(f"{path} cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidCheckpoint(f"{path} is no file")
+    return status
 
 
 def _read_header(path: Path) -> list[StoredTensor]:
-    size = _size(path)
+    size = file_status(path).st_size
     with _open(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
@@ -165,16 +156,3 @@ def _open(path: Path) -> BinaryIO:
         return path.open("rb")
     except OSError as error:
         raise InvalidCheckpoint(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _size(path: Path) -> int:
-    """A file's bytes; a pipe or a device is none, and reading it might never end."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        raise InvalidCheckpoint(f"{path} does not exist") from None
-    except OSError as error:
-        raise InvalidCheckpoint(f"{path} cannot be read: {error.strerror}") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise InvalidCheckpoint(f"{path} is no file")
-    return status.st_size

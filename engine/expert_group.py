@@ -12,6 +12,7 @@
 """
 
 import logging
+import threading
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -73,6 +74,7 @@ class ExpertGroup:
         self._num_expert_groups = 1  # of the model, from which a token chooses its experts
         self._slots: list[Slots] = []  # by layer: where all ranks' experts stand
         self._rebalance: Rebalance | None = None
+        self._reading = threading.Lock()  # held by the thread that reads experts for a rebalance
         self._num_taken = 0  # layers of it
         self._counted = torch.zeros(0, 0, dtype=torch.int64)  # tokens that earlier rebalances knew of
         self.imbalances: list[float] = []  # by layer, when the last rebalance began: the busiest rank over the mean
@@ -211,7 +213,8 @@ class ExpertGroup:
         loads = self.ranks.gather_tensor(here).sum(dim=0).view(counts.shape).numpy()
         self._counted, self._num_steps = counts, 0
         self.imbalances = [imbalance(slots, row) for slots, row in zip(self._slots, loads, strict=True)]
-        self._rebalance = Rebalance(self.layers, self._slots, loads, self.ranks.view.rank, self._next_place)
+        rank = self.ranks.view.rank
+        self._rebalance = Rebalance(self.layers, self._slots, loads, rank, self._next_place, self._reading)
 
     @property
     def _next_place(self) -> Place:

@@ -16,6 +16,8 @@ from baton.engine.layers.experts import Expert, PreparedExperts
 
 logger = logging.getLogger(__name__)
 
+READ_DEADLINE_S = 120.0  # for one expert; a file system that takes longer hangs, and the other ranks wait no more
+POLL_S = 1.0
 FAILED = -1  # instead of a number of layers
 WORTH_MOVING = 1.02  # times the best imbalance: below that most experts would be read again for next to nothing
 
@@ -36,13 +38,19 @@ class Rebalance:
     """Owns a thread that prepares every layer; all ranks prepare the same placement, since they know the same loads.
 
     At most one layer is prepared, or being prepared, that is not taken over: so much memory is needed beside the
-    experts that stand.
+    experts that stand. One thread of a rank reads at a time: one whose read hangs has the lock until that ends.
     """
 
     def __init__(
-        self, layers: Sequence[ExpertLayer], slots: Sequence[Slots], loads: NDArray[np.int64], rank: int, place: Place
+        self,
+        layers: Sequence[ExpertLayer],
+        slots: Sequence[Slots],
+        loads: NDArray[np.int64],
+        rank: int,
+        place: Place,
+        reading: threading.Lock,
     ) -> None:
-        """slots: where experts stand now, by layer; loads: [num_layers, num_experts] tokens."""
+        """slots: where experts stand now, by layer; loads: [num_layers, num_experts] tokens; reading: the rank's."""
         self._work = list(zip(layers, slots, loads, strict=True))
         self._rank = rank
         self._place = place
@@ -50,11 +58,17 @@ class Rebalance:
         self._waiting: PreparedLayer | None = None  # to be taken over
         self._num_ready = 0
         self._is_cancelled = False
+        self._reading = reading
+        self._read_since_s: float | None = time.monotonic()  # None: it reads nothing
         threading.Thread(target=self._run, name="experts", daemon=True).start()
 
     @property
     def num_ready(self) -> int:
-        """Layers that are prepared here, from the first on; FAILED if the next one cannot be."""
+        """Layers that are prepared here, from the first on; FAILED if the next one cannot be, or not in time."""
+        since_s = self._read_since_s
+        if since_s is not None and time.monotonic() - since_s > READ_DEADLINE_S:
+            logger.warning("reading an expert takes over %g s; the experts stay where they are", READ_DEADLINE_S)
+            return FAILED
         return self._num_ready
 
     @property
@@ -67,6 +81,7 @@ class Rebalance:
         """The layer has been taken over, and what stood there before is gone; the next one is begun."""
         with self._changed:
             self._waiting = None
+            self._read_since_s = time.monotonic()
             self._changed.notify_all()
 
     def cancel(self) -> None:
@@ -76,6 +91,16 @@ class Rebalance:
             self._changed.notify_all()
 
     def _run(self) -> None:
+        while not self._reading.acquire(timeout=POLL_S):
+            if self._is_cancelled:
+                return
+        try:
+            self._prepare_all()
+        finally:
+            self._read_since_s = None
+            self._reading.release()
+
+    def _prepare_all(self) -> None:
         started_s, num_read = time.monotonic(), 0
         try:
             for layer, slots, loads in self._work:
@@ -97,6 +122,7 @@ class Rebalance:
             if self._is_cancelled:
                 break
             experts += layer.read([expert])
+            self._read_since_s = time.monotonic()
         return experts
 
     def _hand_in(self, prepared: PreparedLayer) -> bool:
@@ -104,7 +130,7 @@ class Rebalance:
         with self._changed:
             if self._is_cancelled:
                 return False
-            self._waiting = prepared
+            self._waiting, self._read_since_s = prepared, None
             self._num_ready += 1
             self._changed.wait_for(lambda: self._waiting is None)
             return not self._is_cancelled

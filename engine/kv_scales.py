@@ -7,11 +7,9 @@ handover, and scales never travel.
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from baton.engine.checkpoint import StoredTensor, read_tensors
 from baton.engine.errors import InvalidCheckpoint
 from baton.engine.weights import Weights
 
@@ -19,7 +17,6 @@ KEY_NAMES = ("k_scale", "k_proj.k_scale", "attn.k_scale")
 VALUE_NAMES = ("v_scale", "v_proj.v_scale", "attn.v_scale")
 COMMON_NAME = "kv_scale"
 LAST_NAMES = (".k_scale", ".v_scale", ".kv_scale")  # what the full names of all of them end with
-MAX_SCALE_BYTES = 8  # of one number, whatever its type
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +42,6 @@ def load_kv_scales(weights: Weights, prefix: str) -> KVScales:
     return KVScales(key, value)
 
 
-def stored_kv_scales(directory: Path) -> dict[str, str]:
-    """The bytes of all these scales of a checkpoint, in hexadecimal, by their names. Raises InvalidCheckpoint.
-
-    A fingerprint that samples huge files does not see single numbers in them.
-    """
-    return {name: _bytes(tensor) for name, tensor in read_tensors(directory).items() if name.endswith(LAST_NAMES)}
-
-
 def _scale(weights: Weights, prefix: str, names: tuple[str, ...]) -> float | None:
     for name in (f"{prefix}.{name}" for name in names):
         if name in weights:
@@ -65,14 +54,3 @@ def _scale(weights: Weights, prefix: str, names: tuple[str, ...]) -> float | Non
                 raise InvalidCheckpoint(f"tensor {name} is {scale}: a scale of KV is a finite number above 0")
             return scale
     return None
-
-
-def _bytes(tensor: StoredTensor) -> str:
-    if tensor.num_bytes > MAX_SCALE_BYTES:
-        raise InvalidCheckpoint(
-            f"tensor {tensor.name} has shape {list(tensor.shape)}: KV has one scale for a layer's keys and one for its "
-            "values"
-        )
-    with tensor.file.open("rb") as file:
-        file.seek(tensor.offset)
-        return file.read(tensor.num_bytes).hex()

@@ -27,6 +27,7 @@ from baton.engine.models import Model, load_model
 from baton.engine.models.causal_lm import CausalLM
 from baton.engine.tensor_parallel import ONE_RANK, TensorGroup
 from baton.engine.tensor_shard import TensorShard
+from baton.engine.weights_hash import WeightsHash
 
 WEIGHTS_SHARE = 0.8  # of the loading, where decodes are recorded behind it
 FINGERPRINT_DIGITS = 15  # of a fingerprint, that ranks compare: what an int64 holds
@@ -62,20 +63,23 @@ def load(
     shard = tensor.shard if tensor is not None else TensorShard()
     cores = cores_of_rank(config.cores, shard.rank, shard.size)
     with running_on(cores), computing_on(torch.device(config.device)):
-        return _load(config, shard, cores, allocate_pool, on_progress, group, tensor)
+        whole = read_model_config(Path(config.model), config.dtype)
+        with WeightsHash(Path(config.model)) as weights_hash:
+            return _load(config, whole, shard, cores, allocate_pool, on_progress, group, tensor, weights_hash)
 
 
 def _load(
     config: EngineConfig,
+    whole: ModelConfig,
     shard: TensorShard,
     cores: tuple[int, ...],
     allocate_pool: Callable[[tuple[int, ...], torch.dtype], Tensor],
     on_progress: Callable[[float], None] | None,
     group: ExpertGroup | None,
     tensor: TensorGroup | None,
+    weights_hash: WeightsHash,
 ) -> LoadedModel:
     directory, device = Path(config.model), torch.device(config.device)
-    whole = read_model_config(directory, config.dtype)
     shard.check(whole)
     num_parts = shard.kv_parts(whole, config.kv_parts)
     try:
@@ -84,11 +88,15 @@ def _load(
         raise UnsupportedModel(f"kv_parts: {error}") from error
     size, is_measured = _size_beforehand(config, whole, layout, group)
     products = config.quantization or products_of(whole.stored_quantization, whole.dtype, device)
-    fingerprint = compatibility_fingerprint(
-        directory, whole, config.block_size, num_parts, config.kv_cache_dtype, products
-    )
+
+    def fingerprint_with(weights_revision: str) -> str:
+        kv_dtype = config.kv_cache_dtype
+        return compatibility_fingerprint(
+            directory, whole, config.block_size, weights_revision, num_parts, kv_dtype, products
+        )
+
     if tensor is not None:
-        _agree(tensor, size, fingerprint)
+        _agree(tensor, size, fingerprint_with("of any"))
     attention = _attention(config, shard.local(whole), layout)
     may_record = tensor is None and group is None and not (config.is_on_cpu or config.enforce_eager)
     model = load_model(
@@ -106,8 +114,10 @@ def _load(
         kv_bytes = bytes_for_kv(config, size.max_model_len, model, layout, _num_columns(whole, shard), records=records)
         size = PoolSize.in_bytes(tensor.least(kv_bytes) if tensor is not None else kv_bytes, config, whole, layout)
     pool = _pool(layout.pool_shape(size.num_blocks), layout.dtype, device, allocate_pool)
+    fingerprint = fingerprint_with(weights_hash.revision())
     if tensor is not None:
         tensor.meet()
+        tensor.agree(("weights",), (_number(fingerprint),))
     told = _share_of(on_progress, WEIGHTS_SHARE, 1.0)
     served = _recorded(model, pool, config, size.max_model_len, told) if records else model
     return LoadedModel(whole, served, layout, num_parts, pool, size.max_model_len, fingerprint, cores)
@@ -130,10 +140,16 @@ def _size_beforehand(
 
 
 def _agree(tensor: TensorGroup, size: PoolSize, fingerprint: str) -> None:
+    """Compare ranks before they load anything; their weights are compared when they are read."""
     tensor.agree(
-        ("number of KV blocks", "max_model_len", "model, weights, dtype or block size"),
-        (size.num_blocks, size.max_model_len, int(fingerprint[:FINGERPRINT_DIGITS], 16)),
+        ("number of KV blocks", "max_model_len", "model, dtype or block size"),
+        (size.num_blocks, size.max_model_len, _number(fingerprint)),
     )
+
+
+def _number(fingerprint: str) -> int:
+    """What ranks compare of a fingerprint."""
+    return int(fingerprint.partition("-")[2][:FINGERPRINT_DIGITS], 16)
 
 
 def _attention(config: EngineConfig, heads: ModelConfig, layout: KVCacheLayout) -> AttentionBackend:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from baton.engine.checkpoint import StoredTensor, read_tensors
-from baton.engine.checkpoint import weights_revision as weights_revision
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 from baton.engine.stored_matrix import WHOLE, Part, StoredMatrix, part_of_scales, scale_shapes
 from baton.engine.stored_quantization import SCALE_SUFFIXES, StoredQuantization

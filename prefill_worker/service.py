@@ -62,10 +62,10 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         await check_peer(context, host.pool, request.incarnation, request.fingerprint)
         if self._drain.has_begun:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is draining; ask another")
-        announcements = await announcements_for(context, host.ranks, request.num_ranks)
         request_id = RequestId(f"{ENGINE_IDS}{next(self._numbers)}/{request.request_id}")
         job = PrefillJob.of(request, request_id)
-        with self._drain.request():
+        with self._drain.request():  # in the same turn of the event loop, so that a drain waits for it
+            announcements = await announcements_for(context, host.ranks, request.num_ranks)
             self._jobs[request_id] = job
             self._uncomputed.add(request_id)
             self._counters.num_prefills = len(self._uncomputed)

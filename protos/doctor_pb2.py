@@ -22,10 +22,9 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from baton.protos import worker_pb2 as baton_dot_protos_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61ton/protos/doctor.proto\x12\x08\x62\x61ton.v1\x1a\x19\x62\x61ton/protos/worker.proto\"\x12\n\x10ReadClockRequest\"\x1b\n\tClockTime\x12\x0e\n\x06time_s\x18\x01 \x01(\x01\"\x10\n\x0e\x45xamineRequest\"\x9e\x01\n\rMachineReport\x12#\n\x08\x66indings\x18\x01 \x03(\x0b\x32\x11.baton.v1.Finding\x12\x37\n\x08versions\x18\x02 \x03(\x0b\x32%.baton.v1.MachineReport.VersionsEntry\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"n\n\x07\x46inding\x12\r\n\x05\x63heck\x18\x01 \x01(\t\x12%\n\x05level\x18\x02 \x01(\x0e\x32\x16.baton.v1.FindingLevel\x12\r\n\x05\x66ound\x18\x03 \x01(\t\x12\x13\n\x06remedy\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_remedy\"/\n\x0cProbeRequest\x12\x1f\n\x05owner\x18\x01 \x01(\x0b\x32\x10.baton.v1.KVPool\",\n\x0bProbeReport\x12\x1d\n\x05links\x18\x01 \x03(\x0b\x32\x0e.baton.v1.Link\"\x97\x01\n\x04Link\x12\r\n\x05\x61sked\x18\x01 \x01(\t\x12\x16\n\ttransport\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x0cis_same_host\x18\x04 \x01(\x08\x12\x10\n\x08has_rdma\x18\x05 \x01(\x08\x12\"\n\x05rates\x18\x06 \x01(\x0b\x32\x13.baton.v1.LinkRatesB\x0c\n\n_transport\"\xa9\x01\n\tLinkRates\x12\x13\n\x0b\x62lock_bytes\x18\x01 \x01(\x04\x12\x11\n\tlatency_s\x18\x02 \x01(\x01\x12\x13\n\x0b\x62ytes_per_s\x18\x03 \x01(\x01\x12\x12\n\nread_bytes\x18\x04 \x01(\x04\x12\x17\n\nrdma_bytes\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12#\n\x05limit\x18\x06 \x01(\x0b\x32\x14.baton.v1.LimitShareB\r\n\x0b_rdma_bytes\">\n\nLimitShare\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x62ytes_per_s\x18\x02 \x01(\x01\x12\r\n\x05share\x18\x03 \x01(\x01*y\n\x0c\x46indingLevel\x12\x1d\n\x19\x46INDING_LEVEL_UNSPECIFIED\x10\x00\x12\x14\n\x10\x46INDING_LEVEL_OK\x10\x01\x12\x19\n\x15\x46INDING_LEVEL_WARNING\x10\x02\x12\x19\n\x15\x46INDING_LEVEL_FAILURE\x10\x03\x32\xbc\x01\n\x06\x44octor\x12<\n\tReadClock\x12\x1a.baton.v1.ReadClockRequest\x1a\x13.baton.v1.ClockTime\x12<\n\x07\x45xamine\x12\x18.baton.v1.ExamineRequest\x1a\x17.baton.v1.MachineReport\x12\x36\n\x05Probe\x12\x16.baton.v1.ProbeRequest\x1a\x15.baton.v1.ProbeReportb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61ton/protos/doctor.proto\x12\x08\x62\x61ton.v1\"\x12\n\x10ReadClockRequest\"\x1b\n\tClockTime\x12\x0e\n\x06time_s\x18\x01 \x01(\x01\"\x10\n\x0e\x45xamineRequest\"\x9e\x01\n\rMachineReport\x12#\n\x08\x66indings\x18\x01 \x03(\x0b\x32\x11.baton.v1.Finding\x12\x37\n\x08versions\x18\x02 \x03(\x0b\x32%.baton.v1.MachineReport.VersionsEntry\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"n\n\x07\x46inding\x12\r\n\x05\x63heck\x18\x01 \x01(\t\x12%\n\x05level\x18\x02 \x01(\x0e\x32\x16.baton.v1.FindingLevel\x12\r\n\x05\x66ound\x18\x03 \x01(\t\x12\x13\n\x06remedy\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_remedy\"%\n\x0cProbeRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\tJ\x04\x08\x01\x10\x02\",\n\x0bProbeReport\x12\x1d\n\x05links\x18\x01 \x03(\x0b\x32\x0e.baton.v1.Link\"\x97\x01\n\x04Link\x12\r\n\x05\x61sked\x18\x01 \x01(\t\x12\x16\n\ttransport\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x0cis_same_host\x18\x04 \x01(\x08\x12\x10\n\x08has_rdma\x18\x05 \x01(\x08\x12\"\n\x05rates\x18\x06 \x01(\x0b\x32\x13.baton.v1.LinkRatesB\x0c\n\n_transport\"\xa9\x01\n\tLinkRates\x12\x13\n\x0b\x62lock_bytes\x18\x01 \x01(\x04\x12\x11\n\tlatency_s\x18\x02 \x01(\x01\x12\x13\n\x0b\x62ytes_per_s\x18\x03 \x01(\x01\x12\x12\n\nread_bytes\x18\x04 \x01(\x04\x12\x17\n\nrdma_bytes\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12#\n\x05limit\x18\x06 \x01(\x0b\x32\x14.baton.v1.LimitShareB\r\n\x0b_rdma_bytes\">\n\nLimitShare\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x62ytes_per_s\x18\x02 \x01(\x01\x12\r\n\x05share\x18\x03 \x01(\x01*y\n\x0c\x46indingLevel\x12\x1d\n\x19\x46INDING_LEVEL_UNSPECIFIED\x10\x00\x12\x14\n\x10\x46INDING_LEVEL_OK\x10\x01\x12\x19\n\x15\x46INDING_LEVEL_WARNING\x10\x02\x12\x19\n\x15\x46INDING_LEVEL_FAILURE\x10\x03\x32\xbc\x01\n\x06\x44octor\x12<\n\tReadClock\x12\x1a.baton.v1.ReadClockRequest\x1a\x13.baton.v1.ClockTime\x12<\n\x07\x45xamine\x12\x18.baton.v1.ExamineRequest\x1a\x17.baton.v1.MachineReport\x12\x36\n\x05Probe\x12\x16.baton.v1.ProbeRequest\x1a\x15.baton.v1.ProbeReportb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,30 +33,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MACHINEREPORT_VERSIONSENTRY']._loaded_options = None
   _globals['_MACHINEREPORT_VERSIONSENTRY']._serialized_options = b'8\001'
-  _globals['_FINDINGLEVEL']._serialized_start=891
-  _globals['_FINDINGLEVEL']._serialized_end=1012
-  _globals['_READCLOCKREQUEST']._serialized_start=66
-  _globals['_READCLOCKREQUEST']._serialized_end=84
-  _globals['_CLOCKTIME']._serialized_start=86
-  _globals['_CLOCKTIME']._serialized_end=113
-  _globals['_EXAMINEREQUEST']._serialized_start=115
-  _globals['_EXAMINEREQUEST']._serialized_end=131
-  _globals['_MACHINEREPORT']._serialized_start=134
-  _globals['_MACHINEREPORT']._serialized_end=292
-  _globals['_MACHINEREPORT_VERSIONSENTRY']._serialized_start=245
-  _globals['_MACHINEREPORT_VERSIONSENTRY']._serialized_end=292
-  _globals['_FINDING']._serialized_start=294
-  _globals['_FINDING']._serialized_end=404
-  _globals['_PROBEREQUEST']._serialized_start=406
-  _globals['_PROBEREQUEST']._serialized_end=453
-  _globals['_PROBEREPORT']._serialized_start=455
-  _globals['_PROBEREPORT']._serialized_end=499
-  _globals['_LINK']._serialized_start=502
-  _globals['_LINK']._serialized_end=653
-  _globals['_LINKRATES']._serialized_start=656
-  _globals['_LINKRATES']._serialized_end=825
-  _globals['_LIMITSHARE']._serialized_start=827
-  _globals['_LIMITSHARE']._serialized_end=889
-  _globals['_DOCTOR']._serialized_start=1015
-  _globals['_DOCTOR']._serialized_end=1203
+  _globals['_FINDINGLEVEL']._serialized_start=854
+  _globals['_FINDINGLEVEL']._serialized_end=975
+  _globals['_READCLOCKREQUEST']._serialized_start=39
+  _globals['_READCLOCKREQUEST']._serialized_end=57
+  _globals['_CLOCKTIME']._serialized_start=59
+  _globals['_CLOCKTIME']._serialized_end=86
+  _globals['_EXAMINEREQUEST']._serialized_start=88
+  _globals['_EXAMINEREQUEST']._serialized_end=104
+  _globals['_MACHINEREPORT']._serialized_start=107
+  _globals['_MACHINEREPORT']._serialized_end=265
+  _globals['_MACHINEREPORT_VERSIONSENTRY']._serialized_start=218
+  _globals['_MACHINEREPORT_VERSIONSENTRY']._serialized_end=265
+  _globals['_FINDING']._serialized_start=267
+  _globals['_FINDING']._serialized_end=377
+  _globals['_PROBEREQUEST']._serialized_start=379
+  _globals['_PROBEREQUEST']._serialized_end=416
+  _globals['_PROBEREPORT']._serialized_start=418
+  _globals['_PROBEREPORT']._serialized_end=462
+  _globals['_LINK']._serialized_start=465
+  _globals['_LINK']._serialized_end=616
+  _globals['_LINKRATES']._serialized_start=619
+  _globals['_LINKRATES']._serialized_end=788
+  _globals['_LIMITSHARE']._serialized_start=790
+  _globals['_LIMITSHARE']._serialized_end=852
+  _globals['_DOCTOR']._serialized_start=978
+  _globals['_DOCTOR']._serialized_end=1166
 # @@protoc_insertion_point(module_scope)

@@ -3,7 +3,6 @@
 isort:skip_file
 What `baton doctor` asks of workers."""
 
-from baton.protos import worker_pb2 as _worker_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -188,19 +187,17 @@ Global___Finding: _TypeAlias = Finding  # noqa: Y015
 class ProbeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    OWNER_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def owner(self) -> _worker_pb2.KVPool:
-        """the pool to read from"""
-
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """of the worker to read from, as the router has it"""
     def __init__(
         self,
         *,
-        owner: _worker_pb2.KVPool | None = ...,
+        address: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -72,6 +72,8 @@ class DoctorServicer:
 
     def Probe(self, request, context):
         """Reads some tens of MB of another worker's pool into memory made for it, by each transport. One at a time; others wait.
+        FAILED_PRECONDITION unless the owner is in this worker's registry, or, without one, among the workers of a router
+        that watches this one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,7 +38,10 @@ class DoctorStub:
     Examine: _grpc.UnaryUnaryMultiCallable[_doctor_pb2.ExamineRequest, _doctor_pb2.MachineReport]
     """What the worker finds where it runs."""
     Probe: _grpc.UnaryUnaryMultiCallable[_doctor_pb2.ProbeRequest, _doctor_pb2.ProbeReport]
-    """Reads some tens of MB of another worker's pool into memory made for it, by each transport. One at a time; others wait."""
+    """Reads some tens of MB of another worker's pool into memory made for it, by each transport. One at a time; others wait.
+    FAILED_PRECONDITION unless the owner is in this worker's registry, or, without one, among the workers of a router
+    that watches this one.
+    """
 
 @_typing.type_check_only
 class DoctorAsyncStub(DoctorStub):
@@ -50,7 +53,10 @@ class DoctorAsyncStub(DoctorStub):
     Examine: _aio.UnaryUnaryMultiCallable[_doctor_pb2.ExamineRequest, _doctor_pb2.MachineReport]  # type: ignore[assignment]
     """What the worker finds where it runs."""
     Probe: _aio.UnaryUnaryMultiCallable[_doctor_pb2.ProbeRequest, _doctor_pb2.ProbeReport]  # type: ignore[assignment]
-    """Reads some tens of MB of another worker's pool into memory made for it, by each transport. One at a time; others wait."""
+    """Reads some tens of MB of another worker's pool into memory made for it, by each transport. One at a time; others wait.
+    FAILED_PRECONDITION unless the owner is in this worker's registry, or, without one, among the workers of a router
+    that watches this one.
+    """
 
 class DoctorServicer(metaclass=_abc_1.ABCMeta):
     """Every worker, whatever its role."""
@@ -77,6 +83,9 @@ class DoctorServicer(metaclass=_abc_1.ABCMeta):
         request: _doctor_pb2.ProbeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_doctor_pb2.ProbeReport, _abc.Awaitable[_doctor_pb2.ProbeReport]]:
-        """Reads some tens of MB of another worker's pool into memory made for it, by each transport. One at a time; others wait."""
+        """Reads some tens of MB of another worker's pool into memory made for it, by each transport. One at a time; others wait.
+        FAILED_PRECONDITION unless the owner is in this worker's registry, or, without one, among the workers of a router
+        that watches this one.
+        """
 
 def add_DoctorServicer_to_server(servicer: DoctorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

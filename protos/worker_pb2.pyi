@@ -207,19 +207,25 @@ class WatchRequest(_message.Message):
 
     INTERVAL_MS_FIELD_NUMBER: _builtins.int
     ROUTER_ID_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
     interval_ms: _builtins.int
     """least time between two updates"""
     router_id: _builtins.str
     """who watches, as in its Hello; set: updates say which of its commands were taken"""
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """addresses of all workers that the router was given; empty: it has a registry"""
+
     def __init__(
         self,
         *,
         interval_ms: _builtins.int = ...,
         router_id: _builtins.str = ...,
+        workers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["interval_ms", b"interval_ms", "router_id", b"router_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["interval_ms", b"interval_ms", "router_id", b"router_id", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -237,6 +243,7 @@ class WorkerUpdate(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     TAKEN_FIELD_NUMBER: _builtins.int
     DRAINED_FIELD_NUMBER: _builtins.int
+    SHORT_OF_RANKS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """the life that speaks; another one means: forget all and start over"""
     draining: _builtins.bool
@@ -245,6 +252,8 @@ class WorkerUpdate(_message.Message):
     """first update, which includes all that had come
     drained, and waits to be stopped or undrained; `draining` is set too
     """
+    short_of_ranks: _builtins.bool
+    """its group waits for more ranks and computes nothing; takes no new requests until then"""
     @_builtins.property
     def load(self) -> Global___WorkerLoad:
         """now"""
@@ -266,10 +275,11 @@ class WorkerUpdate(_message.Message):
         draining: _builtins.bool = ...,
         taken: Global___TakenCommands | None = ...,
         drained: _builtins.bool = ...,
+        short_of_ranks: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "load", b"load", "taken", b"taken"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "drained", b"drained", "draining", b"draining", "incarnation", b"incarnation", "load", b"load", "taken", b"taken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "drained", b"drained", "draining", b"draining", "incarnation", b"incarnation", "load", b"load", "short_of_ranks", b"short_of_ranks", "taken", b"taken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -426,22 +436,26 @@ class CacheEvents(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     STORED_FIELD_NUMBER: _builtins.int
     REMOVED_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """0 for a snapshot, then one more with every message"""
+    """0 begins a snapshot, then one more with every message, the snapshot's others included"""
     stored: _builtins.bytes
     """16-byte block hashes that came, one after the other"""
     removed: _builtins.bytes
     """16-byte block hashes that went, applied before stored"""
+    more: _builtins.bool
+    """more is known, and follows with the next message, at once"""
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
         stored: _builtins.bytes = ...,
         removed: _builtins.bytes = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["removed", b"removed", "sequence", b"sequence", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "removed", b"removed", "sequence", b"sequence", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -514,7 +528,7 @@ Global___UndrainResponse: _TypeAlias = UndrainResponse  # noqa: Y015
 
 @_typing.final
 class RouterMessage(_message.Message):
-    """From a router to a decode worker: hello, or all commands since the last message."""
+    """From a router to a decode worker: hello, or all commands since the last message, as far as they take about 1 MiB."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -588,6 +602,7 @@ class GenerateCommand(_message.Message):
     PREFIX_SOURCE_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     PREFILL_FALLBACKS_FIELD_NUMBER: _builtins.int
+    RESUME_KEY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """unique among the router's requests"""
     num_prompt_tokens: _builtins.int
@@ -599,6 +614,10 @@ class GenerateCommand(_message.Message):
     number: _builtins.int
     """from whom that one pulls it; unset: none
     the router's own count of its commands, from 1 on; 0: it does not count
+    """
+    resume_key: _builtins.bytes
+    """after them the decode worker computes the rest itself
+    names the completion at every router: its output is remembered for a while after
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -633,10 +652,11 @@ class GenerateCommand(_message.Message):
         prefix_source: Global___PeerWorker | None = ...,
         number: _builtins.int = ...,
         prefill_fallbacks: _abc.Iterable[Global___PeerWorker] | None = ...,
+        resume_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefill", b"prefill", "prefix_source", b"prefix_source", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "num_prompt_tokens", b"num_prompt_tokens", "number", b"number", "prefill", b"prefill", "prefill_fallbacks", b"prefill_fallbacks", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "num_prompt_tokens", b"num_prompt_tokens", "number", b"number", "prefill", b"prefill", "prefill_fallbacks", b"prefill_fallbacks", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "resume_key", b"resume_key", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -673,6 +693,90 @@ class PeerWorker(_message.Message):
 Global___PeerWorker: _TypeAlias = PeerWorker  # noqa: Y015
 
 @_typing.final
+class RecallRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESUME_KEYS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def resume_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """at most 65,536"""
+
+    def __init__(
+        self,
+        *,
+        resume_keys: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["resume_keys", b"resume_keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecallRequest: _TypeAlias = RecallRequest  # noqa: Y015
+
+@_typing.final
+class RecallResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTPUTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecalledOutput]:
+        """of the requests that the worker knows, in no order"""
+
+    def __init__(
+        self,
+        *,
+        outputs: _abc.Iterable[Global___RecalledOutput] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outputs", b"outputs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecallResponse: _TypeAlias = RecallResponse  # noqa: Y015
+
+@_typing.final
+class RecalledOutput(_message.Message):
+    """What a request had generated."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESUME_KEY_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    resume_key: _builtins.bytes
+    """of its command"""
+    num_prompt_tokens: _builtins.int
+    """of its command"""
+    seed: _builtins.int
+    """of its command"""
+    finish_reason: _common_pb2.FinishReason.ValueType
+    """STOP or LENGTH if its output was complete"""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """all of its output so far, with what its command had of it"""
+
+    def __init__(
+        self,
+        *,
+        resume_key: _builtins.bytes = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        num_prompt_tokens: _builtins.int = ...,
+        seed: _builtins.int = ...,
+        finish_reason: _common_pb2.FinishReason.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "num_prompt_tokens", b"num_prompt_tokens", "resume_key", b"resume_key", "seed", b"seed", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecalledOutput: _TypeAlias = RecalledOutput  # noqa: Y015
+
+@_typing.final
 class AbortCommand(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -694,7 +798,7 @@ Global___AbortCommand: _TypeAlias = AbortCommand  # noqa: Y015
 
 @_typing.final
 class WorkerMessage(_message.Message):
-    """From a decode worker to a router: all of one engine step."""
+    """From a decode worker to a router: all of one engine step, or as much of it as takes about 1 MiB."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

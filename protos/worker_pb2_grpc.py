@@ -70,7 +70,8 @@ class WorkerServicer:
 
     def Watch(self, request, context):
         """Load and cache events, a snapshot first. A message after a step that changed something, but none sooner than the
-        interval after the last; while there is work, one every 100 ms at least.
+        interval after the last, unless more is to tell than a message of 1 MiB holds; while there is work, one every 100 ms
+        at least.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -250,6 +251,11 @@ class DecodeStub:
                 request_serializer=baton_dot_protos_dot_worker__pb2.RouterMessage.SerializeToString,
                 response_deserializer=baton_dot_protos_dot_worker__pb2.WorkerMessage.FromString,
                 _registered_method=True)
+        self.Recall = channel.unary_unary(
+                '/baton.v1.Decode/Recall',
+                request_serializer=baton_dot_protos_dot_worker__pb2.RecallRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_worker__pb2.RecallResponse.FromString,
+                _registered_method=True)
 
 
 class DecodeServicer:
@@ -257,8 +263,17 @@ class DecodeServicer:
     """
 
     def Attach(self, request_iterator, context):
-        """The one stream between a router and a decode worker: commands in, one message an engine step out.
+        """The one stream between a router and a decode worker: commands in, one message an engine step out, or several of
+        about 1 MiB.
         Ending it cancels every request that came over it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Recall(self, request, context):
+        """The output of requests whose client has come to another router. A request that runs is taken over: it ends here, and
+        its router gets the error ABORTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -271,6 +286,11 @@ def add_DecodeServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=baton_dot_protos_dot_worker__pb2.RouterMessage.FromString,
                     response_serializer=baton_dot_protos_dot_worker__pb2.WorkerMessage.SerializeToString,
+            ),
+            'Recall': grpc.unary_unary_rpc_method_handler(
+                    servicer.Recall,
+                    request_deserializer=baton_dot_protos_dot_worker__pb2.RecallRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_worker__pb2.RecallResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -301,6 +321,33 @@ class Decode:
             '/baton.v1.Decode/Attach',
             baton_dot_protos_dot_worker__pb2.RouterMessage.SerializeToString,
             baton_dot_protos_dot_worker__pb2.WorkerMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Recall(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Decode/Recall',
+            baton_dot_protos_dot_worker__pb2.RecallRequest.SerializeToString,
+            baton_dot_protos_dot_worker__pb2.RecallResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,7 +37,8 @@ class WorkerStub:
     """Who this worker is."""
     Watch: _grpc.UnaryStreamMultiCallable[_worker_pb2.WatchRequest, _worker_pb2.WorkerUpdate]
     """Load and cache events, a snapshot first. A message after a step that changed something, but none sooner than the
-    interval after the last; while there is work, one every 100 ms at least.
+    interval after the last, unless more is to tell than a message of 1 MiB holds; while there is work, one every 100 ms
+    at least.
     """
     Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]
     """Stop taking new requests; returns once none is left. What does not end in time is given to other workers."""
@@ -55,7 +56,8 @@ class WorkerAsyncStub(WorkerStub):
     """Who this worker is."""
     Watch: _aio.UnaryStreamMultiCallable[_worker_pb2.WatchRequest, _worker_pb2.WorkerUpdate]  # type: ignore[assignment]
     """Load and cache events, a snapshot first. A message after a step that changed something, but none sooner than the
-    interval after the last; while there is work, one every 100 ms at least.
+    interval after the last, unless more is to tell than a message of 1 MiB holds; while there is work, one every 100 ms
+    at least.
     """
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
     """Stop taking new requests; returns once none is left. What does not end in time is given to other workers."""
@@ -82,7 +84,8 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.WorkerUpdate], _abc.AsyncIterator[_worker_pb2.WorkerUpdate]]:
         """Load and cache events, a snapshot first. A message after a step that changed something, but none sooner than the
-        interval after the last; while there is work, one every 100 ms at least.
+        interval after the last, unless more is to tell than a message of 1 MiB holds; while there is work, one every 100 ms
+        at least.
         """
 
     @_abc_1.abstractmethod
@@ -113,8 +116,13 @@ class DecodeStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DecodeAsyncStub: ...
     Attach: _grpc.StreamStreamMultiCallable[_worker_pb2.RouterMessage, _worker_pb2.WorkerMessage]
-    """The one stream between a router and a decode worker: commands in, one message an engine step out.
+    """The one stream between a router and a decode worker: commands in, one message an engine step out, or several of
+    about 1 MiB.
     Ending it cancels every request that came over it.
+    """
+    Recall: _grpc.UnaryUnaryMultiCallable[_worker_pb2.RecallRequest, _worker_pb2.RecallResponse]
+    """The output of requests whose client has come to another router. A request that runs is taken over: it ends here, and
+    its router gets the error ABORTED.
     """
 
 @_typing.type_check_only
@@ -123,8 +131,13 @@ class DecodeAsyncStub(DecodeStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Attach: _aio.StreamStreamMultiCallable[_worker_pb2.RouterMessage, _worker_pb2.WorkerMessage]  # type: ignore[assignment]
-    """The one stream between a router and a decode worker: commands in, one message an engine step out.
+    """The one stream between a router and a decode worker: commands in, one message an engine step out, or several of
+    about 1 MiB.
     Ending it cancels every request that came over it.
+    """
+    Recall: _aio.UnaryUnaryMultiCallable[_worker_pb2.RecallRequest, _worker_pb2.RecallResponse]  # type: ignore[assignment]
+    """The output of requests whose client has come to another router. A request that runs is taken over: it ends here, and
+    its router gets the error ABORTED.
     """
 
 class DecodeServicer(metaclass=_abc_1.ABCMeta):
@@ -136,8 +149,19 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_worker_pb2.RouterMessage],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.WorkerMessage], _abc.AsyncIterator[_worker_pb2.WorkerMessage]]:
-        """The one stream between a router and a decode worker: commands in, one message an engine step out.
+        """The one stream between a router and a decode worker: commands in, one message an engine step out, or several of
+        about 1 MiB.
         Ending it cancels every request that came over it.
+        """
+
+    @_abc_1.abstractmethod
+    def Recall(
+        self,
+        request: _worker_pb2.RecallRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.RecallResponse, _abc.Awaitable[_worker_pb2.RecallResponse]]:
+        """The output of requests whose client has come to another router. A request that runs is taken over: it ends here, and
+        its router gets the error ABORTED.
         """
 
 def add_DecodeServicer_to_server(servicer: DecodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -7,7 +7,7 @@ The life of a request here:
    would wait for longer than anybody should, or if the queue is full and nobody in it should give way to it.
 3. Else it waits: more urgent requests first, then the keys in turn (`FairQueue`). Whenever choices end or workers come,
    those whose turn it is are admitted. It leaves early if its client goes away or its time is over.
-4. It holds room for its choices until its last token is sent.
+4. It holds room for its choices until its last token is generated, whether or not its client has read it (`unread`).
 """
 
 import asyncio

@@ -1,10 +1,10 @@
 """The router's process: connections to the workers, HTTP and gRPC servers, orderly end."""
 
 import asyncio
-import gc
 import logging
 import signal
 import socket
+import sys
 import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
@@ -15,9 +15,11 @@ from grpc_health.v1._async import HealthServicer  # `health.aio` is this module,
 
 from baton.protos import router_pb2
 from baton.protos.router_pb2_grpc import add_InferenceServicer_to_server
+from baton.router.cache_secret import agreed
 from baton.router.certificate import make_certificate
 from baton.router.config import RouterConfig
 from baton.router.errors import Draining
+from baton.router.garbage import GarbageCollector
 from baton.router.gate_interceptor import GateInterceptor
 from baton.router.http_server import BACKLOG, STOP_GRACE_S, HttpServer
 from baton.router.openai.http_app import make_http_app
@@ -27,13 +29,14 @@ from baton.router.shared_socket import shared_socket
 from baton.router.worker_pool import WorkerPool
 from baton.rpc.grpc_options import SERVER_OPTIONS
 from baton.rpc.host_port import host_port
+from baton.rpc.listening import listen
 from baton.rpc.malformed import RefuseMalformed
 from baton.rpc.progress import ProgressReporter
 from baton.rpc.reflection import enable_reflection
 
 logger = logging.getLogger(__name__)
 
-NEW_OBJECTS = 50_000  # between two collections; with Python's 700, every second request pays for one, and finds nothing
+SWITCH_INTERVAL_S = 0.0005  # after which a thread that reads a large body lets the event loop go on, if it can
 LEARN_TIMEOUT_S = 2.0  # before the first request is taken
 POLL_S = 0.01
 
@@ -41,19 +44,21 @@ POLL_S = 0.01
 async def run(config: RouterConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. Raises if the model's files or the addresses are no good."""
     stopping = asyncio.Event()
-    gc.set_threshold(NEW_OBJECTS, 50, 50)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    await serve(config, stopping)
+    await serve(config, stopping, GarbageCollector())
 
 
-async def serve(config: RouterConfig, stopping: asyncio.Event) -> None:
-    """Serves until `stopping` is set, then drains."""
+async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageCollector | None = None) -> None:
+    """Serves until `stopping` is set, then drains. `garbage`: of a process that does nothing else."""
     certificate = make_certificate(config)
-    async with AsyncExitStack() as stack:
+    progress = ProgressReporter(config.progress_fd)
+    async with AsyncExitStack() as beating, AsyncExitStack() as stack:
         listener = stack.enter_context(_bind(config))
         service = await asyncio.to_thread(make_service, config)
         stack.callback(service.tokenizer.close)
+        await stack.enter_async_context(agreed(service.cache_secret, config.registry))
         pool = asyncio.create_task(service.pool.run(), name="worker pool")
         stack.push_async_callback(_cancel, pool)
         reporting = asyncio.create_task(service.reporter.run(), name="reports")
@@ -64,11 +69,18 @@ async def serve(config: RouterConfig, stopping: asyncio.Event) -> None:
         health_servicer = HealthServicer()
         grpc_server, grpc_address = await _start_grpc(config, service, health_servicer)
         stack.push_async_callback(grpc_server.stop, STOP_GRACE_S)
-        http_server = HttpServer(make_http_app(service), certificate)
+        http_app = make_http_app(service)
+        stack.callback(http_app.close)
+        http_server = HttpServer(http_app, certificate, config.body_timeout_s)
         http = asyncio.create_task(http_server.serve([listener]), name="HTTP server")
         await _first(http, pool, http_server.listening.wait())
+        if garbage is not None:
+            collecting = asyncio.create_task(garbage.run(lambda: not service.admission.num_inflight), name="garbage")
+            stack.push_async_callback(_cancel, collecting)
         address = host_port(config.host, listener.getsockname()[1])
-        ProgressReporter(config.progress_fd).ready(address=address, grpc_address=grpc_address)
+        progress.ready(address=address, grpc_address=grpc_address)
+        heartbeats = asyncio.create_task(progress.send_heartbeats(), name="heartbeats")
+        beating.push_async_callback(_cancel, heartbeats)  # last of all: an end may take its time
         logger.info("router serves %s at %s://%s", service.model.name, config.scheme, address)
         try:
             await _first(http, pool, stopping.wait())
@@ -101,8 +113,7 @@ async def _start_grpc(
     enable_reflection(server, [name, health.SERVICE_NAME])
     address = None
     if config.grpc_port is not None:
-        port = service.security.bind(server, host_port(config.host, config.grpc_port))
-        address = host_port(config.host, port)
+        address = listen(server, service.security, config.host, config.grpc_port)
     await server.start()
     for service_name in ("", name):
         await health_servicer.set(service_name, health_pb2.HealthCheckResponse.SERVING)
@@ -143,13 +154,15 @@ async def _first(http: asyncio.Task[None], pool: asyncio.Task[None], wait: Corou
 
 
 async def _drain(service: RouterService, timeout_s: float) -> None:
-    """Lets running requests finish, for so long; tells the clients of the rest, and takes no more."""
-    if await service.admission.wait_idle(timeout_s):
-        return
-    service.admission.draining = True
-    logger.warning("%d choices had not ended when the drain's time was over", service.admission.num_inflight)
-    service.pool.end(Draining("the router is shutting down, and the time for running requests is over"))
-    await service.admission.wait_idle(STOP_GRACE_S)
+    """Lets requests finish and clients take their output, for so long; fails the rest, and takes no more."""
+    end_s = time.monotonic() + timeout_s
+    if not await service.admission.wait_idle(timeout_s):
+        service.admission.draining = True
+        logger.warning("%d choices had not ended when the drain's time was over", service.admission.num_inflight)
+        service.pool.end(Draining("the router is shutting down, and the time for running requests is over"))
+        await service.admission.wait_idle(STOP_GRACE_S)
+    if not await service.unread.wait_delivered(max(end_s - time.monotonic(), STOP_GRACE_S)):
+        logger.warning("%d bytes of output were not taken in the drain's time", service.unread.num_bytes)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

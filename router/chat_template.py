@@ -67,7 +67,7 @@ class ChatTemplate:
         if not self._has_developer:
             messages = list(map(_with_system_role, messages))
         try:
-            if not continue_final_message and messages and all(map(_is_plain, messages)):
+            if not continue_final_message and messages and all(map(is_plain, messages)):
                 text = self._render_plain(messages, add_generation_prompt, options)
             else:
                 text = self._render_any(messages, add_generation_prompt, continue_final_message, options)
@@ -115,7 +115,7 @@ class ChatTemplate:
         return compiled
 
 
-def _is_plain(message: Message) -> bool:
+def is_plain(message: Message) -> bool:
     """Whether it is a role and a text alone."""
     return message.keys() == PLAIN_KEYS and type(message["role"]) is str and type(message["content"]) is str
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from types import TracebackType
 
 from baton.router.api_key import ApiKey
+from baton.router.cache_secret import Tenant
 from baton.router.key_meter import NOTHING, KeyMeter
 
 INT32_MAX = (1 << 31) - 1  # what a worker is told of priorities
@@ -17,7 +17,7 @@ class Client:
 
     key: ApiKey | None = None  # None: anybody
     meter: KeyMeter | None = None  # None: nothing is counted
-    tenant: str | None = None  # whose cached prompts the request finds; None: all that have its own cache salt
+    tenant: Tenant | None = None  # whose cached prompts the request finds; None: all that have its own cache salt
 
     @property
     def fairness_key(self) -> str | None:
@@ -29,16 +29,23 @@ class Client:
         return wanted if self.key is None else min(INT32_MAX, self.key.priority + max(0, wanted))
 
     def cache_salt(self, own: str) -> str:
-        """The cache salt of a request that has this one of its own.
-
-        A digest of the tenant's name: it tells workers nothing of any key, and is the same at every router.
-        """
-        return own if self.tenant is None else tenant_salt(self.tenant, own)
+        """Return the cache salt of a request that has this one of its own; it tells workers nothing of any key."""
+        return own if self.tenant is None else self.tenant.salt(own)
 
     def begin(self) -> None:
         """A request came. Raises KeyLimitReached."""
         if self.meter is not None:
             self.meter.begin()
+
+    def begin_upload(self) -> None:
+        """Count a request whose body is to come. Raises KeyLimitReached."""
+        if self.meter is not None:
+            self.meter.begin_upload()
+
+    def end_upload(self) -> None:
+        """Count one such request less."""
+        if self.meter is not None:
+            self.meter.end_upload()
 
     def hold(self, num_choices: int) -> "Held":
         """A context manager for the time in which so many choices are in flight; entering it raises as the meter."""
@@ -74,12 +81,3 @@ class Held:
 
 ANYBODY = Client()
 NOTHING_HELD = Held(None, 0)
-
-
-def tenant_salt(tenant: str, own: str) -> str:
-    """One salt of a tenant's name and a request's own salt; different pairs have different ones."""
-    digest = blake2b(digest_size=16, person=b"baton-tenant")
-    for part in (tenant, own):
-        encoded = part.encode()
-        digest.update(len(encoded).to_bytes(8, "little") + encoded)
-    return digest.hexdigest()

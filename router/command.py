@@ -22,6 +22,7 @@ def make_command(generation: Generation, index: int, plan: Plan, token_ids: list
         prefill=None if plan.prefill is None else _peer(plan.prefill),
         prefix_source=None if plan.prefix_source is None else _peer(plan.prefix_source),
         prefill_fallbacks=map(_peer, plan.prefill_fallbacks),
+        resume_key=generation.resume_key(index),
     )
 
 

@@ -5,11 +5,14 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from baton.router.api_key import hidden
+from baton.rpc.host_port import is_loopback, is_worker_address
 from baton.rpc.option_values import OptionError
 from baton.rpc.registry.url import parse_registry_url
 from baton.rpc.slo import parse_slo
 
 PolicyName = Literal["cost", "round_robin", "least_loaded", "always_remote", "always_local"]
+MIN_HEARTBEAT_TIMEOUT_S = 1.0  # less would end processes that are only busy
+MIN_SECRET_CHARS = 16
 DEFAULT_PORTS = {"http": 80, "https": 443}  # browsers leave them out of origins
 
 
@@ -36,19 +39,28 @@ class RouterConfig:
     max_choices: int = 128  # prompts times n of one request
     max_stop: int = 16  # stop strings of one request
     max_body_bytes: int = 16 << 20  # of one request, over HTTP or gRPC
+    max_body_bytes_in_flight: int = 512 << 20  # of HTTP requests whose prompts have not been tokenised; beyond it 429
+    max_client_body_bytes_in_flight: int = 128 << 20  # the same of one API key or, without keys, of one address
+    body_timeout_s: float = 60.0  # for a whole HTTP request, and a second more for each 16 KiB of it
+    max_request_unread_bytes: int = 64 << 20  # output of one request that its client has yet to take
+    max_key_unread_bytes: int = 512 << 20  # of all requests with one API key
+    max_unread_bytes: int = 1 << 30  # of all requests
     cors_origins: tuple[str, ...] = ()  # of web pages that may read responses in a browser; *: all
     api_key: tuple[str, ...] | None = field(default=None, repr=False)  # as digests, whatever was given
     api_keys_file: str | None = None  # YAML file of keys with their limits; with neither, everybody may ask
-    protect_operations: bool = False  # metrics, workers and the description need a key too
+    protect_operations: bool | None = None  # metrics, workers and the description need a key too; None: by the host
     shared_cache: bool = False  # keys find each other's prompts in caches
+    cache_secret: str | None = field(default=None, repr=False)  # of keys' cache salts; None: the registry's, or random
     watch_interval_ms: int = 50  # least time between two load reports of a worker
     failover_attempts: int = 3  # how often a request is sent again after its worker was lost
     failover_timeout_s: float = 30.0  # how long such a request waits for a worker
     traffic_window_s: int = 60  # over which traffic is measured for whoever sizes the pools
     drain_timeout_s: float = 30.0  # how long running requests may finish after SIGTERM
     processes: int = 1  # that share the ports
+    heartbeat_timeout_s: float = 5.0  # silence after which a supervisor ends and restarts a process; 0: never
     process: int | None = None  # number of this one of them, from 0 on; None: it shares nothing
     group_dir: str | None = None  # private directory where they meet
+    process_states: tuple[str, ...] = ()  # files in which supervisors keep the states of their processes
     tls_cert: str | None = None  # PEM files for mutual TLS with workers and gRPC clients; None: plaintext
     tls_key: str | None = None
     tls_ca: str | None = None
@@ -60,7 +72,7 @@ class RouterConfig:
     progress_fd: int | None = None  # progress is written here as JSON lines
 
     def __post_init__(self) -> None:
-        """Raises OptionError for a registry that cannot work, for keys that are none, and for half of HTTPS.
+        """Raises OptionError for workers or a registry that cannot work, for keys that are none, and for half of HTTPS.
 
         A key is kept as its digest from here on: a config becomes the flags of other processes, which anybody can see.
         """
@@ -70,16 +82,23 @@ class RouterConfig:
             object.__setattr__(self, "api_key", tuple(map(hidden, self.api_key)))
         if self.protect_operations and not self.needs_key:
             raise OptionError("protect_operations: it needs api_key or api_keys_file")
+        if self.cache_secret is not None and len(self.cache_secret) < MIN_SECRET_CHARS:
+            raise OptionError(f"cache_secret: must have at least {MIN_SECRET_CHARS} characters, chosen at random")
         if self.registry is not None:
             parse_registry_url(self.registry)
             if self.workers:
                 raise OptionError("registry: the workers are in the registry or given by --workers, not both")
+        for address in self.workers:
+            if not is_worker_address(address):
+                raise OptionError(f"workers: {address!r} is no host:port, such as 127.0.0.1:7000, and no unix:/path")
         if (self.process is None) != (self.group_dir is None):
             raise OptionError("process: it needs group_dir, and group_dir needs it")
         if (self.target_ttft_ms is None) != (self.target_tpot_ms is None):
             raise OptionError("target_ttft_ms: it needs target_tpot_ms, and target_tpot_ms needs it")
         if self.slo is not None and self.target_ttft_ms is not None:
             raise OptionError("slo: it replaces target_ttft_ms and target_tpot_ms; give slo alone")
+        if 0 < self.heartbeat_timeout_s < MIN_HEARTBEAT_TIMEOUT_S:
+            raise OptionError(f"heartbeat_timeout_s: must be 0 or at least {MIN_HEARTBEAT_TIMEOUT_S:g}")
         self.promised_s()
         self._check_origins()
         self._check_https()
@@ -123,6 +142,13 @@ class RouterConfig:
     def needs_key(self) -> bool:
         """Whether clients need an API key."""
         return self.api_key is not None or self.api_keys_file is not None
+
+    @property
+    def protects_operations(self) -> bool:
+        """Whether metrics, workers and the description need a key: by default if others than this machine come."""
+        if self.protect_operations is None:
+            return self.needs_key and not is_loopback(self.host)
+        return self.protect_operations
 
     @property
     def model_name(self) -> str:

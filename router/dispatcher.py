@@ -82,10 +82,15 @@ class Dispatcher:
     ) -> AsyncGenerator[RequestDelta, None]:
         """News of a choice until its end. `preferred`: id of a decode worker that has just got the prompt.
 
+        A resumed choice goes on behind the output that was recalled.
+
         Raises NoWorker, Draining, QueueFull, InvalidRequest (also for hints that cannot be followed) or what else the
         worker said. Closing cancels the choice.
         """
         progress = _Progress(list(generation.token_ids))
+        if (start := generation.start(index)) is not None:
+            progress.token_ids += start.token_ids
+            progress.fingerprint = start.fingerprint
         try:
             while True:
                 plan = await self._choose(generation, index, progress, preferred)
@@ -151,7 +156,7 @@ class Dispatcher:
     def _cluster(self, progress: _Progress) -> ClusterSnapshot:
         """The workers that the choice may go to."""
         cluster = self._pool.snapshot()
-        if progress.attempt:
+        if progress.attempt or progress.fingerprint:
             cluster = cluster.without(frozenset(progress.excluded | progress.busy), progress.fingerprint)
         return cluster
 
@@ -232,6 +237,7 @@ class Dispatcher:
         if decode is None or decode.attach is None:
             raise WorkerLost(f"decode worker {plan.decode.worker_id} is gone")
         attach = decode.attach
+        await attach.room()
         command = make_command(generation, index, plan, progress.token_ids, progress.attempt)
         command.number = next(self._numbers)
         share = self._account(command.number, plan, progress.routed)
@@ -252,6 +258,8 @@ class Dispatcher:
                     del delta.prompt_logprobs[:num_old]
                     progress.num_prompt_logprobs += len(delta.prompt_logprobs)
                 failure = take_failure(delta, plan.decode)
+                if delta.finish_reason and failure is None:
+                    self._expect(generation, plan, progress.token_ids)
                 if delta.token_ids or delta.prompt_logprobs or delta.finish_reason:
                     yield delta  # news that came before a failure count too: they are not generated again
                 if failure is not None:
@@ -262,6 +270,16 @@ class Dispatcher:
             attach.abort(command.request_id)
             share.remove()
             times.ended()
+
+    def _expect(self, generation: Generation, plan: Plan, token_ids: list[int]) -> None:
+        """Note what the workers have cached by now: the next turn may come before they report it."""
+        hashes, expected = generation.hashes, self._pool.expected
+        num_computed = max(len(token_ids) - 1, len(generation.token_ids))  # the last token's KV is not
+        computed = token_ids[:num_computed]
+        expected.note(plan.decode.incarnation, hashes.extended(computed, plan.decode.block_size))
+        if plan.prefill is not None:
+            prompt = generation.token_ids
+            expected.note(plan.prefill.incarnation, hashes.extended(prompt, plan.prefill.block_size))
 
     def _account(self, number: int, plan: Plan, routed: RoutedRequest) -> LoadShare:
         """Adds a command to the estimates of the workers that will have it."""

@@ -10,10 +10,14 @@ Unavailable (rpc/status.py)
 ├── WorkerLost   the worker that had the request is gone
 ├── HandedOff    the worker that had the request drains, and gave it away
 └── Draining     the router takes no new requests, and has no more time for running ones
+Conflict (rpc/status.py)
+└── ResumeFailed the output of a resumed request is not what its client has of it
+Cancelled (rpc/status.py)
+└── SlowClient   the client does not take its output
 """
 
 from baton.engine.errors import InvalidRequest, QueueFull
-from baton.rpc.status import Unavailable
+from baton.rpc.status import Cancelled, Conflict, Unavailable
 
 
 class FieldError(InvalidRequest):
@@ -56,3 +60,11 @@ class HandedOff(Unavailable):
 
 class Draining(Unavailable):
     """The router is shutting down: it takes no new requests, and has no more time for running ones."""
+
+
+class ResumeFailed(Conflict):
+    """The output of a resumed request is not what its client has of it, so that nothing can follow that."""
+
+
+class SlowClient(Cancelled):
+    """The client took too little of its output, or left too much of it in the router's memory."""

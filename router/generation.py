@@ -8,6 +8,9 @@ from baton.engine.sampling_params import SamplingParams
 from baton.protos.common_pb2 import PositionLogprobs, ServedBy
 from baton.router.prompt_hashes import PromptHashes
 from baton.router.request_context import RequestContext
+from baton.router.resumption import ChoiceStart
+
+LOGPROB_BYTES = 100  # of one candidate in memory, about as many as its JSON has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,7 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     n: int = 1
     cache_salt: str = ""
+    resume_key: bytes = b""  # by which workers remember the output; empty: they do not
     whole: bool = False  # nobody looks at the output before its end
     context: RequestContext = field(default_factory=RequestContext)
 
@@ -52,10 +56,19 @@ class Generation:
     request: GenerationRequest
     token_ids: list[int]  # of the prompt
     sampling: SamplingParams  # seed and max_tokens are set
+    starts: tuple[ChoiceStart, ...] = ()  # of a resumed request, one a choice
     hashes: PromptHashes = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hashes", PromptHashes(self.token_ids, self.request.cache_salt))
+
+    def start(self, index: int) -> ChoiceStart | None:
+        """Return where a choice of a resumed request goes on; None if the request is new."""
+        return self.starts[index] if self.starts else None
+
+    def resume_key(self, index: int) -> bytes:
+        """Return what workers remember a choice's output by; empty if they do not."""
+        return self.request.resume_key + index.to_bytes(4, "little") if self.request.resume_key else b""
 
     def choice_sampling(self, index: int) -> SamplingParams:
         """Options of one choice: each has a seed of its own, the first the request's."""
@@ -77,9 +90,29 @@ class ChoiceDelta:
     )  # of each new token, from the output's start, in characters; if logprobs were asked for
     logprobs: list[PositionLogprobs] = field(default_factory=list)  # of the new tokens, if asked for
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)  # from position 1 on, if asked for
+    seen: Sequence[int] = ()  # tokens ahead of the new ones that the client has already
     finish_reason: str | None = None  # stop, length: with the choice's last news
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it
     served_by: ServedBy | None = None  # with the first token and the last news
+
+    def extend(self, later: "ChoiceDelta") -> None:
+        """Append a later delta of the same choice."""
+        self.text += later.text
+        self.token_ids += later.token_ids
+        self.text_offsets += later.text_offsets
+        self.logprobs += later.logprobs
+        self.prompt_logprobs += later.prompt_logprobs
+        self.seen = (*self.seen, *later.seen)
+        self.finish_reason = later.finish_reason or self.finish_reason
+        self.stop_reason = later.stop_reason if later.stop_reason is not None else self.stop_reason
+        self.served_by = later.served_by or self.served_by
+
+    @property
+    def num_bytes(self) -> int:
+        """Approximate size in memory."""
+        positions = (*self.logprobs, *self.prompt_logprobs)
+        num_logprobs = sum(1 + len(position.top) for position in positions)
+        return len(self.text) + 8 * (len(self.token_ids) + len(self.text_offsets)) + LOGPROB_BYTES * num_logprobs
 
 
 def cached_tokens(served_by: ServedBy) -> int:

@@ -18,6 +18,7 @@ from baton.router.shared_socket import accept_waiting
 STOP_GRACE_S = 1.0
 KEEP_ALIVE_S = 30  # of an idle connection; so long may a handshake take too
 SHUTDOWN_S = 3600.0  # asyncio's bound on the rest of an answer; a connection has a better one of its own
+BODY_TIMEOUT_S = 60.0
 BACKLOG = 2048
 POLL_S = 0.01
 
@@ -25,12 +26,16 @@ POLL_S = 0.01
 class HttpServer(uvicorn.Server):
     """A uvicorn server that leaves signals to us, says when it listens, and leaves its port without losing requests."""
 
-    def __init__(self, app: HttpApp, certificate: Certificate | None = None) -> None:
-        """With a certificate it speaks HTTPS, else HTTP."""
+    def __init__(
+        self, app: HttpApp, certificate: Certificate | None = None, body_timeout_s: float = BODY_TIMEOUT_S
+    ) -> None:
+        """With a certificate it speaks HTTPS, else HTTP. `body_timeout_s`: for a request to come."""
         self.listening = asyncio.Event()
         self._leaving = asyncio.Event()
         self._posts = {path.encode(): route for path, route in app.posts.items()}
         self._cross_origin = app.cross_origin
+        self._body_timeout_s = body_timeout_s
+        self._unread = app.unread
         self._begun: WeakKeyDictionary[PostProtocol, float] = WeakKeyDictionary()  # when; perhaps still in a handshake
         self._tls: dict[str, Any] = {}
         if certificate is not None:
@@ -105,7 +110,9 @@ class HttpServer(uvicorn.Server):
             app_state={},
             posts=self._posts,
             cross_origin=self._cross_origin,
+            unread=self._unread,
             leaving=self._leaving,
+            body_timeout_s=self._body_timeout_s,
         )
         self._begun[connection] = time.monotonic()
         return connection

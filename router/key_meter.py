@@ -1,6 +1,6 @@
 """What one API key has used, against its own limits.
 
-Each router process counts for itself. A request is taken from its key's rate when it comes, before its body is read;
+Each router process counts for itself. A request is taken from its key's rate when its head comes, before its body;
 its prompt's tokens once they are known, its output's as it ends. So a key that still has one token left may begin a
 request of any size, and waits the longer afterwards.
 """
@@ -25,6 +25,7 @@ class KeyMeter:
         self._clock = clock
         self._key = key
         self._num_inflight = 0
+        self._num_uploads = 0  # requests whose bodies have not been read; each becomes at least one choice
         self._buckets: dict[str, RateBucket] = {}  # by what they count
         self.renew(key)
 
@@ -51,20 +52,34 @@ class KeyMeter:
         if (requests := self._buckets.get("requests")) is not None:
             requests.take(1, now_s)
 
+    def begin_upload(self) -> None:
+        """Count a request whose body is to come. Raises KeyLimitReached if the key has no choice left for it."""
+        self._check_inflight(self._num_uploads + 1)
+        self._num_uploads += 1
+
+    def end_upload(self) -> None:
+        """Count one such request less."""
+        self._num_uploads -= 1
+
     def enter(self, num_choices: int) -> None:
         """So many choices are to be generated. Raises KeyLimitReached, or FieldError for more than ever can be."""
         limit = self._key.max_inflight
         if limit is not None and num_choices > limit:
             text = f"the request has {num_choices} choices, over the API key's limit of {limit} at once"
             raise FieldError("n", text)
-        if limit is not None and self._num_inflight + num_choices > limit:
-            text = f"the API key has {self._num_inflight} choices in flight, and its limit is {limit}"
-            raise KeyLimitReached(text, 1, "requests")
+        self._check_inflight(num_choices)
         self._num_inflight += num_choices
 
     def leave(self, num_choices: int) -> None:
         """So many choices have ended."""
         self._num_inflight -= num_choices
+
+    def _check_inflight(self, num_more: int) -> None:
+        limit = self._key.max_inflight
+        if limit is not None and self._num_inflight + num_more > limit:
+            uploads = f" and {self._num_uploads} requests on their way" if self._num_uploads else ""
+            text = f"the API key has {self._num_inflight} choices in flight{uploads}, and its limit is {limit}"
+            raise KeyLimitReached(text, 1, "requests")
 
     def charge(self, num_tokens: int) -> None:
         """So many tokens were read or generated."""

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from baton.router.api_key import ApiKey
+from baton.router.cache_secret import CacheSecret, Tenant
 from baton.router.client import Client
 from baton.router.key_meter import KeyMeter
 from baton.router.keys_file import InvalidKeysFile, KeysFile
@@ -25,13 +26,16 @@ class KeyRing:
         self,
         keys: Sequence[ApiKey],
         file: KeysFile | None,
-        shared_cache: bool,
+        secret: CacheSecret | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`keys`: beside those of the file. Raises InvalidKeysFile."""
+        """`keys`: beside those of the file; `secret`: of the tenants' cache salts, None: all keys share their caches.
+
+        Raises InvalidKeysFile.
+        """
         self._keys = tuple(keys)
         self._file = file
-        self._shared_cache = shared_cache
+        self._secret = secret
         self._clock = clock
         self._meters: dict[str, KeyMeter] = {}  # by the keys' names
         self._clients: dict[bytes, Client] = {}
@@ -74,6 +78,8 @@ class KeyRing:
             meter.renew(key)
         self._meters = meters
         self._clients = {
-            digest: Client(key, meters.get(key.name), None if self._shared_cache else key.tenant)
-            for digest, key in by_digest.items()
+            digest: Client(key, meters.get(key.name), self._tenant(key)) for digest, key in by_digest.items()
         }
+
+    def _tenant(self, key: ApiKey) -> Tenant | None:
+        return None if self._secret is None else Tenant(key.tenant, self._secret)

@@ -36,6 +36,11 @@ class RouterMetrics:
         self.hand_offs = series.count(
             f"{PREFIX}requests_handed_off", "Requests that a draining worker gave away, and another went on with."
         )
+        self.requests_resumed = series.counts_by(
+            f"{PREFIX}requests_resumed",
+            "Requests that clients resumed: recalled from a worker, regenerated from the prompt, or failed.",
+            "how",
+        )
         self._success = series.counts_by(
             f"{PREFIX}request_success", "Choices that ended, by reason.", "finished_reason"
         )

@@ -1,11 +1,17 @@
 """What a router's options mean, in words and bounds."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from baton.router.config import RouterConfig
 from baton.rpc.options import OptionInfo
 from baton.rpc.tls_options import TLS_OPTIONS
 
-SECRETS = {"api_key": "BATON_API_KEY", "registry": "BATON_REGISTRY"}  # variables of the environment
+SECRETS = {  # variables of the environment
+    "api_key": "BATON_API_KEY",
+    "registry": "BATON_REGISTRY",
+    "cache_secret": "BATON_CACHE_SECRET",
+}
 
 ROUTER_OPTIONS = {
     "model": OptionInfo("Directory with the tokenizer and config.json of the model that the workers serve."),
@@ -42,6 +48,21 @@ ROUTER_OPTIONS = {
     "max_choices": OptionInfo("Maximum completions (prompts times n) of one request.", minimum=1),
     "max_stop": OptionInfo("Maximum stop strings of one request.", minimum=0),
     "max_body_bytes": OptionInfo("Largest request, over HTTP or gRPC.", minimum=1024),
+    "max_body_bytes_in_flight": OptionInfo(
+        "Maximum bytes of HTTP requests that are coming or wait to be tokenised; further ones get 429.", minimum=1024
+    ),
+    "max_client_body_bytes_in_flight": OptionInfo(
+        "The same for one API key; without keys, for one IPv4 address or IPv6 /64 network.", minimum=1024
+    ),
+    "body_timeout_s": OptionInfo(
+        "Maximum seconds that an HTTP request may take to come, plus one for each 16 KiB of it; slower ones get 408.",
+        minimum=0.001,
+    ),
+    "max_request_unread_bytes": OptionInfo(
+        "Maximum output of one request that its client has not read; over it the request ends.", minimum=1 << 16
+    ),
+    "max_key_unread_bytes": OptionInfo("The same for all requests with one API key.", minimum=1 << 16),
+    "max_unread_bytes": OptionInfo("The same for all requests of a router process.", minimum=1 << 16),
     "cors_origins": OptionInfo(
         "Origins (https://chat.example.org) whose web pages may call the server from a browser, with commas between;"
         " *: any. Default: none.",
@@ -53,8 +74,17 @@ ROUTER_OPTIONS = {
         secret=True,
     ),
     "api_keys_file": OptionInfo("YAML file of API keys with their limits; read again when it changes."),
-    "protect_operations": OptionInfo("Require a key for /metrics, /workers, /pools, /version and the description too."),
+    "protect_operations": OptionInfo(
+        "Require a key for /metrics, /workers, /pools, /version and the description too. Default: on if there are keys "
+        "and the host is not this machine's own, as 127.0.0.1 is."
+    ),
     "shared_cache": OptionInfo("Share cached prompts between all API keys."),
+    "cache_secret": OptionInfo(
+        "Secret from which the keys' cache salts are derived, the same for all routers of a cluster; at least 16 "
+        f"random characters. Put it into {SECRETS['cache_secret']} or a file. Default: one that the routers of a "
+        "registry agree on; without a registry each router has its own.",
+        secret=True,
+    ),
     "watch_interval_ms": OptionInfo("Minimum milliseconds between two load reports of a worker.", minimum=1),
     "failover_attempts": OptionInfo("Maximum retries of a request whose worker was lost.", minimum=0),
     "failover_timeout_s": OptionInfo(
@@ -74,8 +104,14 @@ ROUTER_OPTIONS = {
         maximum=256,
         aliases=("--api-server-count", "-asc"),
     ),
+    "heartbeat_timeout_s": OptionInfo(
+        "Seconds without a heartbeat after which a router process that was stopped or stands still is killed and "
+        "restarted, by `baton serve` and `baton router --processes`; 0: never.",
+        minimum=0,
+    ),
     "process": OptionInfo("Number of this process among them.", minimum=0, hidden=True),
     "group_dir": OptionInfo("Private directory where they meet.", hidden=True),
+    "process_states": OptionInfo("Files in which supervisors keep the states of their processes.", hidden=True),
     **TLS_OPTIONS,
     "ssl_certfile": OptionInfo("PEM file with the certificate (and its chain) for HTTPS; unset: plain HTTP."),
     "ssl_keyfile": OptionInfo("PEM file with that certificate's key."),
@@ -97,3 +133,10 @@ def with_secrets(flags: Mapping[str, object], environ: Mapping[str, str]) -> dic
         if given.get(name) is None and variable in environ:
             given[name] = environ[variable]
     return given
+
+
+def without_secrets(config: RouterConfig) -> tuple[RouterConfig, dict[str, str]]:
+    """Return a config whose flags may stand on a command line, and the environment with what is not in it."""
+    kept = {"registry": config.registry, "cache_secret": config.cache_secret}  # keys stand there as digests
+    env = {SECRETS[name]: value for name, value in kept.items() if value is not None}
+    return replace(config, registry=None, cache_secret=None), env

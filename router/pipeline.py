@@ -1,7 +1,7 @@
 """The life of a request in the router.
 
-0. Take it on once it is its turn, unless the router is full or shutting down (`Admission`, held by the front end to
-   the answer's end).
+0. Take it on once it is its turn, unless the router is full or shutting down (`Admission`, held by the front end until
+   all is generated).
 1. Render the chat template and tokenise the prompt, off the event loop.
 2. Check that it fits the model, draw a seed if none was given.
 3. Choose workers by what their caches hold and what they have to do, and send the first choice (`Dispatcher`).
@@ -24,6 +24,8 @@ from baton.router.generation import ChatPrompt, ChoiceDelta, Generation, Generat
 from baton.router.limits import CONTEXT_LENGTH_EXCEEDED, context_error, text_length_error
 from baton.router.metrics import ChoiceMeter, RouterMetrics
 from baton.router.model_info import ModelInfo
+from baton.router.recall import Recall
+from baton.router.resumed_output import Output, ResumedOutput, recalled_first
 from baton.router.stream_merge import StreamMerge
 from baton.router.tokenizer import Tokenizer
 from baton.router.worker_pool import WorkerPool
@@ -47,6 +49,7 @@ class Pipeline:
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._default_timeout_s = default_timeout_s  # of requests that state none
+        self.recall = Recall(pool, metrics)
 
     async def prepare(self, request: GenerationRequest) -> Generation:
         """The request as tokens within the model's limits.
@@ -82,7 +85,7 @@ class Pipeline:
             raise FieldError("min_tokens", text, CONTEXT_LENGTH_EXCEEDED)
         sampling.validate(self._model.vocab_size)
         self._metrics.request_came(max_tokens, request.n)
-        return Generation(request, token_ids, sampling)
+        return Generation(replace(request, prompt=()), token_ids, sampling)  # it may be megabytes
 
     async def tokenize(
         self, prompt: str | Sequence[int] | ChatPrompt, add_special_tokens: bool, cache_salt: str = ""
@@ -131,12 +134,16 @@ class Pipeline:
         self, generation: Generation, index: int, decode_worker: str | None = None
     ) -> AsyncGenerator[ChoiceDelta, None]:
         """News of one choice, to its end."""
-        output = ChoiceOutput(index, generation, self._tokenizer)
+        output: Output = ChoiceOutput(index, generation, self._tokenizer)
+        raw_news = self._dispatcher.run(generation, index, decode_worker)
+        if (start := generation.start(index)) is not None:
+            output = ResumedOutput(output, start, len(generation.token_ids))
+            raw_news = recalled_first(start, raw_news)
         meter = ChoiceMeter(self._metrics)
         reason = "abort"
         told_prompt = index > 0  # the first choice tells what the prompt cost
         try:
-            async with aclosing(self._dispatcher.run(generation, index, decode_worker)) as deltas:
+            async with aclosing(raw_news) as deltas:
                 async for raw in deltas:
                     delta = output.push(raw)
                     if delta.served_by is not None and not told_prompt:

@@ -12,7 +12,7 @@ from baton.router.worker_connection import ROLES, ConnectionState, WorkerConnect
 from baton.router.worker_pool import WorkerPool
 
 UNKNOWN_ROLE = "unknown"  # of a worker that is not in reach, or has not told its load yet
-STATES = (ConnectionState.READY, ConnectionState.DRAINING, ConnectionState.DRAINED)  # of a worker in reach
+STATES = tuple(state for state in ConnectionState if state is not ConnectionState.CONNECTING)  # of a worker in reach
 ROLES_AND_STATES = (
     *((role.value, state) for role in WorkerRole for state in STATES),
     (UNKNOWN_ROLE, ConnectionState.CONNECTING),
@@ -62,6 +62,7 @@ class PoolSeries(Collector):
             ),
             ("registry_connected", "1 while the registry can be asked.", view.error is None),
             ("registry_members", "Workers in the registry, as last listed.", len(view.members) + len(view.fixed)),
+            ("registry_malformed", "Entries in the registry that are no workers and are left out.", view.num_malformed),
         ):
             gauge = GaugeMetricFamily(PREFIX + name, text, labels=("model_name",))
             gauge.add_metric((self._model_name,), value)

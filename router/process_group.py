@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from baton.router.shared_series import one_page, own_series, pack_series, unpack_series, worker_series
+from baton.router.shared_series import one_page, own_series, pack_series, shared_series, unpack_series
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class ProcessGroup:
         others = [number for number in range(self._size) if number != self.number]
         told = await asyncio.gather(*(self._ask(number) for number in others))
         by_process = {**dict(zip(others, told, strict=True)), self.number: list(own_series(self._registry))}
-        return one_page(dict(sorted(by_process.items())), worker_series(self._registry))
+        return one_page(dict(sorted(by_process.items())), shared_series(self._registry))
 
     def _path(self, number: int) -> Path:
         return self._directory / f"router-{number}.sock"

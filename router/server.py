@@ -3,11 +3,9 @@
 import logging
 import math
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 import grpc
-from grpc.aio import ServicerContext
 
 from baton.engine.errors import InvalidRequest
 from baton.protos import common_pb2
@@ -30,6 +28,7 @@ from baton.router.limits import (
 )
 from baton.router.panic import REQUEST_PANICS
 from baton.router.request_context import PLANS, RequestContext, RoutingHints
+from baton.router.response_writer import Context, ResponseWriter
 from baton.router.service import RouterService
 from baton.rpc.names import NAME_RULE, is_name
 from baton.rpc.sampling import sampling_from_proto
@@ -37,7 +36,11 @@ from baton.rpc.status import message_of, status_of
 
 logger = logging.getLogger(__name__)
 
-FINISH_NUMBERS = {"stop": common_pb2.FINISH_REASON_STOP, "length": common_pb2.FINISH_REASON_LENGTH}
+FINISH_NUMBERS = {
+    "stop": common_pb2.FINISH_REASON_STOP,
+    "length": common_pb2.FINISH_REASON_LENGTH,
+    "error": common_pb2.FINISH_REASON_ERROR,
+}
 
 
 class InferenceService(InferenceServicer):
@@ -46,9 +49,9 @@ class InferenceService(InferenceServicer):
     def __init__(self, service: RouterService) -> None:
         self._service = service
 
-    async def Generate(  # noqa: N802  # the service's name
-        self, request: GenerateRequest, context: ServicerContext[GenerateRequest, GenerateResponse]
-    ) -> AsyncIterator[GenerateResponse]:
+    async def Generate(  # type: ignore[override]  # noqa: N802  # the service's name; the stubs have a generator
+        self, request: GenerateRequest, context: Context
+    ) -> None:
         """One prompt in, its output as it comes; the caller's cancellation ends it everywhere."""
         request_id = request.request_id or secrets.token_hex(8)
         try:
@@ -56,11 +59,11 @@ class InferenceService(InferenceServicer):
                 client = self._service.gate.client(text_metadata(context.invocation_metadata()))
                 client.begin()
                 wanted = self._generation_request(request, request_id, client)
-                async with client.hold(wanted.n), self._service.admission.admit(wanted.n, wanted.context):
-                    generation = await self._service.pipeline.prepare(wanted)
-                    async with aclosing(self._responses(generation, request_id, client)) as responses:
-                        async for response in responses:
-                            yield response
+                async with ResponseWriter(context, self._service.unread, request_id, client.fairness_key) as writer:
+                    error = await self._generate(wanted, request_id, client, writer)
+                    await writer.finish()
+                if error is not None:
+                    raise error
         except Exception as error:
             status = status_of(error)
             if status.code is grpc.StatusCode.INTERNAL:
@@ -68,37 +71,31 @@ class InferenceService(InferenceServicer):
             trailers = (("retry-after", str(error.retry_after_s)),) if isinstance(error, Overloaded) else ()
             await context.abort(status.code, message_of(error), trailers)
 
-    async def _responses(
-        self, generation: Generation, request_id: str, client: Client
-    ) -> AsyncGenerator[GenerateResponse, None]:
-        """What the client is sent; it is charged for the prompt at once, and for the output at the end."""
-        num_open, num_tokens = generation.request.n, 0
-        num_cached: int | None = None  # as the first worker says
-        open_choices: dict[int, ServedBy] = {}
-        client.charge(len(generation.token_ids))
-        check_logprobs([generation], whole=False)
-        try:
-            async with aclosing(self._service.pipeline.generate(generation)) as news:
-                async for delta in news:
-                    num_tokens += len(delta.token_ids)
-                    if delta.served_by is not None and delta.index == 0 and num_cached is None:
-                        num_cached = cached_tokens(delta.served_by)
-                    if delta.served_by is not None:
-                        open_choices[delta.index] = delta.served_by
-                    if delta.finish_reason is not None:
-                        num_open -= 1
-                        open_choices.pop(delta.index, None)
-                    response = _response(request_id, delta)
-                    if not num_open:
-                        response.usage.CopyFrom(_usage(generation, num_tokens, num_cached or 0))
-                    yield response
-        except Exception:
-            for index, served_by in open_choices.items():
-                error = common_pb2.FINISH_REASON_ERROR
-                yield GenerateResponse(request_id=request_id, index=index, finish_reason=error, served_by=served_by)
-            raise
-        finally:
-            client.charge(num_tokens)
+    async def _generate(
+        self, wanted: GenerationRequest, request_id: str, client: Client, writer: ResponseWriter
+    ) -> Exception | None:
+        """Generate for the writer. Returns the error that came in mid-stream, to be raised once all is written.
+
+        The client is charged for the prompt at once, and for the output at the end.
+        """
+        async with client.hold(wanted.n), self._service.admission.admit(wanted.n, wanted.context):
+            generation = await self._service.pipeline.prepare(wanted)
+            client.charge(len(generation.token_ids))
+            check_logprobs([generation], whole=False)
+            output = _Output(generation, request_id)
+            writer.begin(output.message)
+            try:
+                async with aclosing(self._service.pipeline.generate(generation)) as news:
+                    async for delta in news:
+                        output.count(delta)
+                        writer.add(delta)
+            except Exception as error:
+                for index, served_by in output.open_choices.items():
+                    writer.add(ChoiceDelta(index, finish_reason="error", served_by=served_by))
+                return error
+            finally:
+                client.charge(output.num_tokens)
+        return None
 
     def _generation_request(self, request: GenerateRequest, request_id: str, client: Client) -> GenerationRequest:
         """The pipeline's request. Raises NotFound for another model, InvalidRequest for what no request may be."""
@@ -133,6 +130,37 @@ class InferenceService(InferenceServicer):
             cache_salt=client.cache_salt(request.cache_salt),
             context=_context(request, client),
         )
+
+
+class _Output:
+    """Counts the output of one call, and words it."""
+
+    def __init__(self, generation: Generation, request_id: str) -> None:
+        self.num_tokens = 0
+        self.open_choices: dict[int, ServedBy] = {}  # that have begun
+        self._generation = generation
+        self._request_id = request_id
+        self._num_open = generation.request.n
+        self._num_cached: int | None = None  # as the first worker says
+
+    def count(self, delta: ChoiceDelta) -> None:
+        """Count what was generated."""
+        self.num_tokens += len(delta.token_ids)
+        if delta.served_by is not None and delta.index == 0 and self._num_cached is None:
+            self._num_cached = cached_tokens(delta.served_by)
+        if delta.served_by is not None:
+            self.open_choices[delta.index] = delta.served_by
+        if delta.finish_reason is not None:
+            self.open_choices.pop(delta.index, None)
+
+    def message(self, delta: ChoiceDelta) -> GenerateResponse:
+        """Return a delta's message; the last choice's last one has the usage."""
+        response = _response(self._request_id, delta)
+        if delta.finish_reason is not None and delta.finish_reason != "error":
+            self._num_open -= 1
+            if not self._num_open:
+                response.usage.CopyFrom(_usage(self._generation, self.num_tokens, self._num_cached or 0))
+        return response
 
 
 def _context(request: GenerateRequest, client: Client) -> RequestContext:

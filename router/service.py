@@ -7,6 +7,7 @@ from pathlib import Path
 from baton.router.admission import Admission
 from baton.router.admission_factory import make_admission
 from baton.router.api_key import unnamed_key
+from baton.router.cache_secret import CacheSecret
 from baton.router.cluster import RoutedRequest
 from baton.router.config import RouterConfig
 from baton.router.dispatcher import Dispatcher, FailoverLimits
@@ -23,8 +24,10 @@ from baton.router.policy import Policy
 from baton.router.pool_series import PoolSeries
 from baton.router.pools_report import PoolsReporter
 from baton.router.process_group import ProcessGroup
+from baton.router.process_states import ProcessStates
 from baton.router.targets import Targets
 from baton.router.tokenizer import Tokenizer
+from baton.router.unread import UnreadLimits, UnreadMetrics, UnreadOutput
 from baton.router.worker_pool import WorkerPool
 from baton.router.worker_series import WorkerSeries
 from baton.rpc.registry.factory import open_registry
@@ -40,17 +43,20 @@ class RouterService:
 
     config: RouterConfig
     gate: Gate
+    cache_secret: CacheSecret | None  # None: all clients share their caches
     model: ModelInfo
     tokenizer: Tokenizer
     security: Security  # of connections to other processes
     pool: WorkerPool
     policy: Policy
     admission: Admission
+    unread: UnreadOutput
     metrics: RouterMetrics
     pipeline: Pipeline
     group: ProcessGroup | None  # of the processes that share our ports
     metrics_page: MetricsPage
     reporter: PoolsReporter
+    processes: ProcessStates
 
     def check_model(self, name: str | None) -> None:
         """Raises NotFound if a request is for another model than the one served."""
@@ -70,7 +76,8 @@ class RouterService:
 
 def make_service(config: RouterConfig) -> RouterService:
     """Reads the model's files and puts the parts together; nothing runs yet, but an event loop must."""
-    gate = _make_gate(config)
+    secret = CacheSecret(config.cache_secret) if config.needs_key and not config.shared_cache else None
+    gate = _make_gate(config, secret)
     tokenizer = Tokenizer(config.model)
     model = read_model_info(config.model, config.model_name)
     registry = open_registry(config.registry, config.workers)
@@ -80,17 +87,41 @@ def make_service(config: RouterConfig) -> RouterService:
     policy = make_policy(config.policy, config.local_prefill_below, _targets(config))
     metrics = RouterMetrics(model.name, config.traffic_window_s)
     admission = make_admission(config, pool, metrics.registry, model.name)
+    unread = UnreadOutput(_unread_limits(config), UnreadMetrics(metrics.registry, model.name))
     metrics.inflight.set_function(lambda: admission.num_inflight)
     metrics.registry.register(WorkerSeries(pool, model.name))
     metrics.registry.register(PoolSeries(pool, model.name))
+    processes = ProcessStates(config)
+    metrics.registry.register(processes)
     limits = FailoverLimits(config.failover_attempts, config.failover_timeout_s)
     dispatcher = Dispatcher(pool, policy, limits, metrics)
     pipeline = Pipeline(model, tokenizer, pool, dispatcher, metrics, config.default_timeout_s)
     group = _make_group(config, metrics)
-    page = MetricsPage(metrics.registry, group)
-    reporter = PoolsReporter(router_id, pool, admission, metrics)
     return RouterService(
-        config, gate, model, tokenizer, security, pool, policy, admission, metrics, pipeline, group, page, reporter
+        config=config,
+        gate=gate,
+        cache_secret=secret,
+        model=model,
+        tokenizer=tokenizer,
+        security=security,
+        pool=pool,
+        policy=policy,
+        admission=admission,
+        unread=unread,
+        metrics=metrics,
+        pipeline=pipeline,
+        group=group,
+        metrics_page=MetricsPage(metrics.registry, group),
+        reporter=PoolsReporter(router_id, pool, admission, metrics),
+        processes=processes,
+    )
+
+
+def _unread_limits(config: RouterConfig) -> UnreadLimits:
+    return UnreadLimits(
+        request_bytes=config.max_request_unread_bytes,
+        key_bytes=config.max_key_unread_bytes,
+        router_bytes=config.max_unread_bytes,
     )
 
 
@@ -99,13 +130,13 @@ def _targets(config: RouterConfig) -> Targets | None:
     return Targets(promised_s["ttft"], promised_s["tpot"]) if promised_s else None
 
 
-def _make_gate(config: RouterConfig) -> Gate:
+def _make_gate(config: RouterConfig, secret: CacheSecret | None) -> Gate:
     """Raises InvalidKeysFile."""
     if not config.needs_key:
         return Gate(None)
     file = KeysFile(config.api_keys_file) if config.api_keys_file is not None else None
-    ring = KeyRing([unnamed_key(each) for each in config.api_key or ()], file, config.shared_cache)
-    return Gate(ring, config.protect_operations)
+    ring = KeyRing([unnamed_key(each) for each in config.api_key or ()], file, secret)
+    return Gate(ring, config.protects_operations)
 
 
 def _make_group(config: RouterConfig, metrics: RouterMetrics) -> ProcessGroup | None:

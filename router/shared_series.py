@@ -1,8 +1,8 @@
 """The series of several router processes on one page.
 
 Each process counts for itself, so its series get a label with its number: sums are left to who reads them, and a
-process that starts again resets its own counters alone. What the workers report is the same at every process, and
-stands on the page once.
+process that starts again resets its own counters alone. What the workers and the supervisors report is the same at
+every process, and stands on the page once.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,23 +13,25 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from baton.router.metrics import PREFIX
+from baton.router.process_states import NAME_LABEL
 
 PROCESS_LABEL = "process"
 WORKER_LABEL = "worker"
+SHARED_LABELS = frozenset({WORKER_LABEL, NAME_LABEL})  # of series that are the same at every process
 
 
 def own_series(registry: CollectorRegistry) -> Iterator[Metric]:
     """What a process counts itself."""
-    return (family for family in registry.collect() if not _is_of_workers(family))
+    return (family for family in registry.collect() if not _is_shared(family))
 
 
-def worker_series(registry: CollectorRegistry) -> Iterator[Metric]:
-    """What the workers reported to a process."""
-    return (family for family in registry.collect() if _is_of_workers(family))
+def shared_series(registry: CollectorRegistry) -> Iterator[Metric]:
+    """Return what workers and supervisors reported to a process."""
+    return (family for family in registry.collect() if _is_shared(family))
 
 
-def _is_of_workers(family: Metric) -> bool:
-    return any(WORKER_LABEL in sample.labels for sample in family.samples)
+def _is_shared(family: Metric) -> bool:
+    return any(not SHARED_LABELS.isdisjoint(sample.labels) for sample in family.samples)
 
 
 def pack_series(families: Iterable[Metric]) -> bytes:
@@ -52,8 +54,8 @@ def unpack_series(packed: bytes) -> list[Metric]:
     return families
 
 
-def one_page(by_process: Mapping[int, Iterable[Metric] | None], workers: Iterable[Metric]) -> Collector:
-    """The processes' own series (None: it did not answer) and the workers' ones, on one page."""
+def one_page(by_process: Mapping[int, Iterable[Metric] | None], shared: Iterable[Metric]) -> Collector:
+    """The processes' own series (None: it did not answer) and the shared ones, on one page."""
     up = GaugeMetricFamily(
         f"{PREFIX}router_process_up",
         "1 for a router process whose series are here, 0 for one that does not answer.",
@@ -66,7 +68,7 @@ def one_page(by_process: Mapping[int, Iterable[Metric] | None], workers: Iterabl
             whole = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             for sample in family.samples:
                 whole.add_sample(sample.name, {**sample.labels, PROCESS_LABEL: str(process)}, sample.value)
-    return _Families([up, *(family for family in merged.values() if family.samples), *workers])
+    return _Families([up, *(family for family in merged.values() if family.samples), *shared])
 
 
 class _Families(Collector):

@@ -1,6 +1,7 @@
 """The model's tokenizer and chat template, without torch and off the event loop."""
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -8,7 +9,7 @@ from typing import ParamSpec, TypeVar
 
 from tokenizers import Tokenizer as FastTokenizer
 
-from baton.router.chat_template import ChatTemplate, Message
+from baton.router.chat_template import ChatTemplate, Message, is_plain
 from baton.router.detokenizer import ByteDetokenizer, Detokenizer, StreamDetokenizer
 from baton.router.panic import INPUT_PANICS
 from baton.router.prompt_encoder import PromptEncoder
@@ -102,7 +103,7 @@ class Tokenizer:
         """The prompt that the chat template makes of messages. Raises InvalidRequest with the template's words."""
         self._template.check(template_options)
         work = partial(self._template.render, messages, add_generation_prompt, continue_final_message, template_options)
-        if len(messages) <= INLINE_MESSAGES:
+        if len(messages) <= INLINE_MESSAGES and _num_plain_chars(messages) < LONG_SIZE:
             with INPUT_PANICS:
                 return work()
         return await self._run(len(messages) >= LONG_SIZE, work)
@@ -138,3 +139,10 @@ class Tokenizer:
         threads = self._long_thread if is_long else self._threads
         with INPUT_PANICS:
             return await asyncio.get_running_loop().run_in_executor(threads, partial(work, *args, **kwargs))
+
+
+def _num_plain_chars(messages: Sequence[Message]) -> float:
+    """Return the characters of messages that are a role and a text alone; infinity for others, which a template may
+    take long for.
+    """
+    return sum(len(message["content"]) if is_plain(message) else math.inf for message in messages)

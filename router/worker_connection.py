@@ -11,14 +11,23 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from enum import Enum
 
 import grpc
 
-from baton.protos.worker_pb2 import DescribeRequest, Hello, WatchRequest, WorkerDescription, WorkerLoad, WorkerUpdate
+from baton.protos.worker_pb2 import (
+    DescribeRequest,
+    Hello,
+    RecalledOutput,
+    RecallRequest,
+    WatchRequest,
+    WorkerDescription,
+    WorkerLoad,
+    WorkerUpdate,
+)
 from baton.protos.worker_pb2 import WorkerRole as RoleNumber
-from baton.protos.worker_pb2_grpc import WorkerStub
+from baton.protos.worker_pb2_grpc import DecodeStub, WorkerStub
 from baton.router.attach_stream import AttachStream
 from baton.router.cluster import WorkerRole, WorkerSnapshot
 from baton.router.errors import WorkerLost
@@ -49,6 +58,7 @@ class ConnectionState(Enum):
     READY = "ready"
     DRAINING = "draining"  # its requests go on, new ones go elsewhere
     DRAINED = "drained"  # its requests have ended; it may be stopped or undrained
+    SHORT_OF_RANKS = "short_of_ranks"  # its group waits for more ranks and computes nothing, nor answers its peers
 
     @property
     def is_draining(self) -> bool:
@@ -72,8 +82,12 @@ class WorkerConnection:
         check: Callable[[str, WorkerDescription], None],
         changed: Callable[[], None],
         security: Security,
+        given: tuple[str, ...] = (),
     ) -> None:
-        """`check` raises WorkerLost if who is found at the address is not to be used."""
+        """`check` raises WorkerLost if who is found at the address is not to be used.
+
+        `given`: addresses of all workers that the router was given, which the worker takes as its peers.
+        """
         self.address = address
         self.state = ConnectionState.CONNECTING
         self.description: WorkerDescription | None = None  # of the present life; None while there is none
@@ -91,6 +105,8 @@ class WorkerConnection:
         self._check = check
         self._changed = changed
         self._security = security
+        self._channel: grpc.aio.Channel | None = None  # of the present life
+        self._given = given
 
     @property
     def is_learning(self) -> bool:
@@ -128,6 +144,17 @@ class WorkerConnection:
         if self.state is ConnectionState.READY:
             self._enter_state(ConnectionState.DRAINING)
 
+    async def recall(self, resume_keys: Sequence[bytes], timeout_s: float) -> Sequence[RecalledOutput]:
+        """Return what the worker remembers of requests; nothing if it does not decode or cannot be asked."""
+        if self._channel is None or self.attach is None:
+            return ()
+        try:
+            request = RecallRequest(resume_keys=resume_keys)
+            return (await DecodeStub(self._channel).Recall(request, timeout=timeout_s)).outputs
+        except grpc.RpcError as error:
+            logger.debug("%s recalls nothing: %s", self.address, error)
+            return ()
+
     def snapshot(self) -> WorkerSnapshot | None:
         """The worker as a policy sees it; None if it takes no requests."""
         description = self.description
@@ -136,9 +163,9 @@ class WorkerConnection:
         return self.load.snapshot(description, ROLES[description.role])
 
     def as_source(self) -> WorkerSnapshot | None:
-        """The worker as one whose cache others may read, which it is while it drains too; None if it is gone."""
+        """The worker as one whose cache others may read, which it is while it drains too; None if it cannot answer."""
         description = self.description
-        if self.state is ConnectionState.CONNECTING or description is None:
+        if self.state in (ConnectionState.CONNECTING, ConnectionState.SHORT_OF_RANKS) or description is None:
             return None
         return self.load.snapshot(description, ROLES[description.role])
 
@@ -156,7 +183,11 @@ class WorkerConnection:
                 self.attach = AttachStream(description.worker_id)
                 hello = Hello(router_id=self._router_id, incarnation=description.incarnation)
                 streams.append(self.attach.run(channel, hello))
-            await _run_to_first_error(streams)
+            self._channel = channel
+            try:
+                await _run_to_first_error(streams)
+            finally:
+                self._channel = None
 
     async def _watch(self, channel: grpc.aio.Channel, description: WorkerDescription) -> None:
         backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
@@ -169,7 +200,8 @@ class WorkerConnection:
 
     async def _follow(self, channel: grpc.aio.Channel, description: WorkerDescription) -> None:
         """Applies updates until a cache event is missing (SequenceGap) or the stream ends (an error)."""
-        call = WorkerStub(channel).Watch(WatchRequest(interval_ms=self._watch_interval_ms, router_id=self._router_id))
+        request = WatchRequest(interval_ms=self._watch_interval_ms, router_id=self._router_id, workers=self._given)
+        call = WorkerStub(channel).Watch(request)
         next_sequence = 0
         try:
             async for update in call:
@@ -194,14 +226,14 @@ class WorkerConnection:
         if update.cache.sequence == 0:
             self._index.reset(update.incarnation)
         self._index.update(update.incarnation, update.cache.removed, update.cache.stored)
-        self.has_snapshot = True
+        self.has_snapshot = self.has_snapshot or not update.cache.more
 
     def _apply_load(self, update: WorkerUpdate) -> None:
         if update.HasField("load"):
             check_rates(update.load)
             taken = update.taken.numbers if update.HasField("taken") else None
             self.load.report(update.load, taken, time.monotonic())
-        state = ConnectionState.READY
+        state = ConnectionState.SHORT_OF_RANKS if update.short_of_ranks else ConnectionState.READY
         if update.draining:
             state = ConnectionState.DRAINED if update.drained else ConnectionState.DRAINING
         self._enter_state(state)

@@ -11,6 +11,7 @@ from zlib import crc32
 from baton.protos.worker_pb2 import WorkerDescription
 from baton.router.cluster import ClusterSnapshot, WorkerRole, WorkerSnapshot
 from baton.router.errors import WorkerLost
+from baton.router.expected_blocks import ExpectedBlocks
 from baton.router.prefix_index import PrefixIndex
 from baton.router.roster import Roster, make_roster
 from baton.router.worker_connection import WorkerConnection
@@ -22,6 +23,7 @@ from baton.rpc.tls import Plaintext, Security
 logger = logging.getLogger(__name__)
 
 MAX_BLOCK_SIZE = 1 << 16  # tokens
+MAX_SHOWN_MODELS = 20  # in a line of the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class PrefixSource:
 
 
 class WorkerPool:
-    """Owns the connections to the workers and the index of their caches.
+    """Owns the connections to the workers, the index of their caches, and what these should have soon.
 
     The registry says which workers there are. A worker that is no longer listed is let go only once the connection to
     it is lost too: a lease that is missing says less of a worker than a stream that it answers.
@@ -49,6 +51,7 @@ class WorkerPool:
     ) -> None:
         """Without `security` the connections are plaintext."""
         self.index = PrefixIndex()
+        self.expected = ExpectedBlocks()  # which the index does not have yet
         self.registry = registry
         self.view = RegistryView()  # as the registry told it last
         self._model_name = model_name
@@ -119,7 +122,7 @@ class WorkerPool:
         self._notify()
 
     def cached_tokens(self, cluster: ClusterSnapshot, hashes: Callable[[int], bytes]) -> dict[str, int]:
-        """How many of a prompt's first tokens each worker has cached, by incarnation; 0 is left out.
+        """How many of a prompt's first tokens each worker has cached or should have, by incarnation; 0 is left out.
 
         `hashes` gives the prompt's block hashes for a block size.
         """
@@ -127,7 +130,11 @@ class WorkerPool:
         roster = self._current()
         cached: dict[str, int] = {}
         for block_size in roster.block_sizes:
-            for incarnation, num_blocks in self.index.match(hashes(block_size)).items():
+            packed = hashes(block_size)
+            found = self.index.match(packed)
+            for incarnation, num_blocks in self.expected.match(packed).items():
+                found[incarnation] = max(num_blocks, found.get(incarnation, 0))
+            for incarnation, num_blocks in found.items():
                 connection = roster.by_incarnation.get(incarnation)
                 if connection is None or connection.description is None or incarnation not in routable:
                     continue
@@ -177,6 +184,7 @@ class WorkerPool:
                     self._check,
                     self._notify,
                     self._security,
+                    view.fixed,
                 )
                 self._connections[address] = connection
                 tasks.create_task(self._keep(connection), name=f"worker {address}")
@@ -216,7 +224,7 @@ class WorkerPool:
         """Says when the registry has workers of other models: a wrong name would else be hard to find."""
         others = {member.model for member in view.members} - {self._model_name}
         if others - {member.model for member in self.view.members}:
-            names = ", ".join(sorted(others))
+            names = ", ".join(sorted(others)[:MAX_SHOWN_MODELS])
             logger.info(
                 "workers of other models are left to their own routers: this one serves %s, not %s",
                 self._model_name,

@@ -4,14 +4,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 
-from baton.engine.block_hash import BlockHash
+from baton.engine.block_hash import HASH_BYTES, BlockHash
 from baton.engine.engine import Engine
 from baton.engine.prefix_cache import CacheChanges
 from baton.protos import worker_pb2
 from baton.rpc.engine_host import EngineHost
+from baton.rpc.grpc_options import MAX_MESSAGE_BYTES
 
 MAX_PENDING = 1 << 20  # hashes that a slow subscriber may lag behind
+MAX_MESSAGE_HASHES = MAX_MESSAGE_BYTES // HASH_BYTES
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +24,7 @@ class Subscription:
     stored: dict[BlockHash, None] = field(default_factory=dict)
     removed: dict[BlockHash, None] = field(default_factory=dict)
     sequence: int = 0
+    num_snapshot: int = 0  # hashes that were there when it began, which do not count as a lag
     is_lost: bool = False  # it lagged too far behind; its stream must end, so that it asks again
     has_ended: bool = False
 
@@ -33,20 +37,42 @@ class Subscription:
             self.removed[block_hash] = None
         for block_hash in changes.stored:
             self.stored[block_hash] = None
-        if len(self.stored) + len(self.removed) > MAX_PENDING:
+        if len(self.stored) + len(self.removed) > MAX_PENDING + self.num_snapshot:
             self.is_lost = True
             self.stored, self.removed = {}, {}
 
     def take(self) -> worker_pb2.CacheEvents | None:
-        """The next message, or None if there is nothing to tell; the first one is the snapshot."""
-        if self.is_lost or (not self.stored and not self.removed and self.sequence > 0):
+        """The next message, or None if there is nothing to tell; the first one begins the snapshot.
+
+        What one message does not hold is pending for the next one: removed hashes go first, since a hash that is stored
+        again stands among both.
+        """
+        if self.is_lost or (not self.is_pending and self.sequence > 0):
             return None
+        removed = _take(self.removed, MAX_MESSAGE_HASHES)
+        stored = _take(self.stored, MAX_MESSAGE_HASHES - len(removed))
         events = worker_pb2.CacheEvents(
-            sequence=self.sequence, stored=b"".join(self.stored), removed=b"".join(self.removed)
+            sequence=self.sequence, stored=b"".join(stored), removed=b"".join(removed), more=self.is_pending
         )
-        self.stored, self.removed = {}, {}
         self.sequence += 1
         return events
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether there is something to tell."""
+        return bool(self.stored or self.removed)
+
+
+def _take(hashes: dict[BlockHash, None], count: int) -> list[BlockHash]:
+    """The first ones, taken out."""
+    if len(hashes) <= count:
+        taken = list(hashes)
+        hashes.clear()
+        return taken
+    taken = list(islice(hashes, count))
+    for block_hash in taken:
+        del hashes[block_hash]
+    return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +104,7 @@ class CacheFeed:
                 self._spread(state.result().changes)
                 if not subscription.has_ended:
                     subscription.stored = dict.fromkeys(state.result().snapshot)
+                    subscription.num_snapshot = len(subscription.stored)
                     self._subscriptions.append(subscription)
 
         asking = self._host.call(_state)
@@ -91,7 +118,9 @@ class CacheFeed:
                 self._subscriptions.remove(subscription)
 
     async def refresh(self) -> None:
-        """Takes what changed since the last time."""
+        """Takes what changed since the last time, unless the engine waits for ranks."""
+        if self._host.is_short_of_ranks:
+            return
 
         def spread(changes: "asyncio.Future[CacheChanges]") -> None:
             if not changes.cancelled() and changes.exception() is None:
@@ -99,7 +128,8 @@ class CacheFeed:
 
         asking = self._host.call(lambda engine: engine.blocks.cache.take_changes())
         asking.add_done_callback(spread)
-        await asyncio.shield(asking)
+        if await self._host.wait_unless_short(asking):
+            asking.result()
 
     def _spread(self, changes: CacheChanges) -> None:
         for subscription in self._subscriptions:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from baton.rpc.host_memory import OomKills
+from baton.rpc.logs import DUMP_SIGNAL
 from baton.rpc.progress import Progress, ProgressError, parse_progress
 
 LOG_TAIL_BYTES = 4096
@@ -25,6 +26,7 @@ class ProcessSpec:
     log_path: Path | None  # None: it writes where we do
     env: Mapping[str, str] = field(default_factory=dict)  # beside our own environment
     has_own_session: bool = True  # a terminal's Ctrl-C, and who ends our process group, reaches us alone
+    heartbeat_timeout_s: float = 0.0  # silence after which its supervisor ends it; 0: it sends no heartbeats
 
 
 class ChildProcess:
@@ -49,7 +51,12 @@ class ChildProcess:
     async def start(cls, spec: ProcessSpec) -> "ChildProcess":
         """Starts the process. Raises OSError if it cannot be started."""
         progress_read, progress_write = os.pipe()
-        lifeline_read, lifeline_write = os.pipe()
+        try:
+            lifeline_read, lifeline_write = os.pipe()
+        except OSError:
+            os.close(progress_read)
+            os.close(progress_write)
+            raise
         try:
             with nullcontext() if spec.log_path is None else spec.log_path.open("ab") as log:
                 process = await asyncio.create_subprocess_exec(
@@ -123,6 +130,11 @@ class ChildProcess:
         if self._process.returncode is None:
             self._process.terminate()
 
+    def dump_stacks(self) -> None:
+        """Ask a process of ours to write the stack of each thread to its log."""
+        if self._process.returncode is None:
+            self._process.send_signal(DUMP_SIGNAL)
+
     def kill(self) -> None:
         """Ends it and whatever it started in its session (SIGKILL to its process group)."""
         if self._process.returncode is not None:
@@ -142,9 +154,12 @@ def describe_exit(status: int) -> str:
 
 
 def log_tail(path: Path, num_lines: int) -> str:
-    """The last lines of a log."""
-    with path.open("rb") as log:
-        log.seek(0, os.SEEK_END)
-        log.seek(max(0, log.tell() - LOG_TAIL_BYTES))
-        lines = log.read().decode(errors="replace").splitlines()
+    """Return the last lines of a log; none of one that cannot be read."""
+    try:
+        with path.open("rb") as log:
+            log.seek(0, os.SEEK_END)
+            log.seek(max(0, log.tell() - LOG_TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
     return "\n".join(lines[-num_lines:])

@@ -10,7 +10,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.errors import EngineEnded, EngineError
 from baton.engine.loop import EngineLoop
-from baton.engine.outputs import EngineStats, StepOutput
+from baton.engine.outputs import EngineStats, ExpertFigures, StepOutput
 from baton.kvtransfer.base import KVTransport, PoolDescription
 from baton.kvtransfer.block_slice import PartGroup
 from baton.rpc.ranks.base import Rank
@@ -18,6 +18,8 @@ from baton.rpc.ranks.local_rank import LocalRank
 from baton.rpc.ranks.ranks import Ranks
 
 logger = logging.getLogger(__name__)
+
+SHORT_LOOK_S = 0.25  # between two looks whether the engine waits for ranks
 
 T = TypeVar("T")
 
@@ -47,6 +49,8 @@ class EngineHost:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.max_step_s = max_step_s
         self._loop = asyncio.get_running_loop()
+        self._stats: EngineStats = engine.stats()  # as last known
+        self._figures: ExpertFigures | None = None
         self._listeners: list[Callable[[StepOutput], None]] = []
         self._engine = engine
         self._engine_loop = EngineLoop(engine, self._post_step, self._post_failure)
@@ -87,8 +91,31 @@ class EngineHost:
         return future
 
     async def stats(self) -> EngineStats:
-        """Load now, and counters since the start."""
-        return await self.call(Engine.stats)
+        """Load now, and counters since the start; as last known while the engine waits for ranks."""
+        self._stats = await self._ask(Engine.stats, self._stats)
+        return self._stats
+
+    async def expert_figures(self) -> ExpertFigures | None:
+        """How its group's experts fare, as last known while the engine waits for ranks; None without a group."""
+        self._figures = await self._ask(Engine.expert_figures, self._figures)
+        return self._figures
+
+    async def wait_unless_short(self, future: "asyncio.Future[T]") -> bool:
+        """Wait for a call's end; return False instead of waiting while the engine waits for ranks, and runs no call."""
+        while not future.done():
+            if self.is_short_of_ranks:
+                return False
+            await asyncio.wait((future,), timeout=SHORT_LOOK_S)
+        return True
+
+    async def _ask(self, function: Callable[[Engine], T], last: T) -> T:
+        if self.is_short_of_ranks:
+            return last
+        future = self.call(function)
+        try:
+            return future.result() if await self.wait_unless_short(future) else last
+        finally:
+            future.cancel()  # no-op once it is done
 
     def _post_step(self, output: StepOutput) -> None:
         self._loop.call_soon_threadsafe(self._dispatch, output)

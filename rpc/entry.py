@@ -17,7 +17,7 @@ from baton.engine.errors import EngineError
 from baton.kvtransfer.errors import TransportUnavailable
 from baton.rpc.doctor.finding import Unfit
 from baton.rpc.lifeline import hold_lifeline
-from baton.rpc.logs import LOG_LEVELS, set_up_logging
+from baton.rpc.logs import LOG_LEVELS, dump_stacks_on_signal, set_up_logging
 from baton.rpc.option_values import OptionError
 from baton.rpc.options import Command
 from baton.rpc.progress import ProgressReporter
@@ -102,6 +102,7 @@ def run_process(options: ProcessOptions, start: Callable[[], Coroutine[object, o
     process with status 1.
     """
     set_up_logging(options.name, options.log_level)
+    dump_stacks_on_signal()
     progress = ProgressReporter(options.progress_fd)
     if options.lifeline_fd is not None:
         hold_lifeline(options.lifeline_fd)

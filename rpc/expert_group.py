@@ -15,13 +15,14 @@ from baton.engine.group_view import GroupView
 from baton.engine.kv_cache import torch_dtype
 from baton.engine.model_config import read_model_config
 from baton.engine.nixl_experts import check_nixl
+from baton.engine.weights_hash import weights_revision
 from baton.protos import group_pb2_grpc
 from baton.rpc.group.epoch import Life
 from baton.rpc.group.member import GroupMember, Place
 from baton.rpc.group.wakes import GroupPeerService
 from baton.rpc.group.whereabouts import whereabouts
 from baton.rpc.grpc_options import SERVER_OPTIONS
-from baton.rpc.host_port import host_port
+from baton.rpc.listening import listen
 from baton.rpc.peers import Channels
 from baton.rpc.tls import Security
 from baton.rpc.worker_config import WorkerConfig
@@ -84,8 +85,9 @@ async def joined(
         yield None
         return
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    port = security.bind(server, host_port(config.host, config.group_port))
-    life = Life(config.worker_id, incarnation, host_port(config.host, port))
+    uds = None if config.uds is None else f"{config.uds}.group"
+    address = listen(server, security, config.host, config.group_port, uds)
+    life = Life(config.worker_id, incarnation, address)
     fingerprint = await asyncio.to_thread(_fingerprint, config)
     place = Place(config.group, life, fingerprint, config.group_size)
     member = GroupMember(whereabouts(config.rendezvous, config.registry), place, security, channels)
@@ -117,4 +119,5 @@ def _fingerprint(config: WorkerConfig) -> str:
     model = read_model_config(directory, engine.dtype)
     balance = f"{config.enable_eplb}/{config.num_redundant_experts}/{config.eplb_step_interval}"
     rules = f"{balance}/{config.eplb_num_nodes}/{config.all2all_backend}/{config.min_expert_ranks}"
-    return f"{compatibility_fingerprint(directory, model, engine.block_size)}/{PROTOCOL_VERSION}/{rules}"
+    fingerprint = compatibility_fingerprint(directory, model, engine.block_size, weights_revision(directory))
+    return f"{fingerprint}/{PROTOCOL_VERSION}/{rules}"

@@ -1,6 +1,7 @@
 """Options of the gRPC channels and servers between Baton's processes; without torch, so that a router has them too."""
 
 MAX_REQUEST_BYTES = 64 << 20  # of what a server takes; what a process is sent by a worker it called has no bound
+MAX_MESSAGE_BYTES = 1 << 20  # of a message of a stream, beyond which the rest goes into the next one
 
 # A peer that is stopped (not dead) or whose host is gone is found out after 15 s: its calls end.
 _KEEPALIVE: tuple[tuple[str, int], ...] = (

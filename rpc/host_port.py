@@ -1,6 +1,33 @@
 """Addresses as text."""
 
+import re
+from ipaddress import ip_address
+
+MAX_ADDRESS_CHARS = 300
+ADDRESS = re.compile(r"[\x21-\x7e]+:[0-9]{1,5}")
+UNIX_ADDRESS = re.compile(r"unix:/[\x21-\x7e]+")
+
 
 def host_port(host: str, port: int) -> str:
     """HOST:PORT as gRPC and URLs take it: an IPv6 address stands in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_host_port(text: str) -> bool:
+    """Whether the text is HOST:PORT."""
+    if len(text) > MAX_ADDRESS_CHARS or ADDRESS.fullmatch(text) is None:
+        return False
+    return 0 < int(text.rpartition(":")[2]) < 1 << 16
+
+
+def is_worker_address(text: str) -> bool:
+    """Return whether the text is HOST:PORT, or unix:PATH of a socket on this machine."""
+    return is_host_port(text) or (len(text) <= MAX_ADDRESS_CHARS and UNIX_ADDRESS.fullmatch(text) is not None)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches a server that listens at the host."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

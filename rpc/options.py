@@ -1,7 +1,7 @@
 """Options of the command line, generated from the fields of frozen config dataclasses."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -36,6 +36,7 @@ class OptionInfo:
     hidden: bool = False
     secret: bool = False  # never repeated
     aliases: tuple[str, ...] = ()  # more flags for it, as vLLM names it ("--tensor-parallel-size")
+    synonyms: Mapping[str, str] = field(default_factory=dict)  # choices that mean another one, and become it
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class Option:
         if converted is None or not self.bounds.allow(converted):
             given = "the value" if self.info.secret else shown(value)
             raise OptionError(f"{given} is not allowed; it must be {self.allowed}")
-        return converted
+        return self.info.synonyms.get(converted, converted) if isinstance(converted, str) else converted
 
     def _parse(self, value: object) -> Value:
         if self.kind is int:

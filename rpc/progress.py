@@ -1,5 +1,6 @@
 """How a starting process tells its supervisor where it stands: JSON lines over an inherited pipe."""
 
+import asyncio
 import json
 import math
 import os
@@ -7,6 +8,8 @@ import select
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+
+from baton.rpc.heartbeat import HEARTBEAT_S
 
 MIN_INTERVAL_S = 0.1  # between two loading messages
 LAST_WORD_TIMEOUT_S = 5.0  # how long ready and failed wait for room in a full pipe
@@ -39,7 +42,12 @@ class Failed:
     message: str
 
 
-Progress = Loading | Ready | Failed
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """A heartbeat: the process's event loop runs."""
+
+
+Progress = Loading | Ready | Failed | Alive
 
 
 class ProgressReporter:
@@ -68,6 +76,12 @@ class ProgressReporter:
         """Says why the process cannot serve."""
         self._write({"stage": "failed", "message": message[:MAX_MESSAGE_CHARS]}, timeout_s=LAST_WORD_TIMEOUT_S)
 
+    async def send_heartbeats(self) -> None:
+        """Send heartbeats from the event loop until cancelled."""
+        while True:
+            self._write({"stage": "alive"}, timeout_s=0)
+            await asyncio.sleep(HEARTBEAT_S)
+
     def _write(self, message: Mapping[str, object], timeout_s: float) -> None:
         if self._fd is None:
             return
@@ -94,4 +108,6 @@ def parse_progress(line: bytes) -> Progress:
             return Ready(str(details.get("address", "")), {str(key): value for key, value in details.items()})
         case {"stage": "failed", "message": str() as text}:
             return Failed(text)
+        case {"stage": "alive"}:
+            return Alive()
     raise ProgressError(f"not a progress message: {line!r}")

@@ -4,6 +4,7 @@ ServiceError
 ├── Unauthenticated   who asks is not known
 ├── NotFound          there is no such model, request or worker
 ├── Unavailable       nobody can serve this now (draining, no worker, connection lost); the same request may work soon
+├── Conflict          another call has taken what this one is about, or the two contradict each other
 ├── Cancelled         the caller ended it
 ├── DeadlineExceeded  the time that the caller gave, or the server gives, was over before the end
 └── Internal          it failed here, and the request was not to blame
@@ -43,6 +44,10 @@ class Unavailable(ServiceError):
     """Nobody can serve this now; the same request may work soon."""
 
 
+class Conflict(ServiceError):
+    """Another call has taken what this one is about, or the two contradict each other."""
+
+
 class Cancelled(ServiceError):
     """The caller ended it."""
 
@@ -75,6 +80,7 @@ _TABLE: dict[type[BaseException], Status] = {
     Unauthenticated: Status(StatusCode.UNAUTHENTICATED, 401, "invalid_request_error"),
     NotFound: Status(StatusCode.NOT_FOUND, 404, "invalid_request_error"),
     Unavailable: Status(StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),
+    Conflict: Status(StatusCode.ABORTED, 409, "conflict_error"),
     Cancelled: Status(StatusCode.CANCELLED, 499, "request_cancelled"),
     DeadlineExceeded: Status(StatusCode.DEADLINE_EXCEEDED, 504, "timeout_error"),
     Internal: _INTERNAL,
@@ -92,6 +98,7 @@ _RAISED: dict[StatusCode, type[Exception]] = {
     StatusCode.RESOURCE_EXHAUSTED: QueueFull,
     StatusCode.NOT_FOUND: NotFound,
     StatusCode.UNAVAILABLE: Unavailable,
+    StatusCode.ABORTED: Conflict,
     StatusCode.CANCELLED: Cancelled,
     StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
 }

@@ -26,6 +26,7 @@ class WorkerConfig:
     engine: EngineConfig
     host: str = "127.0.0.1"  # peers and routers reach the worker here
     port: int = 0  # 0: any free one
+    uds: str | None = None  # path of a Unix socket for gRPC instead of the port; None: host:port
     transport: str = "auto"  # auto, shared_memory, nixl, tcp
     kv_port: int = 0  # where peers come for KV blocks, 0: any free one; with auto that is tcp's, and nixl has the next
     served_model_name: str | None = None  # None: the checkpoint directory's name
@@ -33,6 +34,7 @@ class WorkerConfig:
     lease_s: float = 10.0  # how long the worker stands in the registry without a sign of life
     metrics_port: int | None = None  # Prometheus over HTTP; None: off
     transfer_deadline_s: float = 30.0  # of one read of announced blocks
+    orphan_timeout_s: float = 10.0  # how long the output of a resumable request is remembered after its end
     drain_timeout_s: float = 30.0  # how long running requests may finish after SIGTERM
     max_step_s: float | None = None  # a longer step of the engine ends the process; None: 20 s, on a CPU 180 s
     tensor_parallel: int = 1  # ranks that have the model together, one worker; 1: it is whole here

@@ -16,6 +16,7 @@ class WorkerCounters:
     handover_failures: int = 0
     checksum_failures: int = 0
     num_prefills: int = 0  # prompts for others that are not computed yet
+    num_remembered: int = 0  # requests that ended and may be recalled
     taken: TakenCommands = field(default_factory=TakenCommands)
     _recent_bytes: float = 0.0
     _recent_s: float = 0.0

@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_serve
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from baton.engine.engine import Engine
 from baton.engine.outputs import EngineStats, ExpertFigures
 from baton.kvtransfer.base import PeerId
 from baton.rpc.engine_host import EngineHost
@@ -31,6 +30,7 @@ class WorkerSnapshot:
     counters: WorkerCounters
     transports: dict[PeerId, str]
     experts: ExpertFigures | None  # of a rank of a group
+    is_short_of_ranks: bool
 
 
 class WorkerMetrics(Collector):
@@ -46,7 +46,8 @@ class WorkerMetrics(Collector):
         stats = await self._host.stats()
         choices = self._host.ranks.choices
         transports = {peer: choice.transport for peer, choice in choices.items()}
-        return WorkerSnapshot(stats, replace(self._counters), transports, await self._host.call(Engine.expert_figures))
+        experts = await self._host.expert_figures()
+        return WorkerSnapshot(stats, replace(self._counters), transports, experts, self._host.is_short_of_ranks)
 
     def collect(self) -> Iterator[Family]:
         """All figures; called on a thread of the HTTP server."""
@@ -61,6 +62,7 @@ class WorkerMetrics(Collector):
         yield self._gauge("decode_step_seconds", "Learnt seconds of a step with one sequence.", stats.decode_step_s)
         yield self._gauge("decode_sequence_seconds", "What each further one adds to it.", stats.decode_sequence_s)
         yield self._gauge("read_bytes_per_second", "Learnt rate of KV reads from peers.", counters.read_bytes_per_s)
+        yield self._gauge("remembered_requests", "Ended requests that may be resumed.", counters.num_remembered)
         yield self._counter("num_preemptions", "Requests preempted.", stats.num_preemptions)
         yield self._counter("generation_tokens", "Tokens generated.", stats.num_generated_tokens)
         yield self._counter("prompt_tokens", "Prompt tokens computed.", stats.num_prefilled_tokens)
@@ -77,10 +79,11 @@ class WorkerMetrics(Collector):
             transports.add_metric([*self._labels.values(), peer, transport], 1)
         yield transports
         if snapshot.experts is not None:
-            yield from self._of_experts(snapshot.experts)
+            yield from self._of_experts(snapshot.experts, snapshot.is_short_of_ranks)
 
-    def _of_experts(self, experts: ExpertFigures) -> Iterator[Family]:
+    def _of_experts(self, experts: ExpertFigures, is_short: bool) -> Iterator[Family]:
         """A rank's figures of its group."""
+        yield self._gauge("expert_group_short", "1 while the group has too few ranks and computes nothing.", is_short)
         yield self._gauge("expert_group_epoch", "Epoch of the group; a change of ranks begins one.", experts.epoch)
         yield self._gauge("expert_group_ranks", "Ranks of the group.", experts.num_ranks)
         text = "Tokens of all ranks that this rank's experts computed, each once for every expert."

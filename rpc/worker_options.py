@@ -32,6 +32,7 @@ ENGINE_OPTIONS = {
         "Type of the KV cache; auto is the type of the activations. int8, on CPUs, takes about half of bfloat16's "
         "memory; fp8 (fp8_e4m3), on GPUs, half.",
         choices=KV_CACHE_DTYPES,
+        synonyms={"fp8_e4m3": "fp8"},
     ),
     "max_model_len": OptionInfo(
         "Longest prompt plus output in tokens. Default: what the checkpoint allows.", minimum=1
@@ -63,6 +64,7 @@ WORKER_OPTIONS = {
     "worker_id": OptionInfo("Name of the worker, the same over restarts."),
     "host": OptionInfo("Address to listen on."),
     "port": OptionInfo("Port of its gRPC server; 0 for any free one.", minimum=0, maximum=65535),
+    "uds": OptionInfo("Path of a Unix socket for the gRPC server instead of its port.", hidden=True),
     "transport": OptionInfo(
         "How KV blocks are read from other workers; on GPUs auto, nixl, nccl or staged.",
         choices=tuple(dict.fromkeys(TRANSPORTS + GPU_TRANSPORTS)),
@@ -75,6 +77,11 @@ WORKER_OPTIONS = {
     ),
     "served_model_name": OptionInfo("Name of the model. Default: the checkpoint directory's name."),
     "transfer_deadline_s": OptionInfo("Maximum seconds for one read of announced blocks.", minimum=0),
+    "orphan_timeout_s": OptionInfo(
+        "Seconds for which a decode worker remembers the output of a resumable request after its end or the loss of "
+        "its router; 0: not at all.",
+        minimum=0,
+    ),
     "registry": OptionInfo(
         "URL of the registry (redis://...) where routers find the worker. Default: none.", secret=True
     ),

@@ -22,6 +22,7 @@ from baton.kvtransfer.shared_pool import SharedPool
 from baton.protos import doctor_pb2, doctor_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.rpc.device_option import require_gpus
 from baton.rpc.doctor.finding import require_fit
+from baton.rpc.doctor.known_peers import KnownPeers
 from baton.rpc.doctor.machine import examine_machine
 from baton.rpc.doctor.service import DoctorService
 from baton.rpc.drain import Drain
@@ -29,8 +30,8 @@ from baton.rpc.engine_host import EngineHost
 from baton.rpc.expert_group import WorkerGroup, joined
 from baton.rpc.grpc_options import SERVER_OPTIONS
 from baton.rpc.host_memory import host_memory
-from baton.rpc.host_port import host_port
 from baton.rpc.kv_source import KVSourceService
+from baton.rpc.listening import listen
 from baton.rpc.malformed import RefuseMalformed
 from baton.rpc.peers import Channels
 from baton.rpc.pool_description import pool_to_proto
@@ -148,7 +149,7 @@ async def _serve(
     config, host = core.config, core.host
     server = grpc.aio.server(interceptors=[RefuseMalformed()], options=SERVER_OPTIONS)
     services.register(server)
-    description = _describe(core, security.bind(server, host_port(config.host, config.port)))
+    description = _describe(core, listen(server, security, config.host, config.port, config.uds))
     worker_health = WorkerHealth(server, _register_common(server, core, description))
     host.start()
     if group is not None:
@@ -215,14 +216,14 @@ async def _load(
             raise
 
 
-def _describe(core: WorkerCore, port: int) -> worker_pb2.WorkerDescription:
+def _describe(core: WorkerCore, address: str) -> worker_pb2.WorkerDescription:
     """Who this worker is."""
     config, host = core.config, core.host
     return worker_pb2.WorkerDescription(
         worker_id=config.worker_id,
         incarnation=host.pool.incarnation,
         role=ROLES[config.role],
-        address=host_port(config.host, port),
+        address=address,
         model=core.model_name,
         fingerprint=host.fingerprint,
         block_size=host.config.block_size,
@@ -243,12 +244,13 @@ def _register_common(server: grpc.aio.Server, core: WorkerCore, description: wor
     def transport_choices() -> dict[str, str]:
         return {peer: f"{choice.transport}: {choice.reason}" for peer, choice in host.ranks.choices.items()}
 
+    peers = KnownPeers(config.registry)
     service = WorkerService(
-        host, core.counters, core.drain, lambda: description, transport_choices, config.drain_timeout_s
+        host, core.counters, core.drain, lambda: description, transport_choices, config.drain_timeout_s, peers
     )
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     worker_pb2_grpc.add_KVSourceServicer_to_server(KVSourceService(host, core.drain), server)
-    doctor = DoctorService(host.pool, host.ranks.size, config.host, config.transport)
+    doctor = DoctorService(host.pool, host.ranks.size, config.host, config.transport, core.channels, peers)
     doctor_pb2_grpc.add_DoctorServicer_to_server(doctor, server)
     services = worker_pb2.DESCRIPTOR.services_by_name
     names = [services[name].full_name for name in ("Worker", "KVSource", *ROLE_SERVICES[config.role])]

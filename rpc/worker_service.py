@@ -7,6 +7,7 @@ import grpc
 
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.cache_feed import CacheFeed, Subscription
+from baton.rpc.doctor.known_peers import KnownPeers
 from baton.rpc.drain import Drain, DrainConflict, DrainState
 from baton.rpc.engine_host import EngineHost
 from baton.rpc.peers import Context
@@ -30,6 +31,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         describe: Callable[[], worker_pb2.WorkerDescription],
         transport_choices: Callable[[], dict[str, str]],
         drain_timeout_s: float,
+        peers: KnownPeers,
     ) -> None:
         self._host = host
         self._counters = counters
@@ -37,6 +39,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._describe = describe
         self._transport_choices = transport_choices
         self._drain_timeout_s = drain_timeout_s
+        self._peers = peers
         self._feed = CacheFeed(host)
         self._clocks: set[ReportClock] = set()
         host.listen(lambda _: self._note_news())
@@ -77,7 +80,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         draining = asyncio.create_task(self._report_drain(clock))
         try:
             async with self._feed.subscribe() as subscription:
-                with self._counters.taken.watched(request.router_id) as taken:
+                with self._peers.named(request.workers), self._counters.taken.watched(request.router_id) as taken:
                     async for update in self._updates(subscription, taken, clock, is_counting=bool(request.router_id)):
                         yield update
         finally:
@@ -101,6 +104,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 load=load,
                 draining=self._drain.has_begun,
                 drained=self._drain.state is DrainState.DRAINED,
+                short_of_ranks=self._host.is_short_of_ranks,
             )
             events = subscription.take()
             if events is not None or numbers or update != last or now_s() - last_sent_at_s >= IDLE_INTERVAL_S:
@@ -113,6 +117,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                     message.taken.SetInParent()
                 last, last_sent_at_s = update, now_s()
                 yield message
+            if subscription.is_pending:
+                continue  # a large snapshot takes several messages, one after the other
             await clock.wait(BUSY_INTERVAL_S if load.num_running + load.num_waiting else IDLE_INTERVAL_S)
 
     async def _report_drain(self, clock: ReportClock) -> None:

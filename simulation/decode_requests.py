@@ -1,6 +1,7 @@
 """Requests that routers gave to a simulated worker; see `baton.decode_worker.requests` for their life."""
 
 from baton.decode_worker.decode_request import ENGINE_IDS, DecodeRequest
+from baton.decode_worker.remembered import RememberedOutputs
 from baton.decode_worker.request_table import RequestTable
 from baton.decode_worker.router_session import RouterSession
 from baton.engine.errors import EngineError
@@ -13,6 +14,8 @@ from baton.simulation.core import EngineCore
 from baton.simulation.fills import Fill, Fills
 from baton.simulation.prefix_pull import PrefixPull
 from baton.simulation.remote_prompt import RemotePrompt
+
+ORPHAN_TIMEOUT_S = 10.0  # a real worker's default
 
 
 class SimulatedDecodeRequests:
@@ -30,7 +33,8 @@ class SimulatedDecodeRequests:
         self._channels = channels
         self._counters = counters
         self._description = description
-        self._table = RequestTable(counters, drain, core.abort)
+        self._remembered = RememberedOutputs(counters, ORPHAN_TIMEOUT_S)
+        self._table = RequestTable(counters, drain, core.abort, self._remembered)
         self._fills = Fills(core)
         core.listen(self._on_step)
 
@@ -52,9 +56,14 @@ class SimulatedDecodeRequests:
         """Ends every request of a session."""
         self._table.abort_session(session)
 
+    def recall(self, resume_key: bytes) -> worker_pb2.RecalledOutput | None:
+        """Return the output of a request that runs or ran here, and end it if it runs."""
+        return self._table.recall(resume_key)
+
     async def close(self) -> None:
         """Aborts what is left; returns when every fill has ended."""
         self._table.abort_all()
+        self._remembered.close()
         await self._fills.close()
 
     def _on_step(self, step: StepOutput) -> None:

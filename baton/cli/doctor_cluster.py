@@ -19,6 +19,7 @@ import httpx
 from baton.cli.doctor_compare import compare
 from baton.cli.doctor_report import Section
 from baton.cli.doctor_worker import ExaminedWorker, examine_worker, probe_link
+from baton.cli.process_reports import ProcessReport, process_reports
 from baton.cli.server import ServerError, check, connect
 from baton.rpc.doctor.finding import Finding, failure, ok, warning
 from baton.rpc.doctor.link_check import check_link
@@ -65,6 +66,8 @@ def examine_cluster(router: RouterAddress, max_links: int, told: Told) -> list[S
     match content:
         case {"router": Mapping() as state, "workers": list() as workers}:
             sections = [Section("router", check_router(url, state, workers))]
+            if restarts := check_processes(process_reports(content)):
+                sections.append(Section("processes", restarts))
             return [*sections, *asyncio.run(_examine_workers(workers, Channels(router.security), max_links, told))]
     return [Section("router", [failure("router-unreachable", f"{url} is no router", "name the router by --url")])]
 
@@ -92,6 +95,17 @@ def check_router(url: str, state: Mapping[str, object], workers: Sequence[Mappin
             warning("registry-lost", found, "baton doctor --registry URL on the router's machine says more")
         )
     return findings or [ok("router", f"{url} serves {state.get('model')} with {len(workers)} workers")]
+
+
+def check_processes(reports: Sequence[ProcessReport]) -> list[Finding]:
+    """Return a finding for each process that died lately; its supervisor goes on to restart it."""
+    remedy = "see its log: `baton serve` prints where the logs are"
+    down = [failure("process-down", report.describe(), remedy) for report in reports if report.is_down]
+    return down + [
+        warning("process-restarted", report.describe(), remedy)
+        for report in reports
+        if report.died_recently and not report.is_down
+    ]
 
 
 async def _examine_workers(

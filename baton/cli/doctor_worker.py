@@ -65,7 +65,7 @@ async def examine_worker(address: str, channels: Channels) -> ExaminedWorker | F
 async def probe_link(reader: ExaminedWorker, owner: ExaminedWorker, channels: Channels) -> list[Link] | Finding:
     """Has one worker read from the other's pool; a finding if it could not be asked."""
     doctor: doctor_pb2_grpc.DoctorAsyncStub = doctor_pb2_grpc.DoctorStub(channels.get(reader.address))
-    request = doctor_pb2.ProbeRequest(owner=owner.description.pool)
+    request = doctor_pb2.ProbeRequest(address=owner.address)
     try:
         report = await doctor.Probe(request, timeout=PROBE_DEADLINE_S)
     except grpc.aio.AioRpcError as error:
@@ -88,12 +88,18 @@ def _unreachable(address: str, error: grpc.aio.AioRpcError) -> Finding:
     return failure(
         "worker-unreachable",
         f"{address} does not answer this machine: {error.code().name}: {error.details()}",
-        "if it runs, examine from a machine that reaches it (one at 127.0.0.1 answers its own machine alone), and with "
-        "--tls-cert, --tls-key and --tls-ca if workers speak mutual TLS",
+        "if it runs, examine from a machine that reaches it (one at 127.0.0.1 answers its own machine alone, one at "
+        "unix:PATH its own user), and with --tls-cert, --tls-key and --tls-ca if workers speak mutual TLS",
     )
 
 
 def _unasked(address: str, error: grpc.aio.AioRpcError) -> Finding:
+    if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+        return warning(
+            "peer-unknown",
+            f"the worker at {address} does not read from a worker that it does not know: {error.details()}",
+            "ask a router that this worker reports to, and see whether its registry has both workers",
+        )
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return warning(
             "doctor-not-served",

@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import rich_click as click
@@ -9,7 +10,18 @@ import rich_click as click
 from baton.cli.https_flags import https_flags
 from baton.cli.server import connect, key_flag, url_flag
 from baton.cli.tls_flags import tls_flags
-from baton.cli.worker_addresses import call_each, registry_of, report, worker_address, workers_at
+from baton.cli.worker_addresses import (
+    KnownWorker,
+    at_host,
+    call_each,
+    check_target,
+    host_flags,
+    named,
+    registry_of,
+    registry_workers,
+    report,
+    router_workers,
+)
 from baton.protos.worker_pb2 import DrainRequest
 from baton.protos.worker_pb2_grpc import WorkerStub
 from baton.rpc.tls import Security
@@ -17,21 +29,23 @@ from baton.rpc.tls import Security
 READ_TIMEOUT_S = 10.0
 
 
+class LastWorker(click.ClickException):
+    """A drain would leave no worker of its role that takes requests."""
+
+    exit_code = 3
+
+
 @click.command(name="drain")
 @url_flag
 @key_flag
 @click.argument("worker", required=False)
-@click.option("--host", help="All workers at this address, as a registry has them, instead of WORKER.")
-@click.option(
-    "--registry-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File that holds the URL of the registry (redis://...), for --host.",
-)
+@host_flags("Drain")
 @click.option(
     "--timeout-s",
     type=click.FloatRange(min=0.001),
     help="Seconds in which running requests may finish; then others go on with them. Unset: the worker's own time.",
 )
+@click.option("--force", is_flag=True, help="Drain though no other worker of the role takes requests.")
 @https_flags
 @tls_flags
 def command(
@@ -41,30 +55,51 @@ def command(
     host: str | None,
     registry_file: Path | None,
     timeout_s: float | None,
+    force: bool,
     https: ssl.SSLContext | None,
     security: Security,
 ) -> None:
     """Drain WORKER, by its id or its address, and return once it may be stopped without anybody noticing.
 
     No request is lost: those that do not end in time go on at other workers, which take over their KV. `baton undrain`
-    puts a drained worker back into service.
+    puts a drained worker back into service. The command is refused, with status 3, if no other worker of the role takes
+    requests: they would wait until one does.
 
     \b
     Examples:
     $ baton drain decode-0
     $ baton drain 10.0.0.5:7000 --timeout-s 60
     """
-    if (host is None) != (registry_file is None):
-        raise click.UsageError("--host needs --registry-file, and --registry-file needs --host")
-    if (worker is None) == (host is None):
-        raise click.UsageError("name one WORKER, or a --host for all that are there")
+    check_target(worker, host, registry_file)
     if host is not None and registry_file is not None:
-        found = asyncio.run(workers_at(host, registry_of(registry_file)))
+        workers = asyncio.run(registry_workers(registry_of(registry_file)))
+        found = at_host(workers, host)
     else:
         assert worker is not None  # one of the two is given
-        found = {worker: worker_address(connect(url, READ_TIMEOUT_S, api_key, https), url, worker)}
+        workers = router_workers(connect(url, READ_TIMEOUT_S, api_key, https), url)
+        found = named(workers, worker, url)
     if not found:
         click.echo(f"there is no worker at {host}")
         return
+    if not force:
+        check_others_serve(workers, found.values())
     request = DrainRequest(timeout_s=timeout_s or 0.0)
     report(asyncio.run(call_each(security, found, lambda channel: WorkerStub(channel).Drain(request))), "is drained")
+
+
+def check_others_serve(workers: Sequence[KnownWorker], addresses: Collection[str]) -> None:
+    """Raise LastWorker if no worker that takes requests would be left of a role, once those at `addresses` drain."""
+    serving = [each for each in workers if each.takes_requests]
+    left = [each for each in serving if each.address not in addresses]
+    for leaving in serving:
+        if leaving.address in addresses and not any(_replaces(each, leaving) for each in left):
+            raise LastWorker(
+                f"{leaving.name} is the last {leaving.role} worker that takes requests; add one, or put one back with "
+                f"`baton undrain`. --force drains it all the same; `baton undrain {leaving.name}` puts it back"
+            )
+
+
+def _replaces(worker: KnownWorker, leaving: KnownWorker) -> bool:
+    """Whether a worker does what the leaving one does; a worker of both roles prefills only what it decodes."""
+    does_it = worker.role in (leaving.role, "both") or (leaving.role == "both" and worker.role == "decode")
+    return does_it and worker.model == leaving.model

@@ -3,9 +3,10 @@
 import asyncio
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
 
 import rich_click as click
 
@@ -15,7 +16,7 @@ from baton.cli.model_source import find_checkpoint, servable
 from baton.cli.option_panels import option_panels
 from baton.cli.serve_banner import Banner
 from baton.cli.serve_display import ServeDisplay, open_display
-from baton.cli.serve_ray import plan_serving, read_settings
+from baton.cli.serve_ray import auto_gpus, plan_serving, read_settings
 from baton.cli.serve_ray import run as run_on_ray
 from baton.cli.vllm_flags import vllm_flags
 from baton.deployment.cluster_config import (
@@ -29,15 +30,19 @@ from baton.deployment.cluster_config import (
 from baton.deployment.cluster_plan import Checkpoint, ClusterPlan, plan_cluster
 from baton.deployment.local import LocalCluster
 from baton.deployment.machine import this_machine
-from baton.deployment.ports import PortInUse, check_port, free_ports
+from baton.deployment.ports import PortInUse, check_port
+from baton.deployment.process_states import STATES_FILE, StatesWriter
 from baton.deployment.resource_checks import check_resources
 from baton.deployment.supervisor import GaveUp, RestartPolicy
+from baton.deployment.watch_key import with_watch_key
+from baton.engine.visible_gpus import visible_gpus
 from baton.extras import RAY
 from baton.router.certificate import make_certificate
 from baton.router.options import with_secrets
 from baton.rpc.entry import log_level_flag, plain_errors
 from baton.rpc.host_memory import host_memory
 from baton.rpc.options import click_options
+from baton.rpc.unix_sockets import socket_parent
 
 
 @click.command(name="serve")
@@ -78,12 +83,18 @@ def command(config_file: Path | None, log_level: str, on_ray: bool, ray_address:
     if ray_address is not None or flags["registry"] is not None:
         raise click.UsageError("--ray-address and --registry are for --ray")
     settings = load_settings(config_file, with_secrets(flags, os.environ))
-    checkpoint, plan = _plan(settings, log_level)
+    with TemporaryDirectory(prefix="baton-sockets-", dir=socket_parent(), ignore_cleanup_errors=True) as sockets:
+        _serve_here(settings, Path(sockets), log_level)
+
+
+def _serve_here(settings: ClusterSettings, sockets: Path, log_level: str) -> None:
+    settings, watch_key = with_watch_key(settings)
+    checkpoint, plan = _plan(settings, sockets, log_level)
     log_dir, is_temporary = _log_dir(settings.cluster.log_dir)
     with servable(checkpoint.name):
-        display = open_display(plan, Banner.of(plan, checkpoint, log_dir, settings.engine))
+        display = open_display(plan, Banner.of(plan, checkpoint, log_dir, settings.engine, visible_gpus()))
     try:
-        asyncio.run(_serve(plan, log_dir, display))
+        asyncio.run(_serve(plan, log_dir, display, watch_key))
     except (GaveUp, OSError) as error:
         raise click.ClickException(str(error)) from error
     finally:
@@ -92,17 +103,16 @@ def command(config_file: Path | None, log_level: str, on_ray: bool, ray_address:
         shutil.rmtree(log_dir)
 
 
-def _plan(settings: ClusterSettings, log_level: str) -> tuple[Checkpoint, ClusterPlan]:
+def _plan(settings: ClusterSettings, sockets: Path, log_level: str) -> tuple[Checkpoint, ClusterPlan]:
     cluster = settings.cluster
     cluster.check_groups()
     dtype = str(settings.engine["decode"].get("dtype") or "auto")
     checkpoint = find_checkpoint(cluster.model, dtype)
     try:
         check_port(cluster.host, cluster.port)
-        ports = free_ports("127.0.0.1", cluster.num_ports, {cluster.port})
     except PortInUse as error:
         raise click.ClickException(f"{error}; choose another with --port") from error
-    plan = plan_cluster(settings, checkpoint, this_machine(), ports, log_level)
+    plan = plan_cluster(settings, checkpoint, this_machine(), sockets, log_level)
     with servable(checkpoint.name):
         check_resources(plan, checkpoint.config, host_memory())
     make_certificate(plan.router)  # wrong files are told before anything starts
@@ -111,7 +121,7 @@ def _plan(settings: ClusterSettings, log_level: str) -> tuple[Checkpoint, Cluste
 
 def _log_dir(given: str | None) -> tuple[Path, bool]:
     if given is None:
-        return Path(tempfile.mkdtemp(prefix="baton-")), True
+        return Path(mkdtemp(prefix="baton-")), True
     directory = Path(given).expanduser()
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -125,22 +135,32 @@ def _serve_on_ray(
 ) -> None:
     if not RAY.is_installed:
         raise click.ClickException(RAY.missing("baton serve --ray"))
-    settings = read_settings(config_file, flags, ray_address)
+    gpus = auto_gpus(ray_address)
+    settings = read_settings(config_file, flags, ray_address, gpus)
     log_dir, is_temporary = _log_dir(settings.cluster.cluster.log_dir)
-    run_on_ray(plan_serving(settings, ray_address, log_dir, log_level))
+    run_on_ray(plan_serving(settings, ray_address, log_dir, log_level, gpus))
     if is_temporary:
         shutil.rmtree(log_dir)
 
 
-async def _serve(plan: ClusterPlan, log_dir: Path, display: ServeDisplay) -> None:
+async def _serve(plan: ClusterPlan, log_dir: Path, display: ServeDisplay, watch_key: str | None) -> None:
     signals = EndSignals()
     signals.listen()
+    states_path = log_dir / STATES_FILE
+    plan = replace(plan, router=replace(plan.router, process_states=(str(states_path),)))
+    specs, rendezvous = plan.specs(log_dir), plan.rendezvous_specs(log_dir)
+    states = StatesWriter(states_path, [spec.name for spec in (*specs, *rendezvous)])
     cluster = LocalCluster(
-        plan.specs(log_dir),
+        specs,
         plan.url,
         display.show,
         plan.router.drain_timeout_s,
         RestartPolicy(),
-        plan.rendezvous_specs(log_dir),
+        rendezvous,
+        states,
+        watch_key,
     )
-    await cluster.run(signals.stop, signals.kill)
+    try:
+        await cluster.run(signals.stop, signals.kill)
+    finally:
+        states.close()

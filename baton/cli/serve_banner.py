@@ -9,7 +9,7 @@ from rich.text import Text
 
 from baton.deployment.cluster_plan import Checkpoint, ClusterPlan
 from baton.deployment.events import ClusterReady, ServingWorker
-from baton.engine.visible_gpus import visible_gpus
+from baton.engine.visible_gpus import VisibleGpus
 from baton.engine.weight_memory import num_parameters
 from baton.rpc.option_values import Value
 from baton.rpc.worker_config import WorkerConfig
@@ -29,11 +29,17 @@ class Banner:
 
     @classmethod
     def of(
-        cls, plan: ClusterPlan, checkpoint: Checkpoint, log_dir: Path, engines: Mapping[str, Mapping[str, Value]]
+        cls,
+        plan: ClusterPlan,
+        checkpoint: Checkpoint,
+        log_dir: Path,
+        engines: Mapping[str, Mapping[str, Value]],
+        gpus: VisibleGpus,
     ) -> "Banner":
-        """engines: the options that were given, by role. Raises InvalidCheckpoint."""
+        """engines: the options that were given, by role; gpus: those by which `auto` chooses. Raises
+        InvalidCheckpoint."""
         size = in_short(num_parameters(checkpoint.directory, checkpoint.config))
-        devices = dict.fromkeys(_device(worker, engines[worker.role].get("device")) for worker in plan.workers)
+        devices = dict.fromkeys(_device(worker, engines[worker.role].get("device"), gpus) for worker in plan.workers)
         types = [checkpoint.config.dtype]
         engine = plan.workers[-1].engine
         if engine.quantization is not None:
@@ -84,10 +90,10 @@ def in_short(count: int) -> str:
     return str(count)
 
 
-def _device(worker: WorkerConfig, asked: Value) -> str:
+def _device(worker: WorkerConfig, asked: Value, gpus: VisibleGpus) -> str:
     device = worker.engine.device
     is_auto = asked in (None, "auto")
-    reason = f"auto: {visible_gpus().reason}" if is_auto else f"as --device {asked} says"
+    reason = f"auto: {gpus.reason}" if is_auto else f"as --device {asked} says"
     return f"{device} ({reason})"
 
 

@@ -1,7 +1,9 @@
 """Displays of `baton serve`: bars in a terminal, plain lines elsewhere."""
 
+import io
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from rich.console import Console, RenderableType
@@ -9,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from baton.deployment.cluster_plan import ClusterPlan
-from baton.deployment.events import ClusterReady, Died, Ending, Event, Progressed, Started, Warned
+from baton.deployment.events import ClusterReady, Died, Ending, Event, GivenUp, Progressed, Started, Warned
 from baton.rpc.progress import Loading, Ready
 
 Announce = Callable[[ClusterReady], RenderableType]
@@ -28,13 +30,24 @@ class ServeDisplay(Protocol):
 
 
 def open_display(plan: ClusterPlan, announce: Announce) -> ServeDisplay:
-    """The display that suits standard output."""
-    console = Console(highlight=False, soft_wrap=True)
+    """The display that suits standard output; what its encoding lacks, such as a name in a warning, is shown as ?."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    console = ServeConsole(highlight=False, soft_wrap=True)
     rendezvous = ["rendezvous"] if plan.rendezvous is not None else []
     names = [*rendezvous, "router", *(worker.worker_id for worker in plan.workers)]
     if sys.stdout.isatty():
         return BarDisplay(console, names, announce)
     return LineDisplay(console, announce)
+
+
+class ServeConsole(Console):
+    """Standard output, without which the cluster serves on."""
+
+    def on_broken_pipe(self) -> None:
+        """Print nothing more, where rich would end this process."""
+        with suppress(SystemExit):
+            super().on_broken_pipe()
 
 
 class LineDisplay:
@@ -81,7 +94,7 @@ class BarDisplay:
         if self._bars is not None and isinstance(event, Started | Progressed):
             self._move(self._bars, event)
             return
-        if isinstance(event, ClusterReady | Ending):
+        if isinstance(event, ClusterReady | GivenUp | Ending):
             self.close()
         print_event(self._console, event, self._announce)
 
@@ -105,10 +118,11 @@ class BarDisplay:
 
 def print_event(console: Console, event: Event, announce: Announce) -> None:
     """Print the lines of an event, and its announcement when the cluster is ready."""
-    for line in describe(event):
-        console.print(escape(line))
-    if isinstance(event, ClusterReady):
-        console.print(announce(event))
+    with suppress(OSError):  # standard output is a file on a full disk, for example: the cluster serves on
+        for line in describe(event):
+            console.print(escape(line))
+        if isinstance(event, ClusterReady):
+            console.print(announce(event))
 
 
 def describe(event: Event) -> list[str]:
@@ -118,12 +132,15 @@ def describe(event: Event) -> list[str]:
             return [f"{name}: {'starting' if life == 1 else 'starting again'} (process {pid})"]
         case Progressed(name, Ready(address)):
             return [f"{name}: ready at {address}"]
-        case Died(name, reason, restart_in_s):
-            return [f"{name}: {reason}; starting again in {restart_in_s:.1f} s"]
+        case Died(name, reason, restart_in_s, num_deaths):
+            in_a_row = f" (death {num_deaths} in a row)" if num_deaths > 1 else ""
+            return [f"{name}: {reason}; starting again in {restart_in_s:.1f} s{in_a_row}"]
         case Warned(name, message):
             return [f"{name}: warning: {message}"]
         case ClusterReady(_, started_in_s):
             return [f"Ready after {started_in_s:.1f} s", ""]
+        case GivenUp(reason):
+            return [f"The cluster ends before it was ready: {reason.partition(chr(10))[0]}"]
         case Ending():
             return [describe_end(event)]
     return []

@@ -11,17 +11,16 @@ import os
 import secrets
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
-from rich.console import Console
 
 from baton.cli.end_signals import EndSignals
 from baton.cli.model_source import find_checkpoint, servable
 from baton.cli.serve_banner import Banner
-from baton.cli.serve_display import LineDisplay
+from baton.cli.serve_display import LineDisplay, ServeConsole
 from baton.deployment.cluster_plan import ClusterPlan, plan_cluster
 from baton.deployment.machine import this_machine
 from baton.deployment.ports import PortInUse, check_port
@@ -29,7 +28,8 @@ from baton.deployment.ray_arguments import read_ray_settings
 from baton.deployment.ray_settings import ROUTER, SECTIONS, RaySettings
 from baton.deployment.redis_server import PrivateRedis
 from baton.deployment.resource_checks import check_resources
-from baton.engine.visible_gpus import visible_gpus
+from baton.deployment.watch_key import with_watch_key
+from baton.engine.visible_gpus import VisibleGpus, visible_gpus
 from baton.router.certificate import make_certificate
 from baton.rpc import GRPC_EXPERIMENTS
 from baton.rpc.config_file import read_config_file
@@ -52,12 +52,32 @@ class RayServing:
     banner: Banner
     address: str | None  # of a Ray to join; None: one of our own
     log_dir: Path
+    watch_key: str | None = field(repr=False)  # with which the router is asked about its workers
 
 
-def read_settings(config_file: Path | None, flags: Mapping[str, object], address: str | None) -> RaySettings:
+def auto_gpus(address: str | None) -> VisibleGpus:
+    """Return the GPUs by which `auto` chooses: this machine's, or those of the Ray at an address, of which this machine
+    may have none. Raises ClickException if that Ray cannot be reached."""
+    if address is None:
+        return visible_gpus()
+    _set_environment(QUIET)
+    from baton.deployment.ray_connection import RayFailed, joined_ray, num_gpus
+
+    try:
+        with joined_ray(address):
+            count = num_gpus()
+    except RayFailed as error:
+        raise click.ClickException(str(error)) from error
+    noun = "GPU" if count == 1 else "GPUs"
+    return VisibleGpus(count, f"the nodes of this Ray have {count or 'no'} {noun}")
+
+
+def read_settings(
+    config_file: Path | None, flags: Mapping[str, object], address: str | None, gpus: VisibleGpus
+) -> RaySettings:
     """Settings from a file and flags; the file may have the keys of an application on Ray too. Raises OptionError."""
     content = read_config_file(config_file) if config_file is not None else {}
-    settings = read_ray_settings(content, flags, one_machine=address is None)
+    settings = read_ray_settings(content, flags, one_machine=address is None, auto_device=gpus.auto_device)
     if not settings.has_router:
         raise OptionError("router: `baton serve` has one; an application without a router is for `serve run`")
     if settings.num_replicas(ROUTER) != 1:
@@ -70,7 +90,9 @@ def read_settings(config_file: Path | None, flags: Mapping[str, object], address
     return settings
 
 
-def plan_serving(settings: RaySettings, address: str | None, log_dir: Path, log_level: str) -> RayServing:
+def plan_serving(
+    settings: RaySettings, address: str | None, log_dir: Path, log_level: str, gpus: VisibleGpus
+) -> RayServing:
     """What to run. Raises OptionError, or ClickException for a model or a port that cannot be served."""
     cluster = replace(
         settings.cluster.cluster,
@@ -89,8 +111,8 @@ def plan_serving(settings: RaySettings, address: str | None, log_dir: Path, log_
         served_model_name=cluster.served_model_name or checkpoint.name,
         log_dir=str(log_dir.resolve()),
     )
-    planned = replace(settings.cluster, cluster=cluster)
-    plan = plan_cluster(planned, checkpoint, this_machine(), [0] * cluster.num_workers, log_level)
+    planned, watch_key = with_watch_key(replace(settings.cluster, cluster=cluster))
+    plan = plan_cluster(planned, checkpoint, this_machine(), log_level=log_level)
     make_certificate(plan.router)  # wrong files are told before anything starts
     if address is None:
         with servable(checkpoint.name):
@@ -98,15 +120,14 @@ def plan_serving(settings: RaySettings, address: str | None, log_dir: Path, log_
         planned = replace(planned, engine=_with_shares(settings, plan))
     settings = replace(settings, cluster=planned, host=cluster.host, port=cluster.port, log_level=log_level)
     with servable(checkpoint.name):
-        banner = Banner.of(plan, checkpoint, log_dir, _asked(settings.cluster.engine))
-    return RayServing(settings, plan, banner, address, log_dir)
+        banner = Banner.of(plan, checkpoint, log_dir, _asked(settings.cluster.engine, gpus), gpus)
+    return RayServing(settings, plan, banner, address, log_dir, watch_key)
 
 
-def _asked(engines: Mapping[str, Mapping[str, Value]]) -> dict[str, Mapping[str, Value]]:
+def _asked(engines: Mapping[str, Mapping[str, Value]], gpus: VisibleGpus) -> dict[str, Mapping[str, Value]]:
     """Return the engines' options without a device that `auto` stands for: Ray's settings have resolved it."""
-    auto = visible_gpus().auto_device
     return {
-        role: {name: value for name, value in values.items() if (name, value) != ("device", auto)}
+        role: {name: value for name, value in values.items() if (name, value) != ("device", gpus.auto_device)}
         for role, values in engines.items()
     }
 
@@ -127,10 +148,7 @@ def run(serving: RayServing) -> None:
     """Serves until told to end. Raises ClickException."""
     with TemporaryDirectory(prefix="baton-ray-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
-        for variable, value in _environment(serving, directory).items():
-            os.environ.setdefault(variable, value)
-        if os.environ.get("GRPC_EXPERIMENTS") == GRPC_EXPERIMENTS:  # our processes set it for themselves, and Ray's
-            del os.environ["GRPC_EXPERIMENTS"]  # gRPC complains of it
+        _set_environment(_environment(serving, directory))
         # Only now: Ray is heavy, and looks at the environment when it is imported.
         from baton.deployment.ray_connection import RayFailed, cpus_of, joined_ray, own_ray, with_router_here
 
@@ -143,6 +161,14 @@ def run(serving: RayServing) -> None:
                     asyncio.run(_serve(replace(serving, settings=with_router_here(serving.settings))))
         except (RayFailed, OSError) as error:
             raise click.ClickException(f"{error}\nLogs are in {serving.log_dir}") from error
+
+
+def _set_environment(variables: Mapping[str, str]) -> None:
+    """Set what is not set yet, before Ray is imported."""
+    for variable, value in variables.items():
+        os.environ.setdefault(variable, value)
+    if os.environ.get("GRPC_EXPERIMENTS") == GRPC_EXPERIMENTS:  # our processes set it for themselves, and Ray's
+        del os.environ["GRPC_EXPERIMENTS"]  # gRPC complains of it
 
 
 def _environment(serving: RayServing, directory: Path) -> dict[str, str]:
@@ -161,7 +187,7 @@ async def _serve(serving: RayServing) -> None:
     signals = EndSignals()
     signals.listen()
     settings = serving.settings
-    display = LineDisplay(Console(highlight=False, soft_wrap=True), serving.banner)
+    display = LineDisplay(ServeConsole(highlight=False, soft_wrap=True), serving.banner)
     async with AsyncExitStack() as stack:
         if not settings.shared.has_registry:
             redis = PrivateRedis(serving.log_dir / "redis.log")
@@ -171,7 +197,7 @@ async def _serve(serving: RayServing) -> None:
             keeping = asyncio.create_task(redis.keep())
             keeping.add_done_callback(lambda _: signals.stop.set())  # without a registry nothing new would be found
             stack.push_async_callback(_ended, keeping)
-        await RayCluster(settings, serving.plan.url, display.show).run(signals.stop, signals.kill)
+        await RayCluster(settings, serving.plan.url, display.show, serving.watch_key).run(signals.stop, signals.kill)
 
 
 async def _ended(keeping: asyncio.Task[None]) -> None:

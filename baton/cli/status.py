@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from baton.cli.https_flags import https_flags
+from baton.cli.process_reports import process_reports
 from baton.cli.server import ServerError, check, connect, key_flag, unreachable, url_flag
 from baton.cli.status_table import status_table, transport_lines, worker_rows
 
@@ -64,7 +65,9 @@ def _render(content: object, url: str, width: int) -> RenderableType:
     told = router.items() if isinstance(router, dict) else ()
     facts = [fact for name, value in told if (fact := _fact(name, value))]
     transports = [Text(line, style="dim") for line in transport_lines(rows)]
-    return Group(Text("  ".join([url, *facts]), style="bold"), Text(), status_table(rows, width), Text(), *transports)
+    restarts = [Text(line, style="yellow") for report in process_reports(content) if (line := report.describe())]
+    title = Text("  ".join([url, *facts]), style="bold")
+    return Group(title, Text(), status_table(rows, width), Text(), *restarts, *transports)
 
 
 def _fact(name: str, value: object) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import Awaitable
+from pathlib import Path
 
 import grpc
 import rich_click as click
@@ -10,7 +11,17 @@ import rich_click as click
 from baton.cli.https_flags import https_flags
 from baton.cli.server import connect, key_flag, url_flag
 from baton.cli.tls_flags import tls_flags
-from baton.cli.worker_addresses import call_each, report, worker_address
+from baton.cli.worker_addresses import (
+    at_host,
+    call_each,
+    check_target,
+    host_flags,
+    named,
+    registry_of,
+    registry_workers,
+    report,
+    router_workers,
+)
 from baton.protos.worker_pb2 import UndrainRequest
 from baton.protos.worker_pb2_grpc import WorkerStub
 from baton.rpc.tls import Security
@@ -21,16 +32,33 @@ TIMEOUT_S = 10.0  # of each call
 @click.command(name="undrain")
 @url_flag
 @key_flag
-@click.argument("worker")
+@click.argument("worker", required=False)
+@host_flags("Undrain")
 @https_flags
 @tls_flags
-def command(url: str, api_key: str | None, worker: str, https: ssl.SSLContext | None, security: Security) -> None:
+def command(
+    url: str,
+    api_key: str | None,
+    worker: str | None,
+    host: str | None,
+    registry_file: Path | None,
+    https: ssl.SSLContext | None,
+    security: Security,
+) -> None:
     """Put WORKER, by its id or its address, back into service after `baton drain`.
 
     It is no error to undrain a worker that serves. A drain that is still going on is given up; requests that it has
     handed to other workers stay there. A worker that is shutting down cannot be undrained.
     """
-    found = {worker: worker_address(connect(url, TIMEOUT_S, api_key, https), url, worker)}
+    check_target(worker, host, registry_file)
+    if host is not None and registry_file is not None:
+        found = at_host(asyncio.run(registry_workers(registry_of(registry_file))), host)
+    else:
+        assert worker is not None  # one of the two is given
+        found = named(router_workers(connect(url, TIMEOUT_S, api_key, https), url), worker, url)
+    if not found:
+        click.echo(f"there is no worker at {host}")
+        return
 
     def undrain(channel: grpc.aio.Channel) -> Awaitable[object]:
         return WorkerStub(channel).Undrain(UndrainRequest(), timeout=TIMEOUT_S)

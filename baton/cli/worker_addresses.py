@@ -1,8 +1,10 @@
 """Which workers a command is for: one that a router knows, or all at a host that a registry has."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 import grpc
@@ -10,31 +12,80 @@ import httpx
 
 from baton.cli.server import ServerError, check, unreachable
 from baton.rpc.option_values import OptionError
-from baton.rpc.registry.base import Registry, RegistryView
+from baton.rpc.registry.base import Registry
 from baton.rpc.registry.factory import open_registry
+from baton.rpc.registry.first_view import first_view
 from baton.rpc.tls import Security
 
 REGISTRY_TIMEOUT_S = 10.0
+Command = TypeVar("Command", bound=Callable[..., None])
 
 
-def worker_address(router: httpx.Client, url: str, worker: str) -> str:
-    """Return the worker's address, as the router has it."""
+@dataclass(frozen=True, slots=True)
+class KnownWorker:
+    """A worker as the router or the registry has it."""
+
+    name: str
+    address: str
+    model: str | None  # None: out of reach
+    role: str | None
+    takes_requests: bool
+
+
+def host_flags(verb: str) -> Callable[[Command], Command]:
+    """Give a click command --host and --registry-file."""
+
+    def add(command: Command) -> Command:
+        path = click.Path(exists=True, dir_okay=False, path_type=Path)
+        file_help = "File that holds the URL of the registry (redis://...), for --host."
+        command = click.option("--registry-file", type=path, help=file_help)(command)
+        host_help = f"{verb} all workers at this address, as a registry has them, instead of WORKER."
+        return click.option("--host", help=host_help)(command)
+
+    return add
+
+
+def check_target(worker: str | None, host: str | None, registry_file: Path | None) -> None:
+    """Raise UsageError unless the flags name either a worker or a host."""
+    if (host is None) != (registry_file is None):
+        raise click.UsageError("--host needs --registry-file, and --registry-file needs --host")
+    if (worker is None) == (host is None):
+        raise click.UsageError("name one WORKER, or a --host for all that are there")
+
+
+def router_workers(router: httpx.Client, url: str) -> list[KnownWorker]:
+    """Return the workers that the router knows."""
     with router as client:
         try:
             response = client.get("/workers")
             check(response)
-            told = response.json()["workers"]
-        except (ServerError, ValueError, KeyError) as error:
+            return [_known(each) for each in response.json()["workers"]]
+        except (ServerError, ValueError, KeyError, TypeError) as error:
             raise click.ClickException(f"{url}: {error}") from error
         except httpx.TransportError as error:
             raise unreachable(url, error) from error
-    found = [each["address"] for each in told if worker in (each["worker_id"], each["address"])]
+
+
+def _known(worker: Mapping[str, Any]) -> KnownWorker:
+    name, is_ready = worker["worker_id"] or "", worker["state"] == "ready"
+    return KnownWorker(name, worker["address"], worker.get("model"), worker["role"], is_ready)
+
+
+def named(workers: Sequence[KnownWorker], worker: str, url: str) -> dict[str, str]:
+    """Return the address of the worker with this id or address, by what it was called."""
+    found = [each.address for each in workers if worker in (each.name, each.address)]
     if len(found) == 1:
-        return str(found[0])
+        return {worker: found[0]}
     if found:
         raise click.ClickException(f"several workers have the id {worker}; give the address of one: {', '.join(found)}")
-    names = ", ".join(sorted(str(each["worker_id"] or each["address"]) for each in told))
+    names = ", ".join(sorted(each.name or each.address for each in workers))
     raise click.ClickException(f"{url} has no worker {worker}; it has {names or 'none at all'}")
+
+
+def at_host(workers: Sequence[KnownWorker], host: str) -> dict[str, str]:
+    """Return the addresses of the workers at a host, by their ids."""
+    found = [each for each in workers if each.address.rpartition(":")[0].strip("[]") == host]
+    return {f"{each.name}@{each.address}": each.address for each in found}
 
 
 def registry_of(file: Path) -> Registry:
@@ -44,34 +95,17 @@ def registry_of(file: Path) -> Registry:
         raise click.ClickException(f"{file}: {error}") from error
 
 
-async def workers_at(host: str, registry: Registry) -> dict[str, str]:
-    """Addresses of the workers at a host, by their ids."""
+async def registry_workers(registry: Registry) -> list[KnownWorker]:
+    """Return the workers that the registry has."""
     try:
-        view = await asyncio.wait_for(_first_view(registry), REGISTRY_TIMEOUT_S)
+        view = await first_view(registry, REGISTRY_TIMEOUT_S)
     except TimeoutError as error:
         raise click.ClickException(f"{registry.name} does not answer") from error
-    finally:
-        await registry.close()
     if not view.is_listed:
         raise click.ClickException(f"{registry.name} cannot be read: {view.error}")
-    members = [member for member in view.members if member.address.rpartition(":")[0].strip("[]") == host]
-    return {f"{member.worker_id}@{member.address}": member.address for member in members}
-
-
-async def _first_view(registry: Registry) -> RegistryView:
-    """Return the registry's first view."""
-    first: asyncio.Future[RegistryView] = asyncio.get_running_loop().create_future()
-
-    def listen(view: RegistryView) -> None:
-        if not first.done():
-            first.set_result(view)
-
-    following = asyncio.create_task(registry.follow(listen))
-    try:
-        return await first
-    finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+    return [
+        KnownWorker(each.worker_id, each.address, each.model, each.role, not each.draining) for each in view.members
+    ]
 
 
 async def call_each(

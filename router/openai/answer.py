@@ -2,23 +2,27 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import quote
 
 import orjson
 
-from baton.protos.common_pb2 import PositionLogprobs, ServedBy
+from baton.protos.common_pb2 import ServedBy
 from baton.router.generation import ChoiceDelta, Generation, cached_tokens
 from baton.router.limits import check_logprobs
 from baton.router.openai.disconnect import ClientGone
 from baton.router.openai.errors import describe
+from baton.router.openai.event_ids import EventIds
+from baton.router.openai.event_stream import EventStream
 from baton.router.openai.exchange import Exchange
 from baton.router.openai.fields import GenerationFields, StreamOptions
+from baton.router.openai.resume import RESPONSE_HEADERS, position_of
 from baton.router.openai.usage import Usage
 from baton.router.pipeline import Pipeline
+from baton.router.resumption import OutputTally
 from baton.router.stream_merge import StreamMerge
 from baton.rpc.names import MAX_NAME_CHARS, is_name
 
@@ -29,27 +33,8 @@ News = AsyncGenerator[ChoiceDelta, None]
 
 
 @dataclass(slots=True)
-class WholeChoice:
+class WholeChoice(ChoiceDelta):
     """All of one choice."""
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    text_offsets: list[int] = field(default_factory=list)
-    logprobs: list[PositionLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-
-    def add(self, delta: ChoiceDelta) -> None:
-        """Appends news."""
-        self.text += delta.text
-        self.token_ids += delta.token_ids
-        self.text_offsets += delta.text_offsets
-        self.logprobs += delta.logprobs
-        self.prompt_logprobs += delta.prompt_logprobs
-        self.finish_reason = delta.finish_reason or self.finish_reason
-        self.stop_reason = delta.stop_reason if delta.stop_reason is not None else self.stop_reason
 
     def size(self) -> int:
         """How much there is to word: tokens, and candidates with logprobs."""
@@ -62,6 +47,10 @@ class AnswerShape(Protocol):
 
     def chunk(self, delta: ChoiceDelta, usage: dict[str, object] | None) -> bytes:
         """Events for news of a choice, its opening ones included; empty if there is nothing to tell."""
+        ...
+
+    def resume(self, index: int) -> None:
+        """The client has the opening events of a choice."""
         ...
 
     def usage_chunk(self, usage: dict[str, object]) -> bytes:
@@ -87,15 +76,28 @@ async def answer(
 ) -> None:
     """Runs the generations and answers, with the head sent once it is known who serves them.
 
+    Returns when all is generated: the exchange delivers the rest to a client that is behind.
     The client is charged for the prompts at once, and for what was generated at the end, however it ends.
     """
-    usage = Usage(sum(len(generation.token_ids) for generation in generations))
+    position = position_of(exchange.resumption, len(generations) * fields.n, fields.stream)
+    num_seen = 0 if position is None else sum(position.counts)
+    usage = Usage(sum(len(generation.token_ids) for generation in generations), num_seen)
     exchange.client.charge(usage.uncharged())
     check_logprobs(generations, whole=not fields.stream)
     try:
-        async with aclosing(_all_news(pipeline, generations, fields.n)) as news:
+        if position is not None:
+            generations = await pipeline.recall.resumed(generations, position)
+            for index, count in enumerate(position.counts):
+                if count:
+                    shape.resume(index)
+        all_news = _all_news(pipeline, generations, fields.n)
+        tally = OutputTally(len(generations) * fields.n)
+        if position is not None:
+            all_news = pipeline.recall.checked(all_news, position, generations, tally)
+        async with aclosing(all_news) as news:
             if fields.stream:
-                await _answer_events(exchange, news, usage, fields, shape)
+                ids = None if exchange.resumption is None else EventIds(tally)
+                await _answer_events(exchange, news, usage, fields, shape, ids)
             else:
                 await _answer_whole(exchange, news, usage, fields, shape)
     finally:
@@ -109,7 +111,7 @@ async def _answer_whole(
     served_by: ServedBy | None = None
     async for delta in news:
         usage.add(delta, fields.n)
-        choices.setdefault(delta.index, WholeChoice(delta.index)).add(delta)
+        choices.setdefault(delta.index, WholeChoice(delta.index)).extend(delta)
         served_by = served_by or delta.served_by
     exchange.client.charge(usage.uncharged())  # the answer's head says what is left
 
@@ -119,29 +121,36 @@ async def _answer_whole(
     size = sum(map(WholeChoice.size, choices.values()))
     # Thousands of logprobs take long to word, and other clients wait for their tokens.
     worded = body() if size <= MAX_INLINE_SIZE else await asyncio.to_thread(body)
-    await exchange.answer(200, worded, served_headers(served_by))
+    await exchange.answer(200, worded, _headers(exchange, served_by))
 
 
 async def _answer_events(
-    exchange: Exchange, news: News, usage: Usage, fields: GenerationFields, shape: AnswerShape
+    exchange: Exchange,
+    news: News,
+    usage: Usage,
+    fields: GenerationFields,
+    shape: AnswerShape,
+    ids: EventIds | None,
 ) -> None:
     options = fields.stream_options or StreamOptions()
 
     def event(delta: ChoiceDelta) -> bytes:
-        usage.add(delta, fields.n)
-        return shape.chunk(delta, usage.body() if options.continuous_usage_stats else None)
+        events = shape.chunk(delta, usage.body() if options.continuous_usage_stats else None)
+        return events if ids is None else ids.stamped(events, delta)
 
     opening: list[bytes] = []
     async for delta in news:
+        usage.add(delta, fields.n)
         opening.append(event(delta))
         if delta.served_by is not None or delta.finish_reason is not None:
             break
-    await exchange.begin_events(served_headers(delta.served_by if opening else None))
+    stream = EventStream(exchange, event)
+    await exchange.begin_events(_headers(exchange, delta.served_by if opening else None), stream)
     try:
         await exchange.send_events(b"".join(opening))
         async for delta in news:
-            if chunk := event(delta):
-                await exchange.send_events(chunk)
+            usage.add(delta, fields.n)
+            await stream.add(delta)
     except ClientGone:
         raise
     except Exception as error:  # the headers are out: the client is told in the stream
@@ -170,6 +179,11 @@ async def _renumbered(news: News, first: int) -> News:
         async for delta in news:
             delta.index += first
             yield delta
+
+
+def _headers(exchange: Exchange, served_by: ServedBy | None) -> Mapping[str, str]:
+    headers = served_headers(served_by)
+    return headers if exchange.resumption is None else {**headers, **RESPONSE_HEADERS}
 
 
 def served_headers(served_by: ServedBy | None) -> dict[str, str]:

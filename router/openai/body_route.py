@@ -1,54 +1,59 @@
-"""A path that takes a JSON body: read strictly, checked by a model, answered on the server's interface itself."""
+"""A path that takes a JSON body: read strictly, checked by a model, answered on the connection itself."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-import orjson
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from baton.engine.errors import InvalidRequest
-from baton.router.client import ANYBODY
+from baton.engine.errors import EngineError
+from baton.router.body_budget import BodyBudget
 from baton.router.gate import Gate
-from baton.router.openai.content_encoding import gunzip, is_gzip
+from baton.router.openai.body_reader import BodyReader, Content, is_light, read_body
+from baton.router.openai.content_encoding import is_gzip
 from baton.router.openai.disconnect import ClientGone
 from baton.router.openai.errors import error_response
-from baton.router.openai.exchange import AsgiExchange, Exchange
-from baton.router.openai.invalid_body import invalid_body
+from baton.router.openai.exchange import Exchange, announced_size, check_size
+from baton.router.openai.resume import read_resumption
 from baton.router.panic import REQUEST_PANICS
-from baton.rpc.status import Unauthenticated
+from baton.rpc.status import ServiceError
 
 Body = TypeVar("Body", bound=BaseModel)
 
-# Lists, objects and their keys take far longer to build than texts of the same bytes, and everybody waits meanwhile.
-# Those within texts count too: so many are in megabytes of source code, more than any context holds.
-MAX_PARTS = 1 << 18
+
+@dataclass(frozen=True, slots=True)
+class BodyIntake:
+    """What all routes take bodies in with."""
+
+    gate: Gate
+    budget: BodyBudget
+    reader: BodyReader
+    max_body_bytes: int
 
 
 class BodyRoute(Generic[Body]):
-    """An ASGI application for the POST requests of one path; errors become OpenAI-shaped answers."""
+    """Serves the POST requests of one path; errors become OpenAI-shaped answers."""
 
     def __init__(
-        self, model: type[Body], serve: Callable[[Body, Exchange], Awaitable[None]], max_body_bytes: int, gate: Gate
+        self, model: type[Body], serve: Callable[[Body, Exchange], Awaitable[None]], intake: BodyIntake
     ) -> None:
         """`serve` answers the exchange, or raises before it has started the answer."""
         self.model = model
         self._serve = serve
-        self.max_body_bytes = max_body_bytes
-        self._gate = gate
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request over ASGI."""
-        await self.serve(AsgiExchange(scope, receive, send))
+        self._intake = intake
+        self.max_body_bytes = intake.max_body_bytes
 
     def lets_in(self, exchange: Exchange) -> bool:
-        """Whether who asks may ask, by the head alone; if not, `serve` says so, and needs no body for it."""
+        """Return whether the head alone lets a request in; otherwise `serve` responds with the reason, and needs no
+        body for it.
+        """
         try:
-            exchange.client = self._gate.client(exchange.headers)
-        except Unauthenticated:
+            self._begin(exchange)
+        except (EngineError, ServiceError, HTTPException) as error:
+            exchange.refusal = error
             return False
         return True
 
@@ -63,38 +68,42 @@ class BodyRoute(Generic[Body]):
             if exchange.started:
                 raise  # half an answer is out: the server breaks the connection off
             response = error_response(error)
-            await exchange.answer(response.status_code, bytes(response.body), _extra_headers(response))
+            with suppress(ClientGone):
+                await exchange.answer(response.status_code, bytes(response.body), _extra_headers(response))
+        finally:
+            if exchange.upload is not None:
+                exchange.upload.release()
 
-    async def _read_and_serve(self, exchange: Exchange) -> None:
-        if exchange.client is ANYBODY:
-            exchange.client = self._gate.client(exchange.headers)
+    def _begin(self, exchange: Exchange) -> None:
+        headers, intake = exchange.headers, self._intake
+        exchange.client = intake.gate.client(headers)
         exchange.client.begin()
-        if not says_json(exchange.headers.get("content-type", "")):
+        if not says_json(headers.get("content-type", "")):
             # Any web page may post other types to a server on its reader's machine, without asking it first.
             text = "the body must be JSON and said to be: send 'content-type: application/json'"
             raise HTTPException(415, text)
-        is_compressed = is_gzip(exchange.headers.get("content-encoding", ""))
-        content = await exchange.read(self.max_body_bytes)
-        if is_compressed:  # in a thread: a megabyte may stand for a gigabyte, and other clients wait for their tokens
-            content = await asyncio.to_thread(gunzip, content, self.max_body_bytes)
-        await self._serve(read_body(self.model, content), exchange)
+        is_gzip(headers.get("content-encoding", ""))
+        check_size(announced_size(headers), self.max_body_bytes)
+        exchange.upload = intake.budget.begin(exchange.client, exchange.address)
 
+    async def _read_and_serve(self, exchange: Exchange) -> None:
+        body = await self._read(exchange)
+        if exchange.upload is not None:
+            exchange.upload.end()  # the route counts its choices from here on
+        await self._serve(body, exchange)
 
-def read_body(model: type[Body], body: bytes) -> Body:
-    """The body as the model has it: UTF-8, no NaN, no half surrogate pairs (no tokenizer takes them).
-
-    Raises InvalidRequest, or HTTPException (413) for one of too many lists, objects and keys.
-    """
-    if len(body) > MAX_PARTS and sum(map(body.count, (b"[", b"{", b":"))) > MAX_PARTS:
-        raise HTTPException(413, f"the body has over {MAX_PARTS} opening brackets and colons")
-    if not body:
-        raise InvalidRequest("the body is empty; send a JSON object")
-    try:
-        return model.model_validate(orjson.loads(body))
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest("the body is no valid JSON") from error
-    except ValidationError as error:
-        raise invalid_body(model, error) from error
+    async def _read(self, exchange: Exchange) -> Body:
+        content: Content = await exchange.read(self.max_body_bytes)
+        reader = self._intake.reader
+        if is_gzip(exchange.headers.get("content-encoding", "")):
+            num_compressed = len(content)
+            content = await reader.gunzip(content, self.max_body_bytes, exchange)
+            if exchange.upload is not None:
+                exchange.upload.add(len(content) - num_compressed)
+        exchange.resumption = read_resumption(exchange.headers, exchange.client, content)
+        if is_light(content):
+            return read_body(self.model, content)
+        return await reader.read(self.model, content, exchange)
 
 
 def says_json(content_type: str) -> bool:

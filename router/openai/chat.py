@@ -17,9 +17,11 @@ from baton.router.openai.answer import WholeChoice, answer, apart, command_id
 from baton.router.openai.context import read_context
 from baton.router.openai.exchange import Exchange
 from baton.router.openai.fields import STREAM_RULE, TRUE, Count, GenerationFields
+from baton.router.openai.keep_alive import kept_alive
 from baton.router.openai.logprobs import chat_content, prompt_positions
 from baton.router.openai.messages import Messages, TemplateOptions, template_messages
 from baton.router.openai.request_body import BOOLEAN, WHOLE, AtMost, unless
+from baton.router.openai.resume import resumable
 from baton.router.request_context import RequestContext
 from baton.router.service import RouterService
 from baton.router.tokenizer import Tokenizer
@@ -92,6 +94,10 @@ class ChatShape:
         constant = orjson.dumps({**self._head, "object": "chat.completion.chunk"})
         self._prefix = b"data: " + constant[:-1] + b',"choices":['
         self._opened: set[int] = set()
+
+    def resume(self, index: int) -> None:
+        """Leave out the opening event of a choice."""
+        self._opened.add(index)
 
     def chunk(self, delta: ChoiceDelta, usage: dict[str, object] | None) -> bytes:
         """The role at a choice's beginning, then new text; nothing while a character or stop string is incomplete."""
@@ -170,8 +176,16 @@ class ChatApi:
         client = exchange.client
         context = read_context(exchange.headers, body.user, body.priority, client)
         num_choices = body.n
-        async with exchange.watch(), client.hold(num_choices), service.admission.admit(num_choices, context):
-            generation = await service.pipeline.prepare(self._request(body, context, exchange))
+        async with (
+            exchange.watch(),
+            kept_alive(exchange, body.stream) as exchange,
+            client.hold(num_choices),
+            service.admission.admit(num_choices, context),
+        ):
+            request = resumable(self._request(body, context, exchange), exchange.resumption)
+            generation = await service.pipeline.prepare(request)
+            body.messages = ()
+            exchange.forget_body()
             answer_id = f"chatcmpl-{exchange.request_id}"
             shape = ChatShape(answer_id, generation, body, service.model.name, service.tokenizer)
             await answer(exchange, service.pipeline, [generation], body, shape)

@@ -55,6 +55,10 @@ class CompletionShape:
         self._prefix = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":['
         self._opened: set[int] = set()
 
+    def resume(self, index: int) -> None:
+        """Leave out what the first event of a choice has of its prompt."""
+        self._opened.add(index)
+
     def chunk(self, delta: ChoiceDelta, usage: dict[str, object] | None) -> bytes:
         """New text; nothing while a character or stop string is incomplete."""
         prompt = delta.index // self._num_choices
@@ -65,7 +69,7 @@ class CompletionShape:
         if not (delta.text or delta.finish_reason or (with_tokens and delta.token_ids)):
             return b""
         choice = WholeChoice(delta.index)
-        choice.add(delta)
+        choice.extend(delta)
         is_first = delta.index not in self._opened
         self._opened.add(delta.index)
         body = self._choice(choice, echo, is_first)

@@ -14,8 +14,10 @@ from baton.router.openai.completion_shape import CompletionShape, PromptEcho
 from baton.router.openai.context import read_context
 from baton.router.openai.exchange import Exchange
 from baton.router.openai.fields import INT32_MAX, STREAM_RULE, TRUE, GenerationFields
+from baton.router.openai.keep_alive import kept_alive
 from baton.router.openai.prompts import PROMPT_SCHEMA, Prompt, read_prompts
 from baton.router.openai.request_body import WHOLE, unless
+from baton.router.openai.resume import resumable
 from baton.router.request_context import RequestContext
 from baton.router.service import RouterService
 
@@ -52,19 +54,27 @@ class CompletionsApi:
         client = exchange.client
         context = read_context(exchange.headers, body.user, body.priority, client)
         num_choices = len(prompts) * body.n
-        async with exchange.watch(), client.hold(num_choices), service.admission.admit(num_choices, context):
+        async with (
+            exchange.watch(),
+            kept_alive(exchange, body.stream) as exchange,
+            client.hold(num_choices),
+            service.admission.admit(num_choices, context),
+        ):
             await self._answer(body, prompts, context, exchange)
 
     async def _answer(
-        self, body: CompletionRequest, prompts: Sequence[Prompt], context: RequestContext, exchange: Exchange
+        self, body: CompletionRequest, prompts: list[Prompt], context: RequestContext, exchange: Exchange
     ) -> None:
         service = self._service
         request_id, cache_salt = command_id(exchange.request_id), exchange.client.cache_salt(body.cache_salt or "")
-        generations = [
-            await service.pipeline.prepare(self._request(body, prompt, context, cache_salt, f"{request_id}-{place}"))
-            for place, prompt in enumerate(prompts)
-        ]
+        generations = []
+        for place, prompt in enumerate(prompts):
+            request = self._request(body, prompt, context, cache_salt, f"{request_id}-{place}")
+            generations.append(await service.pipeline.prepare(resumable(request, exchange.resumption, place)))
         echoes = [await self._echo(body, *each) for each in zip(prompts, generations, strict=True)] if body.echo else []
+        body.prompt = None
+        prompts.clear()
+        exchange.forget_body()
         shape = CompletionShape(
             answer_id=f"cmpl-{exchange.request_id}",
             model=service.model.name,

@@ -22,7 +22,7 @@ def is_gzip(content_encoding: str) -> bool:
     raise HTTPException(415, text, {"accept-encoding": "gzip"})
 
 
-def gunzip(body: bytes, max_bytes: int) -> bytes:
+def gunzip(body: bytes | bytearray, max_bytes: int) -> bytes:
     """Decompress a body, but never more than the bound: a few bytes may stand for gigabytes.
 
     zlib parses the members' headers too: in Python, megabytes of them would take the interpreter from other requests.

@@ -33,7 +33,9 @@ CHUNKS: Mapping[str, Any] = {
 POST_ERRORS: Mapping[int, str] = {
     400: "The body or a header is not as described, or the request does not fit the model's context.",
     404: "The model does not exist.",
-    413: "The body is too large.",
+    408: "The request did not come in time.",
+    409: "A stream cannot be resumed at the client's position, or another router has taken the request over.",
+    413: "The body is too large, or has too many parts.",
     415: "The body is not declared as JSON, or has another content-encoding than gzip.",
     429: "The router is full, or the API key has used up its limit; `retry-after` has the seconds to wait.",
     499: "The request was cancelled.",

@@ -12,12 +12,13 @@ from starlette.routing import Match, Route
 
 from baton.engine.errors import EngineError, InvalidRequest
 from baton.engine.sampling_params import SamplingParams
-from baton.router.errors import FieldError, KeyLimitReached, Overloaded
+from baton.router.errors import Draining, FieldError, KeyLimitReached, Overloaded, ResumeFailed
 from baton.rpc.status import ServiceError, message_of, shortened, status_of
 
 logger = logging.getLogger(__name__)
 
 CODES: Mapping[int, str] = {401: "invalid_api_key", 404: "model_not_found"}  # OpenAI's; else the status
+OWN_CODES: Mapping[type[Exception], str | int] = {Draining: "router_draining", ResumeFailed: "resume_failed"}
 RETRY_AFTER_S = "1"  # where nothing is known of when it would be better
 
 
@@ -34,7 +35,7 @@ def describe(error: Exception) -> tuple[int, dict[str, object]]:
         return 500, error_body(message_of(error), status.kind, None, 500)
     if isinstance(error, KeyLimitReached):
         return status.http, error_body(str(error), error.kind, None, "rate_limit_exceeded")
-    code: str | int = CODES.get(status.http, status.http)
+    code: str | int = OWN_CODES.get(type(error), CODES.get(status.http, status.http))
     if isinstance(error, FieldError) and error.code is not None:
         code = error.code
     return status.http, error_body(str(error), status.kind, _param(error), code)

@@ -6,18 +6,11 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
 
-from baton.router.client import ANYBODY, Client
-from baton.router.openai.disconnect import ClientGone, ClientWatch
+from baton.router.body_budget import Upload
+from baton.router.client import Client
+from baton.router.resumption import Resumption
 from baton.rpc.names import is_name
-
-EVENT_HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-)
-JSON_HEADER = (b"content-type", b"application/json")
 
 
 def new_id(given: str) -> str:
@@ -25,11 +18,29 @@ def new_id(given: str) -> str:
     return given if is_name(given) else uuid.uuid4().hex
 
 
+class EventSource(Protocol):
+    """Events that wait until the client has taken those before them."""
+
+    @property
+    def num_bytes(self) -> int:
+        """How much waits."""
+        ...
+
+    def take(self) -> bytes:
+        """Return all events that wait."""
+        ...
+
+
 class Exchange(Protocol):
-    """One request and its answer."""
+    """One request and its answer. Sending never waits for the client: the exchange keeps what it has not taken."""
 
     request_id: str
     client: Client  # who asks; nobody known until the route has looked
+    resumption: Resumption | None  # of a resumable request, once its body is here
+    address: str  # of the client or the proxy in front of it; empty if unknown
+    upload: Upload | None  # once the head has let the request in
+    refusal: Exception | None  # why the body is not read; raised by `read`
+    disconnected: bool  # the client is known to be gone
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -41,8 +52,12 @@ class Exchange(Protocol):
         """Whether the answer's head is out."""
         ...
 
-    async def read(self, max_bytes: int) -> bytes:
+    async def read(self, max_bytes: int) -> bytes | bytearray:
         """The body. Raises HTTPException (413) for a larger one, before it is held in memory, or ClientGone."""
+        ...
+
+    def forget_body(self) -> None:
+        """Hold nothing of the body any more, and count it no longer: its prompt has been tokenised."""
         ...
 
     def watch(self) -> AbstractAsyncContextManager[object]:
@@ -53,73 +68,22 @@ class Exchange(Protocol):
         """Sends a whole answer: JSON, or nothing."""
         ...
 
-    async def begin_events(self, headers: Mapping[str, str]) -> None:
-        """Sends the head of a stream of events."""
+    async def begin_events(self, headers: Mapping[str, str], source: EventSource) -> None:
+        """Sends the head of a stream of events; `source` is asked for more when a client that was behind caught up."""
         ...
 
     async def send_events(self, events: bytes, last: bool = False) -> None:
-        """Sends events. Raises ClientGone."""
+        """Sends events, behind those of the source. Raises ClientGone."""
         ...
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the client has yet to take what it was sent: further events should wait in the source."""
+        ...
 
-class AsgiExchange:
-    """An exchange over ASGI, which any server speaks."""
-
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.headers = read_headers(scope["headers"])
-        self.request_id = new_id(self.headers.get("x-request-id", ""))
-        self.client = ANYBODY
-        self.started = False
-        self._receive = receive
-        self._send = send
-
-    async def read(self, max_bytes: int) -> bytes:
-        """The body. Raises HTTPException (413) for a larger one, before it is held in memory."""
-        check_size(announced_size(self.headers), max_bytes)
-        parts: list[bytes] = []
-        num_bytes = 0
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            part = message.get("body", b"")
-            num_bytes += len(part)
-            check_size(num_bytes, max_bytes)
-            parts.append(part)
-            if not message.get("more_body", False):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def watch(self) -> ClientWatch:
-        """A context in which the current task ends with ClientGone when the client goes away; once the body is read."""
-        return ClientWatch(self._receive)
-
-    async def answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
-        """Sends a whole answer: JSON, or nothing."""
-        head = [(b"content-length", b"%d" % len(body)), *_encoded(headers or {})]
-        if body:
-            head.append(JSON_HEADER)
-        await self._start(status, head)
-        await self._deliver(body, more=False)
-
-    async def begin_events(self, headers: Mapping[str, str]) -> None:
-        """Sends the head of a stream of events."""
-        await self._start(200, [*EVENT_HEADERS, *_encoded(headers)])
-
-    async def send_events(self, events: bytes, last: bool = False) -> None:
-        """Sends events. Raises ClientGone."""
-        await self._deliver(events, more=not last)
-
-    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self.started = True
-        headers += _encoded(self.client.headers())
-        headers.append((b"x-request-id", self.request_id.encode()))
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-
-    async def _deliver(self, body: bytes, more: bool) -> None:
-        try:
-            await self._send({"type": "http.response.body", "body": body, "more_body": more})
-        except OSError as error:  # servers may say so that the client is gone
-            raise ClientGone from error
+    def count_unread(self) -> None:
+        """Count what waits for the client, after the source got more. May end the exchange."""
+        ...
 
 
 def read_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
@@ -140,7 +104,3 @@ def check_size(num_bytes: int, max_bytes: int) -> None:
     """Raises HTTPException (413) for a body that is too large."""
     if num_bytes > max_bytes:
         raise HTTPException(413, f"the body is over the limit of {max_bytes} bytes")
-
-
-def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

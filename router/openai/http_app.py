@@ -1,15 +1,18 @@
 """The HTTP application: which path is served by whom."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from baton.router.body_budget import make_body_budget
 from baton.router.gate import Gate
-from baton.router.openai.body_route import BodyRoute
+from baton.router.openai.body_reader import BodyReader
+from baton.router.openai.body_route import BodyIntake, BodyRoute
 from baton.router.openai.chat import ChatApi, ChatRequest
 from baton.router.openai.completions import CompletionRequest, CompletionsApi
 from baton.router.openai.cross_origin import CrossOrigin
@@ -19,16 +22,26 @@ from baton.router.openai.middleware import GateMiddleware, RequestIdMiddleware
 from baton.router.openai.operations import OperationsApi
 from baton.router.openai.tokenize import DetokenizeRequest, TokenizeApi, TokenizeRequest
 from baton.router.service import RouterService
+from baton.router.unread import UnreadOutput
 
 Posts = Mapping[str, BodyRoute[Any]]  # by path; each with its own model
 
 
 class HttpApp:
-    """An ASGI application: POST requests of known paths go straight to their routes, all others to FastAPI."""
+    """An ASGI application for everything but the POST requests of known paths, which the server serves by `posts`."""
 
-    def __init__(self, posts: Posts, others: FastAPI, cors_origins: Sequence[str] = ()) -> None:
-        """`cors_origins`: origins whose pages may read responses in a browser."""
+    def __init__(
+        self,
+        posts: Posts,
+        others: FastAPI,
+        unread: UnreadOutput,
+        cors_origins: Sequence[str] = (),
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`cors_origins`: origins whose pages may read responses in a browser. `close` ends what the routes own."""
         self.posts = posts
+        self.unread = unread
+        self.close = close
         self.cross_origin = CrossOrigin(self._route, cors_origins) if cors_origins else None
         self._others = others
 
@@ -39,26 +52,23 @@ class HttpApp:
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # the server leaves the body of the response out
-        if scope["type"] == "http" and scope["method"] == "POST":
-            route = self.posts.get(scope["path"])
-            if route is not None:
-                await route(scope, receive, send)
-                return
         await self._others(scope, receive, send)
 
 
 def make_http_app(service: RouterService) -> HttpApp:
     """The application that serves the OpenAI API with the parts of `service`."""
-    tokenizer, max_bytes, gate = TokenizeApi(service), service.config.max_body_bytes, service.gate
+    tokenizer, config = TokenizeApi(service), service.config
+    budget = make_body_budget(config, service.metrics)
+    intake = BodyIntake(service.gate, budget, BodyReader(service.pipeline.context_len), config.max_body_bytes)
     posts: Posts = {
-        "/v1/chat/completions": BodyRoute(ChatRequest, ChatApi(service).complete, max_bytes, gate),
-        "/v1/completions": BodyRoute(CompletionRequest, CompletionsApi(service).complete, max_bytes, gate),
-        "/tokenize": BodyRoute(TokenizeRequest, tokenizer.tokenize, max_bytes, gate),
-        "/detokenize": BodyRoute(DetokenizeRequest, tokenizer.detokenize, max_bytes, gate),
+        "/v1/chat/completions": BodyRoute(ChatRequest, ChatApi(service).complete, intake),
+        "/v1/completions": BodyRoute(CompletionRequest, CompletionsApi(service).complete, intake),
+        "/tokenize": BodyRoute(TokenizeRequest, tokenizer.tokenize, intake),
+        "/detokenize": BodyRoute(DetokenizeRequest, tokenizer.detokenize, intake),
     }
     description = Description(service, {path: route.model for path, route in posts.items()})
-    others = _make_others(OperationsApi(service), posts, gate, description)
-    return HttpApp(posts, others, service.config.cors_origins)
+    others = _make_others(OperationsApi(service), posts, service.gate, description)
+    return HttpApp(posts, others, service.unread, config.cors_origins, intake.reader.close)
 
 
 def _make_others(operations: OperationsApi, posts: Posts, gate: Gate, description: Description) -> FastAPI:
@@ -67,8 +77,8 @@ def _make_others(operations: OperationsApi, posts: Posts, gate: Gate, descriptio
     install_error_handlers(app)
     app.add_middleware(GateMiddleware, gate=gate)
     app.add_middleware(RequestIdMiddleware)  # around the other: who is refused gets an id too
-    for path, route in posts.items():
-        app.router.routes.append(Route(path, route, methods=["POST"]))
+    for path in posts:
+        app.router.routes.append(Route(path, _not_found, methods=["POST"]))
     for path, serve in (
         ("/v1/models", operations.models),
         ("/v1/models/{name:path}", operations.model),
@@ -83,6 +93,11 @@ def _make_others(operations: OperationsApi, posts: Posts, gate: Gate, descriptio
         app.get(path, response_class=Response, response_model=None)(serve)
     app.post("/ping", response_class=Response, response_model=None)(operations.health)
     return app
+
+
+async def _not_found(_request: Request) -> Response:
+    """Reject a POST request: those of this very path never pass the application."""
+    raise HTTPException(404)
 
 
 class _DescribedApp(FastAPI):

@@ -19,7 +19,7 @@ from baton.router.errors import FieldError
 from baton.router.limits import MAX_TEMPLATE_OPTIONS
 from baton.router.openai.request_body import AtMost, OrText, RequestBody
 
-MAX_PARTS = 16_384  # messages, and the parts of their contents, of one conversation
+MAX_PARTS = 8_192  # messages, and the parts of their contents, of one conversation
 
 
 Role = Literal["developer", "system", "user", "assistant", "tool", "function"]

@@ -64,7 +64,9 @@ class OperationsApi:
             "inflight": service.admission.num_inflight,
             "registry": self._registry(),
         }
-        return _json({"router": router, "workers": [self._worker(each) for each in service.pool.connections]})
+        workers = [self._worker(each) for each in service.pool.connections]
+        processes = [state.report() for state in service.processes.read()]
+        return _json({"router": router, "workers": workers, "processes": processes})
 
     async def pools(self) -> Response:
         """What this router tells of its traffic and its workers, for whoever decides how many there should be."""

@@ -2,24 +2,28 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from baton.router.body_budget import Upload
 from baton.router.client import ANYBODY, Client
+from baton.router.errors import Overloaded
 from baton.router.openai.body_route import BodyRoute
 from baton.router.openai.cross_origin import CrossOrigin
 from baton.router.openai.disconnect import ClientGone
-from baton.router.openai.exchange import announced_size, check_size, new_id, read_headers
-from baton.router.openai.taken import num_taken
+from baton.router.openai.exchange import EventSource, check_size, new_id, read_headers
+from baton.router.resumption import Resumption
+from baton.router.unread import UnreadOutput, UnreadShare
 
 logger = logging.getLogger(__name__)
 
-STALL_S = 30.0  # without a byte taken by a client that is behind with its answer
+SLICE_BYTES = 1 << 16  # of output that the transport gets at once
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 EVENTS_HEAD = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
 CHUNKED = b"transfer-encoding: chunked\r\n"
@@ -29,7 +33,11 @@ class PostExchange(RequestResponseCycle):
     """An exchange on its connection, in uvicorn's own terms; it is its own watch for the client's going away."""
 
     def __init__(
-        self, protocol: HttpToolsProtocol, route: BodyRoute[Any], cross_origin: CrossOrigin | None = None
+        self,
+        protocol: HttpToolsProtocol,
+        route: BodyRoute[Any],
+        unread: UnreadOutput,
+        cross_origin: CrossOrigin | None = None,
     ) -> None:
         """With `cross_origin`, the response has its headers too."""
         self.headers = read_headers(protocol.headers)
@@ -52,12 +60,28 @@ class PostExchange(RequestResponseCycle):
         )
         self.request_id = new_id(self.headers.get("x-request-id", ""))
         self.client: Client = ANYBODY
+        self.resumption: Resumption | None = None
+        self.address = protocol.client[0] if protocol.client else ""
+        self.upload: Upload | None = None
+        self.refusal: Exception | None = None
+        self.has_body = False  # all of the body has come
         self._protocol = protocol
         self._route = route
         self._task: asyncio.Task[None] | None = None
         self._num_cancelling = 0
         self._is_chunked = is_http_1_1  # a stream; HTTP/1.0 knows the end of one by the end of the connection
         self._watching = self._cancelled = False
+        self._unread = unread
+        self._share: UnreadShare | None = None  # while the client is behind
+        self._pieces: deque[memoryview] = deque()  # that wait for the transport
+        self._num_kept = 0  # bytes of them
+        self._source: EventSource | None = None
+        self._is_whole = False  # all that is to be sent was handed over
+
+    @property
+    def begun(self) -> bool:
+        """Whether the route has begun."""
+        return self._task is not None
 
     @property
     def started(self) -> bool:
@@ -65,15 +89,34 @@ class PostExchange(RequestResponseCycle):
         return self.response_started
 
     def add(self, part: bytes) -> None:
-        """A part of the body came. What is too large is not kept, and answered before it is all there."""
+        """Keep a part of the body, or nothing more of it once the request is refused."""
         if self._task is not None:
             return
-        self.body += part
-        if max(len(self.body), announced_size(self.headers)) > self._route.max_body_bytes:
-            self.serve()
+        try:
+            check_size(len(self.body) + len(part), self._route.max_body_bytes)
+            if self.upload is not None:
+                self.upload.add(len(part))
+        except HTTPException as error:
+            self.refuse(error)
+        except Overloaded as error:
+            self.keep_alive = False
+            self.refuse(error)
+        else:
+            self.body += part
+
+    def refuse(self, error: Exception) -> None:
+        """Respond with an error, and forget what came of the body."""
+        self.refusal = error
+        self.forget_body()
+        self.serve()
+
+    def end_body(self) -> None:
+        """All of the body has come."""
+        self.has_body = True
+        self.serve()
 
     def serve(self) -> None:
-        """The body is here: the route begins."""
+        """Begin the route: the body has come, or the request is refused."""
         if self._task is not None:
             return
         tasks = self._protocol.tasks
@@ -84,14 +127,29 @@ class PostExchange(RequestResponseCycle):
     def lost(self) -> None:
         """The client is gone."""
         self.disconnected = not self.response_complete
+        if self._task is None or self._task.done():
+            self.forget_body()
+        self._drop_unread()
         if self._watching and not self._cancelled and self._task is not None:
             self._cancelled = True
             self._task.cancel()
 
-    async def read(self, max_bytes: int) -> bytes:
-        """The body. Raises HTTPException (413) for a larger one."""
-        check_size(max(len(self.body), announced_size(self.headers)), max_bytes)
-        body, self.body = bytes(self.body), bytearray()
+    def forget_body(self) -> None:
+        """Hold nothing of the body any more, and count it no longer."""
+        self.body = bytearray()
+        if self.upload is not None:
+            self.upload.release()
+
+    async def read(self, max_bytes: int) -> bytearray:
+        """Return the body. Raises why the request is refused, or ClientGone."""
+        if self.refusal is not None:
+            try:
+                raise self.refusal
+            finally:
+                self.refusal = None  # it refers to the frames that it passed, and they refer to us
+        if self.disconnected:
+            raise ClientGone
+        body, self.body = self.body, bytearray()
         return body
 
     def watch(self) -> "PostExchange":
@@ -118,43 +176,104 @@ class PostExchange(RequestResponseCycle):
     async def answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         """Sends a whole answer: JSON, or nothing."""
         kind = b"content-type: application/json\r\n" if body else b""
-        self._write(self._head(status, b"content-length: %d\r\n%b" % (len(body), kind), headers or {}) + body)
-        self._complete()
+        self._send(self._head(status, b"content-length: %d\r\n%b" % (len(body), kind), headers or {}) + body)
+        self._end()
 
-    async def begin_events(self, headers: Mapping[str, str]) -> None:
-        """Sends the head of a stream of events."""
-        self._write(self._head(200, EVENTS_HEAD + CHUNKED if self._is_chunked else EVENTS_HEAD, headers))
+    async def begin_events(self, headers: Mapping[str, str], source: EventSource) -> None:
+        """Sends the head of a stream of events; `source` is asked for more when a client that was behind caught up."""
+        self._source = source
+        self._send(self._head(200, EVENTS_HEAD + CHUNKED if self._is_chunked else EVENTS_HEAD, headers))
 
     async def send_events(self, events: bytes, last: bool = False) -> None:
-        """Sends events; waits while the client is behind. Raises ClientGone."""
-        if self.flow.write_paused and not self.disconnected:
-            await self._wait_taken()
-        chunk = b"%x\r\n%b\r\n" % (len(events), events) if events and self._is_chunked else events
+        """Sends events, behind those of the source. Raises ClientGone."""
+        if self.is_behind and self._source is not None:
+            events = self._source.take() + events
+        chunk = self._chunk(events)
         if last:
-            self._write(chunk + b"0\r\n\r\n" if self._is_chunked else chunk)
-            self._complete()
+            self._send(chunk + b"0\r\n\r\n" if self._is_chunked else chunk)
+            self._end()
         elif chunk:
-            self._write(chunk)
+            self._send(chunk)
 
-    async def _wait_taken(self) -> None:
-        """Returns once the client has taken most of what it was sent. Raises ClientGone if it takes nothing."""
-        while self.flow.write_paused and not self.disconnected:
-            num_taken_before = num_taken(self.transport)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(STALL_S):
-                    await self.flow.drain()
-            if not self.flow.write_paused or self.disconnected:
-                return
-            if num_taken(self.transport) <= num_taken_before:
-                logger.warning("%s is cancelled: its client took nothing for %.0f s", self.request_id, STALL_S)
-                self.transport.abort()
-                raise ClientGone
+    @property
+    def is_behind(self) -> bool:
+        """Whether the client has yet to take what it was sent."""
+        return self.flow.write_paused or bool(self._pieces)
 
-    def _write(self, data: bytes) -> None:
+    def count_unread(self) -> None:
+        """Count what waits for the client. May end the exchange, if that is too much."""
+        if not self.is_behind:
+            self._forget_unread()
+            return
+        if self._share is None:
+            self._share = self._unread.begin(self.request_id, self.client.fairness_key, self._give_up)
+        num_sending = len(self._pieces[0]) if self._pieces else 0
+        num_waiting = self._num_kept - num_sending + (self._source.num_bytes if self._source is not None else 0)
+        self._share.update(num_sending + self.transport.get_write_buffer_size(), num_waiting)
+
+    def caught_up(self) -> None:
+        """The transport takes more: send what waits."""
+        while not self.flow.write_paused and not self.disconnected:
+            if self._pieces:
+                self._write_slice()
+            elif self._source is not None and self._source.num_bytes:
+                self._keep(self._chunk(self._source.take()))
+            else:
+                break
+        self.count_unread()
+        if self._is_whole and not (self.is_behind or self.disconnected or self.response_complete):
+            self._complete()
+
+    def _chunk(self, events: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(events), events) if events and self._is_chunked else events
+
+    def _send(self, data: bytes) -> None:
+        """Writes data, or keeps it while the client is behind. Raises ClientGone."""
         if self.disconnected:
             raise ClientGone
         self.response_started = True
+        if len(data) <= SLICE_BYTES and not self.is_behind:
+            self.transport.write(data)
+        else:
+            self._keep(data)
+            self.caught_up()
+
+    def _keep(self, data: bytes) -> None:
+        if data:
+            self._pieces.append(memoryview(data))
+            self._num_kept += len(data)
+
+    def _write_slice(self) -> None:
+        piece = self._pieces[0]
+        data, rest = piece[:SLICE_BYTES], piece[SLICE_BYTES:]
+        if rest:
+            self._pieces[0] = rest
+        else:
+            self._pieces.popleft()
+        self._num_kept -= len(data)
         self.transport.write(data)
+
+    def _end(self) -> None:
+        """All is handed over: the answer is complete once the client has taken nearly all."""
+        self._is_whole = True
+        self.caught_up()
+
+    def _give_up(self) -> None:
+        """The client leaves too much to be taken: the connection ends, and with it the route."""
+        self.disconnected = True
+        self.transport.abort()
+
+    def _drop_unread(self) -> None:
+        """Keep nothing that waits for the client."""
+        self._pieces.clear()
+        self._num_kept = 0
+        self._source = None
+        self._forget_unread()
+
+    def _forget_unread(self) -> None:
+        if self._share is not None:
+            self._share.close()
+            self._share = None
 
     def _head(self, status: int, own: bytes, headers: Mapping[str, str]) -> bytes:
         parts = [STATUS_LINES[status], own]
@@ -172,7 +291,7 @@ class PostExchange(RequestResponseCycle):
 
     def _complete(self) -> None:
         self.response_complete = True
-        if not self.keep_alive:
+        if not self.keep_alive and self.has_body:
             self.transport.close()
         self.on_response()
 
@@ -183,11 +302,12 @@ class PostExchange(RequestResponseCycle):
             logger.exception("%s failed with half of its answer out", self.request_id)
             self._break_off()
         else:
-            if not self.response_complete and not self.disconnected:
+            if not self._is_whole and not self.disconnected:
                 logger.error("%s has no whole answer", self.request_id)
                 self._break_off()
 
     def _break_off(self) -> None:
         """Ends the connection, by which the client sees that its answer is not whole."""
+        self._drop_unread()
         self.transport.close()
         self.on_response()

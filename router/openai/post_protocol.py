@@ -1,13 +1,13 @@
 """The connections of the HTTP server: uvicorn's, with a short way from a request's last byte to its route.
 
-Plain HTTP requests to a known path that takes bodies are answered on the connection itself. All others (and those
-that wait to be told to go on) go uvicorn's own way, over ASGI.
+POST requests to a known path that takes bodies are answered on the connection itself. All others go uvicorn's own way,
+over ASGI.
 
 A connection has one request at a time. Who sends another before the answer gets the answer, and then the connection
 ends: requests that wait would take memory without bound, and while they wait unread nobody sees the client go away.
 
-Who sends nothing more of a request, or takes nothing more of an answer, loses the connection after a while: both hold
-what others could use.
+Who sends nothing more of a request loses the connection after a while, and so does a client that takes too little of
+any response while it is behind (`StallWatch`): both hold what others could use.
 
 Who shows no API key where one is needed is told so by the head alone; a head itself has a bound.
 """
@@ -24,10 +24,14 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from baton.router.openai.body_route import BodyRoute
 from baton.router.openai.cross_origin import CrossOrigin
 from baton.router.openai.errors import error_body
-from baton.router.openai.post_exchange import STALL_S, STATUS_LINES, PostExchange
-from baton.router.openai.taken import has_taken_all, num_taken
+from baton.router.openai.post_exchange import STATUS_LINES, PostExchange
+from baton.router.openai.stall_watch import StallWatch
+from baton.router.unread import UnreadOutput
 
+LEAST_BYTES_PER_S = 16 << 10  # of a request that takes longer than the time that any may take
+DISCARD_S = 30.0  # for the rest of a refused body; a connection that ends with bytes unread may lose the response
 MAX_HEAD_BYTES = 32 << 10  # of a request's line and headers, and of what stands between the parts of its body
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # for clients that wait for it in front of the body
 LINGER_S = 1.0  # of a connection without a request when the server leaves: one may be on its way
 
 
@@ -47,19 +51,26 @@ class PostProtocol(HttpToolsProtocol):
         *,
         posts: Mapping[bytes, BodyRoute[Any]],
         cross_origin: CrossOrigin | None,
+        unread: UnreadOutput,
         leaving: asyncio.Event,
+        body_timeout_s: float,
         **options: Any,
     ) -> None:
         """`posts`: by path; `leaving`: set once the server gives up its port; `options`: uvicorn's."""
         super().__init__(**options)
         self._posts = posts
         self._cross_origin = cross_origin
+        self._unread = unread
         self._leaving = leaving
-        self._is_ending = False  # it was closed, but may have something to send
+        self._body_timeout_s = body_timeout_s
+        self._stall_watch: StallWatch | None = None  # made when the client is behind for the first time
         self._is_over = False  # what comes now is not read any more
         self._is_reading = False  # a request has begun, and not all of it is here
         self._has_head = False  # of the request that is being read or was last
         self._num_head_bytes = 0  # that came since the request's begin or the last part of its body
+        self._discarding: asyncio.TimerHandle | None = None  # until when the rest of a refused body may come
+        self._begun_s = 0.0  # when the request that is being read began
+        self._num_read = 0  # bytes of it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's
         """asyncio: the connection begins."""
@@ -91,31 +102,45 @@ class PostProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._see_to_end()
+        elif self._is_reading and not self.cycle.keep_alive:
+            self._discarding = self.loop.call_later(DISCARD_S, self._close)
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._see_to_end()
 
     def send_400_response(self, msg: str) -> None:
         """Answers what is no HTTP."""
         super().send_400_response(msg)
         self._see_to_end()
 
+    def pause_writing(self) -> None:
+        """asyncio: the client is behind with what it was sent."""
+        super().pause_writing()
+        self._watch_stalls().start()
+
+    def resume_writing(self) -> None:
+        """asyncio: the client has taken nearly all."""
+        super().resume_writing()
+        self._watch_stalls().caught_up()
+        if isinstance(self.cycle, PostExchange):
+            self.cycle.caught_up()
+
     def _see_to_end(self) -> None:
-        """Has a connection that was closed really end, once its other end has taken all, or takes no more of it.
+        """Has a connection that was closed really end, once its other end has taken all, or takes too little of it.
 
         Over TLS the other end should then say that it is done, but need not.
         """
-        if not self._is_ending and self in self.connections:
-            self._is_ending = True
-            self.loop.call_later(LINGER_S, self._look, num_taken(self.transport), self.loop.time())
+        if self in self.connections:
+            self._watch_stalls().start(is_ending=True)
 
-    def _look(self, num_taken_before: int, since_s: float) -> None:
-        if self not in self.connections:
-            return
-        num_taken_now, now_s = num_taken(self.transport), self.loop.time()
-        if num_taken_now > num_taken_before:
-            since_s = now_s
-        elif has_taken_all(self.transport) or now_s - since_s > STALL_S:
-            self.transport.abort()
-            return
-        self.loop.call_later(LINGER_S, self._look, num_taken_now, since_s)
+    def _watch_stalls(self) -> StallWatch:
+        if self._stall_watch is None:
+            self._stall_watch = StallWatch(self.transport, self._stalled)
+        return self._stall_watch
+
+    def _stalled(self) -> None:
+        self._unread.stalled(self.cycle.request_id if isinstance(self.cycle, PostExchange) else "a connection")
 
     def data_received(self, data: bytes) -> None:
         """asyncio: something came."""
@@ -123,6 +148,7 @@ class PostProtocol(HttpToolsProtocol):
             return
         self._unset_keepalive_if_required()
         self._num_head_bytes += len(data)
+        self._num_read += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -134,25 +160,35 @@ class PostProtocol(HttpToolsProtocol):
         if self._is_reading and not self._is_over:
             if self._num_head_bytes > MAX_HEAD_BYTES:
                 self._refuse_head()
+            elif self._is_slow():
+                self._refuse(408, f"the request did not come within {self._body_timeout_s:g} s")
             self._end_soon(self.timeout_keep_alive)
+
+    def _is_slow(self) -> bool:
+        """Whether the request that is being read takes too long."""
+        time_s = self.loop.time() - self._begun_s
+        return time_s > self._body_timeout_s and time_s > self._body_timeout_s + self._num_read / LEAST_BYTES_PER_S
 
     def _head_size(self) -> int:
         """Bytes of the head; with it, a part of the body may have come."""
         return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
     def _refuse_head(self) -> None:
-        """Answers a head that is too large, and ends the connection."""
+        """Respond to a head that is too large, and end the connection."""
+        self._refuse(431, f"the request's line and headers are over the limit of {MAX_HEAD_BYTES} bytes")
+
+    def _refuse(self, status: int, text: str) -> None:
+        """Respond to a request that has not come whole, and end the connection."""
         self._is_over = True
-        if self._has_head and self.cycle.response_started:
-            self.transport.close()  # it was answered before its body was all here
-            self._see_to_end()
-            return
-        text = f"the request's line and headers are over the limit of {MAX_HEAD_BYTES} bytes"
-        body = orjson.dumps(error_body(text, "invalid_request_error", None, 431))
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINES[431] + head + body)
-        self.transport.close()
-        self._see_to_end()
+        if not self._has_head or not self._is_answering():
+            body = orjson.dumps(error_body(text, "invalid_request_error", None, status))
+            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINES[status] + head + body)
+        self._close()
+
+    def _is_answering(self) -> bool:
+        """Whether the request has a response, or is about to have one, before its body is all here."""
+        return self.cycle.begun if isinstance(self.cycle, PostExchange) else self.cycle.response_started
 
     def _begin_again(self, rest: bytes) -> None:
         """Reads a request without its wish for another protocol, as who speaks none must (RFC 9110, 7.8): with it, the
@@ -170,11 +206,12 @@ class PostProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """httptools: a request begins."""
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self.cycle is not None and not (self.cycle.response_complete and self.cycle.keep_alive):
             self.cycle.keep_alive = False
             self._is_over = True
             raise Pipelined
         self._is_reading, self._has_head = True, False
+        self._begun_s, self._num_read = self.loop.time(), 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -190,9 +227,11 @@ class PostProtocol(HttpToolsProtocol):
         if route is None:
             super().on_headers_complete()
         else:
-            self.cycle = exchange = PostExchange(self, route, self._cross_origin)
+            self.cycle = exchange = PostExchange(self, route, self._unread, self._cross_origin)
             if not route.lets_in(exchange):
-                exchange.serve()
+                exchange.serve()  # refuses it: no body is needed for that
+            elif self.expect_100_continue and parser.get_http_version() == "1.1":
+                self.transport.write(CONTINUE)
         self._has_head = True
         if self._leaving.is_set():
             self.cycle.keep_alive = False
@@ -200,13 +239,11 @@ class PostProtocol(HttpToolsProtocol):
     def _post_route(self) -> BodyRoute[Any] | None:
         """The route that answers the request on the connection itself; None if it goes over ASGI.
 
-        An HTTP/1.0 request never does: uvicorn streams in chunks, which HTTP/1.0 does not know.
+        None of them may: uvicorn streams in chunks, which HTTP/1.0 does not know, and waits for slow clients.
         """
         if self.parser.get_method() != b"POST":
             return None
-        if self.parser.get_http_version() == "1.1":
-            return None if self.expect_100_continue else self._posts.get(self.url)
-        return self._posts.get(unquote_to_bytes(httptools.parse_url(self.url).path))
+        return self._posts.get(self.url) or self._posts.get(unquote_to_bytes(httptools.parse_url(self.url).path))
 
     def on_body(self, body: bytes) -> None:
         """httptools: a part of a request's body is here."""
@@ -223,12 +260,20 @@ class PostProtocol(HttpToolsProtocol):
         self._is_reading = False
         self._num_head_bytes = 0
         if isinstance(self.cycle, PostExchange):
-            self.cycle.serve()
+            self.cycle.end_body()
+            if self.cycle.response_complete and not self.cycle.keep_alive:
+                self._close()
         else:
             super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio: the connection is over."""
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        if self._stall_watch is not None:
+            self._stall_watch.stop()
+        if self._discarding is not None:
+            self._discarding.cancel()
         if isinstance(self.cycle, PostExchange):
             self.cycle.lost()
+        self.cycle = None  # type: ignore[assignment]  # it refers to us: without the garbage collector, both would stay

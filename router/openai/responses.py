@@ -209,3 +209,4 @@ class Workers(TypedDict):
 
     router: dict[str, object]
     workers: list[dict[str, object]]
+    processes: list[dict[str, object]]  # of the router's supervisors

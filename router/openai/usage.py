@@ -6,10 +6,11 @@ from baton.router.generation import ChoiceDelta, cached_tokens
 class Usage:
     """Counts the tokens of one answer, over all its prompts and choices."""
 
-    def __init__(self, num_prompt_tokens: int) -> None:
+    def __init__(self, num_prompt_tokens: int, num_seen: int = 0) -> None:
+        """`num_seen`: output tokens that the client of a resumed request has, and was charged for, with the prompt."""
         self._num_prompt_tokens = num_prompt_tokens
-        self._num_completion_tokens = 0
-        self._num_charged = 0
+        self._num_completion_tokens = num_seen
+        self._num_charged = num_prompt_tokens + num_seen if num_seen else 0
         self._cached_tokens: dict[int, int] = {}  # by prompt, of its first choice
 
     def add(self, delta: ChoiceDelta, num_choices: int) -> None:

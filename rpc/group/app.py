@@ -18,7 +18,7 @@ from baton.rpc.group.service import RendezvousService
 from baton.rpc.group.settings import RendezvousSettings
 from baton.rpc.group.standing import standing
 from baton.rpc.grpc_options import SERVER_OPTIONS
-from baton.rpc.host_port import host_port
+from baton.rpc.listening import listen
 from baton.rpc.malformed import RefuseMalformed
 from baton.rpc.progress import ProgressReporter
 from baton.rpc.registry.base import PlaceTaken
@@ -49,13 +49,12 @@ async def serve(config: RendezvousConfig, stopping: asyncio.Event, settings: Ren
     name = group_pb2.DESCRIPTOR.services_by_name["Rendezvous"].full_name
     reflection.enable_server_reflection([name, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     security = make_security(config.tls_cert, config.tls_key, config.tls_ca, config.tls_server_name)
-    port = security.bind(server, host_port(config.host, config.port))
+    address = listen(server, security, config.host, config.port, config.uds)
     looking = asyncio.create_task(service.run(), name="rendezvous")
     try:
         await server.start()
         for service_name in ("", name):
             await health_servicer.set(service_name, health_pb2.HealthCheckResponse.SERVING)
-        address = host_port(config.host, port)
         ProgressReporter(config.progress_fd).ready(address=address)
         logger.info("the rendezvous serves at %s", address)
         async with standing(config, address) as keeping:  # left before our streams end: who comes again looks there

@@ -17,6 +17,7 @@ class RendezvousConfig:
 
     host: str = "127.0.0.1"
     port: int = 0  # 0: any free one
+    uds: str | None = None  # path of a Unix socket instead of host and port; None: host:port
     timeout_s: float = 1.0  # a member that is silent for so long is out of its group
     registry: str | None = None  # URL of the registry where members find it; None: they are told its address
     name: str = DEFAULT_NAME  # under which it stands there
@@ -42,6 +43,7 @@ class RendezvousConfig:
 RENDEZVOUS_OPTIONS = {
     "host": OptionInfo("Address to listen on."),
     "port": OptionInfo("Port of its gRPC server; 0 for any free one.", minimum=0, maximum=65535),
+    "uds": OptionInfo("Path of a Unix socket to listen on instead of host and port.", hidden=True),
     "timeout_s": OptionInfo(
         "Seconds after which a member that is silent is out of its group.", minimum=0.1, maximum=600
     ),

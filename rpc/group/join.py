@@ -1,6 +1,5 @@
 """A member's wish to join, checked: whatever a stranger sends."""
 
-import re
 from dataclasses import dataclass
 
 import grpc
@@ -8,10 +7,9 @@ import grpc
 from baton.protos import group_pb2
 from baton.rpc.group.epoch import Epoch, Life, epoch_from_proto, life_from_proto
 from baton.rpc.group.settings import RendezvousSettings
+from baton.rpc.host_port import MAX_ADDRESS_CHARS, is_host_port, is_worker_address
 from baton.rpc.names import NAME_RULE, is_name
 
-MAX_ADDRESS_CHARS = 300
-ADDRESS = re.compile(r"[\x21-\x7e]+:[0-9]{1,5}")
 MAX_EPOCH = 1 << 62  # leaves room in 64 bits for all that may follow
 MAX_SHOWN_CHARS = 100
 
@@ -53,7 +51,7 @@ def check_address(what: str, address: str, may_be_empty: bool = False) -> None:
     """Raises Refused (INVALID_ARGUMENT) unless it is host:port."""
     if may_be_empty and not address:
         return
-    if len(address) > MAX_ADDRESS_CHARS or ADDRESS.fullmatch(address) is None:
+    if not is_host_port(address):
         raise _wrong(f"{what} is {_shown(address)}, but must be host:port of at most {MAX_ADDRESS_CHARS} characters")
 
 
@@ -74,7 +72,8 @@ def _read_epoch(message: group_pb2.Epoch, settings: RendezvousSettings) -> Epoch
 def _check_life(what: str, life: Life) -> None:
     _check_name(f"{what}.name", life.name)
     _check_name(f"{what}.incarnation", life.incarnation)
-    check_address(f"{what}.address", life.address)
+    if not is_worker_address(life.address):
+        check_address(f"{what}.address", life.address)
 
 
 def _check_name(what: str, text: str) -> None:

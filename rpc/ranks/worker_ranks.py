@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from baton.engine.errors import EngineEnded, EngineError
+from baton.engine.errors import EngineEnded
 from baton.kvtransfer.errors import PeerLost
 from baton.rpc.child_process import ChildProcess, ProcessSpec
 from baton.rpc.grpc_options import LOCAL_OPTIONS
@@ -22,11 +22,11 @@ from baton.rpc.logs import log_level
 from baton.rpc.options import flags_of
 from baton.rpc.ranks.fixed_group import FixedGroup, tensor_group
 from baton.rpc.ranks.follower_rank import FollowerRank
+from baton.rpc.unix_sockets import socket_parent, unix_address
 from baton.rpc.worker_config import WorkerConfig
 
 END_TIMEOUT_S = 10.0  # of another rank, once it is told
 SELF_END_TIMEOUT_S = 1.0  # of one whose stream is over: mostly it ends itself
-MAX_SOCKET_CHARS = 100  # of a path; Unix has 107
 
 
 class WorkerRanks:
@@ -45,12 +45,7 @@ class WorkerRanks:
         self.followers: list[FollowerRank] = []
         self._membership = membership
         self._config = config
-        self._directory = Path(tempfile.mkdtemp(prefix="baton-ranks-"))
-        if len(str(self._directory)) > MAX_SOCKET_CHARS:
-            self._directory.rmdir()
-            raise EngineError(
-                f"{tempfile.gettempdir()} is too long a path for Unix sockets; set TMPDIR to a shorter one"
-            )
+        self._directory = Path(tempfile.mkdtemp(prefix="baton-ranks-", dir=socket_parent()))
         self._processes: dict[int, ChildProcess] = {}  # by rank
         self._channels: list[grpc.aio.Channel] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -63,7 +58,7 @@ class WorkerRanks:
         for rank, socket in sockets.items():
             self._processes[rank] = await ChildProcess.start(_spec(self._config, rank, socket))
         for rank, socket in sockets.items():
-            channel = grpc.aio.insecure_channel(f"unix:{socket}", options=LOCAL_OPTIONS)
+            channel = grpc.aio.insecure_channel(unix_address(socket), options=LOCAL_OPTIONS)
             self._channels.append(channel)
             self.followers.append(FollowerRank(rank, channel, partial(self._on_lost, rank)))
             self._begin_task(self._watch(rank))
@@ -192,6 +187,7 @@ def _spec(config: WorkerConfig, rank: int, socket: Path) -> ProcessSpec:
         engine=engine,
         worker_id=f"{config.worker_id}-rank-{rank}",
         port=0,
+        uds=None,
         kv_port=config.kv_port + config.kv_ports_of_a_rank * rank if config.kv_port else 0,
         registry=None,
         metrics_port=None,

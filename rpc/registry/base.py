@@ -29,6 +29,7 @@ class RegistryView:
     members: tuple[Member, ...] = ()  # as last listed
     fixed: tuple[str, ...] = ()  # addresses of workers that are there whatever is listed
     is_listed: bool = False  # the members were listed at least once
+    num_malformed: int = 0  # entries that are no members and were left out
     error: str | None = None  # why the registry cannot be asked now; None: it can
 
 
@@ -96,6 +97,23 @@ class NamedAddress(Protocol):
 
     async def withdraw(self) -> None:
         """Takes us out, once `keep` has ended; without a registry the lease lapses by itself."""
+        ...
+
+    async def close(self) -> None:
+        """Ends its connections."""
+        ...
+
+
+class SharedText(Protocol):
+    """A text on which processes agree."""
+
+    @property
+    def name(self) -> str:
+        """For people; without passwords."""
+        ...
+
+    async def agree(self, proposed: str) -> str:
+        """Return the text on which the processes agree: `proposed` if there is none yet. Raises RegistryLost."""
         ...
 
     async def close(self) -> None:

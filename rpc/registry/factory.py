@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from baton.rpc.registry.base import NamedAddress, Registry
+from baton.rpc.registry.base import NamedAddress, Registry, SharedText
 from baton.rpc.registry.memory import MemoryRegistry
 from baton.rpc.registry.url import parse_registry_url
 
@@ -27,3 +27,13 @@ def open_address(url: str, kind: str, name: str) -> NamedAddress:
     from baton.rpc.registry.redis_address import RedisAddress  # its client is heavy, and few processes need it
 
     return RedisAddress(parse_registry_url(url), kind, name)
+
+
+def open_shared_text(url: str, name: str) -> SharedText:
+    """Return the text of this name on which processes agree at the registry of a URL; connects to nothing yet.
+
+    Raises OptionError for a URL that cannot be read.
+    """
+    from baton.rpc.registry.redis_shared_text import RedisSharedText  # its client is heavy, and few processes need it
+
+    return RedisSharedText(parse_registry_url(url), name)

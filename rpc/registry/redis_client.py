@@ -58,6 +58,7 @@ class RedisConnections:
 def _connection_options(url: RegistryUrl) -> dict[str, Any]:
     options: dict[str, Any] = {
         "decode_responses": True,
+        "encoding_errors": "surrogateescape",  # bytes that are no UTF-8 come through, and what reads them refuses them
         "protocol": 2,
         "socket_timeout": TIMEOUT_S,
         "socket_connect_timeout": TIMEOUT_S,
@@ -77,8 +78,9 @@ async def done(command: Awaitable[Any]) -> Any:
 
     The client waits with `asyncio.wait_for`, which up to Python 3.11 forgets a cancellation that comes just as what it
     waits for is done: our callers would go on for ever. And who waits for a stream's end after another was cancelled
-    there is cancelled too, for no reason of ours: our callers would end. So they would with the RuntimeError by which
-    uvloop says that a connection was lost before a command was written, and which the client passes on as it is.
+    there is cancelled too, for no reason of ours: our callers would end. So they would with an error that is not one of
+    REDIS_ERRORS: the RuntimeError by which uvloop says that a connection was lost before a command was written, or what
+    the client raises for a reply that it does not understand.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -89,8 +91,10 @@ async def done(command: Awaitable[Any]) -> Any:
         if task.cancelling() > num_before:
             raise
         raise ConnectionError("the client gave the command up") from error
-    except RuntimeError as error:
-        raise ConnectionError(str(error)) from error
+    except REDIS_ERRORS:
+        raise
+    except Exception as error:
+        raise ConnectionError(f"{type(error).__name__}: {error}") from error
     finally:
         if task.cancelling() > num_before:
             raise asyncio.CancelledError

@@ -43,10 +43,10 @@ class RedisRegistry:
             try:
                 async with self._store.changes() as changes:
                     while True:
-                        members = await self._store.members()
+                        listing = await self._store.members()
                         if view.error is not None:
-                            logger.info("%s is back, with %d workers", self.name, len(members))
-                        view = RegistryView(members, is_listed=True)
+                            logger.info("%s is back, with %d workers", self.name, len(listing.members))
+                        view = RegistryView(listing.members, is_listed=True, num_malformed=listing.num_malformed)
                         listener(view)
                         await asyncio.sleep(LEAST_PAUSE_S)
                         await changes.wait(RECONCILE_S)

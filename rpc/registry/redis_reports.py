@@ -41,6 +41,6 @@ class RedisReports:
     async def read(self) -> tuple[str, ...]:
         """All that have not lapsed. Raises RegistryLost."""
         try:
-            return tuple((await self._texts.all()).values())
+            return tuple((await self._texts.all()).by_id.values())
         except REDIS_ERRORS as error:
             raise RegistryLost(f"{type(error).__name__}: {error}") from error

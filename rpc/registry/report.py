@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import orjson
-from pydantic import TypeAdapter, ValidationError
+from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 from baton.rpc.worker_config import Role
 
@@ -15,8 +15,8 @@ class SampleSums:
     """Of samples: their number, their sum and that of their squares."""
 
     num: int = 0
-    total: float = 0.0
-    squares: float = 0.0
+    total: FiniteFloat = 0.0
+    squares: FiniteFloat = 0.0
 
     def __add__(self, other: "SampleSums") -> "SampleSums":
         return SampleSums(self.num + other.num, self.total + other.total, self.squares + other.squares)
@@ -26,7 +26,7 @@ class SampleSums:
 class TrafficReport:
     """What came to the router within the last `window_s`, counted in choices: a request with `n` of 3 is three."""
 
-    window_s: float
+    window_s: FiniteFloat
     num_requests: int  # as they came, before they wait: refused ones too
     gaps_s: SampleSums = field(default_factory=SampleSums)  # between them
     prompt_tokens: SampleSums = field(default_factory=SampleSums)
@@ -36,7 +36,7 @@ class TrafficReport:
     asked_tokens: SampleSums = field(default_factory=SampleSums)  # the most output that those that came may have
     num_generated_tokens: int | None = None  # of output, of those that run too; None: not counted
     num_waiting: int = 0  # in the router's queue now
-    oldest_wait_s: float = 0.0  # of them
+    oldest_wait_s: FiniteFloat = 0.0  # of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class WorkerReport:
     incarnation: str
     role: Role
     draining: bool
-    ready_for_s: float  # since this router reached it
+    ready_for_s: FiniteFloat  # since this router reached it
     num_running: int
     num_waiting: int  # admitted and not in the batch; at a decode worker those that a prefill worker computes too
     num_queued_tokens: int
@@ -56,9 +56,9 @@ class WorkerReport:
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    prefill_tokens_per_s: float
-    decode_step_s: float
-    decode_sequence_s: float
+    prefill_tokens_per_s: FiniteFloat
+    decode_step_s: FiniteFloat
+    decode_sequence_s: FiniteFloat
     latency: Mapping[int, int] = field(default_factory=dict)  # counts by bin (rpc/latency_sketch.py): TTFT of what
     # a prefill worker computed, TPOT of what another decoded; as this router saw it in the last window
 
@@ -69,7 +69,7 @@ class RouterReport:
 
     router_id: str
     model: str
-    time_s: float  # Unix time; the latest knows best how a worker is
+    time_s: FiniteFloat  # Unix time; the latest knows best how a worker is
     traffic: TrafficReport
     workers: tuple[WorkerReport, ...] = ()
 
@@ -82,7 +82,7 @@ def encode_report(report: RouterReport) -> str:
 def decode_report(text: str) -> RouterReport:
     """The report of a JSON text. Raises ValueError if it is none; what a later version added is left out."""
     try:
-        return _adapter().validate_json(text)
+        return _adapter().validate_json(text.encode(errors="surrogateescape"))
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{text[:100]!r} is no report: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error

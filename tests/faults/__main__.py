@@ -15,22 +15,26 @@ import click
 
 from tests.faults.chaos import chaos
 from tests.faults.faults import FAULTS, PLACES
-from tests.faults.places import one_machine, why_not
+from tests.faults.mixed_weights import mixed_weights
+from tests.faults.ongoing import WHILE_STREAMS_RUN, attacks_on, run_attack, run_router_losses
+from tests.faults.places import one_machine, resuming, why_not
 from tests.faults.row import Row, make_report
 
 ROLLING = "rolling restart"
 STORM = "a thousand cancels a minute"
+MIXED = "half of them upgraded"
 NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS = 900, 40
 NUM_CANCELS = 1000
+LOSSES_A_ROW = 20
 SHARE_OF_LONG = 4  # a fault that lasts has one try where others have so many
 
 
 async def run(tries: int, seed: int, only: str) -> AsyncIterator[Row]:
-    """Every fault in every phase, so many times each."""
+    """Every fault in every phase, so many times each; at last a cluster of two checkpoints."""
     for place in PLACES:
         faults = [fault for fault in FAULTS if fault.place is place and only in f"{fault.role} {fault.name}"]
         storms = [row for row in (Row("all", ROLLING, ""), Row("client", STORM, "")) if only in row.fault]
-        if not faults and not (storms and place is one_machine):
+        if not faults and not attacks_on(place, only) and not (storms and place is one_machine):
             continue
         if reason := why_not(place):
             click.echo(f"left out, since {reason}: {', '.join(f'{fault.role} {fault.name}' for fault in faults)}")
@@ -43,6 +47,11 @@ async def run(tries: int, seed: int, only: str) -> AsyncIterator[Row]:
                         for _ in range(max(1, tries // SHARE_OF_LONG) if fault.is_long else tries):
                             await made.run_try(fault, row)
                         yield row
+                for attack in attacks_on(place, only):
+                    row = Row(attack.role, attack.name, WHILE_STREAMS_RUN)
+                    for _ in range(tries):
+                        await run_attack(made, attack, row)
+                    yield row
                 for row in storms if place is one_machine else ():
                     if row.fault == ROLLING:
                         await made.run_rolling_restart(row)
@@ -52,12 +61,34 @@ async def run(tries: int, seed: int, only: str) -> AsyncIterator[Row]:
                 logs = Row("all", "errors in logs", place.__name__.replace("_", " "))
                 made.read_logs(logs)
                 yield logs
+    if only in MIXED:
+        with tempfile.TemporaryDirectory(prefix="baton-chaos-") as directory:
+            async with mixed_weights(Path(directory), seed, NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS) as mixed:
+                row = Row("workers", MIXED, "")
+                for _ in range(tries):
+                    await mixed.run_try(row)
+                yield row
 
 
-async def run_all(tries: int, seed: int, only: str, json_file: Path | None) -> Sequence[Row]:
-    """The same; what is known is told and written as it comes."""
+async def lose_routers(num_losses: int, seed: int) -> AsyncIterator[Row]:
+    """Routers lost one after the other, under clients that resume."""
+    with tempfile.TemporaryDirectory(prefix="baton-chaos-") as directory:
+        async with chaos(resuming, Path(directory), seed, NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS) as made:
+            for first in range(0, num_losses, LOSSES_A_ROW):
+                row = Row("router", "lost in turn", f"from {first} on")
+                await run_router_losses(made, row, min(LOSSES_A_ROW, num_losses - first))
+                click.echo(f"{len(row.recovery_s)} streams, resumed {row.disturbed} times, "
+                           f"longest pause {max(row.recovery_s):.1f} s")  # fmt: skip
+                yield row
+            logs = Row("all", "errors in logs", "resuming")
+            made.read_logs(logs)
+            yield logs
+
+
+async def run_all(made_rows: AsyncIterator[Row], json_file: Path | None) -> Sequence[Row]:
+    """All rows; each is shown and written as it comes."""
     rows: list[Row] = []
-    async for row in run(tries, seed, only):
+    async for row in made_rows:
         rows.append(row)
         click.echo(f"{row.role} {row.fault}, {row.phase}: {row.tries} tries, {len(row.notes)} not as wanted")
         for note in row.notes:
@@ -71,10 +102,13 @@ async def run_all(tries: int, seed: int, only: str, json_file: Path | None) -> S
 @click.option("--tries", default=15, show_default=True, help="Of each fault in each phase.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--only", default="", help="Only faults with this in process and name, as in 'decode killed'.")
+@click.option("--router-losses", default=0, help="Lose so many routers under clients that resume, and nothing else.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the table here too.")
-def main(tries: int, seed: int, only: str, json_file: Path | None) -> None:
+def main(tries: int, seed: int, only: str, router_losses: int, json_file: Path | None) -> None:
     """Injects faults into a cluster of two routers, two prefill and two decode workers."""
-    rows = asyncio.run(run_all(tries, seed, only, json_file))
+    rows = asyncio.run(
+        run_all(lose_routers(router_losses, seed) if router_losses else run(tries, seed, only), json_file)
+    )
     if not rows:
         raise click.UsageError(f"--only {only!r} names no fault that can be made here")
     make_report(rows).show()

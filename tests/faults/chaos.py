@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from tests.faults.cluster import Cluster
@@ -17,6 +18,7 @@ from tests.faults.faults import Fault, Scene, terminate
 from tests.faults.node import Node
 from tests.faults.phases import PHASES
 from tests.faults.places import Place
+from tests.faults.resumed import ResumedExchange
 from tests.faults.row import Row
 from tests.faults.workload import Answer, Case, Exchange, make_cases
 
@@ -30,9 +32,9 @@ class Chaos:
     """Runs tries on one cluster; knows the right answers."""
 
     def __init__(self, cluster: Cluster, cases: Sequence[Case], rng: random.Random) -> None:
-        self._cluster = cluster
+        self.cluster = cluster
         self._cases = cases
-        self._rng = rng
+        self.rng = rng
         self._expected: dict[int, Answer] = {}  # by place of the case
         self._ttft_s = 0.0
         self._num_tries = 0
@@ -40,11 +42,11 @@ class Chaos:
     async def prepare(self) -> None:
         """Learns the right answers, one request at a time, and then the usual time to a first token."""
         for place, case in enumerate(self._cases):
-            self._expected[place] = await Exchange(case, f"alone-{place}").run(self._cluster.clients)
+            self._expected[place] = await Exchange(case, f"alone-{place}").run(self.cluster.clients)
         ttfts: list[float] = []
         for number in range(2):
             exchanges = [Exchange(case, f"quiet-{number}-{place}") for place, case in enumerate(self._some())]
-            await asyncio.gather(*(exchange.run(self._cluster.clients) for exchange in exchanges))
+            await asyncio.gather(*(self.cluster.run(exchange) for exchange in exchanges))
             ttfts += [exchange.news_s[0] - exchange.sent_s for exchange in exchanges]
         self._ttft_s = statistics.median(ttfts)
 
@@ -52,19 +54,18 @@ class Chaos:
         """One fault, and what became of the requests."""
         self._num_tries += 1
         row.tries += 1
-        cases = self._rng.sample(self._cases, fault.num_requests)
+        cases = self.rng.sample(self._cases, fault.num_requests)
         exchanges = [self._exchange(case, f"try-{self._num_tries}-{place}") for place, case in enumerate(cases)]
-        tasks = [asyncio.create_task(exchange.run(self._cluster.clients)) for exchange in exchanges]
-        victim = None
-        cancelled: list[Exchange] = []
+        tasks = [asyncio.create_task(self.cluster.run(exchange)) for exchange in exchanges]
+        scene = Scene(self.cluster, exchanges, tasks, None)
         happened_s, open_ones = time.monotonic(), exchanges
         try:
             async with asyncio.timeout(ANSWER_S):
-                await PHASES[row.phase](exchanges, self._ttft_s, self._rng)
-                victim = self._victim(fault, exchanges)
+                await PHASES[row.phase](exchanges, self._ttft_s, self.rng)
+                scene = replace(scene, victim=self._victim(fault, exchanges))
                 open_ones = [exchange for exchange, task in zip(exchanges, tasks, strict=True) if not task.done()]
                 happened_s = time.monotonic()
-                await fault.inject(Scene(self._cluster, exchanges, tasks, victim, cancelled), self._rng)
+                await fault.inject(scene, self.rng)
                 await asyncio.wait(tasks)
         except TimeoutError:
             row.failed += 1
@@ -74,87 +75,93 @@ class Chaos:
             row.notes.append(str(error))
         row.disturbed += len(open_ones)
         for exchange, task in zip(exchanges, tasks, strict=True):
-            if exchange in cancelled:
+            if exchange in scene.cancelled:
                 continue
             self._judge(row, exchange, task)
             gap_s = exchange.next_news_s(happened_s)
             if exchange in open_ones and gap_s is not None:
                 row.recovery_s.append(gap_s)
-        await self._come_to_rest(row, victim)
-        if cancelled and len(exchanges) == 1:
+        await self.come_to_rest(row, scene.victims)
+        if scene.cancelled and len(exchanges) == 1:
             row.recovery_s.append(time.monotonic() - happened_s)  # until every block was free
 
     async def run_rolling_restart(self, row: Row, num_at_once: int = NUM_AT_ONCE) -> None:
         """Every process is ended and started again, one after the other, while requests come and go."""
-        stopping = asyncio.Event()
-        asking = [asyncio.create_task(self._ask_on(row, number, stopping)) for number in range(num_at_once)]
-        try:
-            for node in (*self._cluster.workers, *self._cluster.routers):
+        async with self.asking(row, num_at_once):
+            for node in (*self.cluster.workers, *self.cluster.routers):
                 row.tries += 1
-                await terminate(Scene(self._cluster, (), (), node), self._rng)
-                self._count_deaths(row, node, await self._cluster.wait_whole())
-        finally:
-            stopping.set()
-            await asyncio.gather(*asking)
-        await self._come_to_rest(row)
+                await terminate(Scene(self.cluster, (), (), node), self.rng)
+                self._count_deaths(row, (node,), await self.cluster.wait_whole())
+        await self.come_to_rest(row)
 
     async def run_cancel_storm(self, row: Row, num_cancels: int) -> None:
         """Clients come, and go away before they have their answers, a thousand a minute; two others stay."""
-        stopping = asyncio.Event()
-        asking = [asyncio.create_task(self._ask_on(row, number, stopping)) for number in range(2)]
         leaving: list[asyncio.Task[None]] = []
         start_s = time.monotonic()
+        async with self.asking(row, 2):
+            try:
+                for number in range(num_cancels):
+                    row.tries += 1
+                    exchange = self._exchange(self.rng.choice(self._cases), f"gone-{number}")
+                    leaving.append(asyncio.create_task(self._leave(row, exchange)))
+                    await asyncio.sleep(start_s + (number + 1) * 60 / CANCELS_A_MINUTE - time.monotonic())
+            finally:
+                await asyncio.gather(*leaving)
+        await self.come_to_rest(row)
+
+    @asynccontextmanager
+    async def asking(self, row: Row, num_at_once: int) -> AsyncIterator[list[Exchange]]:
+        """A context in which so many clients ask, each one request after the other; yields all that there were."""
+        stopping = asyncio.Event()
+        exchanges: list[Exchange] = []
+        tasks = [asyncio.create_task(self._ask_on(row, exchanges, stopping)) for _ in range(num_at_once)]
         try:
-            for number in range(num_cancels):
-                row.tries += 1
-                exchange = self._exchange(self._rng.choice(self._cases), f"gone-{number}")
-                leaving.append(asyncio.create_task(self._leave(row, exchange)))
-                await asyncio.sleep(start_s + (number + 1) * 60 / CANCELS_A_MINUTE - time.monotonic())
+            yield exchanges
         finally:
             stopping.set()
-            await asyncio.gather(*asking, *leaving)
-        await self._come_to_rest(row)
+            await asyncio.gather(*tasks)
 
     async def _leave(self, row: Row, exchange: Exchange) -> None:
         """A client that goes away at some moment, most often before its answer's end."""
-        task = asyncio.create_task(exchange.run(self._cluster.clients))
-        await asyncio.wait((task,), timeout=self._rng.uniform(0, LONGEST_STAY_S))
+        task = asyncio.create_task(self.cluster.run(exchange))
+        await asyncio.wait((task,), timeout=self.rng.uniform(0, LONGEST_STAY_S))
         if task.done():
             self._judge(row, exchange, task)
         task.cancel()
         await asyncio.wait((task,))
 
-    async def _ask_on(self, row: Row, number: int, stopping: asyncio.Event) -> None:
+    async def _ask_on(self, row: Row, exchanges: list[Exchange], stopping: asyncio.Event) -> None:
         """One client's requests, one after the other."""
         while not stopping.is_set():
-            exchange = self._exchange(self._rng.choice(self._cases), f"asked-{number}-{row.disturbed}")
+            exchange = self._exchange(self.rng.choice(self._cases), f"asked-{self._num_tries}-{len(exchanges)}")
+            exchanges.append(exchange)
             row.disturbed += 1
-            task = asyncio.create_task(exchange.run(self._cluster.clients))
+            task = asyncio.create_task(self.cluster.run(exchange))
             await asyncio.wait((task,), timeout=ANSWER_S)
             self._judge(row, exchange, task)
 
     def read_logs(self, row: Row) -> None:
         """No process may have logged an error that nobody expected."""
-        for node in (*self._cluster.routers, *self._cluster.workers):
+        for node in (*self.cluster.routers, *self.cluster.workers):
             if text := node.tracebacks():
                 row.failed += 1
                 row.notes.append(f"{node.name}: {text[-4000:]}")
 
-    def _count_deaths(self, row: Row, victim: Node | None, names: Iterable[str]) -> None:
-        """Nobody but the victim may have ended."""
+    def _count_deaths(self, row: Row, victims: Sequence[Node], names: Iterable[str]) -> None:
+        """Only the victims may have ended."""
         for name in names:
-            if victim is None or name != victim.name:
+            if name not in {victim.name for victim in victims}:
                 row.failed += 1
                 row.notes.append(f"{name} ended by itself")
 
     def _victim(self, fault: Fault, exchanges: Sequence[Exchange]) -> Node | None:
         """A process of the role; of decode workers one that is known to have a request."""
-        nodes = self._cluster.of_role(fault.role)
+        nodes = self.cluster.of_role(fault.role)
         if not nodes:
             return None
         busy = {exchange.decode_worker for exchange in exchanges}
         known = [node for node in nodes if node.name in busy]
-        return self._rng.choice(known or nodes)
+        return self.rng.choice(known or nodes)
 
     def _judge(self, row: Row, exchange: Exchange, task: "asyncio.Task[Answer]") -> None:
         if not task.done():
@@ -171,20 +178,22 @@ class Chaos:
             row.wrong += 1
             row.notes.append(f"{exchange.salt}: {task.result()} instead of {expected}")
 
-    async def _come_to_rest(self, row: Row, victim: Node | None = None) -> None:
+    async def come_to_rest(self, row: Row, victims: Sequence[Node] = ()) -> None:
+        """Return once the cluster is whole and no block of a worker is held; count as a leak if that never comes."""
         try:
-            self._count_deaths(row, victim, await self._cluster.wait_whole())
-            self._count_deaths(row, victim, await self._cluster.wait_clean())
+            self._count_deaths(row, victims, await self.cluster.wait_whole())
+            self._count_deaths(row, victims, await self.cluster.wait_clean())
         except AssertionError as error:
             row.leaked += 1
             row.notes.append(str(error))
 
     def _exchange(self, case: Case, salt: str) -> Exchange:
         """A request to one of the routers."""
-        return Exchange(case, salt, self._rng.randrange(len(self._cluster.clients)))
+        kind = ResumedExchange if self.cluster.resuming else Exchange
+        return kind(case, salt, self.rng.randrange(len(self.cluster.clients)))
 
     def _some(self) -> list[Case]:
-        return self._rng.sample(self._cases, NUM_AT_ONCE)
+        return self.rng.sample(self._cases, NUM_AT_ONCE)
 
 
 @asynccontextmanager

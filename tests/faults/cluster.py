@@ -11,6 +11,8 @@ import httpx
 from tests.faults.machines import Machine
 from tests.faults.node import BatonNode, Node
 from tests.faults.proxy import Proxy
+from tests.faults.resumed import ResumedExchange, ResumingClient, resuming_clients
+from tests.faults.workload import Answer, Exchange
 
 WAIT_S = 60.0
 
@@ -21,10 +23,12 @@ class Cluster:
 
     routers: Sequence[BatonNode]
     workers: Sequence[BatonNode]
-    proxies: Mapping[str, Proxy] = field(default_factory=dict)  # by worker
+    proxies: Mapping[str, Proxy] = field(default_factory=dict)  # by worker or router
     machines: Mapping[str, Machine] = field(default_factory=dict)  # by worker
     stores: Sequence[Node] = ()  # what the registry is in
+    entrances: Sequence[str] = ()  # addresses at which clients that resume reach the routers
     clients: Sequence[httpx.AsyncClient] = ()  # of each router
+    resuming: Sequence[ResumingClient] = ()  # of each entrance
 
     @property
     def nodes(self) -> Sequence[Node]:
@@ -34,6 +38,12 @@ class Cluster:
     def of_role(self, role: str) -> list[Node]:
         """Its processes of a role."""
         return [node for node in self.nodes if node.role == role]
+
+    async def run(self, exchange: Exchange) -> Answer:
+        """Return what the client of an exchange gets."""
+        if isinstance(exchange, ResumedExchange):
+            return await exchange.run_resuming(self.resuming)
+        return await exchange.run(self.clients)
 
     async def wait_whole(self) -> set[str]:
         """Returns once every process runs and every router has every worker ready; gives the names of those that were
@@ -103,6 +113,7 @@ async def running(made: Cluster) -> AsyncIterator[Cluster]:
             )
             for router in made.routers
         ]
-        whole = replace(made, clients=clients)
+        resuming = await stack.enter_async_context(resuming_clients(made.entrances))
+        whole = replace(made, clients=clients, resuming=resuming)
         await whole.wait_whole()
         yield whole

@@ -3,13 +3,13 @@
 import asyncio
 import random
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.faults.cluster import Cluster
 from tests.faults.node import BatonNode, Node
 from tests.faults.phases import BEFORE_DECODING, PHASES
-from tests.faults.places import Place, bad_links, many_machines, one_machine
+from tests.faults.places import Place, bad_links, many_machines, one_machine, resuming
 from tests.faults.workload import Answer, Exchange
 
 LONGEST_PAUSE_S = 1.0
@@ -25,6 +25,12 @@ class Scene:
     tasks: "Sequence[asyncio.Task[Answer]]"  # of the exchanges
     victim: Node | None  # a process of the fault's role; None: a client
     cancelled: list[Exchange] = field(default_factory=list)
+    others: list[Node] = field(default_factory=list)  # further processes that it happened to
+
+    @property
+    def victims(self) -> Sequence[Node]:
+        """The processes that may have ended."""
+        return (*(() if self.victim is None else (self.victim,)), *self.others)
 
 
 Inject = Callable[[Scene, random.Random], Awaitable[None]]
@@ -71,6 +77,18 @@ async def kill_draining(scene: Scene, rng: random.Random) -> None:
     await asyncio.sleep(rng.uniform(0, 0.6))
     victim.signal(signal.SIGKILL)
     await victim.wait_end()
+
+
+async def kill_with_another(scene: Scene, rng: random.Random) -> None:
+    """The process is killed, and at the same moment one of another role: of each role there is one left."""
+    role = "prefill" if _process(scene).role == "decode" else "decode"
+    busy = {exchange.decode_worker for exchange in scene.exchanges}
+    nodes = scene.cluster.of_role(role)
+    scene.others.append(rng.choice([node for node in nodes if node.name in busy] or nodes))
+    for node in scene.victims:
+        node.signal(signal.SIGKILL)
+    for node in scene.victims:
+        await node.wait_end()
 
 
 async def kill_with_full_disks(scene: Scene, rng: random.Random) -> None:
@@ -171,6 +189,15 @@ class Fault:
 
 
 WORKERS = ("prefill", "decode")
+ON_ROUTERS: Mapping[str, Inject] = {  # under clients that resume
+    "killed": kill,
+    "stopped": stop,
+    "restarted": terminate,
+    "killed draining": kill_draining,
+    "cut off": cut,
+    "unheard": swallow,
+    "late": delay,
+}
 FAULTS = (
     *(Fault("killed", role, kill) for role in WORKERS),
     *(Fault("stopped", role, stop) for role in WORKERS),
@@ -182,6 +209,11 @@ FAULTS = (
     *(Fault("late", role, delay) for role in WORKERS),
     Fault("killed", "router", kill),
     Fault("restarted", "router", terminate),
+    *(Fault(f"{name}, streams resumed", "router", inject, resuming) for name, inject in ON_ROUTERS.items()),
+    Fault("frozen, streams resumed", "router", freeze, resuming, ("prefilling", "decoding"), is_long=True),
+    Fault("killed with a decode worker, streams resumed", "router", kill_with_another, resuming),
+    Fault("killed, streams resumed", "decode", kill, resuming),
+    Fault("killed with a prefill worker", "decode", kill_with_another),
     Fault("cancelled", "client", cancel),
     Fault("cancelled alone", "client", cancel, num_requests=1),
     Fault("killed", "redis", kill, bad_links),

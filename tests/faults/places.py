@@ -33,10 +33,27 @@ async def one_machine(directory: Path) -> AsyncIterator[Cluster]:
     async with AsyncExitStack() as stack:
         ports = free_ports(HOST, len(WORKERS))
         proxies = [await stack.enter_async_context(Proxy(HOST, port)) for port in ports]
-        workers = [_worker(name, HOST, port, directory) for name, port in zip(WORKERS, ports, strict=True)]
-        routers = _routers(directory, _given([proxy.address for proxy in proxies]))
+        workers = [worker_node(name, HOST, port, directory) for name, port in zip(WORKERS, ports, strict=True)]
+        routers = router_nodes(directory, given([proxy.address for proxy in proxies]))
         made = Cluster(routers, workers, dict(zip(WORKERS, proxies, strict=True)))
         yield await stack.enter_async_context(running(made))
+
+
+@asynccontextmanager
+async def resuming(directory: Path) -> AsyncIterator[Cluster]:
+    """Clients resume their streams, and reach routers through connections that can go bad; drains of routers are
+    shorter than most requests.
+    """
+    async with AsyncExitStack() as stack:
+        ports = free_ports(HOST, len(WORKERS))
+        workers = [worker_node(name, HOST, port, directory) for name, port in zip(WORKERS, ports, strict=True)]
+        routers = router_nodes(directory, given([worker.address for worker in workers]), ("--drain-timeout-s=0.3",))
+        proxies: dict[str, Proxy] = {}
+        for router in routers:
+            host, _, port = router.address.rpartition(":")
+            proxies[router.name] = await stack.enter_async_context(Proxy(host, int(port)))
+        entrances = [proxy.address for proxy in proxies.values()]
+        yield await stack.enter_async_context(running(Cluster(routers, workers, proxies, entrances=entrances)))
 
 
 @asynccontextmanager
@@ -51,9 +68,11 @@ async def bad_links(directory: Path) -> AsyncIterator[Cluster]:
             proxy = await stack.enter_async_context(Proxy(HOST, kv_port))
             launcher = (sys.executable, "-P", BEHIND_PROXY, str(proxy.port))
             flags = (registry, f"--lease-s={LEASE_S}", "--transport=tcp", f"--kv-port={kv_port}")
-            workers.append(_worker(name, HOST, port, directory, flags, launcher))
+            workers.append(worker_node(name, HOST, port, directory, flags, launcher))
             proxies.append(proxy)
-        made = Cluster(_routers(directory, registry), workers, dict(zip(WORKERS, proxies, strict=True)), stores=[redis])
+        made = Cluster(
+            router_nodes(directory, registry), workers, dict(zip(WORKERS, proxies, strict=True)), stores=[redis]
+        )
         yield await stack.enter_async_context(running(made))
 
 
@@ -64,8 +83,8 @@ async def many_machines(directory: Path) -> AsyncIterator[Cluster]:
         workers = []
         for name, machine, port in zip(WORKERS, hosts, free_ports(HOST, len(WORKERS)), strict=True):
             launcher = (*machine.launcher, sys.executable, "-m")
-            workers.append(_worker(name, machine.host, port, directory, launcher=launcher))
-        routers = _routers(directory, _given([worker.address for worker in workers]))
+            workers.append(worker_node(name, machine.host, port, directory, launcher=launcher))
+        routers = router_nodes(directory, given([worker.address for worker in workers]))
         made = Cluster(routers, workers, machines=dict(zip(WORKERS, hosts, strict=True)))
         async with running(made) as cluster:
             yield cluster
@@ -78,20 +97,23 @@ def why_not(place: Place) -> str | None:
     return why_no_machines() if place is many_machines else None
 
 
-def _worker(
+def worker_node(
     name: str, host: str, port: int, directory: Path, flags: tuple[str, ...] = (),
-    launcher: tuple[str, ...] = (sys.executable, "-m"),
+    launcher: tuple[str, ...] = (sys.executable, "-m"), model: str = MODEL,
 ) -> BatonNode:  # fmt: skip
+    """A worker by its name, which begins with its role."""
     role, _ = name.split("-")
-    own = (f"--worker-id={name}", f"--model={MODEL}")
+    own = (f"--worker-id={name}", f"--model={model}")
     return BatonNode(role, name, host, port, directory, (*own, *flags, *WORKER_FLAGS), launcher)
 
 
-def _routers(directory: Path, workers: str) -> Sequence[BatonNode]:
-    flags = (f"--model={MODEL}", workers, *ROUTER_FLAGS)
+def router_nodes(directory: Path, workers: str, own: tuple[str, ...] = ()) -> Sequence[BatonNode]:
+    """All routers, in front of workers that they know by this flag."""
+    flags = (f"--model={MODEL}", workers, *ROUTER_FLAGS, *own)
     ports = free_ports(HOST, NUM_ROUTERS)
     return [BatonNode("router", f"router-{n}", HOST, port, directory, flags) for n, port in enumerate(ports)]
 
 
-def _given(addresses: Sequence[str]) -> str:
+def given(addresses: Sequence[str]) -> str:
+    """A router's flag for workers at fixed addresses."""
     return f"--workers={','.join(addresses)}"

@@ -10,11 +10,14 @@ import pytest_asyncio
 
 from tests.faults.chaos import Chaos, chaos
 from tests.faults.faults import FAULTS, Fault
-from tests.faults.places import Place, bad_links, many_machines, one_machine, why_not
+from tests.faults.mixed_weights import mixed_weights
+from tests.faults.ongoing import Attack, attacks_on, run_attack, run_router_losses
+from tests.faults.places import Place, bad_links, many_machines, one_machine, resuming, why_not
 from tests.faults.row import Row
 
 SEED = 7
 NUM_CANCELS = 60
+NUM_LOSSES = 6
 
 
 async def _made(place: Place, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Chaos]:
@@ -44,6 +47,12 @@ async def with_bad_links(tmp_path_factory: pytest.TempPathFactory) -> AsyncItera
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def on_many_machines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Chaos]:
     async for made in _made(many_machines, tmp_path_factory):
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def with_resuming_clients(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Chaos]:
+    async for made in _made(resuming, tmp_path_factory):
         yield made
 
 
@@ -90,6 +99,53 @@ async def test_bad_links_and_a_lost_registry_lose_nothing(with_bad_links: Chaos,
 
 
 @pytest.mark.asyncio(loop_scope="module")
+@_of(resuming)
+async def test_streams_resume(with_resuming_clients: Chaos, fault: Fault) -> None:
+    await _assert_loses_nothing(with_resuming_clients, fault)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_routers_lost_in_turn_lose_no_stream(with_resuming_clients: Chaos) -> None:
+    row = Row("router", "lost in turn", "")
+    await run_router_losses(with_resuming_clients, row, NUM_LOSSES, num_at_once=2)
+    assert row.is_clean, row.notes
+    assert row.tries == NUM_LOSSES
+    assert row.disturbed > 0
+
+
+def _attacks_on(place: Place) -> pytest.MarkDecorator:
+    attacks = [attack for attack in attacks_on(place) if not attack.is_long]
+    return pytest.mark.parametrize("attack", attacks, ids=lambda attack: f"{attack.role} {attack.name}")
+
+
+async def _assert_disturbs_no_stream(made: Chaos, attack: Attack) -> None:
+    row = Row(attack.role, attack.name, "")
+    await run_attack(made, attack, row, num_at_once=2)
+    assert row.is_clean, row.notes
+    assert row.disturbed >= 2
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@_attacks_on(one_machine)
+async def test_attacks_disturb_no_stream(on_one_machine: Chaos, attack: Attack) -> None:
+    await _assert_disturbs_no_stream(on_one_machine, attack)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@_attacks_on(bad_links)
+async def test_attacks_on_the_registry_disturb_no_stream(with_bad_links: Chaos, attack: Attack) -> None:
+    await _assert_disturbs_no_stream(with_bad_links, attack)
+
+
+@pytest.mark.asyncio(loop_scope="module")
 @_of(many_machines)
 async def test_cables_that_are_pulled_out_lose_nothing(on_many_machines: Chaos, fault: Fault) -> None:
     await _assert_loses_nothing(on_many_machines, fault)
+
+
+async def test_a_half_upgraded_cluster_mixes_no_models(tmp_path: Path) -> None:
+    row = Row("workers", "half of them upgraded", "")
+    async with mixed_weights(tmp_path, SEED, num_prompt_tokens=300, num_output_tokens=24) as mixed:
+        await mixed.run_try(row)
+    assert row.is_clean, row.notes
+    assert row.disturbed == 16

@@ -5,6 +5,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -56,6 +57,7 @@ class Exchange:
     case: Case
     salt: str
     first_router: int = 0  # place of the one that is asked first
+    hints: dict[str, str] = field(default_factory=dict)  # headers that name workers or the plan
     sent_s: float = field(default_factory=time.monotonic)
     news_s: list[float] = field(default_factory=list)  # when tokens came, over all attempts
     decode_worker: str = ""
@@ -66,6 +68,17 @@ class Exchange:
     def next_news_s(self, after_s: float) -> float | None:
         """Time from a moment to the next token; None if it had all by then."""
         return next((at_s - after_s for at_s in self.news_s if at_s > after_s), None)
+
+    @property
+    def longest_pause_s(self) -> float:
+        """Longest time without a token, from the request on."""
+        return max(after_s - before_s for before_s, after_s in pairwise((self.sent_s, *self.news_s)))
+
+    def receive(self, count: int) -> None:
+        """Note that so many tokens came."""
+        self.num_tokens += count
+        self.news_s.append(time.monotonic())
+        self.news.set()
 
     async def wait_tokens(self, count: int) -> None:
         """Return once the client has received so many tokens, one or several a message."""
@@ -86,7 +99,8 @@ class Exchange:
     async def _ask(self, client: httpx.AsyncClient) -> Answer:
         token_ids: list[int] = []
         text, finish_reason, num_tokens = "", "", -1
-        async with client.stream("POST", "/v1/completions", json=self.case.body(self.salt)) as response:
+        body = self.case.body(self.salt)
+        async with client.stream("POST", "/v1/completions", json=body, headers=self.hints) as response:
             if response.status_code != 200:
                 await response.aread()
                 raise WrongAnswer(f"status {response.status_code}: {response.text}")
@@ -101,11 +115,9 @@ class Exchange:
                     num_tokens = event["usage"]["completion_tokens"]
                 for choice in event["choices"]:
                     token_ids += choice["token_ids"]
-                    self.num_tokens += len(choice["token_ids"])
                     text += choice["text"]
                     finish_reason = choice["finish_reason"] or finish_reason
-                    self.news_s.append(time.monotonic())
-                    self.news.set()
+                    self.receive(len(choice["token_ids"]))
         return Answer(tuple(token_ids), text, finish_reason, num_tokens)
 
 

@@ -10,7 +10,7 @@ MONITORING = {
     "networkPolicy": {"monitoring": [PROMETHEUS]},
 }
 CERT_MANAGER = {"enabled": True, "certManager": {"enabled": True, "issuerRef": {"name": "ca"}}}
-KEYS = {"apiKeys": {"existingSecret": "keys"}, "clientKey": {"existingSecret": "key"}, "protectOperations": True}
+KEYS = {"apiKeys": {"existingSecret": "keys"}, "clientKey": {"existingSecret": "key"}}
 TLS = {
     "auth": KEYS,
     "tls": {"internal": CERT_MANAGER, "https": {**CERT_MANAGER, "dnsNames": ["llm.example.com"]}},

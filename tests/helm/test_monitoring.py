@@ -62,12 +62,15 @@ def test_the_service_monitor_finds_the_routers_service() -> None:
 
 def test_https_and_keys_reach_the_service_monitor() -> None:
     https = {"tls": {"https": {"enabled": True, "existingSecret": "cert"}}}
-    keys = {"auth": {"apiKeys": {"existingSecret": "keys"}, "protectOperations": True}}
+    keys = {"auth": {"apiKeys": {"existingSecret": "keys"}}}
     client = {"auth": {"clientKey": {"existingSecret": "client"}}}
     [endpoint] = only(rendered(https, keys, client), "ServiceMonitor")["spec"]["endpoints"]
     assert endpoint["scheme"] == "https"
     assert endpoint["tlsConfig"] == {"serverName": "baton-router.serving.svc"}
     assert endpoint["authorization"] == {"credentials": {"name": "client", "key": "key"}}
+    opened = {"auth": {"protectOperations": False}}
+    [endpoint] = only(rendered(keys, client, opened), "ServiceMonitor")["spec"]["endpoints"]
+    assert "authorization" not in endpoint
     own = {"monitoring": {"serviceMonitor": {"tlsConfig": {"ca": {"secret": {"name": "cert", "key": "ca.crt"}}}}}}
     [endpoint] = only(rendered(https, own), "ServiceMonitor")["spec"]["endpoints"]
     assert endpoint["tlsConfig"] == own["monitoring"]["serviceMonitor"]["tlsConfig"]

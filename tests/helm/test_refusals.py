@@ -111,7 +111,6 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
         r"nginx\.ingress\.kubernetes\.io/backend-protocol: HTTPS",
     ),
     ({"router": {"autoscaling": {"minReplicas": 9}}}, "minReplicas is more than maxReplicas"),
-    ({"auth": {"protectOperations": True}}, "needs auth.apiKeys"),
     ({"auth": {"apiKeys": {"existingSecret": "keys"}}}, "`helm test` needs a key"),
     ({"httpRoute": {"enabled": True}}, "name the Gateway"),
     ({"tls": {"internal": {"enabled": True}}}, "it needs a certificate"),

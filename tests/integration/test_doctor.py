@@ -5,13 +5,17 @@ import json
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
+import pytest
 
 from baton.deployment.ports import free_ports
-from baton.protos import doctor_pb2, doctor_pb2_grpc, worker_pb2
+from baton.protos import doctor_pb2, doctor_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.checkpoints import make_checkpoint
 from tests.integration.worker_process import WorkerProcess, worker_processes
 from tests.integration.workers_view import wait_idle
@@ -63,10 +67,30 @@ async def test_what_fails_is_said_and_the_status_tells() -> None:
     assert "secret" not in output + errors
 
 
-async def probe(reader: WorkerProcess, pool: worker_pb2.KVPool) -> list[doctor_pb2.Link]:
-    """What a worker says of reading from a pool."""
+async def probe(reader: WorkerProcess, owner: WorkerProcess) -> list[doctor_pb2.Link]:
+    """What a worker says of reading from another one's pool."""
     stub: doctor_pb2_grpc.DoctorAsyncStub = doctor_pb2_grpc.DoctorStub(reader.channel)
-    return list((await stub.Probe(doctor_pb2.ProbeRequest(owner=pool), timeout=60)).links)
+    return list((await stub.Probe(doctor_pb2.ProbeRequest(address=owner.address), timeout=60)).links)
+
+
+@asynccontextmanager
+async def introduced(*workers: WorkerProcess) -> AsyncIterator[None]:
+    """The workers know each other, as from a router that was given their addresses."""
+    request = worker_pb2.WatchRequest(interval_ms=1000, workers=[worker.address for worker in workers])
+    calls = [worker_pb2_grpc.WorkerStub(worker.channel).Watch(request) for worker in workers]
+    for call in calls:
+        await call.read()
+    yield
+    for call in calls:
+        call.cancel()
+
+
+async def refusal(reader: WorkerProcess, owner: WorkerProcess) -> str:
+    """Why a worker does not read from another one."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await probe(reader, owner)
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    return caught.value.details() or ""
 
 
 def held(worker: WorkerProcess) -> tuple[int, int]:
@@ -79,24 +103,29 @@ async def test_probes_leave_nothing_behind_and_do_not_wait_for_a_stopped_owner(t
     model = make_checkpoint("qwen3", tmp_path / "model")
     pair = ("prefill", "--transport=tcp"), ("decode", "--transport=auto")
     async with worker_processes(model, tmp_path, *pair) as (prefill, decode):
-        tcp_pool, auto_pool = (await prefill.describe()).pool, (await decode.describe()).pool
-        for choice, *others in await asyncio.gather(*(probe(decode, tcp_pool) for _ in range(3))):
-            assert (choice.asked, choice.transport, choice.HasField("rates")) == ("auto", "tcp", True)
-            assert not others  # the owner offers no more
-        by_tcp, by_shared_memory = await probe(prefill, auto_pool)
-        assert (by_tcp.asked, by_tcp.transport) == ("tcp", "tcp")
-        assert (by_shared_memory.asked, by_shared_memory.transport) == ("shared_memory", "shared_memory")
-        assert by_shared_memory.rates.limit.name == "a memory copy"
-        before = held(decode)
-        await probe(decode, tcp_pool)
-        async with asyncio.timeout(10):
-            while any(now > then for now, then in zip(held(decode), before, strict=True)):
-                await asyncio.sleep(0.05)
-        os.kill(decode.child.pid, signal.SIGSTOP)
-        try:
-            links = await probe(prefill, auto_pool)
-        finally:
-            os.kill(decode.child.pid, signal.SIGCONT)
-        assert [link.HasField("transport") for link in links] == [False, False]
-        assert all("did not answer within" in link.reason for link in links)
-        assert [link.transport for link in await probe(prefill, auto_pool)] == ["tcp", "shared_memory"]
+        assert "no router that watches this worker" in await refusal(prefill, decode)
+        async with introduced(prefill, decode):
+            await examine_links(prefill, decode)
+
+
+async def examine_links(prefill: WorkerProcess, decode: WorkerProcess) -> None:
+    for choice, *others in await asyncio.gather(*(probe(decode, prefill) for _ in range(3))):
+        assert (choice.asked, choice.transport, choice.HasField("rates")) == ("auto", "tcp", True)
+        assert not others  # the owner offers no more
+    by_tcp, by_shared_memory = await probe(prefill, decode)
+    assert (by_tcp.asked, by_tcp.transport) == ("tcp", "tcp")
+    assert (by_shared_memory.asked, by_shared_memory.transport) == ("shared_memory", "shared_memory")
+    assert by_shared_memory.rates.limit.name == "a memory copy"
+    before = held(decode)
+    await probe(decode, prefill)
+    async with asyncio.timeout(10):
+        while any(now > then for now, then in zip(held(decode), before, strict=True)):
+            await asyncio.sleep(0.05)
+    os.kill(decode.child.pid, signal.SIGSTOP)
+    try:
+        [link] = await probe(prefill, decode)
+    finally:
+        os.kill(decode.child.pid, signal.SIGCONT)
+    assert not link.HasField("transport")
+    assert "does not answer" in link.reason
+    assert [link.transport for link in await probe(prefill, decode)] == ["tcp", "shared_memory"]

@@ -13,10 +13,10 @@ from tests.integration.test_registry_redis import MODEL, complete, start_workers
 from tests.redis_server import redis_server
 
 
-async def drain(*options: str) -> tuple[int | None, str]:
+async def drain(*options: str, command: str = "drain") -> tuple[int | None, str]:
     """The status of the command, and what it says."""
-    command = (sys.executable, "-m", "baton", "drain", *options)
-    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=STDOUT)
+    argv = (sys.executable, "-m", "baton", command, *options)
+    process = await asyncio.create_subprocess_exec(*argv, stdout=PIPE, stderr=STDOUT)
     output, _ = await process.communicate()
     return process.returncode, output.decode()
 
@@ -34,10 +34,17 @@ async def test_all_workers_of_a_host_are_drained_and_no_others(tmp_path: Path) -
         assert await drain("--host", "127.0.0.9", *where) == (0, "there is no worker at 127.0.0.9\n")
         await complete(client)
         status, said = await drain("--host", "127.0.0.1", *where)
+        assert status == 3
+        assert "is the last decode worker that takes requests" in said
+        status, said = await drain("--force", "--host", "127.0.0.1", *where)
         assert status == 0
         assert [line.partition("@")[0] for line in said.splitlines()] == ["decode-1", "prefill-0"]
         assert said.count("is drained") == 2
         await wait_view(client, lambda view: {each["state"] for each in view["workers"]} == {"drained"})
+
+        status, said = await drain("--host", "127.0.0.1", "--registry-file", str(file), command="undrain")
+        assert (status, said.count("takes requests again")) == (0, 2)
+        await wait_ready_workers(client, "prefill-0", "decode-1")
 
         await server.kill()
         status, said = await drain("--host", "127.0.0.1", *where)

@@ -4,10 +4,11 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -17,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from baton.deployment.ports import free_ports
 from baton.protos import worker_pb2
 from benchmarks.server import served
-from tests.integration.completion_load import completion_load
+from tests.integration.completion_load import complete, completion_load
 from tests.integration.worker_process import WorkerProcess, worker_processes
 from tests.integration.workers_view import wait_all_ready, workers
 
@@ -67,24 +68,34 @@ async def test_a_rank_killed_under_load_costs_no_request_and_no_token() -> None:
 
 
 async def test_a_rank_that_is_one_too_few_waits_for_another() -> None:
-    """It answers nothing meanwhile, and what it was asked is answered then."""
+    """It gets no new requests meanwhile, and goes on with those that it has once the group is complete."""
     flags = ("--decode", "2", "--expert-parallel", "2", "--min-expert-ranks", "2", "--dtype", "float32")
     async with (
-        served("", *flags, "--num-threads", "1") as url,
+        served("", *flags, "--num-threads", "1", "--failover-timeout-s", "120") as url,
         httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,
-        completion_load(*[client] * 4) as load,
     ):
-        await load.more(3)
+        await wait_all_ready(url)
         [staying] = [worker for worker in await workers(url) if worker["worker_id"] == "decode-0"]
+        asking = [asyncio.create_task(complete(client, index, 200)) for index in range(4)]
+        await wait_decode_0(url, lambda worker: int(worker["load"]["num_running"]) > 0)
         os.kill(pid_of("decode-1", url), signal.SIGKILL)
         async with asyncio.timeout(60), grpc.aio.insecure_channel(staying["address"]) as channel:
             statuses = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            await wait_decode_0(url, lambda worker: worker["state"] == "short_of_ranks")
             async for answer in statuses:
                 if answer.status == health_pb2.HealthCheckResponse.NOT_SERVING:
                     break
-            await load.more(5)  # once the other has come back
+            await asyncio.gather(*asking)  # once the other has come back
             assert (await anext(aiter(statuses))).status == health_pb2.HealthCheckResponse.SERVING
+        await wait_decode_0(url, lambda worker: worker["state"] == "ready")
         assert await incarnation_of("decode-0", url) == staying["incarnation"]
+
+
+async def wait_decode_0(url: str, holds: Callable[[dict[str, Any]], bool]) -> None:
+    """Return once the router has decode-0 so."""
+    async with asyncio.timeout(60):
+        while not any(worker["worker_id"] == "decode-0" and holds(worker) for worker in await workers(url)):
+            await asyncio.sleep(0.02)
 
 
 async def test_ranks_end_well_in_any_order(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ async def test_commands_speak_it(tmp_path: Path) -> None:
         assert "decode-1" in await baton("status", "--once", url, trust)
         assert "name who signed its certificate by --ssl-ca-certs" in await baton("status", "--once", url)
         assert "Error" not in await baton("chat", "--max-tokens=2", url, trust, typed="hello\n")
-        assert await baton("drain", "decode-0", url, trust) == "decode-0 is drained\n"
+        assert await baton("drain", "--force", "decode-0", url, trust) == "decode-0 is drained\n"
 
 
 async def test_the_end_waits_for_answers_and_for_nobody_who_only_listens(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
+from baton.deployment.process_states import STATES_FILE
 from baton.protos.common_pb2 import SamplingParams
 from baton.protos.router_pb2 import GenerateRequest
 from baton.protos.router_pb2_grpc import InferenceStub
@@ -31,7 +32,7 @@ ROLES: tuple[Role, ...] = ("prefill", "decode", "decode")
 
 
 @asynccontextmanager
-async def group(directory: Path, spec: WorkerSpec = SPEC) -> AsyncIterator[RouterProcess]:
+async def group(directory: Path, spec: WorkerSpec = SPEC, *more_flags: str) -> AsyncIterator[RouterProcess]:
     """Two router processes before simulated workers."""
     configs = [
         SimulatedWorkerConfig(worker_id=f"{role}-{number}", role=role, model=MODEL.name, spec=spec)
@@ -39,7 +40,7 @@ async def group(directory: Path, spec: WorkerSpec = SPEC) -> AsyncIterator[Route
     ]
     async with simulated_workers(configs) as workers:
         addresses = ",".join(worker.address for worker in workers)
-        flags = ("--processes=2", "--port=0", "--grpc-port=0", f"--workers={addresses}")
+        flags = ("--processes=2", "--port=0", "--grpc-port=0", f"--workers={addresses}", *more_flags)
         async with router_process(directory, *flags, module=("baton", "router")) as router:
             yield router
 
@@ -218,6 +219,7 @@ async def test_processes_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
         directory = group_dir(router)
         await router.kill()
         await wait_gone(*serving)
+        (directory / STATES_FILE).unlink()  # the parent's own
         directory.rmdir()  # empty: each took its socket with it
 
 

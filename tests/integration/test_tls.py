@@ -51,4 +51,4 @@ async def test_every_hop_is_encrypted_and_closed_to_others(tmp_path: Path) -> No
         assert await is_unheard(decode.address)
         [name] = [each["worker_id"] for each in await workers(router.url) if each["role"] == "decode"]
         assert "Error" in await drain(router.url, name)
-        assert await drain(router.url, name, *own) == f"{name} is drained\n"
+        assert await drain(router.url, name, "--force", *own) == f"{name} is drained\n"

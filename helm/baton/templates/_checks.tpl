@@ -170,9 +170,6 @@
 {{- if and $v.router.autoscaling.enabled (gt (int $v.router.autoscaling.minReplicas) (int $v.router.autoscaling.maxReplicas)) -}}
 {{- fail "router.autoscaling: minReplicas is more than maxReplicas" -}}
 {{- end -}}
-{{- if and $v.auth.protectOperations (not $v.auth.apiKeys.existingSecret) -}}
-{{- fail "auth.protectOperations: it needs auth.apiKeys.existingSecret" -}}
-{{- end -}}
 {{- if and $v.tests.enabled $v.auth.apiKeys.existingSecret (not $v.auth.clientKey.existingSecret) -}}
 {{- fail "tests: `helm test` needs a key, for routers ask for one; set auth.clientKey.existingSecret, or tests.enabled=false" -}}
 {{- end -}}

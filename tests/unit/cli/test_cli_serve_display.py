@@ -2,7 +2,10 @@
 
 import io
 import json
+import os
 import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +17,17 @@ from baton.cli.model_source import BUNDLED
 from baton.cli.serve_banner import Banner, in_short
 from baton.cli.serve_display import BarDisplay, LineDisplay, describe_end, open_display
 from baton.deployment.cluster_plan import Checkpoint, ClusterPlan
-from baton.deployment.events import ClusterReady, Died, Ending, Event, Progressed, ServingWorker, Started, Warned
+from baton.deployment.events import (
+    ClusterReady,
+    Died,
+    Ending,
+    Event,
+    GivenUp,
+    Progressed,
+    ServingWorker,
+    Started,
+    Warned,
+)
 from baton.engine.config import EngineConfig
 from baton.engine.model_config import read_model_config
 from baton.engine.visible_gpus import visible_gpus
@@ -64,7 +77,7 @@ READY = ClusterReady(
 def banner(planned: ClusterPlan, **engine: str | None) -> str:
     checkpoint = Checkpoint(BUNDLED, "tiny", read_model_config(BUNDLED))
     engines = dict.fromkeys(("prefill", "decode"), engine)
-    return str(Banner.of(planned, checkpoint, Path("/tmp/logs"), engines)(READY))
+    return str(Banner.of(planned, checkpoint, Path("/tmp/logs"), engines, visible_gpus())(READY))
 
 
 def announce(_: ClusterReady) -> Text:
@@ -134,6 +147,41 @@ def test_lines_where_there_is_no_terminal() -> None:
     ]
 
 
+def test_deaths_in_a_row_and_the_reason_of_an_end_have_a_line() -> None:
+    printer, output = console(terminal=False)
+    display = LineDisplay(printer, announce)
+    display.show(Died("decode-0", "was killed by SIGKILL", 8.0, 5))
+    display.show(GivenUp("decode-0 died 3 times in a row.\nlast line of the log\nIts log: decode-0.log"))
+    assert output.getvalue().splitlines() == [
+        "decode-0: was killed by SIGKILL; starting again in 8.0 s (death 5 in a row)",
+        "The cluster ends before it was ready: decode-0 died 3 times in a row.",
+    ]
+
+
+SHOW_EVENTS = """
+import sys
+from baton.cli.serve_display import LineDisplay, ServeConsole
+from baton.deployment.events import Died
+display = LineDisplay(ServeConsole(), None)
+for _ in range(3):
+    display.show(Died("decode-0", "was killed by SIGKILL", 8.0))
+print("serves on", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("output", ["full", "closed"])
+def test_output_that_takes_nothing_ends_no_cluster(output: str) -> None:
+    if output == "full":
+        target = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, target = os.pipe()
+        os.close(reader)
+    with os.fdopen(target, "w") as stdout:
+        argv = (sys.executable, "-u", "-c", SHOW_EVENTS)
+        done = subprocess.run(argv, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "serves on\n")
+
+
 def test_a_rendezvous_has_a_bar_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     planned = replace(plan(), rendezvous=RendezvousConfig())
@@ -158,3 +206,12 @@ def test_bars_in_a_terminal_give_way_to_the_announcement() -> None:
     assert text.index("━") < text.index("ANNOUNCEMENT") < text.index("was killed by SIGKILL; starting again")
     assert "starting again (process 4712)" in text
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h")  # the cursor that bars hide is shown again
+
+
+def test_a_terminal_that_lacks_a_character_shows_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with (tmp_path / "output").open("w", encoding="ascii") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        display = open_display(plan(), announce)
+        display.show(Warned("decode-0", "no model caf\u00e9"))
+        display.close()
+    assert (tmp_path / "output").read_text() == "decode-0: warning: no model caf?\n"

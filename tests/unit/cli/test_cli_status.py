@@ -95,3 +95,20 @@ def test_without_a_server_the_user_is_told_what_to_do() -> None:
     result = CliRunner().invoke(main, ["status", "--once", "--url", url])
     assert result.exit_code == 1
     assert f"no server answers at http://{url}" in result.output
+
+
+def test_processes_that_died_are_named_with_what_follows() -> None:
+    death = {"last_end": "was killed by SIGKILL", "last_end_s_ago": 4.2}
+    processes = [
+        {"name": "router", "state": "ready", "restarts": 0, "last_end": None, "last_end_s_ago": None},
+        {"name": "prefill-0", "state": "ready", "restarts": 2, **death},
+        {"name": "decode-0", "state": "starting", "deaths_in_a_row": 1, **death},
+        {"name": "decode-1", "state": "waiting", "deaths_in_a_row": 7, "next_start_in_s": 11.6, **death},
+        {"name": "decode-2", "state": "waiting", "from": "another version", "last_end": "ended"},
+        "no process",
+    ]
+    lines = status({**WORKERS, "processes": processes}, "--once").output.splitlines()
+    assert "prefill-0: was killed by SIGKILL 4 s ago, serves again; restarts: 2" in lines
+    assert "decode-0: was killed by SIGKILL 4 s ago; is starting again" in lines
+    assert "decode-1: was killed by SIGKILL 4 s ago, death 7 in a row; starts again in 12 s" in lines
+    assert not any(line.startswith("router:") for line in lines)

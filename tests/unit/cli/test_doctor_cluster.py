@@ -47,3 +47,17 @@ def test_what_is_no_router_is_a_finding() -> None:
     port = free_ports("127.0.0.1", 1)[0]
     (section,) = examine_cluster(RouterAddress(f"http://127.0.0.1:{port}"), 64, lambda _: None)
     assert checks(section) == {"router-unreachable": Level.FAILURE}
+
+
+def test_processes_that_died_lately_are_findings() -> None:
+    processes = [
+        {"name": "router", "state": "ready", "restarts": 0, "last_end": None},
+        {"name": "prefill-0", "state": "waiting", "last_end": "was killed by SIGKILL", "last_end_s_ago": 3.0},
+        {"name": "decode-0", "state": "ready", "last_end": "was killed by SIGKILL", "last_end_s_ago": 60.0},
+        {"name": "decode-1", "state": "ready", "last_end": "was killed by SIGKILL", "last_end_s_ago": 6000.0},
+    ]
+    _, section = examine({"router": {"ready": True}, "workers": [], "processes": processes})
+    assert [(each.check, each.level, each.found.split(":")[0]) for each in section.findings] == [
+        ("process-down", Level.FAILURE, "prefill-0"),
+        ("process-restarted", Level.WARNING, "decode-0"),
+    ]

@@ -99,7 +99,7 @@ def test_the_environment_has_it_too() -> None:
 
 def test_a_clusters_processes_are_not_told_the_key() -> None:
     settings = load_settings(None, {"api_key": "sk-secret,sk-other"})
-    plan = plan_cluster(settings, find_checkpoint(None, "auto"), this_machine(), [21000, 21001])
+    plan = plan_cluster(settings, find_checkpoint(None, "auto"), this_machine())
     router, *workers = [spec.argv for spec in plan.specs(Path("/logs"))]
     assert f"--api-key={hidden('sk-secret')},{hidden('sk-other')}" in router
     assert "sk-" not in repr((router, workers, plan))

@@ -7,8 +7,11 @@ import yaml
 
 from baton.cli.serve_ray import plan_serving, read_settings
 from baton.deployment.ports import free_ports
-from baton.engine.visible_gpus import visible_gpus
+from baton.engine.visible_gpus import VisibleGpus
 from baton.rpc.option_values import OptionError
+
+NO_GPU = VisibleGpus(0, "the nodes of this Ray have no GPUs")
+FOUR_GPUS = VisibleGpus(4, "the nodes of this Ray have 4 GPUs")
 
 
 @pytest.mark.parametrize(
@@ -26,16 +29,18 @@ def test_what_one_machine_cannot_have_is_named(content: dict[str, object], told:
     file = tmp_path / "baton.yaml"
     file.write_text(yaml.safe_dump(content))
     with pytest.raises(OptionError, match=told):
-        read_settings(file, {}, None)
+        read_settings(file, {}, None, NO_GPU)
 
 
 def test_a_ray_elsewhere_needs_a_registry() -> None:
     with pytest.raises(OptionError, match="registry: with --ray-address"):
-        read_settings(None, {}, "auto")
+        read_settings(None, {}, "auto", NO_GPU)
 
 
-def test_the_reason_for_the_device_is_what_auto_found(tmp_path: Path) -> None:
-    settings = read_settings(None, {"port": free_ports("127.0.0.1", 1)[0]}, None)
-    serving = plan_serving(settings, None, tmp_path, "info")
-    gpus = visible_gpus()
+@pytest.mark.parametrize("gpus", [NO_GPU, FOUR_GPUS])
+def test_the_reason_for_the_device_is_what_auto_found(tmp_path: Path, gpus: VisibleGpus) -> None:
+    flags = {"port": free_ports("127.0.0.1", 1)[0], "registry": "redis://cache:6379/0"}
+    settings = read_settings(None, flags, "10.0.0.1:6379", gpus)
+    assert settings.num_gpus("decode") == (1 if gpus.count else 0)
+    serving = plan_serving(settings, "10.0.0.1:6379", tmp_path, "info", gpus)
     assert serving.banner.devices == f"{gpus.auto_device} (auto: {gpus.reason})"

@@ -1,6 +1,7 @@
 """A decode worker's requests: each ends once, and each command's number is told once, whatever becomes of it."""
 
 from baton.decode_worker.decode_request import DecodeRequest
+from baton.decode_worker.remembered import RememberedOutputs
 from baton.decode_worker.request_table import RequestTable
 from baton.decode_worker.router_session import RouterSession
 from baton.engine.errors import QueueFull
@@ -8,6 +9,7 @@ from baton.engine.outputs import RequestOutput, SampledToken, StepOutput
 from baton.engine.request import FinishReason, RequestId
 from baton.protos import common_pb2, worker_pb2
 from baton.rpc.drain import Drain
+from baton.rpc.status import Conflict, error_from_code
 from baton.rpc.worker_counters import WorkerCounters
 
 ROUTER = "router-1"
@@ -19,11 +21,16 @@ class Table:
     def __init__(self) -> None:
         self.counters, self.drain = WorkerCounters(), Drain()
         self.aborted: list[RequestId] = []  # in the engine
-        self.table = RequestTable(self.counters, self.drain, self.aborted.append)
+        self.remembered = RememberedOutputs(self.counters, 10.0)
+        self.table = RequestTable(self.counters, self.drain, self.aborted.append, self.remembered)
         self.session = RouterSession("1", ROUTER)
 
-    def entry(self, name: str, number: int, session: RouterSession | None = None) -> DecodeRequest:
-        command = worker_pb2.GenerateCommand(request_id=name, token_ids=[1], num_prompt_tokens=1, number=number)
+    def entry(
+        self, name: str, number: int, session: RouterSession | None = None, resume_key: bytes = b""
+    ) -> DecodeRequest:
+        command = worker_pb2.GenerateCommand(
+            request_id=name, token_ids=[1, 5], num_prompt_tokens=1, number=number, resume_key=resume_key
+        )
         return DecodeRequest.of(command, session or self.session, "decode-0")
 
     async def news(self) -> list[worker_pb2.RequestDelta]:
@@ -32,8 +39,11 @@ class Table:
 
 
 def finished(entry: DecodeRequest) -> StepOutput:
-    output = RequestOutput(entry.request.request_id, 1, SampledToken(7), finish_reason=FinishReason.LENGTH)
-    return StepOutput([output])
+    return stepped(entry, FinishReason.LENGTH)
+
+
+def stepped(entry: DecodeRequest, reason: FinishReason | None = None) -> StepOutput:
+    return StepOutput([RequestOutput(entry.request.request_id, 1, SampledToken(7), finish_reason=reason)])
 
 
 async def test_a_command_that_came_before_is_not_taken_again() -> None:
@@ -96,3 +106,60 @@ async def test_what_is_handed_off_leaves_the_engine_and_says_so() -> None:
     assert made.drain.num_requests == 0
     told = {news.request_id: news.finish_reason for news in await made.news()}
     assert told == dict.fromkeys("ab", common_pb2.FINISH_REASON_HANDED_OFF)
+
+
+async def test_a_request_that_runs_is_taken_over_with_its_output() -> None:
+    made = Table()
+    other = RouterSession("2", "router-2")
+    taken, kept = made.entry("a", 1, resume_key=b"key"), made.entry("b", 1, other, resume_key=b"other")
+    assert made.table.enter(taken)
+    assert made.table.enter(kept)
+    made.table.tell(stepped(taken))
+    output = made.table.recall(b"key")
+    assert output is not None
+    assert (list(output.token_ids), output.num_prompt_tokens, output.finish_reason) == ([5, 7], 1, 0)
+    assert made.aborted == [taken.request.request_id]
+    assert made.table.find(kept.request.request_id) is kept
+    assert made.table.recall(b"key") == output  # the router that took it over may be lost too
+    assert made.table.recall(b"unknown") is None
+    assert made.drain.num_requests == 1
+    *_, last = await made.news()
+    assert last.finish_reason == common_pb2.FINISH_REASON_ERROR
+    assert type(error_from_code(last.error.code, last.error.message)) is Conflict
+
+
+async def test_the_output_of_what_has_ended_is_remembered_however_it_ended() -> None:
+    made = Table()
+    by_end = {"finished": made.entry("1", 1, resume_key=b"1"), "failed": made.entry("2", 2, resume_key=b"2")}
+    by_end["aborted"] = made.entry("3", 3, resume_key=b"3")
+    by_end["lost"] = made.entry("4", 4, resume_key=b"4")
+    by_end["not resumable"] = made.entry("5", 5)
+    for entry in by_end.values():
+        assert made.table.enter(entry)
+        made.table.tell(stepped(entry))
+    made.table.tell(finished(by_end["finished"]))
+    made.table.fail(by_end["failed"], QueueFull("the queue is full"))
+    made.table.abort_named("3", made.session)
+    made.table.abort_session(made.session)
+    recalled = [made.table.recall(name.encode()) for name in "12345"]
+    assert [list(each.token_ids) for each in recalled[:4] if each] == [[5, 7, 7], [5, 7], [5, 7], [5, 7]]
+    assert recalled[0] is not None
+    assert recalled[0].finish_reason == common_pb2.FINISH_REASON_LENGTH
+    assert recalled[4] is None
+    assert made.counters.num_remembered == 4
+    made.remembered.close()
+
+
+async def test_the_latest_of_two_requests_with_one_key_is_taken_over() -> None:
+    made = Table()
+    other = RouterSession("2", "router-2")
+    first, second = made.entry("a", 1, resume_key=b"key"), made.entry("a", 1, other, resume_key=b"key")
+    assert made.table.enter(first)
+    assert made.table.enter(second)
+    made.table.abort(first)
+    made.table.tell(stepped(second))
+    output = made.table.recall(b"key")
+    assert output is not None
+    assert list(output.token_ids) == [5, 7]
+    assert made.aborted == [first.request.request_id, second.request.request_id]
+    made.remembered.close()

@@ -12,9 +12,12 @@ from pathlib import Path
 
 from baton.rpc.child_process import OOM_KILLED
 from baton.rpc.lifeline import hold_lifeline
+from baton.rpc.logs import dump_stacks_on_signal
 from baton.rpc.progress import ProgressReporter
 
 HOARD_BYTES = 512 << 20
+NUM_LIVES = 6  # after which one that was ready once, and was then in trouble, is ready again
+HEARTBEAT = b'{"stage": "alive"}\n'
 WORKER = {
     "role": "decode",
     "address": "127.0.0.1:1",
@@ -60,14 +63,15 @@ def main() -> None:
     parser.add_argument("--lifeline-fd", type=int, required=True)
     arguments = parser.parse_args()
     progress = ProgressReporter(arguments.progress_fd)
+    dump_stacks_on_signal()
     hold_lifeline(arguments.lifeline_fd)
     life = count_life(arguments.lives) if arguments.lives else 1
     mode: str = arguments.mode
     ended = threading.Event()
     signal.signal(signal.SIGTERM, signal.SIG_IGN if mode == "stubborn" else lambda *_: ended.set())
-    if mode == "die" or (mode == "flaky" and life <= 2):
+    if mode == "die" or (mode == "flaky" and life <= 2) or (mode == "recover" and 1 < life <= NUM_LIVES):
         sys.exit(f"no luck in life {life}")
-    if mode == "fail":
+    if mode == "fail" or (mode == "fail_later" and 1 < life <= NUM_LIVES):
         progress.failed("UnsupportedModel: FooForCausalLM")
         sys.exit(1)
     if mode == "leave_child" and os.fork() == 0:
@@ -88,8 +92,10 @@ def main() -> None:
         progress.failed(f"EngineEnded: rank 1 of this worker {OOM_KILLED}")
         sys.exit(1)
     while not ended.wait(0.05):
-        pass
+        if mode == "beat" or (mode == "stall" and life > 1):
+            os.write(arguments.progress_fd, HEARTBEAT)
     print("ended well")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -42,6 +42,7 @@ MODEL = ModelConfig(
     dtype="bfloat16",
 )
 CHECKPOINT = Checkpoint(Path("/models/large"), "large", MODEL)
+SOCKETS = Path("/run/baton")
 
 
 def settings(tmp_path: Path, text: str = "", **flags: object) -> ClusterSettings:
@@ -51,8 +52,7 @@ def settings(tmp_path: Path, text: str = "", **flags: object) -> ClusterSettings
 
 
 def plan(settings: ClusterSettings, checkpoint: Checkpoint = CHECKPOINT) -> ClusterPlan:
-    ports = list(range(21000, 21000 + settings.cluster.num_workers))
-    return plan_cluster(settings, checkpoint, MACHINE, ports)
+    return plan_cluster(settings, checkpoint, MACHINE, SOCKETS)
 
 
 def by_id(plan: ClusterPlan) -> dict[str, WorkerConfig]:
@@ -65,7 +65,7 @@ def test_by_default_one_prefill_and_one_decode_worker_share_the_machine(tmp_path
     assert [worker.role for worker in planned.workers] == ["prefill", "decode"]
     assert {worker.engine.num_threads for worker in planned.workers} == {4}
     assert {worker.engine.kv_cache_memory_bytes for worker in planned.workers} == {2 << 30}
-    assert planned.router.workers == ("127.0.0.1:21000", "127.0.0.1:21001")
+    assert planned.router.workers == ("unix:/run/baton/prefill-0", "unix:/run/baton/decode-0")
     assert planned.router.model_name == "large"
     assert planned.url == "http://127.0.0.1:8000"
 
@@ -192,12 +192,13 @@ def test_a_type_of_kv_that_the_model_cannot_have_is_refused(tmp_path: Path) -> N
     assert all("--kv-cache-dtype=int8" in spec.argv for spec in planned.specs(tmp_path) if "router" not in spec.name)
     in_fp8 = plan(settings(tmp_path, "engine: {kv_cache_dtype: fp8}"))
     assert {worker.engine.kv_cache_dtype for worker in in_fp8.workers} == {"fp8"}
+    two_names = "prefill_engine: {kv_cache_dtype: fp8}\ndecode_engine: {kv_cache_dtype: fp8_e4m3}"
+    assert plan(settings(tmp_path, two_names)) == in_fp8
 
 
 def test_memory_for_kv_has_bounds(tmp_path: Path) -> None:
-    ports = [21000, 21001]
-    small = plan_cluster(settings(tmp_path), CHECKPOINT, Machine(1, 1 << 30), ports)
-    large = plan_cluster(settings(tmp_path), CHECKPOINT, Machine(1, 1 << 40), ports)
+    small = plan_cluster(settings(tmp_path), CHECKPOINT, Machine(1, 1 << 30))
+    large = plan_cluster(settings(tmp_path), CHECKPOINT, Machine(1, 1 << 40))
     assert {worker.engine.kv_cache_memory_bytes for worker in small.workers} == {128 << 20}
     assert {worker.engine.kv_cache_memory_bytes for worker in large.workers} == {4 << 30}
     assert {worker.engine.num_threads for worker in small.workers} == {1}
@@ -205,7 +206,7 @@ def test_memory_for_kv_has_bounds(tmp_path: Path) -> None:
 
 def test_no_more_kv_than_a_full_batch_could_fill(tmp_path: Path) -> None:
     short = settings(tmp_path, "", max_model_len=100, max_num_seqs=50)
-    planned = plan_cluster(short, CHECKPOINT, Machine(1, 1 << 40), [21000, 21001])
+    planned = plan_cluster(short, CHECKPOINT, Machine(1, 1 << 40))
     assert kv_bytes_per_token(MODEL) == 28 * 2 * 8 * 128 * 2
     assert {worker.engine.kv_cache_memory_bytes for worker in planned.workers} == {100 * 50 * 114688}
     mla = MLAConfig(kv_lora_rank=512, q_lora_rank=None, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
@@ -213,7 +214,7 @@ def test_no_more_kv_than_a_full_batch_could_fill(tmp_path: Path) -> None:
     assert kv_bytes_per_token(MODEL, "int8") == 28 * 2 * 8 * (128 + 4)
     assert kv_bytes_per_token(replace(MODEL, mla=mla), "int8") == 28 * (576 + 4)
     in_int8 = settings(tmp_path, "", max_model_len=100, max_num_seqs=50, kv_cache_dtype="int8")
-    planned = plan_cluster(in_int8, CHECKPOINT, Machine(1, 1 << 40), [21000, 21001])
+    planned = plan_cluster(in_int8, CHECKPOINT, Machine(1, 1 << 40))
     assert {worker.engine.kv_cache_memory_bytes for worker in planned.workers} == {100 * 50 * 59136}
 
 

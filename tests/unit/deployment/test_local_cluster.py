@@ -15,12 +15,15 @@ import httpx
 import psutil
 import pytest
 
-from baton.deployment.events import ClusterReady, Event, Progressed, Started
+from baton.deployment.events import ClusterReady, Event, GivenUp, Progressed, Started
 from baton.deployment.local import LocalCluster
 from baton.deployment.ports import free_ports
+from baton.deployment.process_states import STATES_FILE, StatesWriter
 from baton.deployment.supervisor import GaveUp, RestartPolicy
+from baton.rpc.process_states import read_states
 from baton.rpc.progress import Ready
 from tests.unit.deployment.recorder import Recorder, child_spec
+from tests.unit.deployment.supervised_child import NUM_LIVES
 
 POLICY = RestartPolicy(first_delay_s=0.01, max_delay_s=0.05)
 SCRIPT = "tests.unit.deployment.cluster_script"
@@ -33,14 +36,28 @@ class Run:
 
     def __init__(self, tmp_path: Path, modes: list[str]) -> None:
         port = free_ports("127.0.0.1", 1)[0]
-        workers = [child_spec(sys.executable, tmp_path, mode, f"worker-{index}") for index, mode in enumerate(modes)]
+        workers = [
+            child_spec(sys.executable, tmp_path, mode, f"worker-{index}", "--lives", str(tmp_path / f"lives-{index}"))
+            for index, mode in enumerate(modes)
+        ]
         names = [worker.name for worker in workers]
         router = child_spec(sys.executable, tmp_path, "serve", "router", "--port", str(port), "--workers", *names)
         self.recorder = Recorder()
+        self.num_alive_when_given_up = 0
         self.stop, self.kill = asyncio.Event(), asyncio.Event()
         self.url = f"http://127.0.0.1:{port}"
-        cluster = LocalCluster([router, *workers], self.url, self.recorder, drain_timeout_s=20, policy=POLICY)
+        self.states = tmp_path / STATES_FILE
+        states = StatesWriter(self.states, ["router", *names])
+        cluster = LocalCluster([router, *workers], self.url, self._hear, 20, POLICY, states=states)
         self.task = asyncio.create_task(cluster.run(self.stop, self.kill))
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, GivenUp):
+            self.num_alive_when_given_up = self.num_alive()
+        self.recorder(event)
+
+    def pids_of(self, name: str) -> list[int]:
+        return [event.pid for event in self.recorder.events if isinstance(event, Started) and event.name == name]
 
     def num_alive(self) -> int:
         return sum(psutil.pid_exists(pid) for pid in self.recorder.pids())
@@ -87,6 +104,29 @@ async def test_one_that_gives_up_ends_all(tmp_path: Path) -> None:
     run = Run(tmp_path, ["serve", "fail"])
     with pytest.raises(GaveUp, match="worker-1 cannot serve: UnsupportedModel"):
         await run.task
+    assert run.num_alive() == 0
+    assert run.num_alive_when_given_up >= 2, "the reason is told before the other processes end"
+    [given_up] = [event for event in run.recorder.events if isinstance(event, GivenUp)]
+    assert "worker-1 cannot serve: UnsupportedModel" in given_up.reason
+
+
+async def test_two_failing_restarts_at_once_end_nothing_else(tmp_path: Path) -> None:
+    run = Run(tmp_path, ["recover", "fail_later", "serve"])
+    await run.recorder.wait_for(lambda event: isinstance(event, ClusterReady))
+    for name in ("worker-0", "worker-1"):
+        os.kill(run.pids_of(name)[0], signal.SIGKILL)
+    async with asyncio.timeout(TIMEOUT_S):
+        while [is_ready(event) for event in run.recorder.events].count(True) < 4 + 2:
+            assert not run.task.done()
+            await asyncio.sleep(0.01)
+    assert len(run.pids_of("router")) == len(run.pids_of("worker-2")) == 1
+    assert all(is_alive(run.pids_of(name)[-1]) for name in ("router", "worker-0", "worker-1", "worker-2"))
+    states = {state.name: state for state in read_states(run.states)}
+    assert {name: state.state for name, state in states.items()} == dict.fromkeys(states, "ready")
+    assert [states[name].num_restarts for name in ("worker-0", "worker-1", "worker-2")] == [NUM_LIVES, NUM_LIVES, 0]
+    assert states["worker-1"].last_end == "UnsupportedModel: FooForCausalLM"
+    run.stop.set()
+    await run.task
     assert run.num_alive() == 0
 
 

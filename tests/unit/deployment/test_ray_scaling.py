@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 
 from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.plan import plan_pools
@@ -250,7 +251,7 @@ def test_a_policy_that_is_replaced_looks_no_more(observer: SeenBy) -> None:
 
 
 def test_models_are_told_apart() -> None:
-    ours, theirs = (encode_report(router_report(model=name)) for name in ("a", "b"))
+    ours, theirs = (router_report(model=name) for name in ("a", "b"))
     assert [each.model for each in own_reports([ours, theirs], "a")] == ["a"]
     assert [each.model for each in own_reports([theirs], None)] == ["b"]
     with pytest.raises(ValueError, match="there are routers of a, b; say which `model`"):
@@ -263,6 +264,20 @@ async def sizes(policy: PoolsPolicy) -> dict[str, int]:
         while not (targets := policy(contexts())[0]):
             await asyncio.sleep(0.02)
         return by_name(targets)
+
+
+async def test_texts_that_are_no_reports_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with redis_server(tmp_path) as server, Redis.from_url(server.url) as redis:
+        endless = encode_report(pools()).replace('"time_s":', '"time_s":NaN,"before":')
+        for name, text in (("bytes", b"\xff"), ("deep", b"[" * 10_000), ("endless", endless)):
+            await redis.set(f"baton:{{default}}:router:{name}", text)
+            await redis.sadd("baton:{default}:routers", name)
+        registry = open_registry(server.url)
+        policy = PoolsPolicy(registry=server.url, budget_gpus=8)
+        async with told(registry, "router-1", lambda: encode_report(pools())):
+            assert await sizes(policy) == {"prefill": 1, "decode": 1}
+        assert caplog.text.count("a report in the registry is left out") == 1
+        await registry.close()
 
 
 async def test_from_a_real_registry_to_sizes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -55,6 +55,28 @@ async def test_only_who_has_its_url_is_heard_and_it_comes_back(tmp_path: Path) -
     assert not await answers(server.url)
 
 
+async def test_failing_restarts_are_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    require_redis_server()
+    server = PrivateRedis(tmp_path / "redis.log")
+    binary = server._binary
+    await server.start()
+    keeping = asyncio.create_task(server.keep())
+    try:
+        server._binary = Path("/bin/false")
+        [pid] = [each.pid for each in psutil.Process().children() if each.name() in NAMES]
+        os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            while "does not start again" not in caplog.text:
+                assert not keeping.done()
+                await asyncio.sleep(0.02)
+            server._binary = binary
+            while not await answers(server.url):
+                await asyncio.sleep(0.02)
+    finally:
+        keeping.cancel()
+        await server.end()
+
+
 async def answers(url: str) -> bool:
     """Whether a server is there."""
     async with Redis.from_url(url) as client:

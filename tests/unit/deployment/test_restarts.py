@@ -36,15 +36,15 @@ def after(*lives: Life) -> Deaths:
 
 def test_short_lives_in_a_row_are_counted() -> None:
     policy = RestartPolicy()
-    assert not policy.gives_up(after(*[death()] * 7))
-    assert policy.gives_up(after(*[death()] * 8))
-    assert not policy.gives_up(after(*[death()] * 7, death(served_s=3600.0), *[death()] * 7))
-    assert not policy.gives_up(after(*[death(served_s=61.0)] * 100)), "it serves between its deaths"
-    assert policy.gives_up(after(*[death(served_s=None)] * 3))
-    assert policy.gives_up(after(*[death(is_oom=True)] * 3))
-    assert not policy.gives_up(after(*[death(is_oom=True), death()] * 3))
-    assert policy.gives_up(after(*[death(served_s=120.0, is_oom=True)] * 3)), "requests fill the memory again each time"
-    assert not policy.gives_up(after(*[death(served_s=3600.0, is_oom=True)] * 100))
+    assert not policy.is_exceeded(after(*[death()] * 7))
+    assert policy.is_exceeded(after(*[death()] * 8))
+    assert not policy.is_exceeded(after(*[death()] * 7, death(served_s=3600.0), *[death()] * 7))
+    assert not policy.is_exceeded(after(*[death(served_s=61.0)] * 100)), "it serves between its deaths"
+    assert policy.is_exceeded(after(*[death(served_s=None)] * 3))
+    assert policy.is_exceeded(after(*[death(is_oom=True)] * 3))
+    assert not policy.is_exceeded(after(*[death(is_oom=True), death()] * 3))
+    assert policy.is_exceeded(after(*[death(served_s=120.0, is_oom=True)] * 3)), "requests fill the memory each time"
+    assert not policy.is_exceeded(after(*[death(served_s=3600.0, is_oom=True)] * 100))
     assert [policy.delay_s(num) for num in (1, 2, 3, 7, 8)] == [0.5, 1, 2, 30, 30]
 
 
@@ -64,9 +64,9 @@ def test_processes_that_others_end_are_started_again_for_ever() -> None:
     policy = RestartPolicy()
     killed = Life("was killed by SIGKILL", 5.0, None, is_oom=False, is_outside=True)
     deaths = after(*[killed] * 100)
-    assert not policy.gives_up(deaths)
-    assert policy.delay_s(deaths.num_short) == policy.max_delay_s
-    assert policy.gives_up(after(*[killed] * 100, *[death()] * 8))
+    assert not policy.is_exceeded(deaths)
+    assert policy.delay_s(deaths.in_a_row) == policy.max_delay_s
+    assert policy.is_exceeded(after(*[killed] * 100, *[death()] * 8))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

@@ -23,7 +23,7 @@ HOST = "127.0.0.1"
 
 def router_argv(**flags: object) -> tuple[str, ...]:
     """The command line of a planned cluster's router."""
-    plan = plan_cluster(load_settings(None, flags), CHECKPOINT, MACHINE, [21000, 21001])
+    plan = plan_cluster(load_settings(None, flags), CHECKPOINT, MACHINE)
     return plan.specs(Path("/logs"))[0].argv
 
 
@@ -34,6 +34,19 @@ def test_a_cluster_runs_one_router_or_a_group() -> None:
     several = router_argv(router_processes="3")
     assert several[3:6] == ("baton", "router", "--log-level=info")
     assert "--processes=3" in several
+
+
+def test_a_router_is_watched_by_the_supervisor_that_starts_it() -> None:
+    def timeouts(**flags: object) -> list[float]:
+        plan = plan_cluster(load_settings(None, flags), CHECKPOINT, MACHINE, [21000, 21001])
+        return [spec.heartbeat_timeout_s for spec in plan.specs(Path("/logs"))]
+
+    assert timeouts() == [5, 0, 0]
+    assert timeouts(heartbeat_timeout_s="12.5") == [12.5, 0, 0]
+    assert timeouts(heartbeat_timeout_s="0") == [0, 0, 0]
+    assert timeouts(router_processes="3") == [0, 0, 0], "their parent watches them"
+    with pytest.raises(OptionError, match="heartbeat_timeout_s: must be 0 or at least 1"):
+        RouterConfig(model="/models/tiny", heartbeat_timeout_s=0.5)
 
 
 def test_the_processes_of_a_cluster_are_its_own_to_plan() -> None:

@@ -36,16 +36,15 @@ def test_workers_keep_to_the_cores_beside_their_memory(
 ) -> None:
     machine = Machine(8, 32 << 30, ((0, 1, 2, 3), (8, 9, 10, 11)))
     given = {"prefill": 1, "decode": num_decode} if num_decode else {"both": 1}
-    ports = list(range(21000, 21020))
-    planned = plan_cluster(settings(tmp_path, **given), CHECKPOINT, machine, ports).workers
+    planned = plan_cluster(settings(tmp_path, **given), CHECKPOINT, machine).workers
     assert [(worker.engine.cores, worker.engine.num_threads) for worker in planned] == expected
 
 
 def test_cores_that_somebody_gave_are_those(tmp_path: Path) -> None:
-    machine, ports = Machine(8, 32 << 30, ((0, 1, 2, 3), (8, 9, 10, 11))), [21000, 21001]
+    machine = Machine(8, 32 << 30, ((0, 1, 2, 3), (8, 9, 10, 11)))
     text = "prefill_engine:\n  cores: 0-2\ndecode_engine:\n  num_threads: 2\n"
-    prefill, decode = plan_cluster(settings(tmp_path, text), CHECKPOINT, machine, ports).workers
+    prefill, decode = plan_cluster(settings(tmp_path, text), CHECKPOINT, machine).workers
     assert (prefill.engine.cores, prefill.engine.num_threads) == ("0-2", 3)
     assert (decode.engine.cores, decode.engine.num_threads) == (None, 2)
     with pytest.raises(OptionError, match="such as 0-3,8"):
-        plan_cluster(settings(tmp_path, "engine:\n  cores: 3-1\n"), CHECKPOINT, machine, ports)
+        plan_cluster(settings(tmp_path, "engine:\n  cores: 3-1\n"), CHECKPOINT, machine)

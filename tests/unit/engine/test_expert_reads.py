@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from baton.engine import expert_group
+from baton.engine import expert_group, expert_rebalance
 from baton.engine.errors import EngineError
 from baton.engine.expert_group import BalanceSettings, ExpertGroup
 from baton.engine.expert_layer import ExpertLayer
@@ -256,6 +256,20 @@ def replicating(mixtral: Path, own: Path) -> Iterator[Ranks]:
     made = Ranks(mixtral, ["rank-0", "rank-1"], settings, {"rank-1": own}, **EXACT)
     yield made
     made.close()
+
+
+def test_a_rank_whose_files_hang_ends_the_move_for_all_and_a_later_one_succeeds(
+    replicating: Ranks, own: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(expert_rebalance, "READ_DEADLINE_S", 0.2)
+    with hanging_files(replicating["rank-1"], own):
+        before = num_held(replicating)
+        serve_until(replicating, lambda: caplog.text.count("the experts stay where they are") > 1)
+        assert num_held(replicating) == before
+        readers = [thread for thread in threading.enumerate() if thread.name == "experts"]
+        assert len(readers) <= 3  # the one that hangs, the next, and the other rank's
+    monkeypatch.setattr(expert_rebalance, "READ_DEADLINE_S", TIMEOUT_S)
+    serve_until(replicating, lambda: num_held(replicating) == [[NUM_EXPERTS] * NUM_LAYERS] * 2)
 
 
 def test_one_layer_is_read_ahead_and_no_more(

@@ -14,6 +14,7 @@ from baton.engine.layers.int8_weight import Int8PanelWeight, Int8Weight, check_q
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.panel_weight import can_have_panels
 from baton.engine.model_config import read_model_config
+from baton.engine.weights_hash import weights_revision
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.paged_model import CPU, PagedModel
 from tests.unit.engine.perplexity import BUNDLED, logits_of, perplexity
@@ -104,7 +105,8 @@ def test_the_engine_is_told_by_an_option(model: Path) -> None:
     tokens = random_tokens(50, 3)
     engine = Engine(EngineConfig(model=str(model), quantization="int8", kv_cache_memory_bytes=1 << 21))
     plain = PagedModel(model, quantization="int8")
-    assert engine.fingerprint != compatibility_fingerprint(model, read_model_config(model, "auto"), 16)
+    plain_config = read_model_config(model, "auto")
+    assert engine.fingerprint != compatibility_fingerprint(model, plain_config, 16, weights_revision(model))
     batch = plain.batch(["a"], [tokens])
     expected = plain.model.forward(batch, plain.pool.clone())
     assert torch.equal(engine.runner.model.forward(batch, plain.pool), expected)

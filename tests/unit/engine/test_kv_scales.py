@@ -1,19 +1,15 @@
-"""Scales of KV in FP8: where a checkpoint has them, what is refused, and that fingerprints tell them apart."""
+"""Scales of KV in FP8: where a checkpoint has them, what is refused, and which models need none."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from baton.engine.checkpoint import weights_revision
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.errors import InvalidCheckpoint
-from baton.engine.fingerprint import compatibility_fingerprint
 from baton.engine.kv_scales import UNSCALED, KVScales, load_kv_scales
-from baton.engine.model_config import read_model_config
 from baton.engine.models.causal_lm import CausalLM
 from baton.engine.weights import Weights
 from tests.checkpoints import make_checkpoint
@@ -93,35 +89,3 @@ def test_latent_attention_does_without(tmp_path: Path) -> None:
     model = add_kv_scales(make_checkpoint("deepseek-v2-lite", tmp_path / "model"))
     engine = Engine(EngineConfig(model=str(model), dtype="bfloat16", kv_cache_memory_bytes=1 << 20))
     assert engine.pool.dtype == torch.bfloat16
-
-
-def test_fingerprints_tell_scales_apart_that_samples_do_not_see(tmp_path: Path) -> None:
-    config = read_model_config(make_checkpoint("llama3", tmp_path / "config"))
-
-    def fingerprints(directory: Path) -> tuple[str, str]:
-        usual = compatibility_fingerprint(directory, config, 16)
-        return usual, compatibility_fingerprint(directory, config, 16, kv_dtype="fp8")
-
-    huge = torch.zeros(1 << 20)  # 1024 pages, of which 256 are samples
-    found, revisions = [], set()
-    for scale in (0.5, 0.25, 0.5):
-        directory = tmp_path / str(len(found))
-        directory.mkdir()
-        tensors = {"a": huge, f"{PREFIX}.k_scale": number(scale), f"{PREFIX}.v_scale": number(1)}
-        save_file(tensors, directory / "model.safetensors")
-        revisions.add(weights_revision(directory))
-        found.append(fingerprints(directory))
-    assert len(revisions) == 1
-    assert found[0] == found[2]
-    assert found[0][0] == found[1][0]
-    assert found[0][1] != found[1][1]
-    assert found[0][0] != found[0][1]
-    assert compatibility_fingerprint(directory, config, 16, kv_dtype="fp8_e4m3") == found[2][1]
-
-
-def test_a_scale_for_each_head_is_refused_by_the_fingerprint(llama3: Path) -> None:
-    add_tensors(llama3, {f"{PREFIX}.k_scale": number(1, 8)})
-    with pytest.raises(
-        InvalidCheckpoint, match=rf"{PREFIX}.k_scale has shape \[8\]: KV has one scale for a layer's keys"
-    ):
-        compatibility_fingerprint(llama3, read_model_config(llama3), 16, kv_dtype="fp8")

@@ -274,7 +274,13 @@ def test_experts_on_other_ranks_and_parts_of_them_are_refused_together(tmp_path:
 
 def test_ranks_of_other_models_are_refused(llama3: Path, tmp_path: Path, rigs: Rigs) -> None:
     other = make_checkpoint("llama3", tmp_path / "other", seed=1, max_position_embeddings=256)
-    with pytest.raises(EngineError, match="rank 1 differs from the first one in max_model_len, model, weights"):
+    with pytest.raises(EngineError, match="rank 1 differs from the first one in max_model_len, model, dtype"):
+        _ = rigs(llama3, 2, others=other).engine
+
+
+def test_ranks_with_other_weights_are_refused_once_these_are_read(llama3: Path, tmp_path: Path, rigs: Rigs) -> None:
+    other = make_checkpoint("llama3", tmp_path / "other", seed=1)
+    with pytest.raises(EngineError, match="rank 1 differs from the first one in weights: ranks of one model"):
         _ = rigs(llama3, 2, others=other).engine
 
 

@@ -46,6 +46,9 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
         self.may_tell.set()
         self.gives_away = False  # each request, after its first token, once it may go on
         self.draining = False
+        self.remembered: list[worker_pb2.RecalledOutput] | None = None  # None: it knows no `Recall`
+        self.may_recall = asyncio.Event()  # cleared: `Recall` hangs
+        self.may_recall.set()
         self.commands: list[worker_pb2.GenerateCommand] = []
         self.aborted: list[str] = []
         self.num_lives = 0
@@ -117,6 +120,13 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
         finally:
             for task in (reader, *running.values()):
                 task.cancel()
+
+    async def Recall(self, request: Any, context: Any) -> worker_pb2.RecallResponse:  # noqa: N802
+        await self.may_recall.wait()
+        if self.remembered is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such method")
+        outputs = [each for each in self.remembered or () if each.resume_key in request.resume_keys]
+        return worker_pb2.RecallResponse(outputs=outputs)
 
     def news(self) -> None:
         """Watchers are told now."""

@@ -70,7 +70,7 @@ async def test_clients_are_told_when_the_time_is_over(num_prompts: int) -> None:
         await until(lambda: len(worker.commands) == 2 + num_prompts)
         router.stopping.set()
         error = orjson.loads((await streamed)[-1])["error"]
-        assert (error["code"], error["type"]) == (503, "service_unavailable_error")
+        assert (error["code"], error["type"]) == ("router_draining", "service_unavailable_error")
         assert "time for running requests is over" in error["message"]
         answer = await whole
         assert (answer.status_code, answer.json()["error"]["message"]) == (503, error["message"])

@@ -12,7 +12,7 @@ import pytest
 
 from baton.protos.router_pb2 import GenerateRequest, GenerateResponse
 from baton.protos.router_pb2_grpc import InferenceStub
-from baton.router.client import tenant_salt
+from baton.router.cache_secret import CacheSecret
 from tests.unit.router.api_keys import TestKeys, bearer
 from tests.unit.router.running_router import RunningRouter, http_client, running_router, until
 from tests.unit.router.scripted_worker import ScriptedWorker
@@ -21,6 +21,8 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO: Any = [{"role": "user", "content": "hello"}]
 BODY: dict[str, Any] = {"messages": HELLO, "max_tokens": 2}
 PROMPT: dict[str, Any] = {"prompt": [300, 301, 302, 303], "max_tokens": 6}
+SECRET = "of all routers in this test"
+SALTS = CacheSecret(SECRET)
 
 
 @pytest.fixture
@@ -68,6 +70,17 @@ async def test_without_a_key_only_what_is_open_answers(keys: TestKeys) -> None:
             assert (await router.http.get("/v1/models", headers=headers)).status_code == 200
             assert (await router.http.get("/nothing", headers=headers)).status_code == 404
         assert (await router.http.post("/tokenize", json={"prompt": "a"}, headers=bearer(key))).status_code == 200
+
+
+@pytest.mark.parametrize(("host", "status"), [("127.0.0.1", 200), ("0.0.0.0", 401)])
+async def test_operations_need_a_key_where_other_machines_come(keys: TestKeys, host: str, status: int) -> None:
+    key = keys.add("a")
+    async with running_router(host=host, api_keys_file=str(keys.path)) as router, http_client() as client:
+        url = router.url.replace("0.0.0.0", "127.0.0.1")
+        for path in ("/workers", "/pools", "/metrics", "/version", "/openapi.json"):
+            assert (await client.get(f"{url}{path}")).status_code == status
+            assert (await client.get(f"{url}{path}", headers=bearer(key))).status_code == 200
+        assert (await client.get(f"{url}/health")).status_code == 200
 
 
 async def test_operations_can_need_a_key_too(keys: TestKeys) -> None:
@@ -135,7 +148,7 @@ async def test_the_answer_comes_before_the_body(keys: TestKeys, more: str) -> No
 async def test_grpc_asks_for_the_key_in_its_metadata(keys: TestKeys) -> None:
     key = keys.add("a")
     worker = ScriptedWorker()
-    async with running_router(worker, api_keys_file=str(keys.path)) as router:
+    async with running_router(worker, api_keys_file=str(keys.path), cache_secret=SECRET) as router:
         for wrong in (None, "sk-other", ""):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await generate(router, wrong, text="a")
@@ -146,7 +159,7 @@ async def test_grpc_asks_for_the_key_in_its_metadata(keys: TestKeys) -> None:
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert await generate(router, key, text="a", fairness_key="b", priority=-5, cache_salt="mine")
     [command] = worker.commands
-    assert (command.cache_salt, command.priority) == (tenant_salt("key:a", "mine"), 0)
+    assert (command.cache_salt, command.priority) == (SALTS.salt("key:a", "mine"), 0)
 
 
 async def test_a_key_that_left_the_file_is_refused_at_once(keys: TestKeys) -> None:
@@ -163,7 +176,7 @@ async def test_a_key_that_left_the_file_is_refused_at_once(keys: TestKeys) -> No
 async def test_tenants_do_not_find_each_others_prompts(keys: TestKeys) -> None:
     a, b, c = keys.add("a"), keys.add("b", cache_salt="team"), keys.add("c", cache_salt="team")
     worker = ScriptedWorker()
-    async with running_router(worker, api_keys_file=str(keys.path)) as router:
+    async with running_router(worker, api_keys_file=str(keys.path), cache_secret=SECRET) as router:
 
         async def cached(key: str, salt: str | None = None) -> int:
             answer = await router.http.post(COMPLETIONS, json={**PROMPT, "cache_salt": salt}, headers=bearer(key))
@@ -172,12 +185,12 @@ async def test_tenants_do_not_find_each_others_prompts(keys: TestKeys) -> None:
         assert [await cached(key) for key in (a, b, a)] == [0, 0, 4]
         assert await cached(c) == 4  # of one scope with b
         assert [await cached(a, "mine"), await cached(c, "mine"), await cached(b, "mine")] == [0, 0, 4]
-        assert await cached(a, tenant_salt("scope:team", "")) == 0
+        assert await cached(a, SALTS.salt("scope:team", "")) == 0
         assert (await router.http.post("/tokenize", json={"prompt": "a"}, headers=bearer(a))).status_code == 200
     salts = {command.cache_salt for command in worker.commands}
     assert salts == {
-        *(tenant_salt("key:a", own) for own in ("", "mine", tenant_salt("scope:team", ""))),
-        *(tenant_salt("scope:team", own) for own in ("", "mine")),
+        *(SALTS.salt("key:a", own) for own in ("", "mine", SALTS.salt("scope:team", ""))),
+        *(SALTS.salt("scope:team", own) for own in ("", "mine")),
     }
     async with running_router(worker, api_keys_file=str(keys.path), shared_cache=True) as router:
         assert [await cached(key) for key in (a, b, c)] == [0, 4, 4]

@@ -29,7 +29,7 @@ class Echo(InferenceServicer):
 
 @asynccontextmanager
 async def served() -> AsyncIterator[grpc.aio.Channel]:
-    gate = Gate(KeyRing([unnamed_key(hidden(KEY))], None, shared_cache=False))
+    gate = Gate(KeyRing([unnamed_key(hidden(KEY))], None, None))
     options = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 1000))
     server = grpc.aio.server(interceptors=[GateInterceptor(gate, "baton.v1.Inference")], options=options)
     add_InferenceServicer_to_server(Echo(), server)

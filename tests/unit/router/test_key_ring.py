@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 from baton.router.api_key import ApiKey, digest_of, hidden, unnamed_key
+from baton.router.cache_secret import CacheSecret
 from baton.router.client import Client
 from baton.router.errors import KeyLimitReached
 from baton.router.key_ring import KeyRing
 from baton.router.keys_file import InvalidKeysFile, KeysFile
 from tests.unit.router.api_keys import TestKeys
+
+SECRET = "of all routers in this test"
 
 
 class Ring:
@@ -19,7 +22,8 @@ class Ring:
 
     def __init__(self, keys: TestKeys, *fixed: ApiKey, shared_cache: bool = False) -> None:
         self.now_s = 0.0
-        self.ring = KeyRing(fixed, KeysFile(str(keys.path)), shared_cache, lambda: self.now_s)
+        secret = None if shared_cache else CacheSecret(SECRET)
+        self.ring = KeyRing(fixed, KeysFile(str(keys.path)), secret, lambda: self.now_s)
 
     def find(self, key: str) -> Client | None:
         return self.ring.find(digest_of(key.encode()))

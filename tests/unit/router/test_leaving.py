@@ -15,6 +15,7 @@ from baton.router.shared_socket import accept_waiting, shared_socket
 from tests.unit.router.running_router import DEADLINE_S, RunningRouter, running_router, until
 from tests.unit.router.scripted_worker import ScriptedWorker
 from tests.unit.router.test_post_protocol import HEALTH, STREAM, Connection, connected, request
+from tests.unit.router.test_slow_clients import unread_output
 
 JSON = {"content-type": "application/json"}
 
@@ -42,7 +43,7 @@ def test_connections_that_wait_are_accepted() -> None:
 
 
 async def test_connections_that_wait_are_served() -> None:
-    server, shared = HttpServer(HttpApp({}, FastAPI())), listener()
+    server, shared = HttpServer(HttpApp({}, FastAPI(), unread_output())), listener()
     serving = asyncio.create_task(server.serve([shared]))
     await server.listening.wait()
     clients = clients_of(shared, 5)  # the event loop does not turn here, so nobody has accepted them

@@ -8,6 +8,7 @@ import pytest
 
 from baton.protos.router_pb2 import GenerateRequest
 from baton.protos.router_pb2_grpc import InferenceStub
+from baton.router import attach_stream
 from baton.router.openai.post_protocol import MAX_HEAD_BYTES
 from tests.unit.router.running_router import RunningRouter, running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
@@ -139,3 +140,27 @@ async def test_a_head_has_a_bound() -> None:
         answer = await ask(router, chunked, *[b"x-end: " + b"a" * 1000 + b"\r\n"] * 1000)
         assert answer == b"broken" or answer.startswith(b"HTTP/1.1 431 ")
         assert (await router.http.get("/health")).status_code == 200
+
+
+async def test_large_options_of_many_choices_end_no_stream() -> None:
+    worker = ScriptedWorker()  # takes messages of up to 4 MB
+    async with running_router(worker) as router:
+        bias = {str(token_id): 1.5 for token_id in range(4096)}
+        body = {"prompt": "a", "n": 120, "max_tokens": 1, "logit_bias": bias}
+        response = await router.http.post(COMPLETIONS, json=body)
+        assert response.status_code == 200, response.text
+        assert len(response.json()["choices"]) == 120
+        assert len(worker.commands) == 120  # none was sent again
+        assert sum(command.ByteSize() for command in worker.commands) > 4 << 20
+
+
+async def test_a_prompt_that_no_worker_can_be_sent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attach_stream, "MAX_COMMAND_BYTES", 2000)
+    worker = ScriptedWorker()
+    async with running_router(worker) as router:
+        body = {"prompt": [300] * 200, "max_tokens": 1, "temperature": 0}
+        response = await router.http.post(COMPLETIONS, json=body)
+        assert response.status_code == 400, response.text
+        assert "over the limit of 2000 for a request to a worker" in response.json()["error"]["message"]
+        response = await router.http.post(COMPLETIONS, json={**body, "prompt": [300] * 20})
+        assert response.status_code == 200, response.text

@@ -4,24 +4,31 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 import trustme
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from starlette.responses import Response
 
-from baton.router import http_server
+from baton.router import http_server, unread
 from baton.router.certificate import Certificate, HttpsFiles
+from baton.router.generation import ChoiceDelta
 from baton.router.http_server import HttpServer
-from baton.router.openai import post_exchange, post_protocol
+from baton.router.openai import post_protocol, stall_watch
+from baton.router.openai.event_stream import EventStream
 from baton.router.openai.exchange import Exchange
 from baton.router.openai.http_app import HttpApp
+from baton.router.unread import UnreadLimits, UnreadMetrics, UnreadOutput
 
 NUM_BYTES = 24 << 20  # more than the kernel buffers
+NUM_EVENTS = 12
 SHORT_S = 0.2
 SLOW_S = 2.0  # longer than a connection without a request is kept, and then than one that takes nothing
 DEADLINE_S = 20.0
+PAGE = b"GET /page HTTP/1.1\r\nhost: x\r\n%b\r\n"
 REQUEST = b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 2\r\n%b\r\n{}"
 
 
@@ -40,9 +47,21 @@ class LargeAnswer:
         if not self._is_streamed:
             await exchange.answer(200, b"x" * NUM_BYTES)
             return
-        await exchange.begin_events({})
+        await exchange.begin_events({}, EventStream(exchange, lambda delta: delta.text.encode()))
         await exchange.send_events(b"x" * NUM_BYTES)
         await exchange.send_events(b"x", last=True)
+
+
+class SlowStream(LargeAnswer):
+    """A route whose stream has an event now and then."""
+
+    async def serve(self, exchange: Exchange) -> None:
+        stream = EventStream(exchange, lambda delta: delta.text.encode())
+        await exchange.begin_events({}, stream)
+        for number in range(NUM_EVENTS):
+            await asyncio.sleep(SHORT_S / 2)
+            await stream.add(ChoiceDelta(0, text=f"{number};"))
+        await exchange.send_events(b"end", last=True)
 
 
 class Served:
@@ -53,7 +72,7 @@ class Served:
         self.listener = listener
         self._trust = trust
 
-    async def ask(self, *headers: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def ask(self, *headers: bytes, request: bytes = REQUEST) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         sock.connect(self.listener.getsockname())
@@ -61,12 +80,29 @@ class Served:
         reader, writer = await asyncio.open_connection(
             sock=sock, ssl=self._trust, server_hostname=name, limit=1 << 12, ssl_shutdown_timeout=1 if name else None
         )
-        writer.write(REQUEST % b"".join(header + b"\r\n" for header in headers))
+        writer.write(request % b"".join(header + b"\r\n" for header in headers))
         return reader, writer
 
 
+def unread_output() -> UnreadOutput:
+    limits = UnreadLimits(request_bytes=1 << 30, key_bytes=1 << 30, router_bytes=1 << 30)
+    return UnreadOutput(limits, UnreadMetrics(CollectorRegistry(), "model"))
+
+
+def large_pages() -> FastAPI:
+    app = FastAPI()
+
+    @app.get("/page")
+    async def page() -> Response:
+        return Response(b"x" * NUM_BYTES)
+
+    return app
+
+
 @asynccontextmanager
-async def serving(directory: Path, is_tls: bool, is_streamed: bool = False) -> AsyncIterator[Served]:
+async def serving(
+    directory: Path, is_tls: bool, is_streamed: bool = False, route: LargeAnswer | None = None
+) -> AsyncIterator[Served]:
     certificate, trust = None, None
     if is_tls:
         authority = trustme.CA()
@@ -78,7 +114,7 @@ async def serving(directory: Path, is_tls: bool, is_streamed: bool = False) -> A
         trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         authority.configure_trust(trust)
     listener = socket.create_server(("127.0.0.1", 0))
-    server = HttpServer(HttpApp({"/x": LargeAnswer(is_streamed)}, FastAPI()), certificate)
+    server = HttpServer(HttpApp({"/x": route or LargeAnswer(is_streamed)}, large_pages(), unread_output()), certificate)  # type: ignore[dict-item]  # a route of the test's own
     task = asyncio.create_task(server.serve([listener]))
     await server.listening.wait()
     try:
@@ -106,8 +142,8 @@ async def read_slowly(reader: asyncio.StreamReader, over_s: float) -> int:
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "KEEP_ALIVE_S", 1)
     monkeypatch.setattr(post_protocol, "LINGER_S", SHORT_S)
-    monkeypatch.setattr(post_protocol, "STALL_S", 2 * SHORT_S)
-    monkeypatch.setattr(post_exchange, "STALL_S", 2 * SHORT_S)
+    monkeypatch.setattr(stall_watch, "LOOK_INTERVAL_S", SHORT_S)
+    monkeypatch.setattr(unread, "STALL_S", 2 * SHORT_S)
 
 
 @pytest.mark.parametrize("is_tls", [False, True])
@@ -157,6 +193,43 @@ async def test_nobody_waits_for_a_client_that_has_its_answer(tmp_path: Path, is_
         reader, writer = await served.ask(b"connection: close")
         assert await read_slowly(reader, over_s=0) == NUM_BYTES
         writer.transport.pause_reading()  # type: ignore[attr-defined]  # so it never says that it is done
+        while served.server.server_state.connections:
+            await asyncio.sleep(0.01)
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "stream"])
+async def test_a_client_below_the_least_rate_is_left(
+    tmp_path: Path, is_tls: bool, is_streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unread, "LEAST_BYTES_PER_S", 1 << 30)  # it takes some all the time
+    async with serving(tmp_path, is_tls, is_streamed) as served, asyncio.timeout(DEADLINE_S):
+        reader, writer = await served.ask()
+        with suppress(ConnectionError):
+            assert await read_slowly(reader, over_s=DEADLINE_S) < NUM_BYTES
+        assert not served.server.server_state.connections
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+async def test_a_client_that_keeps_up_with_a_slow_stream_has_no_least_rate(
+    tmp_path: Path, is_tls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unread, "LEAST_BYTES_PER_S", 1 << 30)
+    async with serving(tmp_path, is_tls, route=SlowStream(True)) as served, asyncio.timeout(DEADLINE_S):
+        reader, writer = await served.ask()
+        answer = await reader.readuntil(b"end\r\n0\r\n\r\n")
+        assert all(b"%d;" % number in answer for number in range(NUM_EVENTS))
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+async def test_a_client_that_does_not_read_a_large_page_is_left(tmp_path: Path, is_tls: bool) -> None:
+    async with serving(tmp_path, is_tls) as served, asyncio.timeout(DEADLINE_S):
+        reader, writer = await served.ask(request=PAGE)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # it is a read transport too
         while served.server.server_state.connections:
             await asyncio.sleep(0.01)
         writer.transport.abort()

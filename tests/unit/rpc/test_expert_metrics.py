@@ -18,6 +18,7 @@ from baton.engine.sampling_params import SamplingParams
 from baton.kvtransfer.base import PoolIdentity
 from baton.kvtransfer.registry import create_transport
 from baton.kvtransfer.shared_pool import SharedPool
+from baton.rpc.cache_feed import CacheFeed
 from baton.rpc.engine_host import EngineHost
 from baton.rpc.worker_counters import WorkerCounters
 from baton.rpc.worker_metrics import WorkerMetrics
@@ -39,11 +40,14 @@ def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def hosts(
-    model: Path, group: Group | None, names: Sequence[str], balance: BalanceSettings | None = None
+    model: Path, group: Group | None, names: Sequence[str], balance: BalanceSettings | None = None, fewest: int = 1
 ) -> AsyncIterator[list[EngineHost]]:
     """Workers' engines, the ranks of a group if one is given."""
     config = EngineConfig(model=str(model), dtype="float32", kv_cache_memory_bytes=1 << 21, num_threads=1)
-    experts = [ExpertGroup(Member(group, name), HOST, CPU, balance) if group is not None else None for name in names]
+    experts = [
+        ExpertGroup(Member(group, name), HOST, CPU, balance, fewest_ranks=fewest) if group is not None else None
+        for name in names
+    ]
     memories = [SharedPool() for _ in names]
     made = [
         asyncio.to_thread(partial(Engine, config, memory.allocate, group=each))
@@ -139,6 +143,7 @@ async def test_series_are_as_many_as_layers_and_not_as_experts(mixtral: Path) ->
     assert {family.name for family in families} == {
         "baton:expert_group_epoch",
         "baton:expert_group_ranks",
+        "baton:expert_group_short",
         "baton:expert_tokens",
         "baton:expert_busiest_share",
         "baton:expert_imbalance",
@@ -152,6 +157,29 @@ async def test_series_are_as_many_as_layers_and_not_as_experts(mixtral: Path) ->
             assert [sample.labels for sample in family.samples] == expected
     [imbalances] = [family.samples for family in families if family.name == "baton:expert_imbalance"]
     assert all(1 <= sample.value <= 2 for sample in imbalances)
+
+
+async def test_a_group_that_is_short_of_ranks_says_so_and_answers(mixtral: Path) -> None:
+    group = Group()
+    async with hosts(mixtral, group, ["rank-0", "rank-1"], fewest=2) as (first, _):
+        await serve(first)
+        before = await figures(first)
+        assert before["baton:expert_group_short"] == [0]
+        group.set_members("rank-0")
+        async with asyncio.timeout(TIMEOUT_S):
+            while not first.is_short_of_ranks:
+                await asyncio.sleep(0.01)
+        short = await figures(first)
+        assert short.pop("baton:expert_group_short") == [1]
+        assert short == {name: values for name, values in before.items() if name in short}
+        assert (await first.stats()).num_generated_tokens == NUM_OUTPUT
+        feed = CacheFeed(first)
+        async with asyncio.timeout(TIMEOUT_S):
+            await feed.refresh()
+        group.set_members("rank-0", "rank-1")
+        async with asyncio.timeout(TIMEOUT_S):
+            while (await figures(first))["baton:expert_group_short"] != [0]:
+                await asyncio.sleep(0.01)
 
 
 async def test_a_worker_without_a_group_tells_nothing_of_experts(mixtral: Path) -> None:

@@ -17,7 +17,7 @@ from baton.rpc.registry.redis_reports import LEASE_S
 from tests.redis_server import HOST, redis_server
 from tests.unit.rpc.registry_members import DEADLINE_S, kept, make_member, told
 
-COMMANDS = "+set +pexpire +del +mget +exists +sadd +srem +sscan +publish +subscribe"
+COMMANDS = "+set +pexpire +del +getrange +exists +sadd +srem +sscan +publish +subscribe"
 
 
 async def read_until(registry: Registry, condition: Callable[[tuple[str, ...]], bool]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from baton.engine.sampling_params import SamplingParams
 from baton.engine.schedule import StepResult
 from baton.engine.scheduler import Scheduler
 from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.rpc.doctor.known_peers import KnownPeers
 from baton.rpc.drain import Drain, DrainState
 from baton.rpc.worker_counters import WorkerCounters
 from baton.rpc.worker_service import BUSY_INTERVAL_S, WorkerService
@@ -36,7 +37,12 @@ class SteppedHost:
         self.scheduler = Scheduler(config, self.blocks, FinishRule(frozenset(), 200))
         self.pool = SimpleNamespace(incarnation="life")
         self.num_stats = 0
+        self.is_short_of_ranks = False
         self._listeners: list[Callable[[StepOutput], None]] = []
+
+    async def wait_unless_short(self, future: asyncio.Future[object]) -> bool:
+        await asyncio.wait((future,))
+        return True
 
     def listen(self, listener: Callable[[StepOutput], None]) -> None:
         self._listeners.append(listener)
@@ -100,7 +106,7 @@ class WatchedWorker:
 async def watched_worker() -> AsyncIterator[WatchedWorker]:
     host, counters, drain = SteppedHost(), WorkerCounters(), Drain()
     server = grpc.aio.server()
-    service = WorkerService(host, counters, drain, worker_pb2.WorkerDescription, dict, 1.0)  # type: ignore[arg-type]
+    service = WorkerService(host, counters, drain, worker_pb2.WorkerDescription, dict, 1.0, KnownPeers(None))  # type: ignore[arg-type]
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -267,3 +273,15 @@ def test_the_rate_of_reads_follows_them() -> None:
     for _ in range(100):
         counters.note_read(500, 0.5)
     assert counters.read_bytes_per_s == pytest.approx(1000, rel=0.01)
+
+
+async def test_a_large_snapshot_comes_in_pieces_without_a_wait_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.rpc.cache_feed.MAX_MESSAGE_HASHES", 2)
+    async with watched_worker() as worker:
+        worker.host.add("a")
+        for _ in range(3):
+            worker.host.step()
+        call = worker.watch(interval_ms=3_600_000)  # no update before an hour is over, unless there is more to tell
+        first, second, third = [(await following(call)).cache for _ in range(3)]
+        assert [(each.sequence, each.more) for each in (first, second, third)] == [(0, True), (1, True), (2, False)]
+        assert first.stored + second.stored + third.stored == b"".join(hash_blocks(PROMPT, 4))

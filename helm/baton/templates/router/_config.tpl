@@ -11,9 +11,7 @@ grpc_port: 9000
 {{- end }}
 {{- if .Values.auth.apiKeys.existingSecret }}
 api_keys_file: /etc/baton/keys/keys.yaml
-{{- end }}
-{{- if .Values.auth.protectOperations }}
-protect_operations: true
+protect_operations: {{ .Values.auth.protectOperations }}
 {{- end }}
 {{- if .Values.auth.sharedCache }}
 shared_cache: true

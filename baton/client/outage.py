@@ -1,0 +1,62 @@
+"""The time in which a request gets nothing new: how often it was tried again, and for how long it still is."""
+
+import random
+import time
+from dataclasses import dataclass
+
+import httpx
+
+LONGEST_DELAY_S = 5.0  # between two attempts, unless a router asks for more
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePolicy:
+    """How long a transport waits, and for what."""
+
+    max_outage_s: float = 60.0
+    silence_s: float = 5.0
+    first_delay_s: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.max_outage_s < 0 or self.silence_s <= 0 or self.first_delay_s < 0:
+            raise ValueError(f"times must be positive: {self}")
+
+
+class Outage:
+    """Losses of one request since its last new token."""
+
+    def __init__(self, policy: ResumePolicy) -> None:
+        self.num_losses = 0
+        self.delay_s = 0.0  # to wait in front of the next attempt
+        self._policy = policy
+        self._since_s: float | None = None  # None: no loss
+        self._first_error: httpx.TransportError | None = None
+
+    def has_time(self, wait_s: float = 0.0) -> bool:
+        """Whether an attempt after such a wait is within the longest outage."""
+        return self._elapsed_s() + wait_s <= self._policy.max_outage_s
+
+    def count(self, num_routers: int, wait_s: float = 0.0, error: httpx.TransportError | None = None) -> None:
+        """Note a loss; delays grow with each round over all routers."""
+        if self._since_s is None:
+            self._since_s = time.monotonic()
+        self._first_error = self._first_error or error
+        num_rounds = min(self.num_losses // num_routers, 30)
+        longest_s = min(LONGEST_DELAY_S, self._policy.first_delay_s * 2**num_rounds)
+        self.delay_s = wait_s + random.uniform(0, longest_s)
+        self.num_losses += 1
+
+    def end(self) -> None:
+        """Forget the losses: there was a new token."""
+        self.num_losses = 0
+        self.delay_s = 0.0
+        self._since_s = self._first_error = None
+
+    def error(self, latest: str) -> httpx.TransportError:
+        """Return the first loss's error, with what was tried since, for a request that is given up."""
+        first = self._first_error or httpx.RemoteProtocolError("the router was lost")
+        tried = f"given up after {self.num_losses} losses in {self._elapsed_s():.1f} s"
+        return type(first)(f"{first or type(first).__name__}; {tried}, the latest {latest}")
+
+    def _elapsed_s(self) -> float:
+        return 0.0 if self._since_s is None else time.monotonic() - self._since_s

@@ -1,0 +1,34 @@
+"""The events of one answer; deltas that come while the client is behind merge into one event for each choice."""
+
+from collections.abc import Callable
+
+from baton.router.generation import ChoiceDelta
+from baton.router.merged_deltas import MergedDeltas
+from baton.router.openai.exchange import Exchange
+
+
+class EventStream:
+    """Owns the deltas that the exchange has not taken yet."""
+
+    def __init__(self, exchange: Exchange, event: Callable[[ChoiceDelta], bytes]) -> None:
+        """`event` words a delta; empty if there is nothing to send."""
+        self._exchange = exchange
+        self._event = event
+        self._merged = MergedDeltas()
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the deltas that wait."""
+        return self._merged.num_bytes
+
+    def take(self) -> bytes:
+        """Return the events of the deltas that wait."""
+        return b"".join(map(self._event, self._merged.take()))
+
+    async def add(self, delta: ChoiceDelta) -> None:
+        """Send a delta, or keep it while the client is behind. Raises ClientGone."""
+        if self._exchange.is_behind:
+            self._merged.add(delta)
+            self._exchange.count_unread()
+        elif events := self._event(delta):
+            await self._exchange.send_events(events)

@@ -1,0 +1,73 @@
+"""The headers with which a client makes a request resumable, and resumes it at any router."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from baton.router.client import Client
+from baton.router.errors import FieldError
+from baton.router.generation import GenerationRequest
+from baton.router.resumption import Position, Resumption
+from baton.rpc.names import NAME_RULE, is_name
+
+REQUEST_ID, RESUMABLE, RESUME = "x-request-id", "x-baton-resumable", "x-baton-resume"
+RESPONSE_HEADERS: Mapping[str, str] = {RESUMABLE: "true"}  # of what can be resumed
+POSITION = re.compile(r"tokens=([0-9]{1,9}(?:,[0-9]{1,9})*)(?::([0-9a-f]{8}))?")
+MAX_CHOICES = 1 << 16
+
+
+def read_resumption(headers: Mapping[str, str], client: Client, body: bytes | bytearray) -> Resumption | None:
+    """Return how a request can be resumed, or where it is to go on; None if it is not resumable.
+
+    Raises FieldError for headers that are malformed or contradict each other.
+    """
+    if RESUMABLE not in headers and RESUME not in headers:
+        return None
+    request_id = headers.get(REQUEST_ID, "")
+    if not is_name(request_id):
+        raise FieldError(REQUEST_ID, f"a resumable request needs a unique {REQUEST_ID} of {NAME_RULE}")
+    position = None
+    if (resume := headers.get(RESUME)) is not None:
+        position = _position(resume, request_id)
+    elif headers[RESUMABLE] != "true":
+        if headers[RESUMABLE] == "false":
+            return None
+        raise FieldError(RESUMABLE, f"{RESUMABLE} is {headers[RESUMABLE][:50]!r}, but must be true or false")
+    identity = headers.get("authorization", "") if client.key is None else client.key.name
+    return Resumption.of(identity, request_id, body, position)
+
+
+def resumable(request: GenerationRequest, resumption: Resumption | None, place: int = 0) -> GenerationRequest:
+    """Return the request for the prompt at this place, with what a worker remembers it by and a seed to go on with."""
+    if resumption is None:
+        return request
+    seed = resumption.seed(place) if request.seed is None else request.seed
+    return replace(request, seed=seed, resume_key=resumption.key(place))
+
+
+def position_of(resumption: Resumption | None, num_choices: int, stream: bool) -> Position | None:
+    """Return the client's position in an answer of so many choices; None if it asks for the first time.
+
+    Raises FieldError for a position that the answer cannot have.
+    """
+    if resumption is None or resumption.position is None:
+        return None
+    counts, digest = resumption.position.counts, resumption.position.digest
+    if counts == (0,):
+        return Position((0,) * num_choices)
+    if not stream and any(counts):
+        raise FieldError(RESUME, f"{RESUME} must have tokens=0 unless stream is true")
+    if len(counts) != num_choices:
+        raise FieldError(RESUME, f"{RESUME} has tokens of {len(counts)} choices, but the request has {num_choices}")
+    return Position(counts, digest)
+
+
+def _position(value: str, request_id: str) -> Position:
+    given_id, _, tokens = value.rpartition(";")
+    match = POSITION.fullmatch(tokens.strip())
+    if match is None or match[1].count(",") >= MAX_CHOICES:
+        text = f"{RESUME} is {value[:100]!r}, but must be 'ID; tokens=POSITION', with an event's id as the position"
+        raise FieldError(RESUME, text)
+    if given_id.strip() != request_id:
+        raise FieldError(RESUME, f"{RESUME} must name the same request as {REQUEST_ID}")
+    return Position(tuple(map(int, match[1].split(","))), match[2])

@@ -1,0 +1,99 @@
+"""What happens to a cluster while requests come and go: routers lost by the thousand, and attacks."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from tests.faults.attacks import aborted_uploads, poison_bodies, slow_bodies
+from tests.faults.chaos import Chaos
+from tests.faults.cluster import Cluster
+from tests.faults.faults import Scene, cut, kill, kill_draining, terminate
+from tests.faults.places import Place, bad_links, one_machine
+from tests.faults.redis_garbage import garbage_in_redis
+from tests.faults.redis_node import RedisNode
+from tests.faults.row import Row
+from tests.faults.unread import Path, unread_stream
+
+WHILE_STREAMS_RUN = "while streams run"
+NUM_AT_ONCE = 8
+ENDS = (kill, kill_draining, terminate)
+SHARE_OF_CUTS = 0.5  # of the losses; a router that ended takes seconds to start
+LONGEST_CALM_S = 0.3  # between two losses
+NUM_UNREAD_TOKENS = 300
+UNREAD_S = 2.0
+NUM_GARBAGE = 20  # things written in one attack
+
+
+async def run_router_losses(made: Chaos, row: Row, num_losses: int, num_at_once: int = NUM_AT_ONCE) -> None:
+    """Routers are lost in turn and in every way, while clients that resume ask at all of them."""
+    cluster = made.cluster
+    resumes_before = sum(client.transport.num_resumes for client in cluster.resuming)
+    async with made.asking(row, num_at_once) as exchanges:
+        for number in range(num_losses):
+            row.tries += 1
+            victim = cluster.routers[number % len(cluster.routers)]
+            lose = cut if made.rng.random() < SHARE_OF_CUTS else made.rng.choice(ENDS)
+            await lose(Scene(cluster, exchanges, (), victim), made.rng)
+            await cluster.wait_whole()
+            await asyncio.sleep(made.rng.uniform(0, LONGEST_CALM_S))
+    row.recovery_s += [exchange.longest_pause_s for exchange in exchanges if exchange.news_s]
+    row.disturbed = sum(client.transport.num_resumes for client in cluster.resuming) - resumes_before
+    await made.come_to_rest(row)
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """Something done to a cluster from outside that other clients' requests must not notice."""
+
+    name: str
+    role: str
+    run: Callable[[Cluster, random.Random], Awaitable[object]]
+    place: Place = one_machine
+    is_long: bool = False  # on few cores it takes a minute
+
+
+def _on_a_router(attack: Callable[[str], Awaitable[object]]) -> Callable[[Cluster, random.Random], Awaitable[object]]:
+    """An attack that needs a router's address alone."""
+    return lambda cluster, rng: attack(rng.choice(cluster.routers).address)
+
+
+async def leave_streams_unread(cluster: Cluster, rng: random.Random) -> None:
+    """Ask for long streams on each way into a router's HTTP port, and read none of them."""
+    async with AsyncExitStack() as stack:
+        for path in (Path.PLAIN, Path.QUERY, Path.EXPECT, Path.WHOLE):
+            address = rng.choice(cluster.routers).address
+            await stack.enter_async_context(unread_stream(address, path, NUM_UNREAD_TOKENS, num_choices=2))
+        await asyncio.sleep(UNREAD_S)
+
+
+async def fill_redis_with_garbage(cluster: Cluster, rng: random.Random) -> None:
+    """Write what nothing expects into the registry."""
+    for store in cluster.stores:
+        assert isinstance(store, RedisNode)
+        for _ in range(NUM_GARBAGE):
+            await garbage_in_redis(store.url, rng)
+
+
+ATTACKS = (
+    Attack("aborts uploads", "client", _on_a_router(aborted_uploads)),
+    Attack("sends bodies byte by byte", "client", _on_a_router(slow_bodies)),
+    Attack("sends bodies that take long", "client", _on_a_router(poison_bodies), is_long=True),
+    Attack("does not read", "client", leave_streams_unread),
+    Attack("garbage", "redis", fill_redis_with_garbage, bad_links),
+)
+
+
+def attacks_on(place: Place, only: str = "") -> list[Attack]:
+    """The attacks on clusters of a place with this in their role and name."""
+    return [attack for attack in ATTACKS if attack.place is place and only in f"{attack.role} {attack.name}"]
+
+
+async def run_attack(made: Chaos, attack: Attack, row: Row, num_at_once: int = 4) -> None:
+    """An attack while clients ask, none of which may be disturbed; afterwards nothing is held anywhere."""
+    row.tries += 1
+    async with made.asking(row, num_at_once) as exchanges:
+        await attack.run(made.cluster, made.rng)
+    row.recovery_s += [exchange.longest_pause_s for exchange in exchanges if exchange.news_s]
+    await made.come_to_rest(row)

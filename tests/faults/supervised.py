@@ -1,0 +1,130 @@
+"""Faults of processes that `baton serve` supervises: it, and not the test, starts again what ends."""
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from baton.deployment.ports import free_ports
+
+WAIT_S = 120.0
+HEARTBEAT_TIMEOUT_S = 2.0
+NUM_KILLS = 4  # of starts in a row; more than a cluster survives that was never ready
+NUM_CONNECTIONS = 20
+BODY = {"prompt": [300, 301, 302], "max_tokens": 2, "temperature": 0, "ignore_eos": True}
+
+
+@dataclass(frozen=True, slots=True)
+class ServedCluster:
+    """A `baton serve` that was ready."""
+
+    process: Process
+    url: str
+    console: Path  # what it prints
+
+    async def wait_printed(self, text: str, num_times: int = 1) -> None:
+        """Return once the console shows the text so often. Raises AssertionError if the cluster ends before."""
+        async with asyncio.timeout(WAIT_S):
+            while (printed := self.console.read_text()).count(text) < num_times:
+                assert self.process.returncode is None, printed
+                await asyncio.sleep(0.05)
+
+    async def view(self) -> dict[str, Any]:
+        """Return what a router says at /workers, over a connection of its own. Raises httpx.HTTPError."""
+        async with httpx.AsyncClient(base_url=self.url, timeout=WAIT_S, trust_env=False) as client:
+            return dict((await client.get("/workers")).raise_for_status().json())
+
+    async def pids(self) -> dict[str, int]:
+        """Return the process ids of all supervised processes that run, by name."""
+        return {each["name"]: each["pid"] for each in (await self.view())["processes"] if each["pid"]}
+
+    async def complete(self) -> int:
+        """Return the status of a completion over a connection of its own."""
+        async with httpx.AsyncClient(base_url=self.url, timeout=WAIT_S, trust_env=False) as client:
+            return (await client.post("/v1/completions", json=BODY)).status_code
+
+    async def wait_whole(self) -> None:
+        """Return once every process and every worker is ready. Raises AssertionError if the cluster ends before."""
+        async with asyncio.timeout(WAIT_S):
+            while not await self._is_whole():
+                assert self.process.returncode is None, self.console.read_text()
+                await asyncio.sleep(0.05)
+
+    async def _is_whole(self) -> bool:
+        try:
+            view = await self.view()
+        except httpx.HTTPError:
+            return False
+        parts = (*view["processes"], *view["workers"])
+        return bool(view["workers"]) and all(part["state"] == "ready" for part in parts)
+
+
+@asynccontextmanager
+async def served_cluster(directory: Path, *flags: str) -> AsyncIterator[ServedCluster]:
+    """`baton serve FLAGS` with the bundled model, once it was ready; its logs and its console are in the directory."""
+    [port] = free_ports("127.0.0.1", 1)
+    console = directory / "console.log"
+    with console.open("wb") as stdout:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-u", "-m", "baton", "serve", f"--port={port}", f"--log-dir={directory}"),
+            *(f"--heartbeat-timeout-s={HEARTBEAT_TIMEOUT_S}", "--dtype=float32", *flags),
+            stdout=stdout,
+            stderr=stdout,
+        )
+    cluster = ServedCluster(process, f"http://127.0.0.1:{port}", console)
+    try:
+        await cluster.wait_printed("Ready after")
+        yield cluster
+    finally:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()
+
+
+SupervisedFault = Callable[[ServedCluster, random.Random], Awaitable[None]]
+
+
+async def stopped_router(cluster: ServedCluster, rng: random.Random) -> None:
+    """A router process is stopped. Once it is replaced, and until the next one serves, no connection is lost."""
+    pids = await cluster.pids()
+    victim = psutil.Process(pids[rng.choice(sorted(name for name in pids if name.startswith("router-")))])
+    victim.send_signal(signal.SIGSTOP)
+    await asyncio.to_thread(victim.wait, WAIT_S)
+    statuses = await asyncio.gather(*(cluster.complete() for _ in range(NUM_CONNECTIONS)))
+    assert set(statuses) == {httpx.codes.OK}, statuses
+    await cluster.wait_whole()
+
+
+async def kills_during_starts(cluster: ServedCluster, rng: random.Random) -> None:
+    """A worker is killed, and so is each of its replacements while it starts; then it comes back, and nothing else
+    was restarted."""
+    before = await cluster.pids()
+    name = rng.choice(sorted(name for name in before if not name.startswith("router")))
+    pid = before[name]
+    for _ in range(1 + NUM_KILLS):
+        os.kill(pid, signal.SIGKILL)
+        pid = await _next_pid(cluster, name, pid)
+    await cluster.wait_whole()
+    after = await cluster.pids()
+    assert {each for each in before if before[each] != after[each]} == {name}
+
+
+async def _next_pid(cluster: ServedCluster, name: str, old: int) -> int:
+    async with asyncio.timeout(WAIT_S):
+        while (pid := (await cluster.pids()).get(name, old)) == old:
+            assert cluster.process.returncode is None, cluster.console.read_text()
+            await asyncio.sleep(0.02)
+        return pid
+
+
+SUPERVISED_FAULTS: tuple[SupervisedFault, ...] = (stopped_router, kills_during_starts)

@@ -1,0 +1,33 @@
+"""Each fault of a supervised process once; and a router that cannot start for a while."""
+
+import asyncio
+import random
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults.supervised import SUPERVISED_FAULTS, SupervisedFault, served_cluster
+
+SEED = 7
+NUM_FAILURES = 4  # to start, more than a cluster survives that was never ready
+
+
+@pytest.mark.parametrize("fault", SUPERVISED_FAULTS, ids=lambda fault: fault.__name__)
+async def test_the_cluster_serves_on(tmp_path: Path, fault: SupervisedFault) -> None:
+    async with served_cluster(tmp_path, "--prefill=1", "--decode=1", "--router-processes=2") as cluster:
+        await fault(cluster, random.Random(SEED))
+        assert await cluster.complete() == 200
+
+
+async def test_a_router_whose_port_was_taken_meanwhile_comes_back(tmp_path: Path) -> None:
+    async with served_cluster(tmp_path, "--both=1") as cluster:
+        router = psutil.Process((await cluster.pids())["router"])
+        port = int(cluster.url.rpartition(":")[2])
+        router.kill()
+        await asyncio.to_thread(router.wait, 20)
+        with socket.create_server(("127.0.0.1", port)):
+            await cluster.wait_printed("Address already in use", num_times=NUM_FAILURES)
+        await cluster.wait_whole()
+        assert await cluster.complete() == 200

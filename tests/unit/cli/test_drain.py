@@ -1,0 +1,43 @@
+"""Which drains are refused."""
+
+import pytest
+
+from baton.cli.drain import LastWorker, check_others_serve
+from baton.cli.worker_addresses import KnownWorker
+
+
+def worker(name: str, takes_requests: bool = True, model: str = "m") -> KnownWorker:
+    """A worker whose role its name begins with."""
+    return KnownWorker(name, f"{name}:1", model, name.partition("-")[0], takes_requests)
+
+
+@pytest.mark.parametrize(
+    ("others", "leaving", "is_refused"),
+    [
+        ([], ["decode-0"], True),
+        ([worker("decode-1")], ["decode-0"], False),
+        ([worker("both-1")], ["decode-0"], False),
+        ([worker("decode-1")], ["both-0"], False),
+        ([worker("prefill-1")], ["both-0"], True),
+        ([worker("prefill-1")], ["decode-0"], True),
+        ([worker("decode-1", takes_requests=False)], ["decode-0"], True),
+        ([worker("decode-1", model="other")], ["decode-0"], True),
+        ([worker("decode-1")], ["decode-0", "decode-1"], True),
+        ([worker("decode-1")], ["prefill-0"], True),
+    ],
+)
+def test_the_last_worker_of_a_role_is_not_drained(
+    others: list[KnownWorker], leaving: list[str], is_refused: bool
+) -> None:
+    workers = [*others, *(worker(each) for each in leaving if each not in {other.name for other in others})]
+    addresses = [f"{each}:1" for each in leaving]
+    if is_refused:
+        with pytest.raises(LastWorker, match="--force drains it all the same; `baton undrain") as refusal:
+            check_others_serve(workers, addresses)
+        assert refusal.value.exit_code == 3
+    else:
+        check_others_serve(workers, addresses)
+
+
+def test_a_worker_that_serves_no_more_may_be_drained_again() -> None:
+    check_others_serve([worker("decode-0", takes_requests=False)], ["decode-0:1"])

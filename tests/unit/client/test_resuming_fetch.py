@@ -1,0 +1,128 @@
+"""examples/typescript/resuming-fetch.ts, run by Node.js against routers that fail in scripted ways."""
+
+import asyncio
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import orjson
+import pytest
+
+from tests.unit.client.scripted_router import (
+    EXPECTED,
+    PATH,
+    WHOLE,
+    Action,
+    Cut,
+    Fail,
+    Hang,
+    Refuse,
+    Whole,
+    scripted_router,
+    stream_behind,
+)
+
+SOURCE = Path(__file__).parents[3] / "examples" / "typescript" / "resuming-fetch.ts"
+LEAST_NODE = (22, 18)  # from which on it runs TypeScript
+DRIVER = """
+import { makeResumingFetch } from %(source)s;
+const fetch = makeResumingFetch({ routers: %(routers)s, silenceMs: %(silence_ms)d, maxOutageMs: %(max_outage_ms)d });
+const ask = async (id) => {
+  const headers = { "content-type": "application/json", "x-request-id": id };
+  const body = JSON.stringify({ stream: %(stream)s });
+  try {
+    const response = await fetch(%(url)s, { method: "POST", headers, body });
+    return { status: response.status, text: await response.text() };
+  } catch (error) {
+    return { status: 0, text: `${error}` };
+  }
+};
+const results = {};
+const ids = %(ids)s;
+const work = async () => { for (let id = ids.pop(); id !== undefined; id = ids.pop()) results[id] = await ask(id); };
+await Promise.all(Array.from({ length: 32 }, work));
+console.log(JSON.stringify(results));
+"""
+
+
+def _node() -> str | None:
+    node = shutil.which("node")
+    if node is None:
+        return None
+    version = subprocess.run((node, "--version"), capture_output=True, text=True, check=True).stdout
+    found = re.match(r"v(\d+)\.(\d+)", version)
+    return node if found and (int(found[1]), int(found[2])) >= LEAST_NODE else None
+
+
+NODE = _node()
+pytestmark = pytest.mark.skipif(NODE is None, reason=f"no Node.js {LEAST_NODE[0]}.{LEAST_NODE[1]} or later")
+
+
+async def _run(
+    url: str,
+    *ids: str,
+    routers: tuple[str, ...] = (),
+    stream: bool = True,
+    max_outage_ms: int = 20_000,
+    silence_ms: int = 20_000,
+) -> dict[str, tuple[int, str]]:
+    """Return status and text of the response to each request."""
+    values = {"source": SOURCE.as_uri(), "routers": routers, "stream": stream, "url": f"{url}{PATH}", "ids": ids}
+    script = DRIVER % {**{name: orjson.dumps(value).decode() for name, value in values.items()},
+                       "max_outage_ms": max_outage_ms, "silence_ms": silence_ms}  # fmt: skip
+    assert NODE is not None
+    process = await asyncio.create_subprocess_exec(
+        NODE, "--input-type=module", "--no-warnings", "--eval", script, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    out, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()
+    return {key: (each["status"], each["text"]) for key, each in orjson.loads(out).items()}
+
+
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
+async def test_a_stream_without_a_loss_is_what_it_would_be_without_the_protocol(newline: bytes) -> None:
+    async with scripted_router(Whole(newline)) as router:
+        assert await _run(router.url, "a") == {"a": (200, EXPECTED.replace(b"\n", newline).decode())}
+
+
+async def test_a_stream_may_be_cut_anywhere() -> None:
+    cuts = {str(num_bytes): Cut(num_bytes) for num_bytes in range(0, len(stream_behind(0)), 5)}
+    async with scripted_router() as router:
+        router.first_actions.update(cuts)
+        results = await _run(router.url, *cuts)
+    assert results == dict.fromkeys(cuts, (200, EXPECTED.decode()))
+    assert sum("x-baton-resume" in asked.headers for asked in router.asked) == len(cuts)
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        [Hang()],
+        [Hang(2)],
+        [Fail(2, {"message": "the router is shutting down", "code": "router_draining"})],
+        [Refuse(503), Refuse(502), Refuse(504)],
+        [Cut(len(stream_behind(0, 2))), Fail(2, {"message": "no worker", "code": 503}), Refuse(429)],
+    ],
+    ids=str,
+)
+async def test_what_passes_is_waited_for(actions: list[Action]) -> None:
+    async with scripted_router() as other, scripted_router(*actions) as router:
+        assert await _run(router.url, "a", silence_ms=300) == {"a": (200, EXPECTED.decode())}
+        assert len(router.asked) > len(actions)  # a busy machine is silent too
+        router.first_actions["b"] = Cut(0)
+        assert await _run(router.url, "b", routers=(f"{other.url}/v1",)) == {"b": (200, EXPECTED.decode())}
+        assert len(other.asked) == 1
+
+
+async def test_other_responses_are_the_clients() -> None:
+    async with scripted_router(Refuse(400), Cut(20)) as router:
+        assert (await _run(router.url, "a"))["a"][0] == 400
+        assert await _run(router.url, "b", stream=False) == {"b": (200, WHOLE.decode())}
+
+
+async def test_a_request_is_given_up() -> None:
+    async with scripted_router(Cut(200), *[Refuse(503)] * 20) as router:
+        status, text = (await _run(router.url, "a", max_outage_ms=500))["a"]
+    assert status == 0
+    assert "given up after" in text
