@@ -8,7 +8,7 @@ PANELS = {
     "Model": ("model", "served_model_name", "dtype", "quantization", "max_model_len", "device"),
     "Workers": (
         *("role", "worker_id", "prefill", "decode", "both", "tensor_parallel", "prefill_tensor_parallel"),
-        *("num_threads", "cores", "max_step_s", "strict"),
+        *("num_threads", "cores", "max_step_s", "orphan_timeout_s", "strict"),
     ),
     "Mixture of experts": (
         *("enable_expert_parallel", "expert_parallel", "prefill_expert_parallel", "all2all_backend"),
@@ -25,7 +25,8 @@ PANELS = {
         *("host", "port", "grpc_port", "router_processes", "processes", "heartbeat_timeout_s"),
         *("api_key", "api_keys_file"),
         *("protect_operations", "cors_origins", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"),
-        *("max_body_bytes", "max_choices", "max_stop", "default_timeout_s"),
+        *("max_body_bytes", "max_body_bytes_in_flight", "max_client_body_bytes_in_flight", "body_timeout_s"),
+        *("max_choices", "max_stop", "default_timeout_s"),
         *("max_request_unread_bytes", "max_key_unread_bytes", "max_unread_bytes"),
     ),
     "Routing": (

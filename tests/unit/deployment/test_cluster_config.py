@@ -193,7 +193,7 @@ def test_a_type_of_kv_that_the_model_cannot_have_is_refused(tmp_path: Path) -> N
     in_fp8 = plan(settings(tmp_path, "engine: {kv_cache_dtype: fp8}"))
     assert {worker.engine.kv_cache_dtype for worker in in_fp8.workers} == {"fp8"}
     two_names = "prefill_engine: {kv_cache_dtype: fp8}\ndecode_engine: {kv_cache_dtype: fp8_e4m3}"
-    assert plan(settings(tmp_path, two_names)) == in_fp8
+    assert plan(settings(tmp_path, two_names)).workers == in_fp8.workers
 
 
 def test_memory_for_kv_has_bounds(tmp_path: Path) -> None:

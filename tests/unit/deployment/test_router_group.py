@@ -38,7 +38,7 @@ def test_a_cluster_runs_one_router_or_a_group() -> None:
 
 def test_a_router_is_watched_by_the_supervisor_that_starts_it() -> None:
     def timeouts(**flags: object) -> list[float]:
-        plan = plan_cluster(load_settings(None, flags), CHECKPOINT, MACHINE, [21000, 21001])
+        plan = plan_cluster(load_settings(None, flags), CHECKPOINT, MACHINE)
         return [spec.heartbeat_timeout_s for spec in plan.specs(Path("/logs"))]
 
     assert timeouts() == [5, 0, 0]
