@@ -66,6 +66,13 @@ class Generation:
         """Return where a choice of a resumed request goes on; None if the request is new."""
         return self.starts[index] if self.starts else None
 
+    @property
+    def num_recomputed(self) -> int:
+        """Tokens of a resumed request that are computed again although its client was charged for them."""
+        lost = [start.num_seen for start in self.starts if start.num_seen > len(start.token_ids)]
+        most = self.sampling.max_tokens
+        return len(self.token_ids) + sum(min(num_seen, most) for num_seen in lost) if lost else 0
+
     def resume_key(self, index: int) -> bytes:
         """Return what workers remember a choice's output by; empty if they do not."""
         return self.request.resume_key + index.to_bytes(4, "little") if self.request.resume_key else b""

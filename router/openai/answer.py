@@ -87,6 +87,7 @@ async def answer(
     try:
         if position is not None:
             generations = await pipeline.recall.resumed(generations, position)
+            usage.charge_again(sum(generation.num_recomputed for generation in generations))
             for index, count in enumerate(position.counts):
                 if count:
                     shape.resume(index)

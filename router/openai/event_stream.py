@@ -27,6 +27,8 @@ class EventStream:
 
     async def add(self, delta: ChoiceDelta) -> None:
         """Send a delta, or keep it while the client is behind. Raises ClientGone."""
+        if delta.seen and not delta.token_ids:
+            return  # the client has all of it; what comes behind must not be merged into it
         if self._exchange.is_behind:
             self._merged.add(delta)
             self._exchange.count_unread()

@@ -19,6 +19,10 @@ class Usage:
         if delta.served_by is not None and delta.index % num_choices == 0:
             self._cached_tokens.setdefault(delta.index // num_choices, cached_tokens(delta.served_by))
 
+    def charge_again(self, num_tokens: int) -> None:
+        """Charge for tokens of which the client has paid for an earlier attempt: they are computed again."""
+        self._num_charged -= num_tokens
+
     def uncharged(self) -> int:
         """The tokens that no earlier call has told."""
         num_tokens = self._num_prompt_tokens + self._num_completion_tokens

@@ -1,6 +1,7 @@
 """Requests that are resumed, in front of workers that remember something, nothing or something else."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -9,9 +10,11 @@ import pytest
 from baton.protos import common_pb2, worker_pb2
 from baton.protos.worker_pb2 import RecalledOutput, RequestDelta
 from baton.router.generation import ChoiceDelta
+from baton.router.key_meter import KeyMeter
 from baton.router.openai.usage import Usage
 from baton.router.resumption import OutputTally
 from baton.rpc.status import Conflict, code_number
+from tests.unit.router.api_keys import TestKeys
 from tests.unit.router.running_router import RunningRouter, running_router, until, wait_workers
 from tests.unit.router.scripted_worker import ScriptedWorker
 
@@ -210,6 +213,38 @@ def test_a_key_is_charged_for_each_token_once() -> None:
     assert second.uncharged() == 2
     assert second.body()["completion_tokens"] == 5
     assert second.body()["total_tokens"] == 15
+
+
+@pytest.fixture
+def charges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """All that is charged to any key."""
+    charged: list[int] = []
+    monkeypatch.setattr(KeyMeter, "charge", lambda _, num_tokens: charged.append(num_tokens))
+    return charged
+
+
+async def test_what_is_computed_again_is_charged_again(tmp_path: Path, charges: list[int]) -> None:
+    worker = ScriptedWorker()
+    keys = TestKeys(tmp_path)
+    secret = {"authorization": f"Bearer {keys.add('a', tokens_per_minute=10_000)}"}
+    async with running_router(worker, api_keys_file=str(keys.path)) as router:
+        expected, usage = await tokens(router, {**FIRST, **secret})
+        [command] = worker.commands
+
+        async def charged(position: str) -> int:
+            charges.clear()
+            answer = await router.http.post("/v1/completions", json=BODY, headers=again(position, **secret))
+            assert answer.status_code in (200, 409)
+            return sum(charges)
+
+        behind_five = position_behind(expected[:5])
+        assert await charged(behind_five) == usage["total_tokens"]
+        assert await charged("3:00000000") == usage["prompt_tokens"] + 3, "of a client that makes its position up"
+        assert await charged("999999999:00000000") == usage["prompt_tokens"] + BODY["max_tokens"]
+        worker.remembered = [remembered(command, expected[:7])]
+        assert await charged(behind_five) == usage["completion_tokens"] - 5
+        worker.remembered = [remembered(command, expected, finish_reason=common_pb2.FINISH_REASON_LENGTH)]
+        assert await charged(position_behind(expected)) == 0
 
 
 async def test_all_choices_that_a_worker_remembers_are_recalled() -> None:
