@@ -4,6 +4,7 @@ import os
 import resource
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -77,7 +78,8 @@ class BatonNode:
         """Sends a signal to a process that runs."""
         assert self._child is not None
         if not self._child.has_ended:
-            os.kill(self._child.pid, number)
+            with suppress(ProcessLookupError):  # it ended, and nobody has told us yet
+                os.kill(self._child.pid, number)
 
     async def wait_end(self) -> int:
         """Its exit status, negative for a signal."""
