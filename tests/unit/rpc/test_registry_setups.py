@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
+from baton.deployment.ports import free_ports
 from baton.rpc.registry.factory import open_registry
 from tests.redis_server import HOST, RedisServer, redis_server
 from tests.unit.rpc.registry_members import following, kept, make_member
@@ -74,7 +75,8 @@ async def test_sentinels_and_a_master_that_dies(tmp_path: Path) -> None:
 
 
 async def test_a_cluster(tmp_path: Path) -> None:
-    async with redis_server(tmp_path, "--cluster-enabled", "yes") as server:
+    bus_port = str(free_ports(HOST, 1)[0])  # by default 10,000 above the other, where something may listen
+    async with redis_server(tmp_path, "--cluster-enabled", "yes", "--cluster-port", bus_port) as server:
         await command(server, "CLUSTER", "ADDSLOTS", *range(16384))
         async with asyncio.timeout(20):
             while "cluster_state:ok" not in str(await command(server, "CLUSTER", "INFO")):
