@@ -101,6 +101,7 @@ class LocalCluster:
                 await asyncio.sleep(POLL_INTERVAL_S)
         for supervisor in self._everyone:
             supervisor.persist()
+        self._relay.look()  # warnings of the start are above the announcement
         self._listener(ClusterReady(self._url, time.monotonic() - started_s, view.workers))
 
     async def _ready_view(self, client: httpx.AsyncClient) -> RouterView | None:

@@ -17,7 +17,7 @@ from tests.faults.row import Row
 from tests.faults.unread import Path, unread_stream
 
 WHILE_STREAMS_RUN = "while streams run"
-NUM_AT_ONCE = 8
+NUM_AT_ONCE = 4
 ENDS = (kill, kill_draining, terminate)
 SHARE_OF_CUTS = 0.5  # of the losses; a router that ended takes seconds to start
 LONGEST_CALM_S = 0.3  # between two losses

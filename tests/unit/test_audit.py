@@ -56,7 +56,8 @@ def test_the_committed_list_is_asked_for_by_name_and_says_its_date(
     ("product", "version", "is_found"),
     [
         ("redis-server", "7.4.2", True),
-        ("redis-server", "7.4.6", False),
+        ("redis-server", "7.4.6", True),
+        ("redis-server", "7.4.9", False),
         ("redis-server", "5.0.14", True),
         ("valkey-server", "8.1.3", True),
         ("valkey-server", "9.1.0", True),
