@@ -84,6 +84,7 @@ gpu-check:
 
 chaos: setup
 	$(BIN)/python -m tests.faults --json benchmarks/results/chaos.json
+	$(BIN)/python -m tests.faults --router-losses 1000 --json benchmarks/results/chaos_routers.json
 
 protos: setup
 	sh scripts/generate_protos.sh

@@ -19,6 +19,7 @@ from tests.faults.mixed_weights import mixed_weights
 from tests.faults.ongoing import WHILE_STREAMS_RUN, attacks_on, run_attack, run_router_losses
 from tests.faults.places import one_machine, resuming, why_not
 from tests.faults.row import Row, make_report
+from tests.faults.supervised import SUPERVISED_FAULTS, run_supervised
 
 ROLLING = "rolling restart"
 STORM = "a thousand cancels a minute"
@@ -30,7 +31,7 @@ SHARE_OF_LONG = 4  # a fault that lasts has one try where others have so many
 
 
 async def run(tries: int, seed: int, only: str) -> AsyncIterator[Row]:
-    """Every fault in every phase, so many times each; at last a cluster of two checkpoints."""
+    """Every fault in every phase, so many times each; at last a cluster of two checkpoints, and `baton serve`."""
     for place in PLACES:
         faults = [fault for fault in FAULTS if fault.place is place and only in f"{fault.role} {fault.name}"]
         storms = [row for row in (Row("all", ROLLING, ""), Row("client", STORM, "")) if only in row.fault]
@@ -44,12 +45,12 @@ async def run(tries: int, seed: int, only: str) -> AsyncIterator[Row]:
                 for fault in faults:
                     for phase in fault.phases:
                         row = Row(fault.role, fault.name, phase)
-                        for _ in range(max(1, tries // SHARE_OF_LONG) if fault.is_long else tries):
+                        for _ in range(_num_tries(tries, fault.is_long)):
                             await made.run_try(fault, row)
                         yield row
                 for attack in attacks_on(place, only):
                     row = Row(attack.role, attack.name, WHILE_STREAMS_RUN)
-                    for _ in range(tries):
+                    for _ in range(_num_tries(tries, attack.is_long)):
                         await run_attack(made, attack, row)
                     yield row
                 for row in storms if place is one_machine else ():
@@ -68,6 +69,15 @@ async def run(tries: int, seed: int, only: str) -> AsyncIterator[Row]:
                 for _ in range(tries):
                     await mixed.run_try(row)
                 yield row
+    for fault in SUPERVISED_FAULTS:
+        row = Row("baton serve", fault.__name__.replace("_", " "), "")
+        if only in f"{row.role} {row.fault}":
+            await run_supervised(fault, row, _num_tries(tries, is_long=True), seed)
+            yield row
+
+
+def _num_tries(tries: int, is_long: bool) -> int:
+    return max(1, tries // SHARE_OF_LONG) if is_long else tries
 
 
 async def lose_routers(num_losses: int, seed: int) -> AsyncIterator[Row]:

@@ -48,13 +48,16 @@ class BatonNode:
     def __init__(
         self, role: str, name: str, host: str, port: int, directory: Path, flags: tuple[str, ...],
         launcher: tuple[str, ...] = (sys.executable, "-m"), env: dict[str, str] | None = None,
+        grpc_port: int | None = None,
     ) -> None:  # fmt: skip
-        """`launcher` is what the module's name and flags are given to; `env` is beside our own environment."""
+        """`launcher` starts the module with its flags; `env` is added to our own; `grpc_port` is a router's."""
         self.role = role
         self.name = name
         self.log = directory / f"{name}.log"
         self.address = f"{host}:{port}"
-        self._argv = (*launcher, MODULES[role], f"--host={host}", f"--port={port}", *flags)
+        self.grpc_address = f"{host}:{grpc_port}"
+        grpc_flags = () if grpc_port is None else (f"--grpc-port={grpc_port}",)
+        self._argv = (*launcher, MODULES[role], f"--host={host}", f"--port={port}", *grpc_flags, *flags)
         self._env = {"OMP_NUM_THREADS": "1", **(env or {})}
         self._child: ChildProcess | None = None
 

@@ -60,10 +60,11 @@ def _on_a_router(attack: Callable[[str], Awaitable[object]]) -> Callable[[Cluste
 
 
 async def leave_streams_unread(cluster: Cluster, rng: random.Random) -> None:
-    """Ask for long streams on each way into a router's HTTP port, and read none of them."""
+    """Ask for long streams on each way into a router, and read none of them."""
     async with AsyncExitStack() as stack:
-        for path in (Path.PLAIN, Path.QUERY, Path.EXPECT, Path.WHOLE):
-            address = rng.choice(cluster.routers).address
+        for path in Path:
+            router = rng.choice(cluster.routers)
+            address = router.grpc_address if path is Path.GRPC else router.address
             await stack.enter_async_context(unread_stream(address, path, NUM_UNREAD_TOKENS, num_choices=2))
         await asyncio.sleep(UNREAD_S)
 

@@ -110,8 +110,12 @@ def worker_node(
 def router_nodes(directory: Path, workers: str, own: tuple[str, ...] = ()) -> Sequence[BatonNode]:
     """All routers, in front of workers that they know by this flag."""
     flags = (f"--model={MODEL}", workers, *ROUTER_FLAGS, *own)
-    ports = free_ports(HOST, NUM_ROUTERS)
-    return [BatonNode("router", f"router-{n}", HOST, port, directory, flags) for n, port in enumerate(ports)]
+    ports = free_ports(HOST, 2 * NUM_ROUTERS)
+    pairs = zip(ports[:NUM_ROUTERS], ports[NUM_ROUTERS:], strict=True)
+    return [
+        BatonNode("router", f"router-{n}", HOST, port, directory, flags, grpc_port=grpc_port)
+        for n, (port, grpc_port) in enumerate(pairs)
+    ]
 
 
 def given(addresses: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -16,11 +17,13 @@ import httpx
 import psutil
 
 from baton.deployment.ports import free_ports
+from tests.faults.row import Row
 
 WAIT_S = 120.0
 HEARTBEAT_TIMEOUT_S = 2.0
 NUM_KILLS = 4  # of starts in a row; more than a cluster survives that was never ready
 NUM_CONNECTIONS = 20
+FLAGS = ("--prefill=1", "--decode=1", "--router-processes=2")
 BODY = {"prompt": [300, 301, 302], "max_tokens": 2, "temperature": 0, "ignore_eos": True}
 
 
@@ -125,6 +128,22 @@ async def _next_pid(cluster: ServedCluster, name: str, old: int) -> int:
             assert cluster.process.returncode is None, cluster.console.read_text()
             await asyncio.sleep(0.02)
         return pid
+
+
+async def run_supervised(fault: SupervisedFault, row: Row, tries: int, seed: int) -> None:
+    """A fault so many times, on a cluster of its own; after each a request is answered."""
+    rng = random.Random(seed)
+    with tempfile.TemporaryDirectory(prefix="baton-chaos-") as directory:
+        async with served_cluster(Path(directory), *FLAGS) as cluster:
+            for _ in range(tries):
+                row.tries += 1
+                try:
+                    await fault(cluster, rng)
+                    status = await cluster.complete()
+                    assert status == httpx.codes.OK, f"a completion afterwards: {status}"
+                except (AssertionError, TimeoutError, httpx.HTTPError) as error:
+                    row.failed += 1
+                    row.notes.append(repr(error))
 
 
 SUPERVISED_FAULTS: tuple[SupervisedFault, ...] = (stopped_router, kills_during_starts)

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.supervised import SUPERVISED_FAULTS, SupervisedFault, served_cluster
+from tests.faults.supervised import FLAGS, SUPERVISED_FAULTS, SupervisedFault, served_cluster
 
 SEED = 7
 NUM_FAILURES = 4  # to start, more than a cluster survives that was never ready
@@ -16,7 +16,7 @@ NUM_FAILURES = 4  # to start, more than a cluster survives that was never ready
 
 @pytest.mark.parametrize("fault", SUPERVISED_FAULTS, ids=lambda fault: fault.__name__)
 async def test_the_cluster_serves_on(tmp_path: Path, fault: SupervisedFault) -> None:
-    async with served_cluster(tmp_path, "--prefill=1", "--decode=1", "--router-processes=2") as cluster:
+    async with served_cluster(tmp_path, *FLAGS) as cluster:
         await fault(cluster, random.Random(SEED))
         assert await cluster.complete() == 200
 
