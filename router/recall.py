@@ -15,11 +15,13 @@ from baton.protos import common_pb2
 from baton.protos.worker_pb2 import RecalledOutput
 from baton.router.errors import ResumeFailed
 from baton.router.generation import ChoiceDelta, Generation
+from baton.router.merged_deltas import DELTA_BYTES
 from baton.router.metrics import RouterMetrics
 from baton.router.resumption import ChoiceStart, OutputTally, Position
 from baton.router.worker_pool import WorkerPool
 
 RECALL_TIMEOUT_S = 1.0  # of all workers together: one that is stopped must not hold a client up
+MAX_HELD_BYTES = 64 << 20  # of news of choices that wait for others to come to the client's position
 MAX_COMBINATIONS = 16  # of outputs of several choices that are compared with a position
 COMPLETE = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
 
@@ -38,10 +40,17 @@ NOTHING = Found(RecalledOutput(), "")
 class Recall:
     """Finds out where resumed requests go on."""
 
-    def __init__(self, pool: WorkerPool, metrics: RouterMetrics, timeout_s: float = RECALL_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        pool: WorkerPool,
+        metrics: RouterMetrics,
+        timeout_s: float = RECALL_TIMEOUT_S,
+        max_held_bytes: int = MAX_HELD_BYTES,
+    ) -> None:
         self._pool = pool
         self._metrics = metrics
         self._timeout_s = timeout_s
+        self._max_held_bytes = max_held_bytes
 
     async def resumed(self, generations: Sequence[Generation], position: Position) -> list[Generation]:
         """Return the generations of one request with their choices' starts. Raises ResumeFailed."""
@@ -64,9 +73,10 @@ class Recall:
     ) -> AsyncGenerator[ChoiceDelta, None]:
         """Yield the generations' news once they have come to the position, where the tally is from then on.
 
-        Raises ResumeFailed if they do not agree with the position.
+        Raises ResumeFailed if they do not agree with the position, or if too much would have to be held until then.
         """
         held: list[ChoiceDelta] = []
+        num_held_bytes = 0
         is_checked = False
         async with aclosing(news):
             async for delta in news:
@@ -74,7 +84,9 @@ class Recall:
                     yield delta
                     continue
                 tally.add(delta.index, delta.seen)
-                held.append(delta)
+                if _has_more(delta):
+                    held.append(delta)
+                    num_held_bytes += DELTA_BYTES + delta.num_bytes
                 if tally.has_reached(position):
                     if not tally.is_at(position):
                         break
@@ -83,6 +95,8 @@ class Recall:
                     for each in held:
                         yield each
                     held.clear()
+                elif num_held_bytes > self._max_held_bytes:
+                    raise self._failure("its choices are too far apart to be generated again together")
         if not is_checked:
             raise self._failure("the output, generated again, is not what the client has of it")
 
@@ -155,6 +169,13 @@ def _is_of(output: RecalledOutput, generation: Generation, index: int) -> bool:
     """Whether the output follows the prompt as this router tokenises it, with the choice's seed."""
     seed = generation.choice_sampling(index).seed
     return output.num_prompt_tokens == len(generation.token_ids) and output.seed == seed
+
+
+def _has_more(delta: ChoiceDelta) -> bool:
+    """Whether a delta has more than tokens that the client has."""
+    return not delta.seen or bool(
+        delta.token_ids or delta.prompt_logprobs or delta.finish_reason or delta.served_by is not None
+    )
 
 
 def _how(generations: Sequence[Generation]) -> str:

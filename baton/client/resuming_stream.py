@@ -16,6 +16,7 @@ BEGINNING = "0"  # the position in front of the first token
 RESUMABLE = "x-baton-resumable"
 DONE = b"[DONE]"
 FINISH = re.compile(rb'"finish_reason":\s*"')  # within a string, the quotes would be escaped
+TAKEN_OVER = 409  # code with which a router gives a request up: an earlier attempt arrived late at another router
 TEMPORARY = (429, 503, "rate_limit_exceeded")  # codes of errors that the same request may not have later
 
 
@@ -82,7 +83,7 @@ class ResumingStream:
         if not is_tried_again:
             text = f"status {response.status_code}: {response.text[:500]}" if response.is_error else "it cannot resume"
             raise self._outage.error(self._latest(text))
-        if response.status_code != 429:
+        if response.status_code not in (429, TAKEN_OVER):
             self._routers.lose(self._url)
 
     def is_resumable(self, response: httpx.Response) -> bool:
@@ -138,7 +139,7 @@ class ResumingStream:
 
     def _is_left(self, error: dict[str, Any]) -> bool:
         """Whether an error in the stream is the router's end, or in an outage one that another attempt may not have."""
-        if error.get("code") == "router_draining":
+        if error.get("code") == "router_draining" or (error.get("code") == TAKEN_OVER and self._num_attempts > 1):
             return True
         return self._outage.num_losses > 0 and error.get("code") in TEMPORARY
 
@@ -152,8 +153,10 @@ class ResumingStream:
         status = response.status_code
         if status == 504:  # a router's own means that the request's time is over
             is_temporary = bool(response.headers.get("x-request-id") != self._id)
+        elif self._num_attempts > 1 and (status == 429 or _code_of(response) == TAKEN_OVER):
+            is_temporary = True
         else:
-            is_temporary = status in (200, 502, 503) or (status == 429 and self._num_attempts > 1)
+            is_temporary = status in (200, 502, 503)
         return is_temporary and self._outage.has_time(_retry_after_s(response))
 
     def _timeouts(self) -> dict[str, float | None]:
@@ -182,6 +185,14 @@ def _error_of(event: Event) -> dict[str, Any] | None:
     return error if isinstance(error, dict) else {"message": error}
 
 
+def _code_of(response: httpx.Response) -> object:
+    """Return the code of a response that is an error; None if it is none, or not a router's."""
+    try:
+        return response.json()["error"]["code"] if response.is_error else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
 def _finished_choices(event: Event) -> set[int]:
     if event.data is None or not FINISH.search(event.data):
         return set()
@@ -193,7 +204,7 @@ def _retry_after_s(response: httpx.Response) -> float:
     if response.status_code != 429:
         return 0.0
     text = response.headers.get("retry-after", "")
-    return float(text) if text.isdigit() else 1.0
+    return float(text) if text.isdecimal() else 1.0
 
 
 def _least(given_s: float | None, own_s: float) -> float:

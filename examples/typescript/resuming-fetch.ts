@@ -7,7 +7,7 @@
 //     const client = new OpenAI({ baseURL: "http://router-0:8000/v1", apiKey: "none", fetch });
 //
 // It does what baton.client does for Python; docs/clients.md says what it promises. It needs only what browsers,
-// Node.js 20, Deno and Bun have. Tested with Node.js 24 and TypeScript 7 (tests/integration/test_resuming_fetch.py).
+// Node.js 20, Deno and Bun have. Tested with Node.js 24 and TypeScript 7 (tests/unit/client/test_resuming_fetch.py).
 
 export interface ResumingFetchOptions {
   /** Base URLs of further routers of the same cluster, such as "http://router-1:8000". */
@@ -23,6 +23,7 @@ export interface ResumingFetchOptions {
 const PATH = /\/v1\/(chat\/)?completions$/;
 const END_OF_EVENT = /\r\n\r\n|\n\n/;
 const FINISH = /"finish_reason":\s*"/; // within a string, the quotes would be escaped
+const TAKEN_OVER = /"code":\s*409\b/; // in an error: an earlier attempt arrived late at another router
 const LONGEST_DELAY_MS = 5_000;
 
 export function makeResumingFetch(options: ResumingFetchOptions = {}): typeof fetch {
@@ -100,14 +101,17 @@ class Resuming {
         this.hasBegun ||= this.isStreamed && isResumable(response);
         return response;
       }
+      const text =
+        response.status === 200
+          ? "the router cannot resume"
+          : await this.unlessSilent(response.clone().text()).catch((error) => `${error}`);
       const waitMs = response.status === 429 ? 1000 * Number(response.headers.get("retry-after") ?? 1) : 0;
       const isTemporary =
         [200, 502, 503].includes(response.status) ||
         (response.status === 504 && response.headers.get("x-request-id") !== this.id) ||
-        (response.status === 429 && this.numAttempts > 1);
+        (this.numAttempts > 1 && (response.status === 429 || (response.status === 409 && TAKEN_OVER.test(text))));
       const hasTime = this.hasTime(waitMs);
       if (!this.hasBegun && !(isTemporary && hasTime)) return response;
-      const text = response.status === 200 ? "the router cannot resume" : await response.text().catch(() => "");
       const error = new Error(`the stream was not resumed: status ${response.status}: ${text.slice(0, 500)}`);
       if (!isTemporary) throw error;
       await this.lose(error, waitMs);
@@ -133,7 +137,7 @@ class Resuming {
   /** Wait in front of the next attempt. Throws if there is none. */
   async lose(error: unknown, waitMs = 0): Promise<void> {
     this.attempt.abort();
-    if (this.init.signal?.aborted) throw error;
+    if (this.isOver || this.init.signal?.aborted) throw error;
     if (this.numLosses === 0) this.outageSince = Date.now();
     this.firstError ??= error;
     const round = Math.min(30, Math.floor(this.numLosses++ / this.origins.length));
@@ -141,6 +145,7 @@ class Resuming {
       throw new Error(`given up after ${this.numLosses} losses, the latest: ${error}`, { cause: this.firstError });
     }
     await sleep(waitMs + Math.random() * Math.min(LONGEST_DELAY_MS, 200 * 2 ** round));
+    if (this.isOver) throw error; // the client went away
   }
 
   private send(): Promise<Response> {
@@ -165,7 +170,6 @@ class Resuming {
         if (this.isOver) return;
         await this.lose(error);
       }
-      if (this.isOver) return; // the client went away
       response = await this.open();
     }
   }
@@ -202,7 +206,7 @@ class Resuming {
 
   /** Whether an error in the stream is the router's end, or in an outage one that another attempt may not have. */
   private isLeft(error: { code?: unknown }): boolean {
-    if (error.code === "router_draining") return true;
+    if (error.code === "router_draining" || (error.code === 409 && this.numAttempts > 1)) return true;
     return this.numLosses > 0 && [429, 503, "rate_limit_exceeded"].includes(error.code as string);
   }
 

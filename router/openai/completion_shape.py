@@ -60,17 +60,20 @@ class CompletionShape:
         self._opened.add(index)
 
     def chunk(self, delta: ChoiceDelta, usage: dict[str, object] | None) -> bytes:
-        """New text; nothing while a character or stop string is incomplete."""
+        """New text; nothing while a character or stop string is incomplete.
+
+        An echo does not wait for that: a client that resumes behind a choice's first token must have it.
+        """
         prompt = delta.index // self._num_choices
         echo = self._echoes[prompt] if self._echoes else None
+        is_first = delta.index not in self._opened
         if echo is not None:
             echo.logprobs += delta.prompt_logprobs
-        with_tokens = self._num_top is not None or self._with_token_ids
+        with_tokens = self._num_top is not None or self._with_token_ids or (echo is not None and is_first)
         if not (delta.text or delta.finish_reason or (with_tokens and delta.token_ids)):
             return b""
         choice = WholeChoice(delta.index)
         choice.extend(delta)
-        is_first = delta.index not in self._opened
         self._opened.add(delta.index)
         body = self._choice(choice, echo, is_first)
         return self._prefix + orjson.dumps(body) + b"]" + self._end(usage)

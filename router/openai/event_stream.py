@@ -28,6 +28,7 @@ class EventStream:
     async def add(self, delta: ChoiceDelta) -> None:
         """Send a delta, or keep it while the client is behind. Raises ClientGone."""
         if delta.seen and not delta.token_ids:
+            self._event(delta)  # empty, but the prompt's logprobs in the delta belong to choices that begin later
             return  # the client has all of it; what comes behind must not be merged into it
         if self._exchange.is_behind:
             self._merged.add(delta)

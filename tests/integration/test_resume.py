@@ -38,6 +38,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "logprobs": (COMPLETIONS, {"prompt": PROMPT, "logprobs": 2, **SAMPLED}),
     "logprobs of chat": (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2, **SAMPLED}),
     "echo": (COMPLETIONS, {"prompt": PROMPT, "logprobs": 1, "echo": True, "temperature": 0}),
+    "echo of several prompts": (
+        COMPLETIONS,
+        {"prompt": [PROMPT, "Once upon a time"], "n": 2, "logprobs": 1, "echo": True, **SAMPLED},
+    ),
     "several": (CHAT, {"messages": MESSAGES, "n": 3, **SAMPLED}),
     "several prompts": (COMPLETIONS, {"prompt": [PROMPT, "Once upon a time", PROMPT], "n": 2, **SAMPLED}),
     "stop string": (CHAT, {"messages": MESSAGES, "temperature": 0, "stop": ["small demo", "zzz"]}),

@@ -81,6 +81,7 @@ class Refuse:
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
+    code: object = None  # of its error; None: the status
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +140,9 @@ class ScriptedRouter:
                 body = stream_behind(count, num_tokens or 0)
             case Fail(num_tokens, error):
                 body = stream_behind(count, num_tokens) + b"data: %b\n\n" % orjson.dumps({"error": error})
-            case Refuse(status, headers):
+            case Refuse(status, headers, code):
                 head = f"HTTP/1.1 {status} Refused\r\n" + "".join(f"{name}: {headers[name]}\r\n" for name in headers)
-                body = orjson.dumps({"error": {"message": "refused", "code": status}})
+                body = orjson.dumps({"error": {"message": "refused", "code": code or status}})
             case Forget():
                 head, body = "HTTP/1.1 200 OK\r\n", stream_behind(0)
         kind = "application/json" if body[:1] == b"{" else "text/event-stream"

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -18,6 +19,7 @@ from tests.unit.client.scripted_router import (
     Fail,
     Hang,
     Refuse,
+    ScriptedRouter,
     Whole,
     scripted_router,
     stream_behind,
@@ -43,6 +45,26 @@ const ids = %(ids)s;
 const work = async () => { for (let id = ids.pop(); id !== undefined; id = ids.pop()) results[id] = await ask(id); };
 await Promise.all(Array.from({ length: 32 }, work));
 console.log(JSON.stringify(results));
+"""
+
+INNER_DRIVER = """
+import { makeResumingFetch } from %(source)s;
+const headers = { "content-type": "application/json" };
+let numCalls = 0;
+let reader;
+const inner = (input, init) => {
+  if (++numCalls === 2) {
+    %(second)s
+  }
+  return fetch(input, init);
+};
+const response = await makeResumingFetch({ fetch: inner, silenceMs: 2000 })(%(url)s, {
+  method: "POST", headers, body: JSON.stringify({ stream: true }),
+});
+reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+let text = "";
+for (let part = await reader.read(); !part.done; part = await reader.read()) text += part.value;
+process.on("exit", () => console.log(JSON.stringify({ numCalls, text })));
 """
 
 
@@ -71,13 +93,24 @@ async def _run(
     values = {"source": SOURCE.as_uri(), "routers": routers, "stream": stream, "url": f"{url}{PATH}", "ids": ids}
     script = DRIVER % {**{name: orjson.dumps(value).decode() for name, value in values.items()},
                        "max_outage_ms": max_outage_ms, "silence_ms": silence_ms}  # fmt: skip
+    return {key: (each["status"], each["text"]) for key, each in (await _output(script)).items()}
+
+
+async def _output(script: str) -> dict[str, Any]:
     assert NODE is not None
     process = await asyncio.create_subprocess_exec(
         NODE, "--input-type=module", "--no-warnings", "--eval", script, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     out, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()
-    return {key: (each["status"], each["text"]) for key, each in orjson.loads(out).items()}
+    found: dict[str, Any] = orjson.loads(out)
+    return found
+
+
+async def _run_inner(router: ScriptedRouter, second: str) -> dict[str, Any]:
+    """Return the number of calls and the text of one stream, whose second call runs the given code first."""
+    values = {"source": orjson.dumps(SOURCE.as_uri()).decode(), "url": orjson.dumps(f"{router.url}{PATH}").decode()}
+    return await _output(INNER_DRIVER % {**values, "second": second})
 
 
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
@@ -103,6 +136,7 @@ async def test_a_stream_may_be_cut_anywhere() -> None:
         [Fail(2, {"message": "the router is shutting down", "code": "router_draining"})],
         [Refuse(503), Refuse(502), Refuse(504)],
         [Cut(len(stream_behind(0, 2))), Fail(2, {"message": "no worker", "code": 503}), Refuse(429)],
+        [Cut(len(stream_behind(0, 2))), Fail(3, {"message": "taken over", "code": 409}), Refuse(409)],
     ],
     ids=str,
 )
@@ -126,3 +160,14 @@ async def test_a_request_is_given_up() -> None:
         status, text = (await _run(router.url, "a", max_outage_ms=500))["a"]
     assert status == 0
     assert "given up after" in text
+
+
+async def test_a_client_that_goes_away_during_an_outage_ends_the_attempts() -> None:
+    async with scripted_router(Cut(len(stream_behind(0, 2))), Hang()) as router:
+        assert (await _run_inner(router, "setTimeout(() => reader.cancel());"))["numCalls"] == 2
+
+
+async def test_a_refusal_that_never_ends_is_a_lost_router() -> None:
+    endless = "return Promise.resolve(new Response(new ReadableStream(), { status: 503 }));"
+    async with scripted_router(Cut(len(stream_behind(0, 2)))) as router:
+        assert await _run_inner(router, endless) == {"numCalls": 3, "text": EXPECTED.decode()}

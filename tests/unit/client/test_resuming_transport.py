@@ -26,6 +26,7 @@ from tests.unit.client.scripted_router import (
 )
 
 BODY = {"messages": [], "stream": True}
+TAKEN_OVER = {"message": "the request was taken over by another router", "code": 409}
 DRAINING = {"message": "the router is shutting down", "code": "router_draining"}
 TWO_TOKENS = len(stream_behind(0, 2))
 NUM_AT_ONCE = 64
@@ -125,6 +126,7 @@ def test_a_client_without_an_event_loop_resumes_too(num_bytes: int) -> None:
         [Refuse(503), Refuse(502), Refuse(504)],
         [Cut(TWO_TOKENS - 20), Refuse(429, {"retry-after": "0"}), Refuse(503)],
         [Cut(TWO_TOKENS), Fail(2, {"message": "no decode worker", "code": 503}), Forget()],
+        [Cut(TWO_TOKENS), Fail(3, TAKEN_OVER), Refuse(409)],
     ],
     ids=str,
 )
@@ -168,15 +170,15 @@ async def test_a_router_s_own_time_limit_is_not_extended() -> None:
         assert (response.status_code, len(router.asked)) == (504, 1)
 
 
-async def test_other_errors_in_a_stream_are_the_clients() -> None:
-    error = {"message": "no decode worker", "code": 503}
+@pytest.mark.parametrize("error", [{"message": "no decode worker", "code": 503}, TAKEN_OVER])
+async def test_other_errors_in_a_stream_are_the_clients(error: dict[str, object]) -> None:
     async with scripted_router(Fail(2, error)) as router:
-        assert b"no decode worker" in (await _read(router)).splitlines()[-2]
+        assert str(error["message"]).encode() in (await _read(router)).splitlines()[-2]
         assert len(router.asked) == 1
 
 
 async def test_a_refused_resume_ends_the_stream() -> None:
-    async with scripted_router(Cut(TWO_TOKENS - 20), Refuse(409)) as router:
+    async with scripted_router(Cut(TWO_TOKENS - 20), Refuse(409, code="resume_failed")) as router:
         with pytest.raises(httpx.RemoteProtocolError, match=r"peer closed connection.* status 409: .*refused"):
             await _read(router)
 

@@ -32,13 +32,17 @@ def again(position: object, **headers: str) -> dict[str, str]:
     return {**FIRST, "x-baton-resume": f"r-1; tokens={position}", **headers}
 
 
+def events_of(text: str) -> list[dict[str, Any]]:
+    data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    assert data.pop() == "[DONE]"
+    return [orjson.loads(each) for each in data]
+
+
 async def tokens(router: RunningRouter, headers: dict[str, str]) -> tuple[list[int], dict[str, int]]:
     """The output of a stream and its usage."""
     answer = await router.http.post("/v1/completions", json=BODY, headers=headers)
     assert answer.status_code == 200, answer.text
-    data = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
-    assert data.pop() == "[DONE]"
-    events = [orjson.loads(each) for each in data]
+    events = events_of(answer.text)
     usage = {name: number for name, number in events[-1]["usage"].items() if name != "prompt_tokens_details"}
     return [token for each in events for choice in each["choices"] for token in choice["token_ids"]], usage
 
@@ -190,6 +194,44 @@ async def test_a_request_that_runs_is_cancelled_with_its_comments() -> None:
         async with router.http.stream("POST", "/v1/completions", json=BODY, headers=FIRST) as response:
             await anext(response.aiter_lines())
         await until(lambda: len(worker.aborted) == 1)
+
+
+async def test_a_choice_that_begins_late_has_the_logprobs_of_its_prompt() -> None:
+    body = {**BODY, "prompt": [BODY["prompt"], "A dog"], "n": 2, "echo": True, "logprobs": 1}
+    async with running_router(ScriptedWorker()) as router:
+        first = await router.http.post("/v1/completions", json=body, headers=FIRST)
+        choices = [choice for event in events_of(first.text) for choice in event["choices"]]
+        tally = OutputTally(4)
+        for index, count in enumerate((12, 12, 3, 0)):
+            output = [token for choice in choices if choice["index"] == index for token in choice["token_ids"]]
+            tally.add(index, output[:count])
+        second = await router.http.post("/v1/completions", json=body, headers=again(tally.position()))
+        resumed_choices = [choice for event in events_of(second.text) for choice in event["choices"]]
+
+        def logprobs(all_choices: list[dict[str, Any]]) -> list[float]:
+            of_last = [choice["logprobs"]["token_logprobs"] for choice in all_choices if choice["index"] == 3]
+            return [each for some in of_last for each in some]
+
+        assert logprobs(resumed_choices) == logprobs(choices)
+
+
+async def test_an_echo_comes_with_the_first_token_even_if_that_has_no_text_yet() -> None:
+    worker = ScriptedWorker()
+    body = {**BODY, "return_token_ids": False, "echo": True}
+    async with running_router(worker) as router:
+        text = events_of((await router.http.post("/v1/completions", json=body, headers=FIRST)).text)
+        output = "".join(choice["text"] for event in text for choice in event["choices"])[len(body["prompt"]) :]
+        held = {**body, "seed": worker.commands[0].sampling.seed, "stop": [f"{output}\0"]}
+        worker.go_on.clear()
+        async with router.http.stream("POST", "/v1/completions", json=held, headers=FIRST) as response:
+            lines = response.aiter_lines()
+            while not (line := await anext(lines)).startswith("data: "):
+                event_id = line
+            worker.go_on.set()
+            assert event_id.startswith("id: 1:")
+            assert orjson.loads(line.removeprefix("data: "))["choices"][0]["text"] == body["prompt"]
+            rest = "\n".join([line async for line in lines])
+        assert "".join(choice["text"] for event in events_of(rest) for choice in event["choices"]) == output
 
 
 async def test_headers_that_make_no_sense_are_refused() -> None:
