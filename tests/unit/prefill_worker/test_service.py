@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -61,6 +62,15 @@ async def wait_short(host: EngineHost) -> None:
         await asyncio.sleep(0.01)
 
 
+async def read_to_silence(call: grpc.aio.UnaryStreamCall[Any, worker_pb2.PrefillEvent]) -> None:
+    """Raise TimeoutError once no more signs of life come; some may have been on their way."""
+    while True:
+        async with asyncio.timeout(4 * HEARTBEAT_S):
+            event = await call.read()
+        assert isinstance(event, worker_pb2.PrefillEvent)
+        assert not event.HasField("first_token")
+
+
 async def test_a_group_that_is_short_of_ranks_takes_no_prompt(mixtral: Path) -> None:
     group = Group()
     async with (
@@ -90,9 +100,5 @@ async def test_a_group_that_is_short_of_ranks_gives_no_sign_of_life(mixtral: Pat
         gate.set()
         await wait_short(host)
         with pytest.raises(TimeoutError):
-            while True:  # some signs of life may have been on their way
-                async with asyncio.timeout(4 * HEARTBEAT_S):
-                    event = await call.read()
-                assert isinstance(event, worker_pb2.PrefillEvent)
-                assert not event.HasField("first_token")
+            await read_to_silence(call)
         call.cancel()
