@@ -35,10 +35,12 @@ class RouterSession:
         self._pending: deque[_Pending] = deque()
         self._pending_bytes = 0  # of all of them
         self._wake = asyncio.Event()
-        self._closed = False
+        self._closed = asyncio.Event()
 
     def add(self, delta: worker_pb2.RequestDelta) -> None:
-        """News of one request."""
+        """News of one request; no-op once the session is closed."""
+        if self._closed.is_set():
+            return
         num_bytes = delta.ByteSize() + DELTA_BYTES
         if not self._pending or self._pending[-1].num_bytes + num_bytes > MAX_MESSAGE_BYTES:
             self._pending.append(_Pending())
@@ -54,8 +56,12 @@ class RouterSession:
 
     def close(self) -> None:
         """Ends `messages`."""
-        self._closed = True
+        self._closed.set()
         self._wake.set()
+
+    async def wait_closed(self) -> None:
+        """Return once the session is closed, even if the router has not read the last message yet."""
+        await self._closed.wait()
 
     async def messages(self) -> AsyncIterator[worker_pb2.WorkerMessage]:
         """The stream to the router, until `close`."""
@@ -65,7 +71,7 @@ class RouterSession:
                 first = self._pending.popleft()
                 self._pending_bytes -= first.num_bytes
                 yield worker_pb2.WorkerMessage(deltas=first.deltas)
-            elif self._closed:
+            elif self._closed.is_set():
                 return
             else:
                 self._wake.clear()

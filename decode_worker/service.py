@@ -56,12 +56,14 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
         session = RouterSession(f"{next(self._numbers)}", first.hello.router_id)
         reading = asyncio.create_task(self._read(request_iterator, session))
+        ending = asyncio.create_task(self._end_requests(session, reading))
         try:
             yield worker_pb2.WorkerMessage()  # the router may send
             async for message in session.messages():
                 yield message
         finally:
             reading.cancel()
+            ending.cancel()
             self._requests.abort_all(session)
 
     async def Recall(  # noqa: N802
@@ -83,3 +85,9 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
                     self._requests.abort(abort.request_id, session)
         finally:
             session.close()
+
+    async def _end_requests(self, session: RouterSession, reading: "asyncio.Task[None]") -> None:
+        """End the session's requests as soon as it is closed: while the router does not read, `Attach` cannot go on."""
+        await session.wait_closed()
+        reading.cancel()
+        self._requests.abort_all(session)

@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import mmap
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from baton.engine.checkpoint import StoredTensor, read_tensors
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
+from baton.engine.file_hashes import FileState
 from baton.engine.stored_matrix import WHOLE, Part, StoredMatrix, part_of_scales, scale_shapes
 from baton.engine.stored_quantization import SCALE_SUFFIXES, StoredQuantization
 
@@ -55,6 +57,7 @@ class Weights:
         self._is_loaded = False
         self._started_s = time.monotonic()
         self._maps: dict[Path, mmap.mmap] = {}
+        self._states: dict[Path, FileState] = {}  # of the files when they were mapped
         self._on_progress = on_progress
         self._dequantised_for: set[str] = set()  # reasons that the log has
 
@@ -86,8 +89,7 @@ class Weights:
 
     def expect(self, name: str, *shape: int) -> None:
         """Makes sure of a tensor that is read later, or by somebody else: it counts as taken, and not as progress."""
-        stored = self._find(name, shape)
-        for each in (stored, self._find_scales(stored)) if stored.dtype == FP8 else (stored,):
+        for each in self._with_scales(self._find(name, shape)):
             if each.name not in self._taken:
                 self._taken.add(each.name)
                 self._total_bytes = max(self._total_bytes - each.num_bytes, 1)
@@ -115,10 +117,28 @@ class Weights:
         for file in {stored.file for stored in self._tensors.values()}:
             self._map(file)
 
+    def check_unchanged(self, names: Iterable[str]) -> None:
+        """Raise InvalidCheckpoint if a mapped file with one of these tensors has been written to.
+
+        A file that was replaced or removed is still mapped as it was. Its time of change says nothing here: that of the
+        last modification does.
+        """
+        stored = [each for name in names for each in self._with_scales(self._tensors[name])]
+        for path in {each.file for each in stored}.intersection(self._states):
+            before = self._states[path]
+            try:
+                now = FileState.of(path)
+            except InvalidCheckpoint:
+                continue
+            is_same = (now.device, now.inode) == (before.device, before.inode)
+            if is_same and (now.num_bytes, now.modified_ns) != (before.num_bytes, before.modified_ns):
+                raise InvalidCheckpoint(f"{path} was written to after it was loaded; start again to load it anew")
+
     def close(self) -> None:
         """Unmaps the files as soon as the last view of them is gone."""
         log.info("%.2f MB of weights read in %.1f s", self._read_bytes / 1e6, time.monotonic() - self._started_s)
         self._maps.clear()
+        self._states.clear()
 
     def _find(self, name: str, *shapes: tuple[int, ...]) -> StoredTensor:
         """A tensor of one of these shapes."""
@@ -146,6 +166,10 @@ class Weights:
         if scales.dtype == FP8:
             raise UnsupportedModel(f"tensor {name} has dtype {FP8}, which is not supported for scales")
         return scales
+
+    def _with_scales(self, stored: StoredTensor) -> tuple[StoredTensor, ...]:
+        """A tensor, and if it is in FP8 its scales."""
+        return (stored, self._find_scales(stored)) if stored.dtype == FP8 else (stored,)
 
     @property
     def _block(self) -> tuple[int, int] | None:
@@ -193,6 +217,7 @@ class Weights:
             with path.open("rb") as file:
                 # Copy-on-write, because torch warns of buffers it cannot write to; nothing ever writes.
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                self._states[path] = FileState.of_stat(os.fstat(file.fileno()))
             self._maps[path] = mapped
         return mapped
 

@@ -62,6 +62,8 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         await check_peer(context, host.pool, request.incarnation, request.fingerprint)
         if self._drain.has_begun:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is draining; ask another")
+        if host.is_short_of_ranks:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker's group is short of ranks; ask another")
         request_id = RequestId(f"{ENGINE_IDS}{next(self._numbers)}/{request.request_id}")
         job = PrefillJob.of(request, request_id)
         with self._drain.request():  # in the same turn of the event loop, so that a drain waits for it
@@ -72,13 +74,13 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
             try:
                 try:
                     adding = host.call(lambda engine: engine.add(job.request))
-                    async for _ in beats_until(adding, self._is_stuck):
+                    async for _ in beats_until(adding, self._stands_still):
                         yield worker_pb2.PrefillEvent()
                     await adding
                 finally:
                     self._counters.taken.note(request.router_id, request.number)
                 yield worker_pb2.PrefillEvent(accepted=worker_pb2.PrefillAccepted(pools=host.ranks.describe()))
-                async for event in job.events(announcements, host.config.block_size, self._is_stuck):
+                async for event in job.events(announcements, host.config.block_size, self._stands_still):
                     yield event
                 await asyncio.Event().wait()  # the lease ends with the call
             except EngineError as error:
@@ -88,8 +90,9 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
             finally:
                 self._end(request_id)
 
-    def _is_stuck(self) -> bool:
-        return self._host.is_stuck
+    def _stands_still(self) -> bool:
+        """Whether the engine computes nothing, for however long: the decode worker is to go elsewhere."""
+        return self._host.is_stuck or self._host.is_short_of_ranks
 
     async def close(self) -> None:
         """Returns once no pull is under way."""

@@ -251,6 +251,7 @@ class Dispatcher:
                     share.computed()
                     times.tokens(delta)
                     progress.token_ids.extend(delta.token_ids)
+                if delta.token_ids or delta.prompt_logprobs:
                     progress.fingerprint = plan.decode.fingerprint
                 if delta.prompt_logprobs:  # another attempt reports them from the start again
                     num_old = min(num_skipped, len(delta.prompt_logprobs))

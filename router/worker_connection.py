@@ -110,8 +110,13 @@ class WorkerConnection:
 
     @property
     def is_learning(self) -> bool:
-        """Whether the worker's cache is not known yet but about to be: it is in reach, for all that one knows."""
-        return not self.has_snapshot and (self.description is not None or not self.last_error)
+        """Whether the worker's cache is not known yet but about to be: it is in reach, for all that one knows.
+
+        A worker that is short of ranks takes no requests, and sends its cache when it does.
+        """
+        if self.has_snapshot or self.state is ConnectionState.SHORT_OF_RANKS:
+            return False
+        return self.description is not None or not self.last_error
 
     async def run(self) -> None:
         """Keeps the connection until cancelled, or until the worker is neither listed nor in reach for a while."""

@@ -25,6 +25,7 @@ class Subscription:
     removed: dict[BlockHash, None] = field(default_factory=dict)
     sequence: int = 0
     num_snapshot: int = 0  # hashes that were there when it began, which do not count as a lag
+    is_waiting: bool = False  # for the snapshot, before which nothing is told
     is_lost: bool = False  # it lagged too far behind; its stream must end, so that it asks again
     has_ended: bool = False
 
@@ -47,7 +48,7 @@ class Subscription:
         What one message does not hold is pending for the next one: removed hashes go first, since a hash that is stored
         again stands among both.
         """
-        if self.is_lost or (not self.is_pending and self.sequence > 0):
+        if self.is_waiting or self.is_lost or (not self.is_pending and self.sequence > 0):
             return None
         removed = _take(self.removed, MAX_MESSAGE_HASHES)
         stored = _take(self.stored, MAX_MESSAGE_HASHES - len(removed))
@@ -96,8 +97,8 @@ class CacheFeed:
 
     @asynccontextmanager
     async def subscribe(self) -> AsyncIterator[Subscription]:
-        """A subscription that starts with a snapshot."""
-        subscription = Subscription()
+        """A subscription that starts with a snapshot; while the engine waits for ranks, the snapshot comes later."""
+        subscription = Subscription(is_waiting=True)
 
         def begin(state: "asyncio.Future[CacheState]") -> None:
             if not state.cancelled() and state.exception() is None:
@@ -105,12 +106,14 @@ class CacheFeed:
                 if not subscription.has_ended:
                     subscription.stored = dict.fromkeys(state.result().snapshot)
                     subscription.num_snapshot = len(subscription.stored)
+                    subscription.is_waiting = False
                     self._subscriptions.append(subscription)
 
         asking = self._host.call(_state)
         asking.add_done_callback(begin)
         try:
-            await asyncio.shield(asking)
+            if await self._host.wait_unless_short(asking):
+                asking.result()
             yield subscription
         finally:
             subscription.has_ended = True

@@ -51,9 +51,14 @@ class ExpertReader:
             weights.expect(name, *shape)
 
     def read(self, expert: int) -> Expert:
-        """One expert's weights, a copy of our own."""
-        if self._is_fused:
-            return self._read_fused(expert)
+        """One expert's weights, a copy of our own. Raises InvalidCheckpoint if they are not those that were loaded."""
+        names = [name for name, _ in self._tensors()] if self._is_fused else self._of(expert)
+        self._weights.check_unchanged(names)
+        read = self._read_fused(expert) if self._is_fused else self._read_own(expert)
+        self._weights.check_unchanged(names)  # nor written to meanwhile
+        return read
+
+    def _read_own(self, expert: int) -> Expert:
         names, hidden, size, ours = self._of(expert), self._hidden_size, self._size, self._ours
         gate_up = look(self._weights, names[:2], [size, size], hidden, wanted=[(ours,), (ours,)])
         down = look(self._weights, names[2:], [hidden], size, wanted=[(slice(None), ours)])

@@ -69,6 +69,13 @@ def lose_files(experts: ExpertGroup, directory: Path) -> None:
         (directory / FILE).rename(directory / "gone")
 
 
+def write_into_files(_: ExpertGroup, directory: Path) -> None:
+    """As a copy in place of the next version does: what a rank has mapped changes with the file."""
+    with (directory / FILE).open("r+b") as file:
+        file.seek(-1000, os.SEEK_END)
+        file.write(bytes(1000))
+
+
 def find_files(directory: Path) -> None:
     (directory / "gone").rename(directory / FILE)
 
@@ -151,12 +158,15 @@ def test_tries_become_rare(
     assert waits[:6] == [1, 2, 4, 8, 8, 8]
 
 
-def test_a_rank_that_cannot_read_what_nobody_has_ends_and_the_others_go_on(group: Ranks, own: Path) -> None:
+@pytest.mark.parametrize("spoil", [lose_files, write_into_files])
+def test_a_rank_that_cannot_read_what_nobody_has_ends_and_the_others_go_on(
+    group: Ranks, own: Path, spoil: Callable[[ExpertGroup, Path], None]
+) -> None:
     group.join("rank-1")
     group.join("rank-2")
     serve_until(group, lambda: all(num_held(group)[2]))
     failing = group["rank-1"]
-    failing.call(lambda engine: lose_files(failing.experts, own)).result(TIMEOUT_S)
+    failing.call(lambda engine: spoil(failing.experts, own)).result(TIMEOUT_S)
     group["rank-0"].add(*make_requests(1000, 6))
     group.lose("rank-2")
     with pytest.raises(EngineError) as raised:

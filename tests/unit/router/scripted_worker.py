@@ -46,6 +46,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
         self.may_tell.set()
         self.gives_away = False  # each request, after its first token, once it may go on
         self.draining = False
+        self.short_of_ranks = False  # set: watchers hear nothing of the cache
         self.remembered: list[worker_pb2.RecalledOutput] | None = None  # None: it knows no `Recall`
         self.may_recall = asyncio.Event()  # cleared: `Recall` hangs
         self.may_recall.set()
@@ -101,6 +102,10 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
         while True:
             await self.may_tell.wait()
             self._news.clear()  # before the update is made: what comes from now on is told with the next one
+            if self.short_of_ranks:
+                yield worker_pb2.WorkerUpdate(incarnation=self.incarnation, load=self._load(), short_of_ranks=True)
+                await self._news.wait()
+                continue
             stored, known = self._cached - known, set(self._cached)
             events = worker_pb2.CacheEvents(sequence=sequence, stored=b"".join(sorted(stored)))
             sequence += 2 if self.skip_sequence else 1

@@ -85,6 +85,18 @@ async def test_a_worker_that_says_nothing_does_not_degrade_for_ever(monkeypatch:
     await worker.stop()
 
 
+async def test_a_worker_that_is_short_of_ranks_does_not_degrade() -> None:
+    serving, short = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
+    short.short_of_ranks = True
+    async with running_router(serving, short) as router:
+        await wait_workers(router.http, 1, "short_of_ranks")
+        await wait_told(router, "degraded", False)
+        short.short_of_ranks = False
+        short.cache(range(4 * BLOCK_SIZE))
+        await wait_cached(router.http, short, 4)
+        await wait_workers(router.http, 2, "ready")
+
+
 async def test_a_restarted_router_has_its_full_index_soon() -> None:
     registry = MemoryRegistry()
     workers = [ScriptedWorker(f"decode-{index}") for index in range(NUM_WORKERS)]

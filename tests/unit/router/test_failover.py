@@ -10,7 +10,7 @@ import pytest
 from baton.protos import common_pb2
 from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL, RequestDelta
 from tests.unit.router.running_router import RunningRouter, running_router, until, wait_cached, wait_workers
-from tests.unit.router.scripted_worker import BLOCK_SIZE, ScriptedWorker, scripted
+from tests.unit.router.scripted_worker import BLOCK_SIZE, ScriptedWorker, position_logprobs, scripted
 
 BODY: dict[str, Any] = {"prompt": "The cat sat on the mat", "max_tokens": 12, "seed": 9, "return_token_ids": True}
 
@@ -72,6 +72,18 @@ async def test_no_other_model_goes_on_with_an_answer() -> None:
         await old.stop()
         assert (await request).status_code == 503
         assert not new.commands
+
+
+async def test_no_other_model_goes_on_with_the_logprobs_of_a_prompt() -> None:
+    old, new = ScriptedWorker("decode-0"), ScriptedWorker("decode-1")
+    new.fingerprint = "another"
+    first = position_logprobs(300, 1)
+    old.refusal = RequestDelta(prompt_logprobs=[first], finish_reason=common_pb2.FINISH_REASON_ABORT)
+    async with running_router(old, new, policy="round_robin", failover_timeout_s=0.1) as router:
+        answer = await router.http.post("/v1/completions", json={**BODY, "echo": True, "logprobs": 1})
+        assert old.commands
+        assert not new.commands
+        assert answer.status_code == 503
 
 
 async def test_a_request_waits_for_its_worker_to_come_back() -> None:

@@ -39,17 +39,33 @@ class SteppedHost:
         self.num_stats = 0
         self.is_short_of_ranks = False
         self._listeners: list[Callable[[StepOutput], None]] = []
+        self._held: list[tuple[Callable[[Any], Any], asyncio.Future[Any]]] = []
 
     async def wait_unless_short(self, future: asyncio.Future[object]) -> bool:
-        await asyncio.wait((future,))
-        return True
+        if not self.is_short_of_ranks:
+            await asyncio.wait((future,))
+        return future.done()
+
+    def lose_ranks(self) -> None:
+        """Calls are held from now on."""
+        self.is_short_of_ranks = True
+
+    def regain_ranks(self) -> None:
+        """Run the calls that were held."""
+        self.is_short_of_ranks = False
+        for function, future in self._held:
+            future.set_result(function(self))
+        self._held.clear()
 
     def listen(self, listener: Callable[[StepOutput], None]) -> None:
         self._listeners.append(listener)
 
     def call(self, function: Callable[[Any], Any]) -> "asyncio.Future[Any]":
         future = asyncio.get_running_loop().create_future()
-        future.set_result(function(self))
+        if self.is_short_of_ranks:
+            self._held.append((function, future))
+        else:
+            future.set_result(function(self))
         return future
 
     async def stats(self) -> EngineStats:
@@ -143,6 +159,25 @@ async def test_a_snapshot_then_what_each_step_changed() -> None:
         assert update.cache.sequence == 1
         assert update.cache.stored == b"".join(hash_blocks(PROMPT[:8], 4))
         assert (update.load.num_running, update.load.num_queued_tokens) == (1, 12)
+
+
+async def test_a_worker_that_is_short_of_ranks_says_so_to_a_new_router() -> None:
+    """Its snapshot comes once there are ranks enough, and then all that changes."""
+    async with watched_worker() as worker:
+        worker.host.add("a")
+        worker.host.step()
+        worker.host.lose_ranks()
+        call = worker.watch()
+        first = await following(call)
+        assert first.short_of_ranks
+        assert not first.HasField("cache")
+        worker.host.regain_ranks()
+        snapshot = await until(call, lambda update: update.HasField("cache"))
+        assert snapshot.cache.sequence == 0
+        assert snapshot.cache.stored == b"".join(hash_blocks(PROMPT[:8], 4))
+        assert not snapshot.short_of_ranks
+        worker.host.step()
+        assert (await until(call, lambda update: update.HasField("cache"))).cache.sequence == 1
 
 
 async def test_every_router_is_told() -> None:

@@ -1,0 +1,104 @@
+"""Calls to a prefill worker, over a real connection, whose expert-parallel group loses a rank."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from baton.prefill_worker.service import PrefillService
+from baton.protos import common_pb2, worker_pb2, worker_pb2_grpc
+from baton.rpc.drain import Drain
+from baton.rpc.engine_host import EngineHost
+from baton.rpc.grpc_options import SERVER_OPTIONS
+from baton.rpc.heartbeat import HEARTBEAT_S
+from baton.rpc.peers import Channels
+from baton.rpc.worker_counters import WorkerCounters
+from tests.checkpoints import make_checkpoint
+from tests.unit.engine.group_rig import Group
+from tests.unit.rpc.test_expert_metrics import hosts
+
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("mixtral", tmp_path_factory.mktemp("mixtral") / "model")
+
+
+@asynccontextmanager
+async def serving(host: EngineHost) -> AsyncIterator[worker_pb2_grpc.PrefillStub]:
+    channels = Channels()
+    service = PrefillService(host, channels, WorkerCounters(), Drain(), TIMEOUT_S)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    worker_pb2_grpc.add_PrefillServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield worker_pb2_grpc.PrefillStub(channel)
+    finally:
+        await server.stop(None)
+        await channels.close()
+
+
+def prompt_for(host: EngineHost) -> worker_pb2.PrefillRequest:
+    return worker_pb2.PrefillRequest(
+        request_id="a",
+        token_ids=range(3, 43),
+        num_prompt_tokens=40,
+        sampling=common_pb2.SamplingParams(max_tokens=5),
+        incarnation=host.pool.incarnation,
+        fingerprint=host.fingerprint,
+    )
+
+
+async def wait_short(host: EngineHost) -> None:
+    while not host.is_short_of_ranks:
+        await asyncio.sleep(0.01)
+
+
+async def read_to_silence(call: grpc.aio.UnaryStreamCall[Any, worker_pb2.PrefillEvent]) -> None:
+    """Raise TimeoutError once no more signs of life come; some may have been on their way."""
+    while True:
+        async with asyncio.timeout(4 * HEARTBEAT_S):
+            event = await call.read()
+        assert isinstance(event, worker_pb2.PrefillEvent)
+        assert not event.HasField("first_token")
+
+
+async def test_a_group_that_is_short_of_ranks_takes_no_prompt(mixtral: Path) -> None:
+    group = Group()
+    async with (
+        asyncio.timeout(TIMEOUT_S),
+        hosts(mixtral, group, ["rank-0", "rank-1"], fewest=2) as (host, _),
+        serving(host) as stub,
+    ):
+        group.set_members("rank-0")
+        await wait_short(host)
+        with pytest.raises(grpc.aio.AioRpcError, match="short of ranks") as raised:
+            await anext(aiter(stub.Prefill(prompt_for(host))))
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_group_that_is_short_of_ranks_gives_no_sign_of_life(mixtral: Path) -> None:
+    """Otherwise the decode worker would wait until the group has enough ranks again, instead of going elsewhere."""
+    group, gate = Group(), threading.Event()
+    async with (
+        asyncio.timeout(TIMEOUT_S),
+        hosts(mixtral, group, ["rank-0", "rank-1"], fewest=2) as (host, _),
+        serving(host) as stub,
+    ):
+        host.call(lambda _: gate.wait())
+        call = stub.Prefill(prompt_for(host))
+        assert isinstance(await call.read(), worker_pb2.PrefillEvent)
+        group.set_members("rank-0")
+        gate.set()
+        await wait_short(host)
+        with pytest.raises(TimeoutError):
+            await read_to_silence(call)
+        call.cancel()
