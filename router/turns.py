@@ -1,4 +1,4 @@
-"""A lock that clients hold in turn: a client with many requests delays another by one piece of work at most."""
+"""Turns of clients at a few threads: a client with many requests delays another by one piece of work at most."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -9,16 +9,17 @@ from contextlib import asynccontextmanager
 class Turns:
     """Owns the order of those that wait: one of each client, then the next of each."""
 
-    def __init__(self) -> None:
-        self._is_held = False
+    def __init__(self, num_threads: int = 1) -> None:
+        self._num_free = num_threads
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # by client, the next one first
 
     @asynccontextmanager
     async def turn(self, client: str) -> AsyncIterator[None]:
-        """Hold the lock once it is the client's turn."""
-        if self._is_held:
+        """Hold a thread once it is the client's turn."""
+        if self._num_free:
+            self._num_free -= 1
+        else:
             await self._wait(client)
-        self._is_held = True
         try:
             yield
         finally:
@@ -43,4 +44,4 @@ class Turns:
             if not waiter.cancelled():
                 waiter.set_result(None)
                 return
-        self._is_held = False
+        self._num_free += 1

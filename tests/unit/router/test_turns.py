@@ -22,6 +22,15 @@ async def test_a_client_with_many_requests_delays_another_by_one() -> None:
     assert "".join(order) == "aabcaba"
 
 
+async def test_two_threads_have_two_turns_at_once() -> None:
+    turns = Turns(2)
+    async with turns.turn("a"), turns.turn("a"):
+        third = asyncio.create_task(hold(turns, "b", []))
+        await asyncio.sleep(0)
+        assert not third.done()
+    await third
+
+
 async def test_whoever_is_cancelled_the_others_have_their_turns() -> None:
     rng = random.Random(3)
     for _ in range(200):
