@@ -13,7 +13,6 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer  # `health.aio` is this module, under a name type checkers miss
 
-from baton.protos import router_pb2
 from baton.protos.router_pb2_grpc import add_InferenceServicer_to_server
 from baton.router.cache_secret import agreed
 from baton.router.certificate import make_certificate
@@ -22,6 +21,7 @@ from baton.router.errors import Draining
 from baton.router.garbage import GarbageCollector
 from baton.router.gate_interceptor import GateInterceptor
 from baton.router.http_server import BACKLOG, STOP_GRACE_S, HttpServer
+from baton.router.message_bounds import SERVICE_NAME, MessageBounds
 from baton.router.openai.http_app import make_http_app
 from baton.router.server import InferenceService
 from baton.router.service import RouterService, make_service
@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 0.0005  # after which a thread that reads a large body lets the event loop go on, if it can
 LEARN_TIMEOUT_S = 2.0  # before the first request is taken
 POLL_S = 0.01
+MAX_CALLS = 1024  # of one gRPC connection at once; health checks that wait for changes are among them, without a key
 
 
 async def run(config: RouterConfig) -> None:
@@ -103,19 +104,19 @@ async def _start_grpc(
         **dict(SERVER_OPTIONS),
         "grpc.so_reuseport": int(service.group is not None),
         "grpc.max_receive_message_length": config.max_body_bytes,
+        "grpc.max_concurrent_streams": MAX_CALLS,
     }
-    name = router_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
-    gates = [GateInterceptor(service.gate, name)] if config.needs_key else []
-    interceptors = [*gates, RefuseMalformed()]
+    gates = [GateInterceptor(service.gate, SERVICE_NAME)] if config.needs_key else []
+    interceptors = [*gates, RefuseMalformed(MessageBounds(service.pipeline.context_len).check)]
     server = grpc.aio.server(interceptors=interceptors, options=tuple(options.items()))
     add_InferenceServicer_to_server(InferenceService(service), server)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    enable_reflection(server, [name, health.SERVICE_NAME])
+    enable_reflection(server, [SERVICE_NAME, health.SERVICE_NAME])
     address = None
     if config.grpc_port is not None:
         address = listen(server, service.security, config.host, config.grpc_port)
     await server.start()
-    for service_name in ("", name):
+    for service_name in ("", SERVICE_NAME):
         await health_servicer.set(service_name, health_pb2.HealthCheckResponse.SERVING)
     return server, address
 

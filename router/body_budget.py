@@ -1,7 +1,8 @@
 """Bytes of request bodies in the router's memory, and their bounds.
 
 Bytes are counted as they come, whatever length a request announces, and until its prompt has been read: decompressed
-bytes of compressed bodies. Clients are API keys; without keys, addresses.
+bytes of compressed bodies. A gRPC message is counted once it has come, to the end of its call. Clients are API keys;
+without keys, addresses.
 """
 
 from ipaddress import IPv6Address, IPv6Network
@@ -56,17 +57,20 @@ class BodyBudget:
         if total > half and (total > self._max_bytes or held * len(self._held) > half):
             text = f"the router holds {self.num_bytes} bytes of request bodies, of at most {self._max_bytes}"
             raise Overloaded(text, RETRY_AFTER_S)
-        self._held[holder] = held
+        self._set(holder, held)
         self.num_bytes = total
 
     def give_back(self, holder: str, num_bytes: int) -> None:
         """Count so many bytes less."""
         self.num_bytes -= num_bytes
-        left = self._held[holder] - num_bytes
-        if left:
-            self._held[holder] = left
+        self._set(holder, self._held[holder] - num_bytes)
+
+    def _set(self, holder: str, num_bytes: int) -> None:
+        """Set a client's count; a client without bytes has no share."""
+        if num_bytes:
+            self._held[holder] = num_bytes
         else:
-            del self._held[holder]
+            self._held.pop(holder, None)
 
 
 class Upload:
@@ -76,13 +80,13 @@ class Upload:
         self._budget = budget
         self._client = client
         self._is_key = client.fairness_key is not None
-        self._holder = client.fairness_key or _network(address)
+        self.holder = client.fairness_key or _network(address)  # the client's name in the budget
         self._num_bytes = 0
         self._is_coming = True
 
     def add(self, num_bytes: int) -> None:
         """Count bytes that came. Raises Overloaded."""
-        self._budget.take(self._holder, num_bytes, self._is_key)
+        self._budget.take(self.holder, num_bytes, self._is_key)
         self._num_bytes += num_bytes
 
     def end(self) -> None:
@@ -95,7 +99,7 @@ class Upload:
         """Give the place and the bytes back: the body has been forgotten."""
         self.end()
         if self._num_bytes:
-            self._budget.give_back(self._holder, self._num_bytes)
+            self._budget.give_back(self.holder, self._num_bytes)
             self._num_bytes = 0
 
 

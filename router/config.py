@@ -39,7 +39,7 @@ class RouterConfig:
     max_choices: int = 128  # prompts times n of one request
     max_stop: int = 16  # stop strings of one request
     max_body_bytes: int = 16 << 20  # of one request, over HTTP or gRPC
-    max_body_bytes_in_flight: int = 512 << 20  # of HTTP requests whose prompts have not been tokenised; beyond it 429
+    max_body_bytes_in_flight: int = 512 << 20  # of requests that are not tokenised, or over gRPC not finished; then 429
     max_client_body_bytes_in_flight: int = 128 << 20  # the same of one API key or, without keys, of one address
     body_timeout_s: float = 60.0  # for a whole HTTP request, and a second more for each 16 KiB of it
     max_request_unread_bytes: int = 64 << 20  # output of one request that its client has yet to take

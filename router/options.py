@@ -49,7 +49,8 @@ ROUTER_OPTIONS = {
     "max_stop": OptionInfo("Maximum stop strings of one request.", minimum=0),
     "max_body_bytes": OptionInfo("Largest request, over HTTP or gRPC.", minimum=1024),
     "max_body_bytes_in_flight": OptionInfo(
-        "Maximum bytes of HTTP requests that are coming or wait to be tokenised; further ones get 429.", minimum=1024
+        "Maximum bytes of requests that are not tokenised, or over gRPC not finished; further ones get 429.",
+        minimum=1024,
     ),
     "max_client_body_bytes_in_flight": OptionInfo(
         "The same for one API key; without keys, for one IPv4 address or IPv6 /64 network.", minimum=1024

@@ -74,7 +74,9 @@ class Pipeline:
         field = prompt_field(request.prompt)
         if self._pool.max_model_len() is None:
             raise NoWorker("no decode worker is ready")
-        token_ids = await self.tokenize(request.prompt, request.add_special_tokens, request.cache_salt)
+        token_ids = await self.tokenize(
+            request.prompt, request.add_special_tokens, request.cache_salt, request.context.fairness_key
+        )
         if not token_ids:
             raise FieldError(field, "the prompt is empty; at least one token is needed")
         seed = secrets.randbits(63) if request.seed is None else request.seed % (1 << 64)
@@ -88,9 +90,16 @@ class Pipeline:
         return Generation(replace(request, prompt=()), token_ids, sampling)  # it may be megabytes
 
     async def tokenize(
-        self, prompt: str | Sequence[int] | ChatPrompt, add_special_tokens: bool, cache_salt: str = ""
+        self,
+        prompt: str | Sequence[int] | ChatPrompt,
+        add_special_tokens: bool,
+        cache_salt: str = "",
+        client: str = "",
     ) -> list[int]:
-        """Token ids of a prompt. Raises FieldError if it cannot fit the context or has ids that the model lacks."""
+        """Return the token ids of a prompt; clients use the tokenizer in turn.
+
+        Raises FieldError if it cannot fit the context or has ids that the model lacks.
+        """
         field = prompt_field(prompt)
         if isinstance(prompt, ChatPrompt):
             prompt = await self._tokenizer.render(
@@ -98,12 +107,13 @@ class Pipeline:
                 prompt.add_generation_prompt,
                 prompt.continue_final_message,
                 prompt.template_options,
+                client,
             )
         if isinstance(prompt, str):
             max_chars = self.context_len() * self._tokenizer.max_token_chars
             if len(prompt) > max_chars:
                 raise text_length_error(field, self.context_len(), len(prompt), max_chars)
-            return await self._tokenizer.encode(prompt, add_special_tokens, cache_salt)
+            return await self._tokenizer.encode(prompt, add_special_tokens, cache_salt, client)
         token_ids = list(prompt)
         if token_ids and (min(token_ids) < 0 or max(token_ids) >= self._model.vocab_size):
             raise FieldError(field, f"the prompt has a token id outside 0 to {self._model.vocab_size - 1}")

@@ -41,9 +41,9 @@ class PromptEncoder:
 
     def look_up(self, text: str, cache_salt: str = "") -> PromptDraft:
         """The prompt with what the cache has of it."""
-        if self._segments is None:
+        pieces = None if self._segments is None else self._segments.cut(text)
+        if pieces is None:
             return PromptDraft([text], {}, {text: False}, BACKEND_CHAR_S * len(text), cache_salt)
-        pieces = self._segments.cut(text)
         found: dict[str, Sequence[int]] = {}
         missing: dict[str, bool] = {}
         cost_s = 0.0

@@ -3,7 +3,8 @@
 import logging
 import math
 import secrets
-from contextlib import aclosing
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
 
 import grpc
 
@@ -30,6 +31,7 @@ from baton.router.panic import REQUEST_PANICS
 from baton.router.request_context import PLANS, RequestContext, RoutingHints
 from baton.router.response_writer import Context, ResponseWriter
 from baton.router.service import RouterService
+from baton.rpc.host_port import peer_address
 from baton.rpc.names import NAME_RULE, is_name
 from baton.rpc.sampling import sampling_from_proto
 from baton.rpc.status import message_of, status_of
@@ -58,10 +60,11 @@ class InferenceService(InferenceServicer):
             with REQUEST_PANICS:
                 client = self._service.gate.client(text_metadata(context.invocation_metadata()))
                 client.begin()
-                wanted = self._generation_request(request, request_id, client)
-                async with ResponseWriter(context, self._service.unread, request_id, client.fairness_key) as writer:
-                    error = await self._generate(wanted, request_id, client, writer)
-                    await writer.finish()
+                with self._counted(request, context, client):
+                    wanted = self._generation_request(request, request_id, client)
+                    async with ResponseWriter(context, self._service.unread, request_id, client.fairness_key) as writer:
+                        error = await self._generate(wanted, request_id, client, writer)
+                        await writer.finish()
                 if error is not None:
                     raise error
         except Exception as error:
@@ -70,6 +73,17 @@ class InferenceService(InferenceServicer):
                 logger.error("%s failed", request_id, exc_info=error)
             trailers = (("retry-after", str(error.retry_after_s)),) if isinstance(error, Overloaded) else ()
             await context.abort(status.code, message_of(error), trailers)
+
+    @contextmanager
+    def _counted(self, request: GenerateRequest, context: Context, client: Client) -> Iterator[None]:
+        """Count the message's bytes, which gRPC keeps to the end of the call. Raises Overloaded."""
+        upload = self._service.body_budget.begin(client, peer_address(context.peer()))
+        try:
+            upload.add(request.ByteSize())
+            upload.end()  # from here on its choices count
+            yield
+        finally:
+            upload.release()
 
     async def _generate(
         self, wanted: GenerationRequest, request_id: str, client: Client, writer: ResponseWriter

@@ -7,6 +7,7 @@ from pathlib import Path
 from baton.router.admission import Admission
 from baton.router.admission_factory import make_admission
 from baton.router.api_key import unnamed_key
+from baton.router.body_budget import BodyBudget, make_body_budget
 from baton.router.cache_secret import CacheSecret
 from baton.router.cluster import RoutedRequest
 from baton.router.config import RouterConfig
@@ -50,6 +51,7 @@ class RouterService:
     pool: WorkerPool
     policy: Policy
     admission: Admission
+    body_budget: BodyBudget
     unread: UnreadOutput
     metrics: RouterMetrics
     pipeline: Pipeline
@@ -107,6 +109,7 @@ def make_service(config: RouterConfig) -> RouterService:
         pool=pool,
         policy=policy,
         admission=admission,
+        body_budget=make_body_budget(config, metrics),
         unread=unread,
         metrics=metrics,
         pipeline=pipeline,

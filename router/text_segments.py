@@ -13,6 +13,7 @@ LOCAL_STEPS = frozenset({
     "Sequence", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Replace", "StripAccents", "ByteLevel", "Split", "Digits",
     "Punctuation", "Whitespace", "WhitespaceSplit",
 })  # fmt: skip
+MAX_CUTS = 8192  # of one text; the event loop takes some microseconds for each piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +23,10 @@ class TextSegments:
     pattern: re.Pattern[str]  # one group: an added token
     token_ids: Mapping[str, int]  # of the added tokens
 
-    def cut(self, text: str) -> list[str]:
-        """Pieces of text, which may be empty, with an added token between each two."""
-        return self.pattern.split(text)
+    def cut(self, text: str) -> list[str] | None:
+        """Pieces of text, which may be empty, with an added token between each two; None: there would be too many."""
+        pieces = self.pattern.split(text, maxsplit=MAX_CUTS)
+        return pieces if len(pieces) <= 2 * MAX_CUTS else None
 
 
 def make_text_segments(tokenizer: Tokenizer) -> TextSegments | None:

@@ -2,6 +2,7 @@
 
 import re
 from ipaddress import ip_address
+from urllib.parse import unquote
 
 MAX_ADDRESS_CHARS = 300
 ADDRESS = re.compile(r"[\x21-\x7e]+:[0-9]{1,5}")
@@ -31,3 +32,9 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def peer_address(peer: str) -> str:
+    """Return the IP address in gRPC's text for a peer, such as `ipv6:%5B::1%5D:5000`; empty if it has none."""
+    kind, _, address = unquote(peer).partition(":")
+    return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""

@@ -15,20 +15,27 @@ from google.protobuf.message import DecodeError
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # at run time it takes no parameters
 Context = grpc.aio.ServicerContext[Any, Any]
+Check = Callable[[str, bytes], None]  # of a method's message; raises MessageRefused or DecodeError
+
+
+class MessageRefused(Exception):
+    """A message is over a bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
     """Stands for a request that cannot be read."""
 
-    reason: str
+    text: str  # of the error
 
 
 class RefuseMalformed(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # at run time it takes no parameters
     """Owns the careful twin of each method's handler."""
 
-    def __init__(self) -> None:
+    def __init__(self, check: Check = lambda _method, _message: None) -> None:
+        """`check` is called with each message before it is parsed."""
         self._careful: dict[str, Handler] = {}
+        self._check = check
 
     async def intercept_service(
         self,
@@ -41,11 +48,11 @@ class RefuseMalformed(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
             handler = await continuation(handler_call_details)
             if handler is None or not _is_async(_behavior(handler)):
                 return handler
-            self._careful[method] = _careful(handler)
+            self._careful[method] = _careful(handler, method, self._check)
         return self._careful[method]
 
 
-def _careful(handler: Handler) -> Handler:
+def _careful(handler: Handler, method: str, check: Check) -> Handler:
     behavior, wrap = _behavior(handler), _from_stream if handler.request_streaming else _from_one
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,
@@ -57,8 +64,11 @@ def _careful(handler: Handler) -> Handler:
 
     def read_carefully(request: bytes) -> Any:
         try:
+            check(method, request)
             return read(request) if read is not None else request
         except DecodeError as error:
+            return Malformed(f"the request is no message of this method: {error}")
+        except MessageRefused as error:
             return Malformed(str(error))
 
     made: Handler = make(wrap(behavior), read_carefully, handler.response_serializer)
@@ -97,7 +107,7 @@ def _from_stream(behavior: Callable[..., Any]) -> Callable[..., Any]:
         async for request in given:
             if isinstance(request, Malformed):
                 context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
-                context.set_details(_words(request))
+                context.set_details(request.text)
                 return
             yield request
 
@@ -114,8 +124,4 @@ def _from_stream(behavior: Callable[..., Any]) -> Callable[..., Any]:
 
 async def _refuse(request: Any, context: Context) -> None:
     if isinstance(request, Malformed):
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _words(request))
-
-
-def _words(request: Malformed) -> str:
-    return f"the request is no message of this method: {request.reason}"
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.text)

@@ -16,6 +16,7 @@ from baton.router.openai.disconnect import ClientGone
 from baton.router.openai.exchange import Exchange
 from baton.router.openai.invalid_body import invalid_body
 from baton.router.openai.json_parts import JsonParts, count_parts
+from baton.router.turns import Turns
 
 Body = TypeVar("Body", bound=BaseModel)
 Content = bytes | bytearray
@@ -64,12 +65,13 @@ class BodyReader:
 
 
 class _Lane:
-    """A thread that rests after each piece of work for as long as it took: it shares the interpreter with the event
-    loop, which has at least half of it however many bodies come.
+    """A thread that clients use in turn. It rests after each piece of work for as long as it took: it shares the
+    interpreter with the event loop, which has at least half of it however many bodies come.
     """
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._turns = Turns()
         self._rests_until_s = 0.0
 
     def close(self) -> None:
@@ -78,7 +80,9 @@ class _Lane:
 
     async def run(self, exchange: Exchange, work: Callable[[], T]) -> T:
         """Return the result of work for a request. Raises ClientGone if its client left meanwhile."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._work, exchange, work)
+        client = exchange.address if exchange.upload is None else exchange.upload.holder
+        async with self._turns.turn(client):
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._work, exchange, work)
 
     def _work(self, exchange: Exchange, work: Callable[[], T]) -> T:
         if exchange.disconnected:

@@ -113,11 +113,11 @@ class CompletionsApi:
         )
 
     async def _echo(self, body: CompletionRequest, prompt: Prompt, generation: Generation) -> PromptEcho:
-        tokenizer = self._service.tokenizer
+        tokenizer, client = self._service.tokenizer, generation.request.context.fairness_key
         text = prompt
         if not isinstance(text, str):
-            text = await tokenizer.decode(generation.token_ids, body.skip_special_tokens)
+            text = await tokenizer.decode(generation.token_ids, body.skip_special_tokens, client)
         offsets: Sequence[int] = ()
         if body.logprobs is not None:
-            offsets = await tokenizer.text_offsets(generation.token_ids, body.skip_special_tokens)
+            offsets = await tokenizer.text_offsets(generation.token_ids, body.skip_special_tokens, client)
         return PromptEcho(text, generation.token_ids, offsets)

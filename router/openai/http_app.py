@@ -9,7 +9,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from baton.router.body_budget import make_body_budget
 from baton.router.gate import Gate
 from baton.router.openai.body_reader import BodyReader
 from baton.router.openai.body_route import BodyIntake, BodyRoute
@@ -58,8 +57,8 @@ class HttpApp:
 def make_http_app(service: RouterService) -> HttpApp:
     """The application that serves the OpenAI API with the parts of `service`."""
     tokenizer, config = TokenizeApi(service), service.config
-    budget = make_body_budget(config, service.metrics)
-    intake = BodyIntake(service.gate, budget, BodyReader(service.pipeline.context_len), config.max_body_bytes)
+    reader = BodyReader(service.pipeline.context_len)
+    intake = BodyIntake(service.gate, service.body_budget, reader, config.max_body_bytes)
     posts: Posts = {
         "/v1/chat/completions": BodyRoute(ChatRequest, ChatApi(service).complete, intake),
         "/v1/completions": BodyRoute(CompletionRequest, CompletionsApi(service).complete, intake),

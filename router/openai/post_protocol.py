@@ -30,6 +30,7 @@ from baton.router.unread import UnreadOutput
 
 LEAST_BYTES_PER_S = 16 << 10  # of a request that takes longer than the time that any may take
 DISCARD_S = 30.0  # for the rest of a refused body; a connection that ends with bytes unread may lose the response
+HEADER_BYTES = 3  # of a header beside its name and value: a colon and the end of the line
 MAX_HEAD_BYTES = 32 << 10  # of a request's line and headers, and of what stands between the parts of its body
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # for clients that wait for it in front of the body
 LINGER_S = 1.0  # of a connection without a request when the server leaves: one may be on its way
@@ -67,6 +68,7 @@ class PostProtocol(HttpToolsProtocol):
         self._is_over = False  # what comes now is not read any more
         self._is_reading = False  # a request has begun, and not all of it is here
         self._has_head = False  # of the request that is being read or was last
+        self._num_header_bytes = 0  # of the headers that have been parsed
         self._num_head_bytes = 0  # that came since the request's begin or the last part of its body
         self._discarding: asyncio.TimerHandle | None = None  # until when the rest of a refused body may come
         self._begun_s = 0.0  # when the request that is being read began
@@ -169,10 +171,6 @@ class PostProtocol(HttpToolsProtocol):
         time_s = self.loop.time() - self._begun_s
         return time_s > self._body_timeout_s and time_s > self._body_timeout_s + self._num_read / LEAST_BYTES_PER_S
 
-    def _head_size(self) -> int:
-        """Bytes of the head; with it, a part of the body may have come."""
-        return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-
     def _refuse_head(self) -> None:
         """Respond to a head that is too large, and end the connection."""
         self._refuse(431, f"the request's line and headers are over the limit of {MAX_HEAD_BYTES} bytes")
@@ -211,15 +209,28 @@ class PostProtocol(HttpToolsProtocol):
             self._is_over = True
             raise Pipelined
         self._is_reading, self._has_head = True, False
+        self._num_header_bytes = 0
         self._begun_s, self._num_read = self.loop.time(), 0
         super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """httptools: a header is here, or a trailer, which is ignored: it comes after the request was let in or not."""
+        if self._has_head:
+            return
+        self._num_header_bytes += len(name) + len(value) + HEADER_BYTES
+        self._check_head_size()
+        super().on_header(name, value)
+
+    def _check_head_size(self) -> None:
+        """Raises HeadTooLarge. The head's bytes are counted by themselves: a part of the body may have come with it."""
+        if len(self.url) + self._num_header_bytes > MAX_HEAD_BYTES:
+            self._refuse_head()
+            raise HeadTooLarge
 
     def on_headers_complete(self) -> None:
         """httptools: the head of a request is here."""
         parser = self.parser
-        if self._num_head_bytes > MAX_HEAD_BYTES and self._head_size() > MAX_HEAD_BYTES:
-            self._refuse_head()
-            raise HeadTooLarge
+        self._check_head_size()  # for the line, without any header
         self._num_head_bytes = 0
         if parser.should_upgrade():
             return  # it begins again

@@ -75,8 +75,9 @@ class TokenizeApi:
         context = read_context(exchange.headers, None, 0, client)
         special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
         async with exchange.watch(), client.hold(1), service.admission.admit(1, context, generates=False):
-            tokens = await service.pipeline.tokenize(body.source(), special, client.cache_salt(""))
-            names = await service.tokenizer.token_names(tokens) if body.return_token_strs else None
+            cache_salt, key = client.cache_salt(""), context.fairness_key
+            tokens = await service.pipeline.tokenize(body.source(), special, cache_salt, key)
+            names = await service.tokenizer.token_names(tokens, key) if body.return_token_strs else None
             answer: dict[str, object] = {
                 "count": len(tokens),
                 "max_model_len": service.pool.max_model_len(),  # None while no worker is there to say
@@ -98,5 +99,5 @@ class TokenizeApi:
         if any(not 0 <= token_id < service.model.vocab_size for token_id in tokens):
             raise FieldError("tokens", f"tokens has an id outside 0 to {service.model.vocab_size - 1}")
         async with exchange.watch(), client.hold(1), service.admission.admit(1, context, generates=False):
-            text = await service.tokenizer.decode(tokens, skip_special_tokens=False)
+            text = await service.tokenizer.decode(tokens, False, context.fairness_key)
             await exchange.answer(200, await asyncio.to_thread(orjson.dumps, {"prompt": text}))

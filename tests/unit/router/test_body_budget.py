@@ -74,6 +74,17 @@ def test_a_few_clients_cannot_use_up_the_budget() -> None:
         late.add(1)
 
 
+def test_a_client_whose_body_became_empty_has_no_share() -> None:
+    budget = BodyBudget(max_bytes=1000, max_client_bytes=1000)
+    for place in range(100):
+        upload = budget.begin(ANYBODY, f"10.0.1.{place}")
+        upload.add(20)
+        upload.add(-20)  # 20 compressed bytes stood for none
+        upload.release()
+    budget.begin(ANYBODY, "10.0.0.1").add(400)
+    budget.begin(ANYBODY, "10.0.0.2").add(200)
+
+
 def test_uploads_count_as_choices_of_their_key() -> None:
     budget, team = BodyBudget(1000, 1000), holder("team", max_inflight=2)
     first, second = budget.begin(team, ""), budget.begin(team, "")

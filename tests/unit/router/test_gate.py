@@ -16,6 +16,7 @@ from baton.router.cache_secret import CacheSecret
 from tests.unit.router.api_keys import TestKeys, bearer
 from tests.unit.router.running_router import RunningRouter, http_client, running_router, until
 from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.test_request_limits import ask
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -284,3 +285,12 @@ async def test_choices_in_flight_are_counted(keys: TestKeys) -> None:
         worker.go_on.set()
         assert (await first).status_code == 200
         assert (await router.http.post(CHAT, json={**BODY, "n": 2}, headers=bearer(key))).status_code == 200
+
+
+async def test_a_key_behind_the_body_is_none(keys: TestKeys) -> None:
+    key = keys.add("team")
+    async with running_router(ScriptedWorker(), api_keys_file=str(keys.path)) as router:
+        for line in (b"GET /v1/models", b"POST /v1/chat/completions"):
+            request = line + b" HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
+            trailer = f"authorization: Bearer {key}\r\n\r\n".encode()
+            assert (await ask(router, request + trailer)).startswith(b"HTTP/1.1 401 ")

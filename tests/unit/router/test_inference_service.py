@@ -10,8 +10,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from baton.protos import common_pb2
 from baton.protos.router_pb2 import GenerateRequest, GenerateResponse
 from baton.protos.router_pb2_grpc import InferenceStub
+from baton.router import app
 from tests.unit.router.running_router import running_router, until
 from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.test_uploads import held_bytes, until_held
 
 SAMPLING = common_pb2.SamplingParams(seed=9, max_tokens=6)
 
@@ -145,3 +147,63 @@ async def test_health() -> None:
         for service in ("", "baton.v1.Inference"):
             answer = await asyncio.wait_for(stub.Check(health_pb2.HealthCheckRequest(service=service)), 10)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_messages_that_take_long_to_parse_are_refused() -> None:
+    async with running_router(ScriptedWorker()) as router, grpc.aio.insecure_channel(router.grpc_address) as channel:
+        name = "x" * 100_000
+        calls = [
+            InferenceStub(channel).Generate(GenerateRequest(text="a", stop=["x"] * 2000)),
+            health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=name)),
+        ]
+        for call, text in zip(
+            calls, ("has over 1024 fields", "has 100004 bytes, over the limit of 65536"), strict=True
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await anext(aiter(call))
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert text in (caught.value.details() or "")
+
+
+async def test_messages_count_as_bodies_until_their_calls_end() -> None:
+    worker = ScriptedWorker()
+    worker.go_on.clear()
+    options = {"max_body_bytes": 100_000, "max_client_body_bytes_in_flight": 100_000}
+    async with (
+        running_router(worker, **options) as router,
+        grpc.aio.insecure_channel(router.grpc_address) as channel,
+    ):
+        request = GenerateRequest(text="hello", sampling=SAMPLING, cache_salt="x" * 1000)
+        call = InferenceStub(channel).Generate(request)
+        assert (await call.read()).token_ids
+        assert await held_bytes(router) == request.ByteSize()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await generate(router.grpc_address, text="a" * 99_500)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "the client's address is over the limit of 100000 bytes" in (caught.value.details() or "")
+        worker.go_on.set()
+        while await call.read() is not grpc.aio.EOF:
+            pass
+        await until_held(router, 0)
+
+
+async def test_a_connection_has_a_bound_on_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "MAX_CALLS", 2)
+    async with (
+        running_router(ScriptedWorker()) as router,
+        grpc.aio.insecure_channel(router.grpc_address) as channel,
+        grpc.aio.insecure_channel(router.grpc_address, options=[("grpc.use_local_subchannel_pool", 1)]) as other,
+    ):
+        health = health_pb2_grpc.HealthStub(channel)
+        watches = [health.Watch(health_pb2.HealthCheckRequest(service=str(number))) for number in range(2)]
+        for watch in watches:
+            await watch.read()
+        check = asyncio.ensure_future(_status(health))
+        assert await _status(health_pb2_grpc.HealthStub(other)) == health_pb2.HealthCheckResponse.SERVING
+        assert not check.done()
+        watches[0].cancel()
+        assert await check == health_pb2.HealthCheckResponse.SERVING
+
+
+async def _status(health: health_pb2_grpc.HealthStub) -> int:
+    return (await health.Check(health_pb2.HealthCheckRequest())).status

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from baton.router.byte_pairs import MAX_CHARS, make_byte_pair_encoder
 from baton.router.prompt_encoder import PromptEncoder
 from baton.router.special_ends import SpecialEnds, find_special_ends
-from baton.router.text_segments import make_text_segments
+from baton.router.text_segments import MAX_CUTS, make_text_segments
 from tests.unit.router.tokenizer_variants import (
     VARIANTS,
     added_token,
@@ -89,6 +89,15 @@ def test_the_turns_of_a_chat_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -
         assert list(encoder.look_up(text).missing) == ([f"user\nsay {length - 1} é\u017f"] + ["\n"] * (length == 1))
         assert encode(encoder, text) == expected(tokenizer, text)
     assert encoder.look_up("".join(turns)).cost_s == 0
+
+
+def test_a_text_of_too_many_pieces_is_left_to_the_tokenizer() -> None:
+    tokenizer = make_tokenizer()
+    encoder = PromptEncoder(tokenizer, 1 << 16)
+    for num_cuts in (MAX_CUTS - 1, MAX_CUTS, 3 * MAX_CUTS):
+        text = "".join(f"{number}<|im_end|>" for number in range(num_cuts))
+        assert len(encoder.look_up(text).pieces) == (2 * num_cuts + 1 if num_cuts < MAX_CUTS else 1)
+        assert encode(encoder, text) == expected(tokenizer, text)
 
 
 @pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])

@@ -14,7 +14,7 @@ from tokenizers import decoders, models
 from baton.engine.errors import InvalidRequest
 from baton.router.detokenizer import MAX_INCOMPLETE, MAX_SILENT, StreamDetokenizer
 from baton.router.token_bytes import TokenBytes
-from baton.router.tokenizer import Tokenizer
+from baton.router.tokenizer import LONG_SIZE, Tokenizer
 from tests.unit.router.running_router import MODEL
 
 TEXTS = [
@@ -44,6 +44,20 @@ def byte_fallback_tokenizer() -> FastTokenizer:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     return tokenizer
+
+
+@pytest.mark.parametrize("size", [1, LONG_SIZE])
+async def test_a_client_with_many_texts_delays_no_other(tokenizer: Tokenizer, size: int) -> None:
+    order: list[str] = []
+
+    async def decode(client: str) -> None:
+        await tokenizer.decode([300] * size, False, client)
+        order.append(client)
+
+    async with asyncio.TaskGroup() as group:
+        for client in ["busy"] * 30 + ["other"]:
+            group.create_task(decode(client))
+    assert order.index("other") < 10
 
 
 def test_the_router_imports_no_torch() -> None:

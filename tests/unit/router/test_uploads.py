@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import gzip
+import threading
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +12,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from baton.router.openai import post_protocol
+from baton.router.openai import body_reader, post_protocol
+from baton.router.openai.content_encoding import gunzip
 from baton.router.openai.post_exchange import PostExchange
 from tests.faults.attacks import (
     MESSAGE,
@@ -150,6 +152,36 @@ async def test_decompressed_bytes_count() -> None:
         await until_held(router, 0)
         answer = await router.http.post("/v1/completions", content=packed, headers=headers)
         assert answer.status_code == 400  # 1,000,000 characters of a user
+
+
+async def test_a_client_with_many_bodies_to_unpack_delays_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, go_on = TestKeys(tmp_path), threading.Event()
+    busy, other = bearer(keys.add("busy")), bearer(keys.add("other"))
+    packed = gzip.compress(orjson.dumps({"prompt": "a", "max_tokens": 1}))
+
+    def unpack(body: bytes, max_bytes: int) -> bytes:
+        assert go_on.wait(DEADLINE_S)
+        return gunzip(body, max_bytes)
+
+    monkeypatch.setattr(body_reader, "gunzip", unpack)
+    async with running_router(ScriptedWorker(), api_keys_file=str(keys.path)) as router:
+        order: list[dict[str, str]] = []
+
+        async def post(key: dict[str, str]) -> None:
+            headers = {**JSON, **key, "content-encoding": "gzip"}
+            assert (await router.http.post("/v1/completions", content=packed, headers=headers)).status_code == 200
+            order.append(key)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(20):
+                group.create_task(post(busy))
+            await until_held(router, 20 * len(packed))
+            group.create_task(post(other))
+            await until_held(router, 21 * len(packed))
+            go_on.set()
+        assert order.index(other) < 10
 
 
 async def test_a_body_is_forgotten_while_its_request_is_served() -> None:
