@@ -11,11 +11,11 @@ import asyncio
 import logging
 import signal
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from baton.deployment.ending import end_all
 from baton.deployment.events import Died, Event, Progressed, Started, Warned
@@ -30,6 +30,7 @@ from baton.rpc.child_process import ProcessSpec
 from baton.rpc.host_port import host_port
 from baton.rpc.options import flags_of
 from baton.rpc.progress import ProgressReporter, Ready
+from baton.rpc.unix_sockets import socket_parent
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +99,9 @@ async def run_group(config: RouterConfig, log_level: str) -> None:
     with ExitStack() as stack:
         port = _hold_port(stack, config.host, config.port)
         grpc_port = None if config.grpc_port is None else _hold_port(stack, config.host, config.grpc_port)
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-router-", ignore_cleanup_errors=True))
+        directory = stack.enter_context(
+            TemporaryDirectory(prefix="baton-router-", dir=socket_parent(), ignore_cleanup_errors=True)
+        )
         states_path = Path(directory) / STATES_FILE
         shared = replace(
             config,

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.deployment.events import Died, Listener, Progressed, Started, Warned
 from baton.deployment.heartbeat_watch import HeartbeatWatch
@@ -138,8 +138,8 @@ class Supervisor:
 
     async def _live(self, num: int) -> Life:
         try:
-            child = self._child = await ChildProcess.start(self.spec)
-        except OSError as error:  # too many processes or open files, or the log's folder is gone: it may pass
+            child = self._child = await self._start()
+        except OSError as error:  # too many processes or open files: it may pass
             if not self._is_persistent:
                 raise
             return Life(f"could not be started: {error}", None, None, is_oom=False)
@@ -167,6 +167,17 @@ class Supervisor:
         end = self._failure or child.describe_end()
         is_outside = self._failure is None and child.was_ended_from_outside
         return Life(end, served_s, self._failure, OOM_KILLED in end, is_outside)
+
+    async def _start(self) -> ChildProcess:
+        """Start the process. Raises OSError. A persistent one starts without its log if that cannot be written."""
+        try:
+            return await ChildProcess.start(self.spec)
+        except OSError as error:
+            if not self._is_persistent or self.spec.log_path is None:
+                raise
+            child = await ChildProcess.start(replace(self.spec, log_path=None))
+            self._listener(Warned(self.spec.name, f"writes here and not to its log: {error}"))
+            return child
 
     async def _follow(self, child: ChildProcess) -> None:
         async for progress in child.progress():

@@ -100,7 +100,7 @@ def _serve_here(settings: ClusterSettings, sockets: Path, log_level: str) -> Non
     finally:
         display.close()
     if is_temporary:
-        shutil.rmtree(log_dir)
+        shutil.rmtree(log_dir, ignore_errors=True)
 
 
 def _plan(settings: ClusterSettings, sockets: Path, log_level: str) -> tuple[Checkpoint, ClusterPlan]:
@@ -140,7 +140,7 @@ def _serve_on_ray(
     log_dir, is_temporary = _log_dir(settings.cluster.cluster.log_dir)
     run_on_ray(plan_serving(settings, ray_address, log_dir, log_level, gpus))
     if is_temporary:
-        shutil.rmtree(log_dir)
+        shutil.rmtree(log_dir, ignore_errors=True)
 
 
 async def _serve(plan: ClusterPlan, log_dir: Path, display: ServeDisplay, watch_key: str | None) -> None:

@@ -1,15 +1,25 @@
 """A text in Redis on which processes agree: the first one's, as long as any of them is there.
 
 baton:{NAMESPACE}:NAME   the text; its time to live is renewed with each look
+
+What no process of ours has put there is replaced: another type of value, bytes that are no UTF-8, a text that is empty
+or too long.
 """
 
+import logging
 from typing import Any, cast
+
+from redis.exceptions import ResponseError
 
 from baton.rpc.registry.base import RegistryLost
 from baton.rpc.registry.redis_client import REDIS_ERRORS, RedisConnections, done
+from baton.rpc.registry.redis_texts import is_wrong_type
 from baton.rpc.registry.url import RegistryUrl
 
-LEASE_S = 3600  # without any process that looks
+logger = logging.getLogger(__name__)
+
+LEASE_MS = 3_600_000  # without any process that looks
+MAX_BYTES = 4096  # of a text
 
 
 class RedisSharedText:
@@ -25,13 +35,29 @@ class RedisSharedText:
     async def agree(self, proposed: str) -> str:
         """See SharedText."""
         try:
-            await done(self._client.set(self._key, proposed, nx=True, ex=LEASE_S))
-            text = await done(self._client.get(self._key))
-            await done(self._client.expire(self._key, LEASE_S))
+            if await done(self._client.set(self._key, proposed, nx=True, px=LEASE_MS)):
+                return proposed
+            text = await self._read()
+            if text is None:
+                logger.warning("%s was overwritten, and is put there again", self.name)
+                await done(self._client.set(self._key, proposed, px=LEASE_MS))
+                return proposed
+            await done(self._client.pexpire(self._key, LEASE_MS))
         except REDIS_ERRORS as error:
             raise RegistryLost(f"{type(error).__name__}: {error}") from error
-        return proposed if not text else str(text)  # nothing: it was removed in between
+        return text
 
     async def close(self) -> None:
         """Ends every connection."""
         await self._connections.close()
+
+    async def _read(self) -> str | None:
+        """Return the text; None if what stands there is none."""
+        try:
+            text = str(await done(self._client.getrange(self._key, 0, MAX_BYTES)))  # one byte more than it may have
+        except ResponseError as error:
+            if is_wrong_type(error):
+                return None
+            raise
+        is_text = text.isprintable() and 0 < len(text.encode(errors="surrogateescape")) <= MAX_BYTES
+        return text if is_text else None

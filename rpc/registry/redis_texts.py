@@ -18,6 +18,7 @@ BATCH = 100  # texts read at once
 MAX_BATCH_BYTES = 1 << 24
 MAX_ID_CHARS = 512
 MAX_TEXTS = 10_000  # of one listing; further ones are not read
+MAX_LISTING_CHARS = 1 << 28  # of one listing's texts; the batch that goes beyond is the last
 
 
 @dataclass(slots=True)
@@ -26,11 +27,12 @@ class Texts:
 
     by_id: dict[str, str] = field(default_factory=dict)
     malformed: dict[str, str] = field(default_factory=dict)  # reasons, by id
+    num_chars: int = 0  # of the texts
 
     @property
     def is_full(self) -> bool:
         """Whether the listing ends here, with entries left unread."""
-        return len(self.by_id) + len(self.malformed) >= MAX_TEXTS
+        return len(self.by_id) + len(self.malformed) >= MAX_TEXTS or self.num_chars >= MAX_LISTING_CHARS
 
 
 class LapsingTexts:
@@ -103,6 +105,7 @@ class LapsingTexts:
                 found.malformed[text_id] = f"it is longer than {self._max_bytes} bytes"
             else:
                 found.by_id[text_id] = answer
+                found.num_chars += len(answer)
         if lapsed:
             await done(self._client.srem(self._index, *lapsed))
 

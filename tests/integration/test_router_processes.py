@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import httpx
 import psutil
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -236,3 +237,14 @@ def test_a_router_that_cannot_serve_says_why(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in run(f"--model={MODEL}", f"--port={port}")
+
+
+async def test_the_processes_meet_also_where_paths_of_temporary_files_are_too_long_for_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / ("t" * 100)
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    async with group(tmp_path) as router, router.client() as client:
+        assert group_dir(router).parent == Path("/tmp")
+        assert set(await samples(client, "baton:router_process_up")) == {"0", "1"}

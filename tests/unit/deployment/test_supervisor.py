@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from baton.deployment.events import Died, Event, Progressed, Started
+from baton.deployment.events import Died, Event, Progressed, Started, Warned
 from baton.deployment.supervisor import GaveUp, RestartPolicy, Supervisor
 from baton.rpc.progress import Ready
 from tests.unit.deployment.recorder import Recorder, child_spec
@@ -142,3 +143,20 @@ async def test_what_cannot_be_started_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         await supervisor.run()
     assert psutil.Process().num_fds() == open_before
+
+
+async def test_a_lost_log_folder_keeps_no_process_of_a_cluster_that_has_served_from_its_restart(tmp_path: Path) -> None:
+    recorder = Recorder()
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    supervisor = Supervisor(child_spec(sys.executable, logs, "serve"), POLICY, recorder)
+    supervisor.persist()
+    run = asyncio.create_task(supervisor.run())
+    await recorder.wait_for(is_ready)
+    shutil.rmtree(logs)
+    os.kill(recorder.pids()[0], signal.SIGKILL)
+    await recorder.wait_for(is_second_start)
+    assert any(isinstance(event, Warned) and "not to its log" in event.message for event in recorder.events)
+    await supervisor.stop(timeout_s=10)
+    await run
+    assert not any(psutil.pid_exists(pid) for pid in recorder.pids())

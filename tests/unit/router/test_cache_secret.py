@@ -1,6 +1,7 @@
 """Cache salts follow from a secret that all routers of a cluster have, and that is shown nowhere."""
 
 import asyncio
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from tests.redis_server import HOST, RedisServer, redis_server
 from tests.unit.deployment.test_cluster_config import CHECKPOINT, MACHINE, SOCKETS
 
 SECRET = "of all routers in this test"
+KEY = "baton:{default}:cache-secret"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def salt(secret: CacheSecret) -> str:
@@ -50,6 +53,43 @@ async def test_routers_of_a_registry_agree_and_its_loss_changes_nothing(
         await proposed_again(server)
         async with agreed(late, server.url):
             assert salt(late) == salt(first) == salt(second) == before
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\xff\xfe", b"\x00", b"x" * (1 << 16), None])
+async def test_what_is_no_secret_is_replaced_in_the_registry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, garbage: bytes | None
+) -> None:
+    monkeypatch.setattr(cache_secret, "LOOK_INTERVAL_S", 0.01)
+    running, started = CacheSecret(), CacheSecret()
+    async with (
+        redis_server(tmp_path) as server,
+        Redis(host=HOST, port=server.port) as client,
+        agreed(running, server.url),
+    ):
+        async with client.pipeline() as overwriting:
+            overwriting.delete(KEY)
+            if garbage is None:
+                overwriting.rpush(KEY, "a list")
+            else:
+                overwriting.set(KEY, garbage)
+            await overwriting.execute()
+        async with agreed(started, server.url):
+            async with asyncio.timeout(20):
+                while salt(running) != salt(started):
+                    await asyncio.sleep(0.01)
+            assert await client.get(KEY) is not None
+            assert await client.pttl(KEY) > 0
+
+
+async def test_an_account_with_the_documented_commands_is_enough(tmp_path: Path) -> None:
+    commands = re.findall(r"`([A-Z]+)`", (DOCS / "registry.md").read_text().partition("needs the commands")[2])
+    allowed = [f"+{command.lower()}" for command in commands[: commands.index("SUBSCRIBE") + 1]]
+    first, second = CacheSecret(), CacheSecret()
+    async with redis_server(tmp_path) as server, Redis(host=HOST, port=server.port) as client:
+        await client.execute_command("ACL", "SETUSER", "baton", "on", ">pw", "~baton:*", "&baton:*", *allowed)
+        url = f"redis://baton:pw@{HOST}:{server.port}/0"
+        async with agreed(first, url), agreed(second, url):
+            assert salt(first) == salt(second)
 
 
 async def proposed_again(server: RedisServer) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from baton.rpc.registry import redis_reports
+from baton.rpc.registry import redis_reports, redis_texts
 from baton.rpc.registry.base import Registry, RegistryLost
 from baton.rpc.registry.factory import open_registry
 from baton.rpc.registry.redis_reports import LEASE_S
+from baton.rpc.registry.redis_store import MAX_REPORT_BYTES
 from tests.redis_server import HOST, redis_server
 from tests.unit.rpc.registry_members import DEADLINE_S, kept, make_member, told
 
@@ -45,6 +46,17 @@ async def test_reports_are_renewed_and_taken_out(tmp_path: Path) -> None:
             assert await planner.reports.read() == ()
         assert await redis.keys("*") == []
         await routers.close()
+        await planner.close()
+
+
+async def test_a_reader_takes_no_more_than_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_texts, "MAX_LISTING_CHARS", 1 << 24)
+    async with redis_server(tmp_path) as server, Redis(host=HOST, port=server.port) as redis:
+        await redis.sadd("baton:{default}:routers", *range(20))
+        for number in range(20):
+            await redis.set(f"baton:{{default}}:router:{number}", "x" * MAX_REPORT_BYTES)
+        planner = open_registry(server.url)
+        assert 4 <= len(await planner.reports.read()) < 8  # whole batches are read
         await planner.close()
 
 

@@ -23,6 +23,12 @@ def test_sockets_are_where_the_users_temporary_files_are_unless_that_is_too_long
     assert socket_parent() == "/tmp"
 
 
+@pytest.mark.parametrize("name", ["my dir", "a,b", "a%41", "a#b", "a?b", "ü"])
+def test_sockets_are_nowhere_that_an_address_cannot_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", f"/scratch/{name}")
+    assert socket_parent() == "/tmp"
+
+
 async def test_a_server_takes_the_socket_that_a_dead_one_left() -> None:
     with tempfile.TemporaryDirectory(dir=socket_parent()) as directory:
         path = Path(directory, "worker")
