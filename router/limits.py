@@ -15,7 +15,7 @@ MAX_METADATA = 16  # of pairs, as OpenAI has it
 MAX_METADATA_NAME_CHARS = 64
 MAX_METADATA_CHARS = 512
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"  # OpenAI's code
-MAX_HELD_LOGPROBS = 1 << 22  # of one answer, which are in memory together at its end
+MAX_HELD_LOGPROBS = 1 << 20  # of one response; at its end all are in memory, about 250 bytes each
 
 
 def check_choices(config: RouterConfig, num_prompts: int, n: int) -> None:

@@ -7,6 +7,7 @@ where PyPI's list cannot be read.
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -99,7 +100,7 @@ def stale(components: Iterable[Component], root: Path) -> list[str]:
     return [
         f"{each}: the file has no {each.text!r}; mend {COMPONENTS.name}"
         for each in components
-        if each.text not in (root / each.file).read_text(encoding="utf-8")
+        if not re.search(re.escape(each.text) + r"(?!\.?\d)", (root / each.file).read_text(encoding="utf-8"))
     ]
 
 

@@ -86,10 +86,13 @@ def test_an_image_with_a_known_vulnerability_is_a_failure(
 
 
 def test_a_component_that_was_changed_or_is_unknown_is_named(tmp_path: Path) -> None:
-    (tmp_path / "values.yaml").write_text("tag: 2")
     component = Component("nothing", "1", "values.yaml", "tag: 1")
-    assert stale([component], tmp_path) == [
-        "nothing 1 (values.yaml): the file has no 'tag: 1'; mend components.json",
-    ]
+    for tag in ("2", "10", "1.0"):
+        (tmp_path / "values.yaml").write_text(f"tag: {tag}\n")
+        assert stale([component], tmp_path) == [
+            "nothing 1 (values.yaml): the file has no 'tag: 1'; mend components.json",
+        ]
+    (tmp_path / "values.yaml").write_text("tag: 1-alpine\n")
+    assert stale([component], tmp_path) == []
     assert AdvisoryList.read(ADVISORIES).unknown([component])
     assert stale(read_components(COMPONENTS), ROOT) == []

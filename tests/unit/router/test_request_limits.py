@@ -47,14 +47,14 @@ async def test_over_http() -> None:
         ),
         (
             COMPLETIONS,
-            {"prompt": "a", "logprobs": 20, "max_tokens": 250_000},
-            "the answer may have 5250000 logprobs, over the limit of 4194304",
+            {"prompt": "a", "logprobs": 20, "max_tokens": 50_000},
+            "the answer may have 1050000 logprobs, over the limit of 1048576",
             "logprobs",
         ),
         (
             COMPLETIONS,
-            {"prompt": [300] * 250_000, "prompt_logprobs": 20, "max_tokens": 1},
-            "the answer may have 5250000 logprobs, over the limit of 4194304",
+            {"prompt": [300] * 50_000, "prompt_logprobs": 20, "max_tokens": 1},
+            "the answer may have 1050000 logprobs, over the limit of 1048576",
             "logprobs",
         ),
     ]
@@ -89,7 +89,7 @@ async def test_over_grpc() -> None:
         ({"hints": {"decode_worker": "d" * 129}}, "hints.decode_worker must be 1 to 128 visible ASCII"),
         ({"hints": {"prefill_worker": "a b"}}, "hints.prefill_worker must be 1 to 128 visible ASCII"),
         ({"stop": ["\u20ac" * 2000]}, "not 1 to 1024 characters"),
-        ({"sampling": {"prompt_logprobs": 20}, "token_ids": {"ids": [300] * 250_000}}, "5250000 logprobs"),
+        ({"sampling": {"prompt_logprobs": 20}, "token_ids": {"ids": [300] * 50_000}}, "5250000 logprobs"),
         ({"model": "\u20ac" * 100_000}, "does not exist"),
     ]
     worker = ScriptedWorker()
