@@ -61,6 +61,7 @@ def make_report(rows: Sequence[Row]) -> Report:
     report.add(*total.cells())
     report.notes.append("Four requests at a time. Recovery: from the fault to the next token of a request under way.")
     report.notes.append("Of one that is cancelled alone: until every block of every worker is known to be free.")
+    report.notes.append("Of routers lost in turn, and of attacks: the longest pause of each stream.")
     return report
 
 
