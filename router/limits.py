@@ -50,11 +50,11 @@ def check_logprobs(generations: Sequence[Generation], whole: bool) -> None:
     """Raises FieldError for more logprobs than are held for one answer; `whole`: those of its output are held too."""
     num_held = 0
     for generation in generations:
-        sampling = generation.sampling
+        sampling, n = generation.sampling, generation.request.n
         if sampling.prompt_logprobs is not None:
-            num_held += len(generation.token_ids) * (1 + sampling.prompt_logprobs)
+            num_held += n * len(generation.token_ids) * (1 + sampling.prompt_logprobs)  # each choice repeats them
         if sampling.logprobs is not None and whole:
-            num_held += generation.request.n * sampling.max_tokens * (1 + sampling.logprobs)
+            num_held += n * sampling.max_tokens * (1 + sampling.logprobs)
     if num_held > MAX_HELD_LOGPROBS:
         text = f"the answer may have {num_held} logprobs, over the limit of {MAX_HELD_LOGPROBS}"
         raise FieldError("logprobs", f"{text}; ask for fewer, for a smaller max_tokens, or for a stream")

@@ -30,6 +30,9 @@ class EventStream:
         if delta.seen and not delta.token_ids:
             self._event(delta)  # empty, but the prompt's logprobs in the delta belong to choices that begin later
             return  # the client has all of it; what comes behind must not be merged into it
+        if delta.prompt_logprobs and not (delta.token_ids or delta.finish_reason):
+            self._event(delta)  # empty too; many of them at once would hold the event loop for long
+            return
         if self._exchange.is_behind:
             self._merged.add(delta)
             self._exchange.count_unread()

@@ -57,6 +57,12 @@ async def test_over_http() -> None:
             "the answer may have 1050000 logprobs, over the limit of 1048576",
             "logprobs",
         ),
+        (
+            COMPLETIONS,
+            {"prompt": [300] * 10_000, "echo": True, "logprobs": 20, "n": 5, "max_tokens": 1, "stream": True},
+            "the answer may have 1050000 logprobs, over the limit of 1048576",
+            "logprobs",
+        ),
     ]
     async with running_router(worker) as router:
         for path, body, message, param in cases:
@@ -89,7 +95,7 @@ async def test_over_grpc() -> None:
         ({"hints": {"decode_worker": "d" * 129}}, "hints.decode_worker must be 1 to 128 visible ASCII"),
         ({"hints": {"prefill_worker": "a b"}}, "hints.prefill_worker must be 1 to 128 visible ASCII"),
         ({"stop": ["\u20ac" * 2000]}, "not 1 to 1024 characters"),
-        ({"sampling": {"prompt_logprobs": 20}, "token_ids": {"ids": [300] * 50_000}}, "5250000 logprobs"),
+        ({"sampling": {"prompt_logprobs": 20}, "token_ids": {"ids": [300] * 50_000}}, "1050000 logprobs"),
         ({"model": "\u20ac" * 100_000}, "does not exist"),
     ]
     worker = ScriptedWorker()
