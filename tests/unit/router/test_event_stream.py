@@ -67,3 +67,20 @@ async def test_logprobs_of_a_prompt_are_worded_as_they_come() -> None:
         await stream.add(ChoiceDelta(0, prompt_logprobs=[PositionLogprobs()] * count))
     assert worded == [2, 3]
     assert stream.num_bytes == 0
+
+
+async def test_logprobs_of_the_output_are_worded_as_they_come() -> None:
+    worded: list[str] = []
+
+    def note(delta: ChoiceDelta) -> bytes:
+        worded.append(delta.text)
+        return delta.text.encode()
+
+    stream = EventStream(cast(Exchange, SlowClient()), note)
+    await stream.add(ChoiceDelta(0, text="a", token_ids=[1]))
+    for text in ("b", "c"):
+        await stream.add(ChoiceDelta(0, text=text, token_ids=[1], logprobs=[PositionLogprobs()]))
+    await stream.add(ChoiceDelta(0, text="d", finish_reason="stop"))
+    assert worded == ["ab", "c"]
+    assert stream.take() == b"abcd"
+    assert (stream.num_bytes, stream.take()) == (0, b"")
