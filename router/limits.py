@@ -1,6 +1,6 @@
 """How much one request may ask for, whichever front end it comes through."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from baton.router.config import RouterConfig
 from baton.router.errors import FieldError
@@ -15,6 +15,7 @@ MAX_METADATA = 16  # of pairs, as OpenAI has it
 MAX_METADATA_NAME_CHARS = 64
 MAX_METADATA_CHARS = 512
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"  # OpenAI's code
+MAX_ECHO_CHARS = 1 << 26  # of one response: each choice repeats its prompt
 MAX_HELD_LOGPROBS = 1 << 20  # of one response; at its end all are in memory, about 250 bytes each
 
 
@@ -50,14 +51,22 @@ def check_logprobs(generations: Sequence[Generation], whole: bool) -> None:
     """Raises FieldError for more logprobs than are held for one answer; `whole`: those of its output are held too."""
     num_held = 0
     for generation in generations:
-        sampling = generation.sampling
+        sampling, n = generation.sampling, generation.request.n
         if sampling.prompt_logprobs is not None:
-            num_held += len(generation.token_ids) * (1 + sampling.prompt_logprobs)
+            num_held += n * len(generation.token_ids) * (1 + sampling.prompt_logprobs)  # each choice repeats them
         if sampling.logprobs is not None and whole:
-            num_held += generation.request.n * sampling.max_tokens * (1 + sampling.logprobs)
+            num_held += n * sampling.max_tokens * (1 + sampling.logprobs)
     if num_held > MAX_HELD_LOGPROBS:
         text = f"the answer may have {num_held} logprobs, over the limit of {MAX_HELD_LOGPROBS}"
         raise FieldError("logprobs", f"{text}; ask for fewer, for a smaller max_tokens, or for a stream")
+
+
+def check_echo(texts: Iterable[str], n: int) -> None:
+    """Raises FieldError for prompts that are too long to be repeated in each of `n` choices."""
+    num_chars = n * sum(map(len, texts))
+    if num_chars > MAX_ECHO_CHARS:
+        text = f"the prompts have {num_chars} characters in all choices together"
+        raise FieldError("echo", f"{text}, over the limit of {MAX_ECHO_CHARS} for an echo; ask for a smaller n")
 
 
 def context_error(field: str, max_model_len: int, num_tokens: int, num_output_tokens: int = 0) -> FieldError:

@@ -20,7 +20,8 @@ class PromptEcho:
     text: str
     token_ids: Sequence[int]
     text_offsets: Sequence[int]  # of each token, if logprobs were asked for
-    logprobs: list[PositionLogprobs] = field(default_factory=list)  # from position 1 on, as they come
+    token_logprobs: list[object] = field(default_factory=lambda: [None])  # as they come; the first token has none
+    top_logprobs: list[object] = field(default_factory=lambda: [None])
 
 
 class CompletionShape:
@@ -68,7 +69,7 @@ class CompletionShape:
         echo = self._echoes[prompt] if self._echoes else None
         is_first = delta.index not in self._opened
         if echo is not None:
-            echo.logprobs += delta.prompt_logprobs
+            self._word_prompt(echo, delta.prompt_logprobs)
         with_tokens = self._num_top is not None or self._with_token_ids or (echo is not None and is_first)
         if not (delta.text or delta.finish_reason or (with_tokens and delta.token_ids)):
             return b""
@@ -86,7 +87,7 @@ class CompletionShape:
         """The completion object."""
         for choice in choices:
             if self._echoes:
-                self._echoes[choice.index // self._num_choices].logprobs += choice.prompt_logprobs
+                self._word_prompt(self._echoes[choice.index // self._num_choices], choice.prompt_logprobs)
         bodies = []
         for choice in choices:
             prompt = choice.index // self._num_choices
@@ -113,17 +114,27 @@ class CompletionShape:
                 body["prompt_token_ids"] = prompt.token_ids
         return body
 
+    def _word_prompt(self, echo: PromptEcho, positions: Sequence[PositionLogprobs]) -> None:
+        """Word a prompt's logprobs as they come, once for all choices: it takes seconds for a long prompt."""
+        if self._num_top is not None:
+            block = completion_block((), positions, (), self._num_top, self._tokenizer)
+            echo.token_logprobs += block["token_logprobs"]
+            echo.top_logprobs += block["top_logprobs"]
+
     def _logprobs(
         self, choice: WholeChoice, echo: PromptEcho | None, is_first: bool, num_top: int
-    ) -> dict[str, object]:
+    ) -> dict[str, list[object]]:
         start = 0 if echo is None else len(echo.text)
-        token_ids, positions = list(choice.token_ids), list[PositionLogprobs | None](choice.logprobs)
         offsets = [start + offset for offset in choice.text_offsets]
-        if echo is not None and is_first:
-            token_ids = [*echo.token_ids, *token_ids]
-            positions = [None, *echo.logprobs, *positions]
-            offsets = [*echo.text_offsets, *offsets]
-        return completion_block(token_ids, positions, offsets, num_top, self._tokenizer)
+        block = completion_block(choice.token_ids, choice.logprobs, offsets, num_top, self._tokenizer)
+        if echo is None or not is_first:
+            return block
+        return {
+            "tokens": [*map(self._tokenizer.token_text, echo.token_ids), *block["tokens"]],
+            "token_logprobs": [*echo.token_logprobs, *block["token_logprobs"]],
+            "top_logprobs": [*echo.top_logprobs, *block["top_logprobs"]],
+            "text_offset": [*echo.text_offsets, *block["text_offset"]],
+        }
 
     def _end(self, usage: dict[str, object] | None) -> bytes:
         return b"}\n\n" if usage is None else b',"usage":' + orjson.dumps(usage) + b"}\n\n"

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, WithJsonSchema
 from baton.engine.sampling_params import MAX_LOGPROBS
 from baton.router.errors import FieldError
 from baton.router.generation import Generation, GenerationRequest
+from baton.router.limits import check_echo
 from baton.router.openai.answer import answer, command_id
 from baton.router.openai.completion_shape import CompletionShape, PromptEcho
 from baton.router.openai.context import read_context
@@ -72,6 +73,7 @@ class CompletionsApi:
             request = self._request(body, prompt, context, cache_salt, f"{request_id}-{place}")
             generations.append(await service.pipeline.prepare(resumable(request, exchange.resumption, place)))
         echoes = [await self._echo(body, *each) for each in zip(prompts, generations, strict=True)] if body.echo else []
+        check_echo((echo.text for echo in echoes), body.n)
         body.prompt = None
         prompts.clear()
         exchange.forget_body()

@@ -28,19 +28,17 @@ def chat_content(positions: Sequence[PositionLogprobs], num_top: int, tokenizer:
 
 def completion_block(
     token_ids: Sequence[int],
-    positions: Sequence[PositionLogprobs | None],
+    positions: Sequence[PositionLogprobs],
     text_offsets: Sequence[int],
     num_top: int,
     tokenizer: Tokenizer,
-) -> dict[str, object]:
-    """`choices[].logprobs` of the completions API; a position without logprobs (a prompt's first) has null.
+) -> dict[str, list[object]]:
+    """`choices[].logprobs` of the completions API.
 
     The best candidates include the chosen token, so there may be one more than asked for.
     """
 
-    def top(position: PositionLogprobs | None) -> dict[str, float] | None:
-        if position is None:
-            return None
+    def top(position: PositionLogprobs) -> dict[str, float]:
         best: dict[str, float] = {}
         for each in (*position.top[:num_top], position.chosen):
             best.setdefault(tokenizer.token_text(each.token_id), _value(each))
@@ -48,7 +46,7 @@ def completion_block(
 
     return {
         "tokens": [tokenizer.token_text(token_id) for token_id in token_ids],
-        "token_logprobs": [None if position is None else _value(position.chosen) for position in positions],
+        "token_logprobs": [_value(position.chosen) for position in positions],
         "top_logprobs": [top(position) for position in positions],
         "text_offset": list(text_offsets),
     }

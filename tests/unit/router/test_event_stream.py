@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import cast
 
+from baton.protos.common_pb2 import PositionLogprobs
 from baton.router.generation import ChoiceDelta
 from baton.router.openai.event_ids import EventIds
 from baton.router.openai.event_stream import EventStream
@@ -52,3 +53,34 @@ async def test_tokens_behind_those_that_the_client_has_get_the_id_behind_all() -
     client.is_behind = False
     await stream.add(ChoiceDelta(0, finish_reason="stop"))
     assert client.sent == [b"data: stop\n\n"]
+
+
+async def test_logprobs_of_a_prompt_are_worded_as_they_come() -> None:
+    worded: list[int] = []
+
+    def note(delta: ChoiceDelta) -> bytes:
+        worded.append(len(delta.prompt_logprobs))
+        return b""
+
+    stream = EventStream(cast(Exchange, SlowClient()), note)
+    for count in (2, 3):
+        await stream.add(ChoiceDelta(0, prompt_logprobs=[PositionLogprobs()] * count))
+    assert worded == [2, 3]
+    assert stream.num_bytes == 0
+
+
+async def test_logprobs_of_the_output_are_worded_as_they_come() -> None:
+    worded: list[str] = []
+
+    def note(delta: ChoiceDelta) -> bytes:
+        worded.append(delta.text)
+        return delta.text.encode()
+
+    stream = EventStream(cast(Exchange, SlowClient()), note)
+    await stream.add(ChoiceDelta(0, text="a", token_ids=[1]))
+    for text in ("b", "c"):
+        await stream.add(ChoiceDelta(0, text=text, token_ids=[1], logprobs=[PositionLogprobs()]))
+    await stream.add(ChoiceDelta(0, text="d", finish_reason="stop"))
+    assert worded == ["ab", "c"]
+    assert stream.take() == b"abcd"
+    assert (stream.num_bytes, stream.take()) == (0, b"")

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from baton.router.openai import completion_shape
 from baton.router.openai.completion_shape import CompletionShape
+from baton.router.openai.logprobs import completion_block
 from tests.unit.router.running_router import RunningRouter, running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
 
@@ -126,6 +128,26 @@ async def test_echo_of_the_prompt_alone() -> None:
         assert answer.choices[0].finish_reason == "length"
         assert len(answer.choices[0].logprobs.tokens) == len(tokens)
         assert answer.usage.completion_tokens == 0
+
+
+async def test_logprobs_of_an_echo_are_worded_once_for_all_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_worded = 0
+
+    def counted(token_ids: Any, positions: Any, *rest: Any) -> Any:
+        nonlocal num_worded
+        num_worded += len(positions)
+        return completion_block(token_ids, positions, *rest)
+
+    monkeypatch.setattr(completion_shape, "completion_block", counted)
+    async with running_router(ScriptedWorker()) as router:
+        num_prompt = len(await tokenize(router, PROMPT))
+        options: dict[str, Any] = {"n": 4, "max_tokens": 2, "echo": True, "logprobs": 1}
+        await complete(router, **options)
+        assert num_worded == num_prompt - 1 + 4 * 2
+        num_worded = 0
+        async for _ in await complete(router, stream=True, **options):
+            pass
+        assert num_worded == num_prompt - 1 + 4 * 2
 
 
 async def test_every_choice_echoes_its_prompts_logprobs() -> None:

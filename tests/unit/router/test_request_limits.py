@@ -57,6 +57,18 @@ async def test_over_http() -> None:
             "the answer may have 1050000 logprobs, over the limit of 1048576",
             "logprobs",
         ),
+        (
+            COMPLETIONS,
+            {"prompt": [300] * 10_000, "echo": True, "logprobs": 20, "n": 5, "max_tokens": 1, "stream": True},
+            "the answer may have 1050000 logprobs, over the limit of 1048576",
+            "logprobs",
+        ),
+        (
+            COMPLETIONS,
+            {"prompt": " " * 600_000, "echo": True, "n": 128, "max_tokens": 1, "stream": True},
+            "the prompts have 76800000 characters in all choices together, over the limit of 67108864 for an echo",
+            "echo",
+        ),
     ]
     async with running_router(worker) as router:
         for path, body, message, param in cases:

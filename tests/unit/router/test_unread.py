@@ -93,7 +93,7 @@ async def test_time_that_is_over_gives_places_back_though_nobody_reads(path: Pat
     worker.max_model_len, worker.script = 100_000, lambda token_ids, sampling: 300
     async with (
         running_router(worker, default_timeout_s=1.5) as router,
-        unread_stream(address(router, path), path, max_tokens=50_000, num_choices=2),
+        unread_stream(address(router, path), path, max_tokens=24_000, num_choices=2),
     ):
         await until(lambda: len(worker.commands) > 0)
         await until(lambda: len(worker.aborted) == len(worker.commands))
