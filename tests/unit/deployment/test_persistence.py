@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,14 +61,15 @@ async def test_any_number_of_failed_restarts_is_survived(tmp_path: Path, mode: s
 
 
 async def test_a_process_that_cannot_be_started_for_a_while_is_tried_again(tmp_path: Path) -> None:
-    logs, moved = tmp_path / "logs", tmp_path / "moved"
-    logs.mkdir()
-    run = Supervised(replace(child_spec(sys.executable, logs, "serve")))
+    python, moved = tmp_path / "python", tmp_path / "moved"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    run = Supervised(child_spec(str(python), tmp_path, "serve"))
     await run.wait_ready(1)
-    logs.rename(moved)
+    python.rename(moved)
     os.kill(run.recorder.pids()[0], signal.SIGKILL)
     await run.recorder.wait_for(lambda event: isinstance(event, Died) and "could not be started" in event.reason)
-    moved.rename(logs)
+    moved.rename(python)
     await run.wait_ready(2)
     await run.end()
 
