@@ -1,7 +1,7 @@
 """Bytes of request bodies in the router's memory, and their bounds.
 
 Bytes are counted as they come, whatever length a request announces, and until its prompt has been read: decompressed
-bytes of compressed bodies. A gRPC message is counted once it has come, to the end of its call. Clients are API keys;
+bytes of compressed bodies. A gRPC message is counted from its arrival to the end of its call. Clients are API keys;
 without keys, addresses.
 """
 

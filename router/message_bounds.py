@@ -1,7 +1,7 @@
-"""Bounds on gRPC messages, checked before they are parsed.
+"""Limits of gRPC messages, checked before they are parsed.
 
-The parser holds the event loop for a whole message. Text takes it milliseconds, but megabytes of tiny fields take
-seconds, in which no other client is served.
+The parser blocks the event loop for a whole message. Text takes milliseconds, but megabytes of tiny fields take
+seconds, during which no other client is served.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Turns of clients at a few threads: a client with many requests delays another by one piece of work at most."""
+"""Fair use of a few threads: a client with many requests delays another client by at most one piece of work."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 
 class Turns:
-    """Owns the order of those that wait: one of each client, then the next of each."""
+    """Waiting requests in the order of their turns: one of each client, then the next of each."""
 
     def __init__(self, num_threads: int = 1) -> None:
         self._num_free = num_threads
@@ -32,7 +32,7 @@ class Turns:
             await waiter
         except asyncio.CancelledError:
             if not waiter.cancelled():
-                self._pass_on()  # the turn had come
+                self._pass_on()  # the turn was already assigned
             raise
 
     def _pass_on(self) -> None:

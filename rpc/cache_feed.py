@@ -25,7 +25,7 @@ class Subscription:
     removed: dict[BlockHash, None] = field(default_factory=dict)
     sequence: int = 0
     num_snapshot: int = 0  # hashes that were there when it began, which do not count as a lag
-    is_waiting: bool = False  # for the snapshot, before which nothing is told
+    is_waiting: bool = False  # for the snapshot; nothing is sent until it is there
     is_lost: bool = False  # it lagged too far behind; its stream must end, so that it asks again
     has_ended: bool = False
 

@@ -19,7 +19,7 @@ Check = Callable[[str, bytes], None]  # of a method's message; raises MessageRef
 
 
 class MessageRefused(Exception):
-    """A message is over a bound."""
+    """Raised for a message that exceeds a limit; its text is the error for the client."""
 
 
 @dataclass(frozen=True, slots=True)

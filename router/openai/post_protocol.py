@@ -30,7 +30,7 @@ from baton.router.unread import UnreadOutput
 
 LEAST_BYTES_PER_S = 16 << 10  # of a request that takes longer than the time that any may take
 DISCARD_S = 30.0  # for the rest of a refused body; a connection that ends with bytes unread may lose the response
-HEADER_BYTES = 3  # of a header beside its name and value: a colon and the end of the line
+HEADER_BYTES = 3  # of a header's separators: a colon and the end of the line
 MAX_HEAD_BYTES = 32 << 10  # of a request's line and headers, and of what stands between the parts of its body
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # for clients that wait for it in front of the body
 LINGER_S = 1.0  # of a connection without a request when the server leaves: one may be on its way
@@ -214,7 +214,7 @@ class PostProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """httptools: a header is here, or a trailer, which is ignored: it comes after the request was let in or not."""
+        """httptools: parsed a header or a trailer. Trailers are ignored: the request is already authorized."""
         if self._has_head:
             return
         self._num_header_bytes += len(name) + len(value) + HEADER_BYTES
@@ -222,7 +222,7 @@ class PostProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def _check_head_size(self) -> None:
-        """Raises HeadTooLarge. The head's bytes are counted by themselves: a part of the body may have come with it."""
+        """Raise HeadTooLarge. Only bytes of the head count: data received with it may belong to the body."""
         if len(self.url) + self._num_header_bytes > MAX_HEAD_BYTES:
             self._refuse_head()
             raise HeadTooLarge

@@ -2,8 +2,8 @@
 
 baton:{NAMESPACE}:NAME   the text; its time to live is renewed with each look
 
-What no process of ours has put there is replaced: another type of value, bytes that are no UTF-8, a text that is empty
-or too long.
+Values that Baton cannot have written are replaced: other types, bytes that are not UTF-8, and texts that are empty or
+too long.
 """
 
 import logging
