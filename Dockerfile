@@ -19,14 +19,19 @@ COPY pyproject.toml setup.py MANIFEST.in README.md LICENSE ./
 COPY baton/ baton/
 COPY decode_worker/ decode_worker/
 COPY deployment/ deployment/
+COPY doctor/ doctor/
 COPY engine/ engine/
 COPY kvtransfer/ kvtransfer/
 COPY loadtool/ loadtool/
+COPY membership/ membership/
 COPY prefill_worker/ prefill_worker/
+COPY process/ process/
 COPY protos/ protos/
 COPY router/ router/
 COPY rpc/ rpc/
+COPY settings/ settings/
 COPY simulation/ simulation/
+COPY worker/ worker/
 COPY scripts/image/ scripts/image/
 RUN sh scripts/image/install.sh wheel /dist
 

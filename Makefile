@@ -16,7 +16,7 @@ CHECKOV := 3.3.30
 
 # What serving needs, and nothing else.
 .venv/.base: pyproject.toml setup.py constraints.txt \
-		$(wildcard */native/*.cpp */native/*.hpp */native/*/*.hpp */native/*/*.inl)
+		$(wildcard */native/*.cpp */*/native/*.cpp */native/*.hpp */*/native/*.hpp */native/*/*.hpp */native/*/*.inl)
 	@echo "Step 1 of 4: a virtual environment, .venv, with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv .venv
 	@$(PIP) --quiet --upgrade pip

@@ -10,7 +10,7 @@ NO_FALSE_WARNINGS = ("-Wno-psabi", "-Wno-ignored-attributes", "-Wno-uninitialize
 VECTORISED = ["-O3", "-ffp-contract=off", *NO_FALSE_WARNINGS]
 VECTORISED_MODULES = ("paged_attention", "layer_ops", "products")
 CXX_STANDARD = {"thread_team": 20}  # atomics that can be waited for
-ENGINE, ROUTER = Path("baton/engine/native"), Path("baton/router/native")
+ENGINE, INDEX = Path("baton/engine/native"), Path("baton/router/index/native")
 SHARED = tuple(f"{name}.hpp" for name in ("exponential", "threads", "shared_threads"))  # by those
 
 
@@ -22,7 +22,7 @@ def extensions() -> list[Extension]:
         print("pybind11 is not installed: nothing is compiled, the Python twins serve")
         return []
     sources = [
-        (ROUTER, "prefix_index", ("block_map.hpp", "block_table.hpp", "holders.hpp")),
+        (INDEX, "prefix_index", ("block_map.hpp", "block_table.hpp", "holders.hpp")),
         (ENGINE, "block_hash", ("blake2b.hpp",)),
         (ENGINE, "thread_team", ("thread_team.hpp", *SHARED)),
         (ENGINE, "paged_attention", (*headers("attention"), *SHARED)),

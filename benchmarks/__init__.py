@@ -1,3 +1,5 @@
-"""Benchmarks; their own workers and clients speak gRPC as Baton's processes do."""
+"""Benchmarks; their own workers and clients use gRPC as Baton's processes do."""
 
-import baton.rpc  # noqa: F401  # before any of them imports gRPC
+from baton.process.environment import prepare_environment
+
+prepare_environment()

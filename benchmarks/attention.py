@@ -25,9 +25,9 @@ from baton.engine.attention.heads import AttentionHeads
 from baton.engine.attention.int8_rows import encode
 from baton.engine.attention.native import NativeAttention
 from baton.engine.attention.torch_reference import GATHERED_BYTES, TorchAttention
-from baton.engine.batch import Batch
-from baton.engine.kv_cache import KVCacheLayout
-from baton.engine.kv_dtype import SCALE_BYTES
+from baton.engine.execution.batch import Batch
+from baton.engine.kv.dtype import SCALE_BYTES
+from baton.engine.kv.layout import KVCacheLayout
 from benchmarks.machine import MachineLimits, measure_limits
 from benchmarks.report import Report
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from baton.engine.model_config import read_model_config
+from baton.engine.checkpoint.model_config import read_model_config
 from benchmarks.machine import MachineLimits
 
 DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4}

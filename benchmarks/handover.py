@@ -20,7 +20,7 @@ import click
 import grpc
 import torch
 
-from baton.engine.model_config import read_model_config
+from baton.engine.checkpoint.model_config import read_model_config
 from baton.protos import common_pb2, router_pb2, router_pb2_grpc
 from benchmarks.load import percentile
 from benchmarks.report import Report

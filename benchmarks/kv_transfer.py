@@ -29,9 +29,9 @@ from rich.table import Table
 
 from baton.kvtransfer.base import KVTransport, PeerId, PoolDescription, PoolIdentity
 from baton.kvtransfer.errors import TransportUnavailable
+from baton.kvtransfer.factory import create_transport
 from baton.kvtransfer.local_pool import block_bytes_of
-from baton.kvtransfer.registry import create_transport
-from baton.kvtransfer.shared_pool import SharedPool
+from baton.kvtransfer.shared_memory.pool import SharedPool
 from benchmarks.kv_methods import Method, copy_limit, memcpy, raw_socket, serve_raw, transport_method
 from benchmarks.machine import MachineInfo, describe
 

@@ -24,11 +24,11 @@ import grpc
 import psutil
 import uvloop
 
-from baton.engine.block_hash import HASH_BYTES, pack_hashes, root_hash
-from baton.engine.python_block_hash import chain_hashes
+from baton.engine.kv.block_hash import HASH_BYTES, pack_hashes, root_hash
+from baton.engine.kv.python_block_hash import chain_hashes
 from baton.protos import worker_pb2, worker_pb2_grpc
-from baton.router.prefix_index import PrefixIndex, create_index
-from baton.router.python_prefix_index import PythonIndex
+from baton.router.index.prefix_index import PrefixIndex, create_index
+from baton.router.index.python_prefix_index import PythonIndex
 from baton.rpc.grpc_options import CHANNEL_OPTIONS
 from benchmarks.event_source import EventRate, serve
 from benchmarks.load import percentile

@@ -22,7 +22,7 @@ from statistics import median
 import click
 import torch
 
-from baton.engine.model_config import read_model_config
+from baton.engine.checkpoint.model_config import read_model_config
 from benchmarks.checkpoint_floor import CheckpointFloor
 from benchmarks.load import RequestTimes, percentile, run_wave
 from benchmarks.machine import describe, measure_limits

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 
-from baton.deployment.ports import free_ports
+from baton.deployment.local.ports import free_ports
 
 READY_TIMEOUT_S = 180.0
 

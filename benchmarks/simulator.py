@@ -34,24 +34,24 @@ from pathlib import Path
 import click
 import numpy as np
 
-from baton.engine.block_hash import pack_hashes, root_hash
+from baton.engine.kv.block_hash import pack_hashes, root_hash
 from baton.loadtool.datasets.mooncake import HASH_TOKENS
 from baton.loadtool.lengths import Lengths
 from baton.loadtool.profile import ProfiledRequest
-from baton.router.named_policies import CostPolicy
-from baton.rpc.options import flags_of
-from baton.simulation.engine import SimulatedEngine
-from baton.simulation.request import SimulatedRequest
-from baton.simulation.spec import WorkerSpec
-from baton.simulation.trace.deployment_plan import DeploymentPlan
-from baton.simulation.trace.fit import Fit, fit_machine
-from baton.simulation.trace.machine import Machine
-from baton.simulation.trace.outcome import Outcome
-from baton.simulation.trace.profile_reader import read_profile
-from baton.simulation.trace.reader import read_trace
-from baton.simulation.trace.trace_request import TraceRequest
-from baton.simulation.trace.twin import Twin, simulate
-from baton.simulation.virtual_time import run_in_virtual_time
+from baton.router.policy.named_policies import CostPolicy
+from baton.settings.options import flags_of
+from baton.simulation.engine.engine import SimulatedEngine
+from baton.simulation.engine.request import SimulatedRequest
+from baton.simulation.engine.spec import WorkerSpec
+from baton.simulation.engine.virtual_time import run_in_virtual_time
+from baton.simulation.study.fit import Fit, fit_machine
+from baton.simulation.study.profile_reader import read_profile
+from baton.simulation.study.reader import read_trace
+from baton.simulation.twin.deployment_plan import DeploymentPlan
+from baton.simulation.twin.machine import Machine
+from baton.simulation.twin.outcome import Outcome
+from baton.simulation.twin.trace_request import TraceRequest
+from baton.simulation.twin.twin import Twin, simulate
 from benchmarks.report import Report
 from benchmarks.server import free_port, served, wait_ready
 

@@ -18,14 +18,14 @@ import grpc
 from baton.decode_worker.read_times import ReadTimes
 from baton.engine.outputs import SampledToken
 from baton.engine.request import Request
-from baton.engine.schedule import Received
+from baton.engine.scheduling.schedule import Received
 from baton.kvtransfer.errors import PeerRefused, TransferDeadline
 from baton.protos import common_pb2, worker_pb2, worker_pb2_grpc
-from baton.rpc.engine_host import EngineHost
 from baton.rpc.event_stream import next_event
 from baton.rpc.peers import Channels
-from baton.rpc.ranks.group_intake import GroupIntake
 from baton.rpc.sampling import logprobs_from_proto
+from baton.worker.engine_host import EngineHost
+from baton.worker.ranks.group_receiver import GroupIntake
 
 SILENCE_S = 5.0  # without any event: the prefill worker is lost, it would say that it lives
 

@@ -8,10 +8,10 @@ import grpc
 
 from baton.decode_worker.decode_request import DecodeRequest
 from baton.decode_worker.handover import Handover
-from baton.engine.finish_rule import FinishRule
+from baton.engine.scheduling.finish_rule import FinishRule
 from baton.kvtransfer.errors import ChecksumMismatch, TransferError
 from baton.protos import common_pb2, worker_pb2
-from baton.rpc.worker_counters import WorkerCounters
+from baton.worker.counters import WorkerCounters
 
 logger = logging.getLogger(__name__)
 

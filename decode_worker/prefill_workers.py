@@ -1,7 +1,7 @@
 """The prefill workers that a request's plan names, asked one after the other."""
 
 from baton.decode_worker.decode_request import DecodeRequest
-from baton.engine.schedule import Received
+from baton.engine.scheduling.schedule import Received
 from baton.protos import worker_pb2
 
 LEAST_TOKENS = 256  # fewer are computed here sooner than another worker is asked for them

@@ -5,11 +5,11 @@ import grpc
 from baton.decode_worker.handover import Handover
 from baton.decode_worker.incoming_prompt import IncomingPrompt
 from baton.decode_worker.prefill_workers import PrefillWorkers
-from baton.engine.schedule import Received
+from baton.engine.scheduling.schedule import Received
 from baton.kvtransfer.errors import TransferError
 from baton.protos import worker_pb2
-from baton.rpc.engine_host import EngineHost
 from baton.rpc.peers import Channels
+from baton.worker.engine_host import EngineHost
 
 
 class PromptFill:

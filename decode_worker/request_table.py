@@ -8,9 +8,9 @@ from baton.decode_worker.router_session import RouterSession
 from baton.engine.outputs import StepOutput
 from baton.engine.request import RequestId
 from baton.protos.worker_pb2 import RecalledOutput
-from baton.rpc.drain import Drain
 from baton.rpc.status import Conflict, code_number
-from baton.rpc.worker_counters import WorkerCounters
+from baton.worker.counters import WorkerCounters
+from baton.worker.drain import Drain
 
 
 class RequestTable:

@@ -23,14 +23,14 @@ from baton.decode_worker.remembered import RememberedOutputs
 from baton.decode_worker.request_table import RequestTable
 from baton.decode_worker.router_session import RouterSession
 from baton.engine.outputs import StepOutput
-from baton.engine.schedule import Received
+from baton.engine.scheduling.schedule import Received
 from baton.protos import worker_pb2
-from baton.rpc.block_fills import BlockFills
-from baton.rpc.drain import Drain
-from baton.rpc.engine_host import EngineHost
 from baton.rpc.peers import Channels
-from baton.rpc.prefix_pull import PrefixPull
-from baton.rpc.worker_counters import WorkerCounters
+from baton.worker.counters import WorkerCounters
+from baton.worker.drain import Drain
+from baton.worker.engine_host import EngineHost
+from baton.worker.kv_receives import BlockFills
+from baton.worker.prefix_pull import PrefixPull
 
 
 class DecodeRequests:

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from baton.engine.stored_quantization import StoredQuantization
-from baton.engine.visible_gpus import visible_gpus
+from baton.engine.checkpoint.stored_quantization import StoredQuantization
+from baton.engine.execution.visible_gpus import visible_gpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,24 +8,24 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from baton.engine.block_manager import BlockManager
 from baton.engine.config import EngineConfig
 from baton.engine.errors import EngineError, InvalidRequest, UnsupportedModel
-from baton.engine.expert_group import ExpertGroup
-from baton.engine.finish_rule import FinishRule
-from baton.engine.launched_step import LaunchedStep
-from baton.engine.loaded_model import load, zeros
-from baton.engine.lockstep import Lockstep
-from baton.engine.model_runner import ModelRunner
+from baton.engine.execution.launched_step import LaunchedStep
+from baton.engine.execution.loaded_model import load, zeros
+from baton.engine.execution.model_runner import ModelRunner
+from baton.engine.execution.step_under_way import StepUnderWay
+from baton.engine.experts.group import ExpertGroup
+from baton.engine.kv.block_manager import BlockManager
 from baton.engine.outputs import EngineStats, ExpertFigures, StepOutput
+from baton.engine.parallel.lockstep import Lockstep
+from baton.engine.parallel.rank0_model import LeadingModel
+from baton.engine.parallel.tensor_parallel import TensorGroup
 from baton.engine.request import Request, RequestId
-from baton.engine.sampler import Sampler
-from baton.engine.schedule import Received, Schedule, ScheduledRequest, StepResult
-from baton.engine.scheduler import Scheduler
-from baton.engine.step_rates import StepTimes, StepWork
-from baton.engine.step_under_way import StepUnderWay
-from baton.engine.tensor_model import LeadingModel
-from baton.engine.tensor_parallel import TensorGroup
+from baton.engine.sampling.sampler import Sampler
+from baton.engine.scheduling.finish_rule import FinishRule
+from baton.engine.scheduling.schedule import Received, Schedule, ScheduledRequest, StepResult
+from baton.engine.scheduling.scheduler import Scheduler
+from baton.engine.scheduling.step_rates import StepTimes, StepWork
 
 log = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from baton.engine.cores import running_on
-from baton.engine.device import computing_on
 from baton.engine.engine import Engine
 from baton.engine.errors import EngineEnded, EngineError
+from baton.engine.execution.cores import running_on
+from baton.engine.execution.device import computing_on
 from baton.engine.outputs import StepOutput
-from baton.engine.schedule import Schedule
+from baton.engine.scheduling.schedule import Schedule
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType
 
-from baton.engine.block_hash import BlockHash
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.kv.block_hash import BlockHash
+from baton.engine.sampling.params import SamplingParams
 
 RequestId = NewType("RequestId", str)
 BlockId = NewType("BlockId", int)

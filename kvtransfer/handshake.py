@@ -13,7 +13,7 @@ from typing import Any
 from baton.kvtransfer.base import PoolDescription
 from baton.kvtransfer.errors import PeerLost, PeerRefused
 from baton.kvtransfer.local_pool import LocalPool
-from baton.kvtransfer.peer_words import quoted, words
+from baton.kvtransfer.truncated_repr import quoted, words
 from baton.kvtransfer.units import unit_bytes_of
 
 PROTOCOL = "baton-kv/2"

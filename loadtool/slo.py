@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from baton.loadtool.errors import SettingError
 from baton.loadtool.record import RequestRecord
-from baton.rpc import slo
-from baton.rpc.option_values import OptionError
+from baton.settings import slo
+from baton.settings.values import OptionError
 
 NAMES = ("ttft", "tpot", "e2el")
 MILLISECONDS = re.compile(r"\d+(\.\d*)?")

@@ -4,9 +4,9 @@ from collections.abc import Coroutine
 
 import click
 
-from baton.rpc.entry import plain_errors
-from baton.rpc.worker_command import run_worker, worker_command
-from baton.rpc.worker_config import Role, WorkerConfig
+from baton.process.entry import plain_errors
+from baton.settings.worker_config import Role, WorkerConfig
+from baton.worker.command import run_worker, worker_command
 
 ROLES: tuple[Role, ...] = ("prefill",)
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from baton.engine.outputs import RequestOutput, SampledToken
 from baton.engine.request import Request, RequestId
+from baton.process.heartbeat import beats_until
 from baton.protos import worker_pb2
-from baton.rpc.announcement import Announcements
-from baton.rpc.heartbeat import beats_until
-from baton.rpc.prefill_request import engine_request
 from baton.rpc.sampling import logprobs_to_proto
+from baton.worker.announcement import Announcements
+from baton.worker.prefill_request import engine_request
 
 
 @dataclass(frozen=True, slots=True)

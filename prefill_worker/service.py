@@ -20,19 +20,19 @@ import grpc
 from baton.engine.errors import EngineError
 from baton.engine.outputs import StepOutput
 from baton.engine.request import RequestId
-from baton.engine.schedule import Received
+from baton.engine.scheduling.schedule import Received
 from baton.kvtransfer.errors import TransferError
 from baton.prefill_worker.job import PrefillJob, PrefillStep
+from baton.process.heartbeat import beats_until
 from baton.protos import worker_pb2, worker_pb2_grpc
-from baton.rpc.announcement import announcements_for
-from baton.rpc.block_fills import BlockFills
-from baton.rpc.drain import Drain
-from baton.rpc.engine_host import EngineHost
-from baton.rpc.heartbeat import beats_until
 from baton.rpc.peers import Channels, Context, check_peer
-from baton.rpc.prefix_pull import PrefixPull
 from baton.rpc.status import status_of
-from baton.rpc.worker_counters import WorkerCounters
+from baton.worker.announcement import announcements_for
+from baton.worker.counters import WorkerCounters
+from baton.worker.drain import Drain
+from baton.worker.engine_host import EngineHost
+from baton.worker.kv_receives import BlockFills
+from baton.worker.prefix_pull import PrefixPull
 
 ENGINE_IDS = "prefill/"  # what our requests' ids in the engine begin with; it may have requests of others too
 

@@ -4,8 +4,8 @@ import grpc
 
 from baton.prefill_worker.service import PrefillService
 from baton.protos import worker_pb2_grpc
-from baton.rpc.worker_config import WorkerConfig
-from baton.rpc.worker_server import WorkerCore, serve_worker
+from baton.settings.worker_config import WorkerConfig
+from baton.worker.server import WorkerCore, serve_worker
 
 
 class PrefillWorker:

@@ -1,0 +1,1 @@
+"""The router: from HTTP and gRPC requests to prefill and decode workers and back."""

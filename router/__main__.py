@@ -5,13 +5,13 @@ from collections.abc import Coroutine, Mapping
 
 import click
 
-from baton.router.certificate import make_certificate
+from baton.process.entry import ProcessOptions, plain_errors, process_flags, run_process, take_process_flags
 from baton.router.config import RouterConfig
+from baton.router.http.certificate import make_certificate
 from baton.router.options import ROUTER_OPTIONS, with_secrets
-from baton.rpc.config_file import load
-from baton.rpc.entry import ProcessOptions, plain_errors, process_flags, run_process, take_process_flags
-from baton.rpc.option_values import OptionError
-from baton.rpc.options import click_options, options_of
+from baton.settings.config_file import load
+from baton.settings.options import click_options, options_of
+from baton.settings.values import OptionError
 
 
 def read_config(process: ProcessOptions, flags: Mapping[str, object]) -> RouterConfig:

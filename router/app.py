@@ -13,26 +13,26 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer  # `health.aio` is this module, under a name type checkers miss
 
+from baton.process.progress import ProgressReporter
 from baton.protos.router_pb2_grpc import add_InferenceServicer_to_server
-from baton.router.cache_secret import agreed
-from baton.router.certificate import make_certificate
+from baton.router.auth.cache_secret import agreed
 from baton.router.config import RouterConfig
 from baton.router.errors import Draining
 from baton.router.garbage import GarbageCollector
-from baton.router.gate_interceptor import GateInterceptor
-from baton.router.http_server import BACKLOG, STOP_GRACE_S, HttpServer
-from baton.router.message_bounds import SERVICE_NAME, MessageBounds
-from baton.router.openai.http_app import make_http_app
-from baton.router.server import InferenceService
+from baton.router.grpc.auth_interceptor import GateInterceptor
+from baton.router.grpc.message_bounds import SERVICE_NAME, MessageBounds
+from baton.router.grpc.server import InferenceService
+from baton.router.http.app import make_http_app
+from baton.router.http.certificate import make_certificate
+from baton.router.http.server import BACKLOG, STOP_GRACE_S, HttpServer
+from baton.router.http.shared_socket import shared_socket
 from baton.router.service import RouterService, make_service
-from baton.router.shared_socket import shared_socket
-from baton.router.worker_pool import WorkerPool
+from baton.router.workers.pool import WorkerPool
 from baton.rpc.grpc_options import SERVER_OPTIONS
-from baton.rpc.host_port import host_port
 from baton.rpc.listening import listen
 from baton.rpc.malformed import RefuseMalformed
-from baton.rpc.progress import ProgressReporter
 from baton.rpc.reflection import enable_reflection
+from baton.settings.host_port import host_port
 
 logger = logging.getLogger(__name__)
 

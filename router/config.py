@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlsplit
 
-from baton.router.api_key import hidden
-from baton.rpc.host_port import is_loopback, is_worker_address
-from baton.rpc.option_values import OptionError
-from baton.rpc.registry.url import parse_registry_url
-from baton.rpc.slo import parse_slo
+from baton.router.auth.api_key import hidden
+from baton.settings.host_port import is_loopback, is_worker_address
+from baton.settings.registry_url import parse_registry_url
+from baton.settings.slo import parse_slo
+from baton.settings.values import OptionError
 
 PolicyName = Literal["cost", "round_robin", "least_loaded", "always_remote", "always_local"]
 MIN_HEARTBEAT_TIMEOUT_S = 1.0  # less would end processes that are only busy

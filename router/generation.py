@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.sampling.params import SamplingParams
 from baton.protos.common_pb2 import PositionLogprobs, ServedBy
 from baton.router.prompt_hashes import PromptHashes
 from baton.router.request_context import RequestContext
-from baton.router.resumption import ChoiceStart
+from baton.router.resumption.resumption import ChoiceStart
 
 LOGPROB_BYTES = 100  # of one candidate in memory, about as many as its JSON has
 

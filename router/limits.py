@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from baton.router.config import RouterConfig
 from baton.router.errors import FieldError
 from baton.router.generation import Generation
-from baton.rpc.names import NAME_RULE, is_name
+from baton.settings.names import NAME_RULE, is_name
 
 MAX_STOP_CHARS = 1024
 MAX_TEXT_CHARS = 1024  # of a text that says whose or which a request is

@@ -4,8 +4,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.engine.model_config import read_generation_defaults, read_model_config
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.checkpoint.model_config import read_generation_defaults, read_model_config
+from baton.engine.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,19 +16,19 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from baton.router.choice import ChoiceOutput
-from baton.router.deadline import deadline_of, news_within, result_within
-from baton.router.dispatcher import Dispatcher
+from baton.router.admission.deadline import deadline_of, news_within, result_within
+from baton.router.completion import ChoiceOutput
 from baton.router.errors import FieldError, NoWorker
 from baton.router.generation import ChatPrompt, ChoiceDelta, Generation, GenerationRequest, cached_tokens
 from baton.router.limits import CONTEXT_LENGTH_EXCEEDED, context_error, text_length_error
-from baton.router.metrics import ChoiceMeter, RouterMetrics
+from baton.router.metrics.metrics import ChoiceMeter, RouterMetrics
 from baton.router.model_info import ModelInfo
-from baton.router.recall import Recall
-from baton.router.resumed_output import Output, ResumedOutput, recalled_first
+from baton.router.resumption.recall import Recall
+from baton.router.resumption.resumed_output import Output, ResumedOutput, recalled_first
 from baton.router.stream_merge import StreamMerge
-from baton.router.tokenizer import Tokenizer
-from baton.router.worker_pool import WorkerPool
+from baton.router.text.tokenizer import Tokenizer
+from baton.router.workers.dispatcher import Dispatcher
+from baton.router.workers.pool import WorkerPool
 
 
 class Pipeline:

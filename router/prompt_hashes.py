@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from baton.engine.block_hash import HASH_BYTES, BlockHash, pack_hashes, root_hash
+from baton.engine.kv.block_hash import HASH_BYTES, BlockHash, pack_hashes, root_hash
 
 
 class PromptHashes:

@@ -4,34 +4,34 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.router.admission import Admission
-from baton.router.admission_factory import make_admission
-from baton.router.api_key import unnamed_key
-from baton.router.body_budget import BodyBudget, make_body_budget
-from baton.router.cache_secret import CacheSecret
-from baton.router.cluster import RoutedRequest
+from baton.membership.registry.factory import open_registry
+from baton.router.admission.admission import Admission
+from baton.router.admission.body_budget import BodyBudget, make_body_budget
+from baton.router.admission.factory import make_admission
+from baton.router.admission.unread_output import UnreadLimits, UnreadMetrics, UnreadOutput
+from baton.router.auth.api_key import unnamed_key
+from baton.router.auth.cache_secret import CacheSecret
+from baton.router.auth.gate import Gate
+from baton.router.auth.key_ring import KeyRing
+from baton.router.auth.keys_file import KeysFile
 from baton.router.config import RouterConfig
-from baton.router.dispatcher import Dispatcher, FailoverLimits
 from baton.router.errors import NoWorker
-from baton.router.gate import Gate
-from baton.router.key_ring import KeyRing
-from baton.router.keys_file import KeysFile
-from baton.router.metrics import RouterMetrics
-from baton.router.metrics_page import MetricsPage
+from baton.router.metrics.metrics import RouterMetrics
+from baton.router.metrics.page import MetricsPage
+from baton.router.metrics.pool_series import PoolSeries
+from baton.router.metrics.pools_report import PoolsReporter
+from baton.router.metrics.process_group import ProcessGroup
+from baton.router.metrics.process_states import ProcessStates
+from baton.router.metrics.worker_series import WorkerSeries
 from baton.router.model_info import ModelInfo, read_model_info
-from baton.router.named_policies import make_policy
 from baton.router.pipeline import Pipeline
-from baton.router.policy import Policy
-from baton.router.pool_series import PoolSeries
-from baton.router.pools_report import PoolsReporter
-from baton.router.process_group import ProcessGroup
-from baton.router.process_states import ProcessStates
-from baton.router.targets import Targets
-from baton.router.tokenizer import Tokenizer
-from baton.router.unread import UnreadLimits, UnreadMetrics, UnreadOutput
-from baton.router.worker_pool import WorkerPool
-from baton.router.worker_series import WorkerSeries
-from baton.rpc.registry.factory import open_registry
+from baton.router.policy.cluster import RoutedRequest
+from baton.router.policy.named_policies import make_policy
+from baton.router.policy.policy import Policy
+from baton.router.policy.targets import Targets
+from baton.router.text.tokenizer import Tokenizer
+from baton.router.workers.dispatcher import Dispatcher, FailoverLimits
+from baton.router.workers.pool import WorkerPool
 from baton.rpc.status import NotFound
 from baton.rpc.tls import Security, make_security
 

@@ -2,9 +2,9 @@
 
 import grpc
 
-from baton.rpc.host_port import host_port
 from baton.rpc.tls import Security
 from baton.rpc.unix_sockets import unix_address
+from baton.settings.host_port import host_port
 
 
 def listen(server: grpc.aio.Server, security: Security, host: str, port: int, uds: str | None = None) -> str:

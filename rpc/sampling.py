@@ -1,7 +1,7 @@
 """Sampling options and logprobs, between their messages and the engine's types."""
 
 from baton.engine.outputs import PositionLogprobs, TokenLogprob
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.sampling.params import SamplingParams
 from baton.protos import common_pb2
 
 DEFAULTS = SamplingParams()

@@ -14,8 +14,8 @@ import grpc
 
 from baton.rpc.file_watch import FileWatch
 from baton.rpc.grpc_options import CHANNEL_OPTIONS
-from baton.rpc.option_values import OptionError
 from baton.rpc.pem_files import load_authorities, load_pair
+from baton.settings.values import OptionError
 
 
 class Security(Protocol):

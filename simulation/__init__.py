@@ -1,0 +1,1 @@
+"""Simulation of workers and of whole deployments."""

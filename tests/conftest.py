@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from baton.process.environment import prepare_environment
+
 # Torch's threads wait for each other by spinning. Two of them take twice the time of one for models as small as those
 # here, and ten times as long beside the processes that tests start. Read when torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The tests are of engines on CPUs, the device `auto` included. Set it to a GPU's number for those that want one.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+prepare_environment()
 
 TESTS = Path(__file__).parent
 RAY = "ray"

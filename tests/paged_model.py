@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from baton.engine.attention.base import AttentionBackend
-from baton.engine.attention.choice import attention_for
+from baton.engine.attention.factory import attention_for
 from baton.engine.attention.int8_rows import encode
-from baton.engine.batch import Batch
+from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.config import ModelConfig
-from baton.engine.kv_cache import KVCacheLayout
-from baton.engine.model_config import read_model_config
+from baton.engine.execution.batch import Batch
+from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.models import Model, load_model
 
 CPU = torch.device("cpu")

@@ -11,8 +11,8 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from baton.deployment.ports import free_ports
-from baton.deployment.redis_server import find_redis_server
+from baton.deployment.local.ports import free_ports
+from baton.deployment.local.redis_server import find_redis_server
 from baton.extras import VALKEY
 
 HOST = "127.0.0.1"

@@ -11,19 +11,19 @@ from click import get_current_context
 from click.core import ParameterSource
 from rich.console import Console
 
-from baton.cli.bench_arrivals import arrival_flags, length_flags
-from baton.cli.bench_dataset import dataset_flags, vocabulary_flags
-from baton.cli.bench_outputs import Outputs, output_flags
-from baton.cli.bench_run import Sweep
-from baton.cli.bench_target import target_flags
-from baton.cli.https_flags import https_flags
-from baton.cli.model_argument import one_model
+from baton.cli.options.bench_arrivals import arrival_flags, length_flags
+from baton.cli.options.bench_dataset import dataset_flags, vocabulary_flags
+from baton.cli.options.bench_outputs import Outputs, output_flags
+from baton.cli.options.bench_target import target_flags
+from baton.cli.options.https_flags import https_flags
+from baton.cli.options.model_argument import one_model
 from baton.loadtool.arrivals import Arrivals, TraceTimes
 from baton.loadtool.datasets.base import Dataset
 from baton.loadtool.errors import LoadToolError, SettingError
 from baton.loadtool.first_contact import reach
 from baton.loadtool.load_report import LoadReport, MeasuredRun
 from baton.loadtool.plan import Limits, Planner
+from baton.loadtool.runs import Sweep
 from baton.loadtool.slo import NAMES, Slo, parse_slo
 from baton.loadtool.target import Target
 from baton.loadtool.terminal import show_sweep

@@ -9,10 +9,11 @@ import rich_click as click
 from rich.console import Console
 from rich.text import Text
 
-from baton.cli.chat_stream import Message, ask
-from baton.cli.https_flags import https_flags
-from baton.cli.model_argument import model_argument
-from baton.cli.server import ServerError, check, connect, key_flag, unreachable, url_flag
+from baton.cli.display.chat_stream import Message, ask
+from baton.cli.options.https_flags import https_flags
+from baton.cli.options.model_argument import model_argument
+from baton.cli.options.server import key_flag, url_flag
+from baton.rpc.router_client import ServerError, check, connect, unreachable
 
 HELP = "/clear forgets the conversation, /exit ends, Ctrl-C stops an answer."
 

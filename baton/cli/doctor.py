@@ -7,13 +7,13 @@ import rich_click as click
 from click import get_current_context
 from rich.console import Console
 
-from baton.cli.https_flags import https_flags
-from baton.cli.server import clean_url, key_flag
-from baton.cli.tls_flags import tls_flags
-from baton.rpc.option_values import OptionError
-from baton.rpc.registry.url import RegistryUrl, parse_registry_url
+from baton.cli.options.https_flags import https_flags
+from baton.cli.options.server import clean_url, key_flag
+from baton.cli.options.tls_flags import tls_flags
 from baton.rpc.tls import Security
-from baton.rpc.worker_options import TRANSPORTS
+from baton.settings.registry_url import RegistryUrl, parse_registry_url
+from baton.settings.values import OptionError
+from baton.settings.worker_options import TRANSPORTS
 
 
 def _parse_registry(_context: click.Context, _parameter: click.Parameter, url: str | None) -> RegistryUrl | None:
@@ -58,10 +58,10 @@ def command(
     $ baton doctor --url http://127.0.0.1:8000
     $ baton doctor --registry redis://cache:6379/0 --strict
     """
-    from baton.cli.doctor_cluster import RouterAddress  # these import torch: help must not wait for it
-    from baton.cli.doctor_display import show
-    from baton.cli.doctor_examination import examine
-    from baton.cli.doctor_report import Report
+    from baton.doctor.cluster import RouterAddress  # these import torch: help must not wait for it
+    from baton.doctor.display import show
+    from baton.doctor.examination import examine
+    from baton.doctor.report import Report
 
     router = RouterAddress(url, api_key, security, https) if url is not None else None
     errors = Console(stderr=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import rich_click as click
 
-from baton.cli.model_argument import one_model
-from baton.cli.model_source import BUNDLED, HUB_PATTERNS, download, hub_files
+from baton.cli.options.model_argument import one_model
+from baton.cli.options.model_source import BUNDLED, HUB_PATTERNS, download, hub_files
 from baton.rpc.backoff import Backoff
 
 BUNDLED_WORD = "bundled"

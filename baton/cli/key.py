@@ -7,8 +7,8 @@ from pathlib import Path
 import rich_click as click
 import yaml
 
-from baton.router.api_key import digest_of, new_key
-from baton.router.keys_file import InvalidKeysFile, KeyEntry, KeysFile, read_keys
+from baton.router.auth.api_key import digest_of, new_key
+from baton.router.auth.keys_file import InvalidKeysFile, KeyEntry, KeysFile, read_keys
 
 
 @click.group(name="key")

@@ -1,5 +1,5 @@
-"""`baton rendezvous`: one rendezvous in this process, as `python -m baton.rpc.group` runs it."""
+"""`baton rendezvous`: one rendezvous in this process, as `python -m baton.membership.rendezvous` runs it."""
 
-from baton.rpc.group.__main__ import main
+from baton.membership.rendezvous.__main__ import main
 
 command = main

@@ -2,16 +2,16 @@
 
 import rich_click as click
 
-from baton.cli.model_argument import model_argument
-from baton.cli.option_panels import option_panels
-from baton.cli.vllm_flags import vllm_flags
-from baton.deployment.router_group import run_group
+from baton.cli.options.model_argument import model_argument
+from baton.cli.options.panels import option_panels
+from baton.cli.options.vllm_flags import vllm_flags
+from baton.deployment.local.router_group import run_group
+from baton.process.entry import plain_errors, process_flags, run_process, take_process_flags
 from baton.router.__main__ import read_config, run_here
 from baton.router.config import RouterConfig
 from baton.router.options import ROUTER_OPTIONS
-from baton.rpc.entry import plain_errors, process_flags, run_process, take_process_flags
-from baton.rpc.option_values import OptionError
-from baton.rpc.options import click_options, options_of
+from baton.settings.options import click_options, options_of
+from baton.settings.values import OptionError
 
 
 @click.command(name="router")

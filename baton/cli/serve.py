@@ -10,16 +10,16 @@ from tempfile import TemporaryDirectory, mkdtemp
 
 import rich_click as click
 
-from baton.cli.end_signals import EndSignals
-from baton.cli.model_argument import model_argument
-from baton.cli.model_source import find_checkpoint, servable
-from baton.cli.option_panels import option_panels
-from baton.cli.serve_banner import Banner
-from baton.cli.serve_display import ServeDisplay, open_display
+from baton.cli.display.serve_banner import Banner
+from baton.cli.display.serve_progress import ServeDisplay, open_display
+from baton.cli.options.model_argument import model_argument
+from baton.cli.options.model_source import find_checkpoint, servable
+from baton.cli.options.panels import option_panels
+from baton.cli.options.vllm_flags import vllm_flags
 from baton.cli.serve_ray import auto_gpus, plan_serving, read_settings
 from baton.cli.serve_ray import run as run_on_ray
-from baton.cli.vllm_flags import vllm_flags
-from baton.deployment.cluster_config import (
+from baton.deployment.local.cluster import LocalCluster
+from baton.deployment.local.cluster_config import (
     ClusterSettings,
     cluster_options,
     engine_options,
@@ -27,22 +27,22 @@ from baton.deployment.cluster_config import (
     router_options,
     worker_options,
 )
-from baton.deployment.cluster_plan import Checkpoint, ClusterPlan, plan_cluster
-from baton.deployment.local import LocalCluster
-from baton.deployment.machine import this_machine
-from baton.deployment.ports import PortInUse, check_port
-from baton.deployment.process_states import STATES_FILE, StatesWriter
-from baton.deployment.resource_checks import check_resources
-from baton.deployment.supervisor import GaveUp, RestartPolicy
-from baton.deployment.watch_key import with_watch_key
-from baton.engine.visible_gpus import visible_gpus
+from baton.deployment.local.cluster_plan import Checkpoint, ClusterPlan, plan_cluster
+from baton.deployment.local.machine import this_machine
+from baton.deployment.local.ports import PortInUse, check_port
+from baton.deployment.local.process_states import STATES_FILE, StatesWriter
+from baton.deployment.local.resource_checks import check_resources
+from baton.deployment.local.supervisor import GaveUp, RestartPolicy
+from baton.deployment.local.watch_key import with_watch_key
+from baton.engine.execution.visible_gpus import visible_gpus
 from baton.extras import RAY
-from baton.router.certificate import make_certificate
+from baton.process.end_signals import EndSignals
+from baton.process.entry import log_level_flag, plain_errors
+from baton.process.host_memory import host_memory
+from baton.router.http.certificate import make_certificate
 from baton.router.options import with_secrets
-from baton.rpc.entry import log_level_flag, plain_errors
-from baton.rpc.host_memory import host_memory
-from baton.rpc.options import click_options
 from baton.rpc.unix_sockets import socket_parent
+from baton.settings.options import click_options
 
 
 @click.command(name="serve")

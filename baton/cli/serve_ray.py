@@ -17,24 +17,23 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from baton.cli.end_signals import EndSignals
-from baton.cli.model_source import find_checkpoint, servable
-from baton.cli.serve_banner import Banner
-from baton.cli.serve_display import LineDisplay, ServeConsole
-from baton.deployment.cluster_plan import ClusterPlan, plan_cluster
-from baton.deployment.machine import this_machine
-from baton.deployment.ports import PortInUse, check_port
-from baton.deployment.ray_arguments import read_ray_settings
-from baton.deployment.ray_settings import ROUTER, SECTIONS, RaySettings
-from baton.deployment.redis_server import PrivateRedis
-from baton.deployment.resource_checks import check_resources
-from baton.deployment.watch_key import with_watch_key
-from baton.engine.visible_gpus import VisibleGpus, visible_gpus
-from baton.router.certificate import make_certificate
-from baton.rpc import GRPC_EXPERIMENTS
-from baton.rpc.config_file import read_config_file
-from baton.rpc.host_memory import host_memory
-from baton.rpc.option_values import OptionError, Value
+from baton.cli.display.serve_banner import Banner
+from baton.cli.display.serve_progress import LineDisplay, ServeConsole
+from baton.cli.options.model_source import find_checkpoint, servable
+from baton.deployment.local.cluster_plan import ClusterPlan, plan_cluster
+from baton.deployment.local.machine import this_machine
+from baton.deployment.local.ports import PortInUse, check_port
+from baton.deployment.local.redis_server import PrivateRedis
+from baton.deployment.local.resource_checks import check_resources
+from baton.deployment.local.watch_key import with_watch_key
+from baton.deployment.ray.arguments import read_ray_settings
+from baton.deployment.ray.settings import ROUTER, SECTIONS, RaySettings
+from baton.engine.execution.visible_gpus import VisibleGpus, visible_gpus
+from baton.process.end_signals import EndSignals
+from baton.process.host_memory import host_memory
+from baton.router.http.certificate import make_certificate
+from baton.settings.config_file import read_config_file
+from baton.settings.values import OptionError, Value
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -61,7 +60,7 @@ def auto_gpus(address: str | None) -> VisibleGpus:
     if address is None:
         return visible_gpus()
     _set_environment(QUIET)
-    from baton.deployment.ray_connection import RayFailed, joined_ray, num_gpus
+    from baton.deployment.ray.connection import RayFailed, joined_ray, num_gpus
 
     try:
         with joined_ray(address):
@@ -150,7 +149,7 @@ def run(serving: RayServing) -> None:
         directory = Path(name)
         _set_environment(_environment(serving, directory))
         # Only now: Ray is heavy, and looks at the environment when it is imported.
-        from baton.deployment.ray_connection import RayFailed, cpus_of, joined_ray, own_ray, with_router_here
+        from baton.deployment.ray.connection import RayFailed, cpus_of, joined_ray, own_ray, with_router_here
 
         try:
             if serving.address is None:
@@ -167,8 +166,6 @@ def _set_environment(variables: Mapping[str, str]) -> None:
     """Set what is not set yet, before Ray is imported."""
     for variable, value in variables.items():
         os.environ.setdefault(variable, value)
-    if os.environ.get("GRPC_EXPERIMENTS") == GRPC_EXPERIMENTS:  # our processes set it for themselves, and Ray's
-        del os.environ["GRPC_EXPERIMENTS"]  # gRPC complains of it
 
 
 def _environment(serving: RayServing, directory: Path) -> dict[str, str]:
@@ -182,7 +179,7 @@ def _environment(serving: RayServing, directory: Path) -> dict[str, str]:
 
 
 async def _serve(serving: RayServing) -> None:
-    from baton.deployment.ray_cluster import RayCluster
+    from baton.deployment.ray.cluster import RayCluster
 
     signals = EndSignals()
     signals.listen()

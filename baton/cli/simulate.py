@@ -2,15 +2,15 @@
 
 import rich_click as click
 
-from baton.cli.model_argument import model_argument
+from baton.cli.options.model_argument import model_argument
 from baton.cli.simulate_trace import TraceOptions, trace_flags
-from baton.rpc.config_file import load
-from baton.rpc.entry import plain_errors, process_flags, run_process, take_process_flags
-from baton.rpc.options import click_options, options_of
-from baton.simulation.config import SimulationConfig
-from baton.simulation.options import SIMULATION_OPTIONS
-from baton.simulation.spec import WorkerSpec
-from baton.simulation.workers import run
+from baton.process.entry import plain_errors, process_flags, run_process, take_process_flags
+from baton.settings.config_file import load
+from baton.settings.options import click_options, options_of
+from baton.simulation.engine.spec import WorkerSpec
+from baton.simulation.workers.app import run
+from baton.simulation.workers.config import SimulationConfig
+from baton.simulation.workers.options import SIMULATION_OPTIONS
 
 
 @click.command(name="simulate")

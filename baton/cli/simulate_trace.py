@@ -11,30 +11,30 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from baton.cli.flag_group import Flags, flag_group
+from baton.cli.options.flag_group import Flags, flag_group
 from baton.deployment.autoscaling.settings import SLO, ScalingSettings
 from baton.loadtool.errors import LoadToolError, SettingError
 from baton.loadtool.lengths import Lengths
-from baton.router.targets import Targets
-from baton.rpc.config_file import as_section, build, check_section, pick, read_config_file
-from baton.rpc.option_values import OptionError
-from baton.rpc.options import options_of
-from baton.rpc.slo import parse_slo
-from baton.simulation.config import SimulationConfig
-from baton.simulation.options import SIMULATION_OPTIONS
-from baton.simulation.spec import WorkerSpec
-from baton.simulation.trace.comparison import Comparison
-from baton.simulation.trace.deployment_plan import START_S, DeploymentPlan
-from baton.simulation.trace.fit import fit_machine
-from baton.simulation.trace.json_report import to_json
-from baton.simulation.trace.machine import Machine
-from baton.simulation.trace.page import render_page
-from baton.simulation.trace.picture import can_draw, draw_picture
-from baton.simulation.trace.profile_reader import read_profile
-from baton.simulation.trace.reader import granule, read_trace
-from baton.simulation.trace.runs import run_at_once
-from baton.simulation.trace.study import NoteRun, Study
-from baton.simulation.trace.terminal import show
+from baton.router.policy.targets import Targets
+from baton.settings.config_file import as_section, build, check_section, pick, read_config_file
+from baton.settings.options import options_of
+from baton.settings.slo import parse_slo
+from baton.settings.values import OptionError
+from baton.simulation.engine.spec import WorkerSpec
+from baton.simulation.study.comparison import Comparison
+from baton.simulation.study.fit import fit_machine
+from baton.simulation.study.json_report import to_json
+from baton.simulation.study.page import render_page
+from baton.simulation.study.picture import can_draw, draw_picture
+from baton.simulation.study.profile_reader import read_profile
+from baton.simulation.study.reader import granule, read_trace
+from baton.simulation.study.runs import run_at_once
+from baton.simulation.study.study import NoteRun, Study
+from baton.simulation.study.terminal import show
+from baton.simulation.twin.deployment_plan import START_S, DeploymentPlan
+from baton.simulation.twin.machine import Machine
+from baton.simulation.workers.config import SimulationConfig
+from baton.simulation.workers.options import SIMULATION_OPTIONS
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 READ_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

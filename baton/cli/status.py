@@ -11,10 +11,11 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from baton.cli.https_flags import https_flags
-from baton.cli.process_reports import process_reports
-from baton.cli.server import ServerError, check, connect, key_flag, unreachable, url_flag
-from baton.cli.status_table import status_table, transport_lines, worker_rows
+from baton.cli.display.status_table import status_table, transport_lines, worker_rows
+from baton.cli.options.https_flags import https_flags
+from baton.cli.options.server import key_flag, url_flag
+from baton.process.reports import process_reports
+from baton.rpc.router_client import ServerError, check, connect, unreachable
 
 READ_TIMEOUT_S = 10.0
 

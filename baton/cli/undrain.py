@@ -8,10 +8,10 @@ from pathlib import Path
 import grpc
 import rich_click as click
 
-from baton.cli.https_flags import https_flags
-from baton.cli.server import connect, key_flag, url_flag
-from baton.cli.tls_flags import tls_flags
-from baton.cli.worker_addresses import (
+from baton.cli.options.https_flags import https_flags
+from baton.cli.options.server import key_flag, url_flag
+from baton.cli.options.tls_flags import tls_flags
+from baton.cli.options.worker_addresses import (
     at_host,
     call_each,
     check_target,
@@ -24,6 +24,7 @@ from baton.cli.worker_addresses import (
 )
 from baton.protos.worker_pb2 import UndrainRequest
 from baton.protos.worker_pb2_grpc import WorkerStub
+from baton.rpc.router_client import connect
 from baton.rpc.tls import Security
 
 TIMEOUT_S = 10.0  # of each call

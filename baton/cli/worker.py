@@ -7,14 +7,14 @@ from pathlib import Path
 
 import rich_click as click
 
-from baton.cli.model_argument import model_argument
-from baton.cli.option_panels import option_panels
-from baton.cli.vllm_flags import vllm_flags
-from baton.deployment.cluster_plan import check_experts
-from baton.engine.model_config import read_model_config
-from baton.rpc.entry import plain_errors
-from baton.rpc.worker_command import run_worker, worker_command
-from baton.rpc.worker_config import Role, WorkerConfig
+from baton.cli.options.model_argument import model_argument
+from baton.cli.options.panels import option_panels
+from baton.cli.options.vllm_flags import vllm_flags
+from baton.deployment.local.cluster_plan import check_experts
+from baton.engine.checkpoint.model_config import read_model_config
+from baton.process.entry import plain_errors
+from baton.settings.worker_config import Role, WorkerConfig
+from baton.worker.command import run_worker, worker_command
 
 ROLES: tuple[Role, ...] = ("both", "prefill", "decode")
 
@@ -32,7 +32,7 @@ def start(config: WorkerConfig) -> Coroutine[object, object, None]:
         from baton.decode_worker.__main__ import start as start_decode
 
         return start_decode(config)
-    from baton.deployment.both_services import run as run_both
+    from baton.deployment.local.colocated_worker import run as run_both
 
     return run_both(config)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import psutil
 
-from baton.engine.model_config import read_model_config
+from baton.engine.checkpoint.model_config import read_model_config
 from benchmarks.engines.cells import NUM_OUTPUT_TOKENS, Cell
 from benchmarks.engines.checkpoint import ensure_checkpoint
 from benchmarks.engines.contestants import Contestant

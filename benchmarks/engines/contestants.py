@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from baton.deployment.cluster_plan import ALLOCATOR
-from baton.engine import OPENMP_SPINS
+from baton.deployment.local.cluster_plan import ALLOCATOR
+from baton.process.environment import OPENMP_SPINS
 from benchmarks.engines.cells import Series
 from benchmarks.engines.compressed_tensors import write_int8
 from benchmarks.engines.engine_process import DRIVERS, ROOT

@@ -14,7 +14,7 @@ from typing import IO
 
 import psutil
 
-from baton.engine import OPENMP_SPINS
+from baton.process.environment import OPENMP_SPINS
 from benchmarks.engines.drivers.driver import Answer, Setting
 
 DRIVERS = Path(__file__).parent / "drivers"

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.config import ModelConfig
-from baton.engine.model_config import read_model_config
 from benchmarks.machine import MachineLimits
 
 ELEMENT_BYTES = {"bf16": 2, "int8": 1}

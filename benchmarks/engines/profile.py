@@ -9,13 +9,13 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.kv_cache import KVCacheLayout
-from baton.engine.model_config import read_model_config
+from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.request import Request, RequestId
-from baton.engine.sampler import Sampler
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.sampling.sampler import Sampler
 from benchmarks.engines.drivers.driver import Setting
 from benchmarks.report import Report
 

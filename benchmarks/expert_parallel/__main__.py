@@ -19,7 +19,7 @@ from statistics import median
 
 import click
 
-from baton.engine.model_config import read_model_config
+from baton.engine.checkpoint.model_config import read_model_config
 from benchmarks.expert_parallel.rank import Load, Measured, RankConfig
 from benchmarks.expert_parallel.ranks import group_of
 from benchmarks.report import Report

@@ -20,15 +20,15 @@ import uvloop
 
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.expert_group import ExpertGroup
+from baton.engine.experts.group import ExpertGroup
 from baton.engine.loop import EngineLoop
 from baton.engine.outputs import StepOutput
 from baton.engine.request import Request, RequestId
-from baton.engine.sampling_params import SamplingParams
-from baton.rpc.expert_group import joined
+from baton.engine.sampling.params import SamplingParams
 from baton.rpc.peers import Channels
 from baton.rpc.tls import Plaintext
-from baton.rpc.worker_config import WorkerConfig
+from baton.settings.worker_config import WorkerConfig
+from baton.worker.expert_group import joined
 
 PROMPT_TOKENS = 16
 

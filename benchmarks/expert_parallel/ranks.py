@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 
 import orjson
 
-from baton.deployment.ports import free_ports
+from baton.deployment.local.ports import free_ports
 from benchmarks.expert_parallel.rank import Load, Measured, RankConfig
 
 READY_TIMEOUT_S = 120.0
@@ -33,7 +33,7 @@ class Ranks:
 async def group_of(config: RankConfig, num_ranks: int) -> AsyncIterator[Ranks]:
     """A group of so many ranks; worker_id and rendezvous of the config are filled in."""
     [port] = free_ports("127.0.0.1", 1)
-    rendezvous = await _start("baton.rpc.group", f"--port={port}", "--log-level=warning")
+    rendezvous = await _start("baton.membership.rendezvous", f"--port={port}", "--log-level=warning")
     processes: list[Process] = []
     try:
         for number in range(num_ranks):

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from baton.engine.attention import fp8_rows
 from baton.engine.attention.base import AttentionBackend
-from baton.engine.attention.choice import attention_for
+from baton.engine.attention.factory import attention_for
 from baton.engine.attention.flashinfer import FlashInferAttention
 from baton.engine.attention.torch_reference import TorchAttention
-from baton.engine.batch import Batch
 from baton.engine.config import MLAConfig, ModelConfig, RopeConfig
-from baton.engine.kv_cache import LATENT_DIMS, KVCacheLayout
-from baton.engine.kv_scales import UNSCALED, KVScales
+from baton.engine.execution.batch import Batch
+from baton.engine.kv.layout import LATENT_DIMS, KVCacheLayout
+from baton.engine.kv.scales import UNSCALED, KVScales
 from benchmarks.gpu.closeness import ATTENTION
 from benchmarks.gpu.paged_batch import Lengths, make_batch, num_blocks_of
 from benchmarks.gpu.stage import Record, Setting

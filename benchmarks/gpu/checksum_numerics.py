@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from baton.kvtransfer.checksum import WORDS, UnitChecksums
+from baton.kvtransfer.checksum.block_checksum import WORDS, UnitChecksums
 from benchmarks.gpu.stage import Record, Setting
 
 NUM_BLOCKS = {False: 512, True: 6}

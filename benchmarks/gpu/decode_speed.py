@@ -4,7 +4,7 @@ import time
 from statistics import median
 
 from baton.engine.outputs import SampledToken
-from baton.engine.schedule import Received
+from baton.engine.scheduling.schedule import Received
 from benchmarks.gpu.engine_session import EngineSession, greedy, random_prompts, request, start_engine
 from benchmarks.gpu.gpu_time import busy_seconds
 from benchmarks.gpu.large_model import LargeModel, ensure_large_model

@@ -10,8 +10,8 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.outputs import StepOutput
 from baton.engine.request import Request, RequestId
-from baton.engine.sampling_params import SamplingParams
-from baton.engine.schedule import Schedule
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduling.schedule import Schedule
 from benchmarks.gpu.stage import Setting
 
 MANY = 1 << 20  # steps

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from baton.engine.graphed_model import GraphedModel
+from baton.engine.execution.cuda_graphs import GraphedModel
 from benchmarks.gpu.answers import compare_answers
 from benchmarks.gpu.engine_session import Answer, EngineSession, greedy, random_prompts, start_engine
 from benchmarks.gpu.small_models import SMALL_MODELS, SmallModel, saved

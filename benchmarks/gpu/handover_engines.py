@@ -13,10 +13,10 @@ import torch
 
 from baton.engine.engine import Engine
 from baton.engine.outputs import SampledToken
-from baton.engine.schedule import Received
+from baton.engine.scheduling.schedule import Received
 from baton.kvtransfer.base import KVTransport, PeerId, PoolDescription, PoolIdentity
-from baton.kvtransfer.registry import create_transport
-from baton.kvtransfer.shared_pool import SharedPool
+from baton.kvtransfer.factory import create_transport
+from baton.kvtransfer.shared_memory.pool import SharedPool
 from benchmarks.gpu.engine_session import EngineSession, greedy, request, start_engine
 from benchmarks.gpu.stage import Setting
 

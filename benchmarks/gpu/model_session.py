@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from baton.engine.attention.choice import attention_for
-from baton.engine.kv_cache import KVCacheLayout
-from baton.engine.model_config import read_model_config
+from baton.engine.attention.factory import attention_for
+from baton.engine.checkpoint.model_config import read_model_config
+from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.models import load_model
 from benchmarks.gpu.paged_batch import Lengths, batch_of
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.ops.base import HeadNorms, LayerOps, Rotation
-from baton.engine.ops.choice import ops_for
+from baton.engine.ops.factory import ops_for
 from baton.engine.ops.flashinfer_ops import FlashInferOps
 from baton.engine.ops.torch_ops import TorchOps
 from benchmarks.gpu.closeness import OPERATION

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from baton.engine.batch import Batch
+from baton.engine.execution.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ import sys
 
 import uvloop
 
-from baton.simulation.worker_config import SimulatedWorkerConfig
-from baton.simulation.workers import simulated_workers
+from baton.simulation.workers.app import simulated_workers
+from baton.simulation.workers.worker_config import SimulatedWorkerConfig
 from benchmarks.routing.control import announce, answer_until_end
 from benchmarks.routing.topology import Topology
 from benchmarks.routing.worker_counts import WorkerCounts

@@ -21,10 +21,10 @@ from dynamo.llm import (  # type: ignore[import-not-found]  # in the peers' envi
 )
 from dynamo.runtime import Context, DistributedRuntime  # type: ignore[import-not-found]  # there too
 
-from baton.engine.block_hash import BlockHash, root_hash
+from baton.engine.kv.block_hash import BlockHash, root_hash
 from baton.engine.outputs import StepOutput
-from baton.simulation.engine import SimulatedEngine
-from baton.simulation.request import SimulatedRequest
+from baton.simulation.engine.engine import SimulatedEngine
+from baton.simulation.engine.request import SimulatedRequest
 from benchmarks.routing.control import announce, answer_until_end
 from benchmarks.routing.rendezvous import Rendezvous
 from benchmarks.routing.topology import Role, Topology

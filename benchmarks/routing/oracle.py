@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
-from baton.engine.block_hash import BlockHash, hash_blocks
+from baton.engine.kv.block_hash import BlockHash, hash_blocks
 from baton.engine.request import Request
-from baton.simulation.engine import SimulatedEngine
-from baton.simulation.request import PrefilledChunk, SimulatedRequest
-from baton.simulation.virtual_time import run_in_virtual_time
+from baton.simulation.engine.engine import SimulatedEngine
+from baton.simulation.engine.request import PrefilledChunk, SimulatedRequest
+from baton.simulation.engine.virtual_time import run_in_virtual_time
 from benchmarks.routing.run_result import RunResult, summarise
 from benchmarks.routing.topology import Topology
 from benchmarks.routing.worker_counts import WorkerCounts

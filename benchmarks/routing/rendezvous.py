@@ -8,8 +8,8 @@ import asyncio
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from baton.simulation.engine import SimulatedEngine
-from baton.simulation.request import OpenPrefill, SimulatedRequest
+from baton.simulation.engine.engine import SimulatedEngine
+from baton.simulation.engine.request import OpenPrefill, SimulatedRequest
 
 
 @dataclass(slots=True, eq=False)

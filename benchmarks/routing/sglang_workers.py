@@ -13,8 +13,8 @@ from typing import cast
 import orjson
 import uvloop
 
-from baton.simulation.engine import SimulatedEngine
-from baton.simulation.request import SimulatedRequest
+from baton.simulation.engine.engine import SimulatedEngine
+from baton.simulation.engine.request import SimulatedRequest
 from benchmarks.routing.control import announce, answer_until_end
 from benchmarks.routing.http_worker import Fields, HttpWorker
 from benchmarks.routing.rendezvous import Rendezvous

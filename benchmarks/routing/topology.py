@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 import orjson
 
-from baton.simulation.spec import WorkerSpec
+from baton.simulation.engine.spec import WorkerSpec
 
 Role = Literal["both", "prefill", "decode"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from baton.simulation.spec import WorkerSpec
-from baton.simulation.tokens import continuation
+from baton.simulation.engine.spec import WorkerSpec
+from baton.simulation.engine.tokens import continuation
 
 TRACE = Path(__file__).parents[1] / "data" / "mooncake_conversation.csv"
 TRACE_BLOCK_TOKENS = 512  # that one hash of the trace stands for

@@ -4,8 +4,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from baton.engine.batch import Batch
-from baton.engine.kv_scales import UNSCALED, KVScales
+from baton.engine.execution.batch import Batch
+from baton.engine.kv.scales import UNSCALED, KVScales
 
 
 class AttentionBackend(Protocol):
@@ -26,7 +26,7 @@ class AttentionBackend(Protocol):
 
         q: [num_tokens, num_heads, head_dim]; k, v: [num_tokens, num_kv_heads, head_dim];
         layer_cache: [num_blocks, parts, 2, num_kv_heads / parts, block_size, head_dim], a view of the pool, updated;
-        in int8 each row has its scale behind it (engine/kv_cache.py); scales: of the layer, for a cache in FP8.
+        in int8 each row has its scale behind it (engine/kv/layout.py); scales: of the layer, for a cache in FP8.
         Returns [num_tokens, num_heads, head_dim]. Scores are scaled by `scale`, given at construction.
         """
         ...

@@ -12,9 +12,9 @@ from baton.engine.attention.heads import AttentionHeads
 from baton.engine.attention.new_tokens import NewTokens
 from baton.engine.attention.paged_sequences import PagedSequences
 from baton.engine.attention.shared_prefix import LEAST_SAVED_BYTES, SharedPrefixDecode, num_shared_blocks
-from baton.engine.batch import Batch
-from baton.engine.device import pinned
-from baton.engine.kv_scales import UNSCALED, KVScales
+from baton.engine.execution.batch import Batch
+from baton.engine.execution.device import pinned
+from baton.engine.kv.scales import UNSCALED, KVScales
 
 WORKSPACE_BYTES = 256 << 20  # for partial results of long contexts; one for all wrappers, which run in turn
 HEAD_DIMS = (64, 128, 256)  # that the kernels are made for

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from baton.engine.config import ModelConfig
-from baton.engine.kv_cache import torch_dtype
-from baton.engine.kv_dtype import SCALE_BYTES
+from baton.engine.kv.dtype import SCALE_BYTES
+from baton.engine.kv.layout import torch_dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ compiled kernel writes the same bits.
 import torch
 from torch import Tensor
 
-from baton.engine.kv_dtype import SCALE_BYTES
+from baton.engine.kv.dtype import SCALE_BYTES
 
 MOST = 127  # of an element; -128 is left out, so that a row and its negative have the same scale
 

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from baton.engine.attention.heads import AttentionHeads
-from baton.engine.batch import Batch
 from baton.engine.config import ModelConfig
-from baton.engine.kv_scales import UNSCALED, KVScales
+from baton.engine.execution.batch import Batch
+from baton.engine.kv.scales import UNSCALED, KVScales
 from baton.engine.native.paged_attention import Cache, PagedAttention, Rows, instruction_sets
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine.batch import Batch
-from baton.engine.device import sent
+from baton.engine.execution.batch import Batch
+from baton.engine.execution.device import sent
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from baton.engine.attention.paged_sequences import PagedSequences
-from baton.engine.batch import Batch
-from baton.engine.device import sent
+from baton.engine.execution.batch import Batch
+from baton.engine.execution.device import sent
 
 # In a layer, that need not be read again: such a step is not recorded, and launching a layer's kernels one by one takes
 # an H200 about as long (150 us) as reading this.

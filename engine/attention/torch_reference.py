@@ -8,9 +8,9 @@ from torch import Tensor
 
 from baton.engine.attention import fp8_rows
 from baton.engine.attention.int8_rows import decode, encode
-from baton.engine.batch import Batch
 from baton.engine.config import ModelConfig
-from baton.engine.kv_scales import UNSCALED, KVScales
+from baton.engine.execution.batch import Batch
+from baton.engine.kv.scales import UNSCALED, KVScales
 
 GATHERED_BYTES = 8 << 20  # gathered at once and attended to while it is in a CPU's cache; measured best at 8 MiB
 

@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 
 from baton.engine.attention.base import AttentionBackend
-from baton.engine.batch import Batch
+from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import ModelConfig
-from baton.engine.kv_scales import KVScales, load_kv_scales
+from baton.engine.execution.batch import Batch
+from baton.engine.kv.scales import KVScales, load_kv_scales
 from baton.engine.layers.linear import Linear, Projection, load_fused, load_partial, summed
 from baton.engine.ops.base import HeadNorms, Rotation
-from baton.engine.ops.choice import ops_for
-from baton.engine.tensor_parallel import TensorRanks
-from baton.engine.weights import Weights
+from baton.engine.ops.factory import ops_for
+from baton.engine.parallel.tensor_parallel import TensorRanks
 
 
 class GroupedQueryAttention:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.engine.expert_rows import ExpertRows, weighted_sum
+from baton.engine.experts.permutation import ExpertRows, weighted_sum
 
 
 class DeviceExchange:

@@ -3,7 +3,7 @@
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from baton.engine.tensor_parallel import TensorRanks
+from baton.engine.parallel.tensor_parallel import TensorRanks
 
 
 class Embedding:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.engine.expert_rows import ExpertRows, rows_by_slot, weighted_sum
+from baton.engine.experts.permutation import ExpertRows, rows_by_slot, weighted_sum
 from baton.engine.layers.experts import ROW_TILE
 
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import torch
 
+from baton.engine.checkpoint.stored_matrix import StoredMatrix
+from baton.engine.checkpoint.weights import Weights, join, look
 from baton.engine.config import MoEConfig
 from baton.engine.layers.experts import Expert
 from baton.engine.layers.fp8_weight import fp8_weight
 from baton.engine.layers.linear import Linear
-from baton.engine.stored_matrix import StoredMatrix
-from baton.engine.tensor_shard import TensorShard
-from baton.engine.weights import Weights, join, look
+from baton.engine.parallel.tensor_shard import TensorShard
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from baton.engine.layers.grouped_product import GroupedProduct, grouped_product
 from baton.engine.layers.linear import Linear, gated_weights
 from baton.engine.layers.panel_weight import GatedWeights
-from baton.engine.ops.choice import ops_for
+from baton.engine.ops.factory import ops_for
 
 # A product's rows come out the same, bit for bit, for every number of rows that is a multiple of this: who else is in
 # the batch, and which rank computes an expert, cannot be seen in a token's result. (oneDNN and MKL: multiples of 4; our

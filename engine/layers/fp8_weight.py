@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from baton.engine.stored_matrix import StoredMatrix
-from baton.engine.stored_quantization import StoredQuantization
-from baton.engine.weights import Weights
+from baton.engine.checkpoint.stored_matrix import StoredMatrix
+from baton.engine.checkpoint.stored_quantization import StoredQuantization
+from baton.engine.checkpoint.weights import Weights
 
 E4M3 = torch.float8_e4m3fn
 LAST = 448.0  # the largest number in e4m3

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from baton.engine.errors import UnsupportedModel
 from baton.engine.layers.panel_weight import COLUMNS, PanelWeight, can_have_panels
-from baton.engine.ops.choice import ops_for
+from baton.engine.ops.factory import ops_for
 
 try:
     from baton.engine.native.products import Product

@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from baton.engine.attention.base import AttentionBackend
-from baton.engine.batch import Batch
+from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import MLAConfig, ModelConfig
+from baton.engine.execution.batch import Batch
 from baton.engine.layers.linear import Linear, Projection, load_linear, load_partial, summed
 from baton.engine.layers.norm import RMSNorm
 from baton.engine.ops.base import Rotation
-from baton.engine.ops.choice import ops_for
-from baton.engine.tensor_parallel import TensorRanks
-from baton.engine.tensor_shard import TensorShard
-from baton.engine.weights import Weights
+from baton.engine.ops.factory import ops_for
+from baton.engine.parallel.tensor_parallel import TensorRanks
+from baton.engine.parallel.tensor_shard import TensorShard
 
 NORM_EPS = 1e-6  # of the norms inside; the config's is for those outside
 

@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from baton.engine.checkpoint.stored_matrix import StoredMatrix
+from baton.engine.checkpoint.weights import Weights, join, look, stack
 from baton.engine.layers.fp8_weight import Fp8Weight, fp8_weight
 from baton.engine.layers.int8_weight import Int8Weight, int8_weight
 from baton.engine.layers.panel_weight import GatedWeights, PairedWeight, PanelWeight, can_gate, can_have_panels
-from baton.engine.stored_matrix import StoredMatrix
-from baton.engine.tensor_parallel import TensorRanks
-from baton.engine.tensor_shard import TensorShard
-from baton.engine.weights import Weights, join, look, stack
+from baton.engine.parallel.tensor_parallel import TensorRanks
+from baton.engine.parallel.tensor_shard import TensorShard
 
 Projection = Callable[[Tensor], Tensor]  # [num_tokens, in_features] to [num_tokens, out_features]
 

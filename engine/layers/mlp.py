@@ -2,11 +2,11 @@
 
 from torch import Tensor
 
+from baton.engine.checkpoint.weights import Weights
 from baton.engine.layers.linear import Linear, Projection, gated_weights, load_fused, load_partial, summed
-from baton.engine.ops.choice import ops_for
-from baton.engine.tensor_parallel import TensorRanks
-from baton.engine.tensor_shard import TensorShard
-from baton.engine.weights import Weights
+from baton.engine.ops.factory import ops_for
+from baton.engine.parallel.tensor_parallel import TensorRanks
+from baton.engine.parallel.tensor_shard import TensorShard
 
 
 class MLP:

@@ -3,19 +3,19 @@
 import torch
 from torch import Tensor
 
+from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import MoEConfig
-from baton.engine.expert_group import ExpertGroup
-from baton.engine.expert_parallel import ExpertExchange, LocalExchange
+from baton.engine.experts.dispatch import ExpertExchange, LocalExchange
+from baton.engine.experts.group import ExpertGroup
 from baton.engine.layers.device_exchange import DeviceExchange
-from baton.engine.layers.expert_choice import ExpertChoice
 from baton.engine.layers.expert_part import PartExchange
 from baton.engine.layers.expert_reader import ExpertNames, ExpertReader
+from baton.engine.layers.expert_routing import ExpertChoice
 from baton.engine.layers.experts import Experts
 from baton.engine.layers.mlp import MLP, load_partial_mlp
 from baton.engine.layers.side_stream import begin_beside
-from baton.engine.tensor_parallel import TensorRanks
-from baton.engine.tensor_shard import TensorShard
-from baton.engine.weights import Weights
+from baton.engine.parallel.tensor_parallel import TensorRanks
+from baton.engine.parallel.tensor_shard import TensorShard
 
 
 class MoE:

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from baton.engine.ops.choice import ops_for
+from baton.engine.ops.factory import ops_for
 
 
 class RMSNorm:

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from baton.engine.attention.base import AttentionBackend
-from baton.engine.batch import Batch
+from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import ModelConfig
 from baton.engine.errors import UnsupportedModel
-from baton.engine.expert_group import ExpertGroup
-from baton.engine.kv_cache import torch_dtype
-from baton.engine.kv_scales import LAST_NAMES
+from baton.engine.execution.batch import Batch
+from baton.engine.experts.group import ExpertGroup
+from baton.engine.kv.layout import torch_dtype
+from baton.engine.kv.scales import LAST_NAMES
 from baton.engine.layers.int8_weight import check_quantization
 from baton.engine.models.causal_lm import CausalLM
-from baton.engine.tensor_parallel import ONE_RANK, TensorRanks
-from baton.engine.weights import Weights
+from baton.engine.parallel.tensor_parallel import ONE_RANK, TensorRanks
 
 
 class Model(Protocol):

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from baton.engine.attention.base import AttentionBackend
-from baton.engine.batch import Batch
+from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import ModelConfig
-from baton.engine.kv_cache import KVCacheLayout
+from baton.engine.execution.batch import Batch
+from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.layers.embedding import Embedding
 from baton.engine.layers.linear import Linear, Projection, gathered, load_linear
 from baton.engine.layers.moe import MoE
 from baton.engine.layers.norm import RMSNorm
 from baton.engine.layers.rotary import RotaryEmbedding
 from baton.engine.ops.base import Rotation
-from baton.engine.tensor_parallel import TensorRanks
-from baton.engine.weights import Weights
+from baton.engine.parallel.tensor_parallel import TensorRanks
 
 
 class Attention(Protocol):

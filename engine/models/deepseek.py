@@ -1,15 +1,15 @@
 """DeepSeek-V2, V2-Lite and V3: latent attention, shared and routed experts, dense first layers."""
 
 from baton.engine.attention.base import AttentionBackend
+from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import ModelConfig
-from baton.engine.expert_group import ExpertGroup
+from baton.engine.experts.group import ExpertGroup
 from baton.engine.layers.expert_reader import ExpertNames
 from baton.engine.layers.latent_attention import load_latent_attention
 from baton.engine.layers.mlp import load_mlp
 from baton.engine.layers.moe import load_moe
 from baton.engine.models.causal_lm import CausalLM, FeedForward, load_causal_lm
-from baton.engine.tensor_parallel import TensorRanks
-from baton.engine.weights import Weights
+from baton.engine.parallel.tensor_parallel import TensorRanks
 
 
 def load(

@@ -1,12 +1,12 @@
 """Llama, Mistral, Qwen2 and Qwen3: one structure; biases and norms of queries and keys are options of the config."""
 
 from baton.engine.attention.base import AttentionBackend
+from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import ModelConfig
 from baton.engine.layers.attention import load_attention
 from baton.engine.layers.mlp import load_mlp
 from baton.engine.models.causal_lm import CausalLM, load_causal_lm
-from baton.engine.tensor_parallel import TensorRanks
-from baton.engine.weights import Weights
+from baton.engine.parallel.tensor_parallel import TensorRanks
 
 
 def load(weights: Weights, config: ModelConfig, backend: AttentionBackend, tensor: TensorRanks) -> CausalLM:

@@ -1,15 +1,15 @@
 """Mixtral and Qwen3-MoE: grouped-query attention and a mixture of experts."""
 
 from baton.engine.attention.base import AttentionBackend
+from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import ModelConfig
-from baton.engine.expert_group import ExpertGroup
+from baton.engine.experts.group import ExpertGroup
 from baton.engine.layers.attention import load_attention
 from baton.engine.layers.expert_reader import ExpertNames
 from baton.engine.layers.mlp import load_mlp
 from baton.engine.layers.moe import load_moe
 from baton.engine.models.causal_lm import CausalLM, FeedForward, load_causal_lm
-from baton.engine.tensor_parallel import TensorRanks
-from baton.engine.weights import Weights
+from baton.engine.parallel.tensor_parallel import TensorRanks
 
 MIXTRAL_NAMES = ExpertNames(gate="w1", up="w3", down="w2")
 

@@ -1,0 +1,1 @@
+"""The OpenAI API: request fields, response shapes, errors."""

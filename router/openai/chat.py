@@ -7,24 +7,24 @@ from typing import Annotated, Literal
 import orjson
 from pydantic import ConfigDict, Field
 
-from baton.engine.sampling_params import MAX_LOGPROBS
+from baton.engine.sampling.params import MAX_LOGPROBS
 from baton.protos.common_pb2 import PositionLogprobs
 from baton.router.config import RouterConfig
 from baton.router.errors import FieldError
 from baton.router.generation import ChatPrompt, ChoiceDelta, Generation, GenerationRequest
+from baton.router.http.exchange import Exchange
+from baton.router.http.keep_alive import kept_alive
 from baton.router.limits import MAX_ENTRIES
-from baton.router.openai.answer import WholeChoice, answer, apart, command_id
 from baton.router.openai.context import read_context
-from baton.router.openai.exchange import Exchange
 from baton.router.openai.fields import STREAM_RULE, TRUE, Count, GenerationFields
-from baton.router.openai.keep_alive import kept_alive
 from baton.router.openai.logprobs import chat_content, prompt_positions
 from baton.router.openai.messages import Messages, TemplateOptions, template_messages
 from baton.router.openai.request_body import BOOLEAN, WHOLE, AtMost, unless
+from baton.router.openai.response import WholeChoice, answer, apart, command_id
 from baton.router.openai.resume import resumable
 from baton.router.request_context import RequestContext
 from baton.router.service import RouterService
-from baton.router.tokenizer import Tokenizer
+from baton.router.text.tokenizer import Tokenizer
 
 
 class ChatRequest(GenerationFields):

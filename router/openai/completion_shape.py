@@ -8,9 +8,9 @@ import orjson
 
 from baton.protos.common_pb2 import PositionLogprobs
 from baton.router.generation import ChoiceDelta, Generation
-from baton.router.openai.answer import WholeChoice, apart
 from baton.router.openai.logprobs import completion_block, prompt_positions
-from baton.router.tokenizer import Tokenizer
+from baton.router.openai.response import WholeChoice, apart
+from baton.router.text.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)

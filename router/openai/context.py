@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from hashlib import blake2b
 
-from baton.router.client import ANYBODY, Client
+from baton.router.auth.client import ANYBODY, Client
 from baton.router.errors import FieldError
 from baton.router.limits import check_worker_name
 from baton.router.request_context import NO_HINTS, PLANS, RequestContext, RoutingHints

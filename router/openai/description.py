@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
-from baton.router.openai import responses as bodies
+from baton.router.openai import response_models as bodies
 from baton.router.openai.fields import CHOICES, STOP_STRINGS
 from baton.router.openai.prompts import PROMPTS, TOKEN_ID
 from baton.router.service import RouterService

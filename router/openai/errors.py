@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from baton.engine.errors import EngineError, InvalidRequest
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.sampling.params import SamplingParams
 from baton.router.errors import Draining, FieldError, KeyLimitReached, Overloaded, ResumeFailed
 from baton.rpc.status import ServiceError, message_of, shortened, status_of
 

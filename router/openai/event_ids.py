@@ -1,7 +1,7 @@
 """Ids of a resumable stream's events: each says how many output tokens the client has with it."""
 
 from baton.router.generation import ChoiceDelta
-from baton.router.resumption import OutputTally
+from baton.router.resumption.resumption import OutputTally
 
 NEXT_EVENT = b"\n\ndata: "
 

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field, WithJsonSchema
 from pydantic.config import JsonDict
 
-from baton.engine.sampling_params import MAX_LOGPROBS, MAX_TEMPERATURE, SamplingParams
+from baton.engine.sampling.params import MAX_LOGPROBS, MAX_TEMPERATURE, SamplingParams
 from baton.router.config import RouterConfig
 from baton.router.errors import FieldError
 from baton.router.limits import MAX_ENTRIES, MAX_STOP_CHARS, check_choices, check_stop

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from baton.protos.common_pb2 import PositionLogprobs, TokenLogprob
-from baton.router.tokenizer import Tokenizer
+from baton.router.text.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from baton.router.openai.errors import RETRY_AFTER_S, error_body
 from baton.router.service import RouterService
-from baton.router.worker_connection import ROLES, ConnectionState, WorkerConnection
+from baton.router.workers.connection import ROLES, ConnectionState, WorkerConnection
 
 
 class OperationsApi:

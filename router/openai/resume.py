@@ -4,11 +4,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from baton.router.client import Client
+from baton.router.auth.client import Client
 from baton.router.errors import FieldError
 from baton.router.generation import GenerationRequest
-from baton.router.resumption import Position, Resumption
-from baton.rpc.names import NAME_RULE, is_name
+from baton.router.resumption.resumption import Position, Resumption
+from baton.settings.names import NAME_RULE, is_name
 
 REQUEST_ID, RESUMABLE, RESUME = "x-request-id", "x-baton-resumable", "x-baton-resume"
 RESPONSE_HEADERS: Mapping[str, str] = {RESUMABLE: "true"}  # of what can be resumed

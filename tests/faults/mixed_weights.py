@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from baton.deployment.ports import free_ports
-from baton.engine.checkpoint import read_tensors
+from baton.deployment.local.ports import free_ports
+from baton.engine.checkpoint.tensor_index import read_tensors
 from tests.faults.cluster import Cluster, running
 from tests.faults.faults import Scene, kill, terminate
 from tests.faults.places import HOST, MODEL, WORKERS, given, router_nodes, worker_node

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from baton.rpc.child_process import ChildProcess, ProcessSpec
-from baton.rpc.progress import Failed, Ready
+from baton.process.child import ChildProcess, ProcessSpec
+from baton.process.progress import Failed, Ready
 
 MODULES = {"router": "baton.router", "prefill": "baton.prefill_worker", "decode": "baton.decode_worker"}
 

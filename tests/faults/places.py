@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from importlib.resources import files
 from pathlib import Path
 
-from baton.deployment.ports import free_ports
+from baton.deployment.local.ports import free_ports
 from tests.faults.cluster import Cluster, running
 from tests.faults.machines import machines, why_no_machines
 from tests.faults.node import BatonNode

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import psutil
 
-from baton.deployment.ports import free_ports
+from baton.deployment.local.ports import free_ports
 from tests.faults.row import Row
 
 WAIT_S = 120.0

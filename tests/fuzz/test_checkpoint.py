@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from baton.engine.checkpoint import read_tensors
+from baton.engine.checkpoint.model_config import read_generation_defaults, read_model_config
+from baton.engine.checkpoint.tensor_index import read_tensors
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.errors import EngineError, InvalidCheckpoint
-from baton.engine.model_config import read_generation_defaults, read_model_config
 from baton.engine.request import Request, RequestId
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.sampling.params import SamplingParams
 from baton.router.model_info import read_model_info
 from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.mutations import damaged_bytes, damaged_json, json_values
 from tests.fuzz.small_checkpoint import DENSE, GENERATION, SPARSE, make_sharded, make_small
-from tests.unit.engine.test_model_config import DEEPSEEK_V2, LLAMA, QWEN3_MOE
+from tests.unit.engine.checkpoint.test_model_config import DEEPSEEK_V2, LLAMA, QWEN3_MOE
 
 NO_FILES = ["../model-1-of-2.safetensors", "/etc/passwd", "..", ".", "", "a\0b", "x" * 600, "\udc80", 5]
 PATIENCE_S = 20.0

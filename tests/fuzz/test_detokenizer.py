@@ -6,12 +6,12 @@ from contextlib import closing
 import pytest
 from hypothesis import strategies as st
 
-from baton.router.detokenizer import StreamDetokenizer
-from baton.router.stop_strings import StopStrings
-from baton.router.tokenizer import Tokenizer
+from baton.router.text.detokenizer import StreamDetokenizer
+from baton.router.text.stop_strings import StopStrings
+from baton.router.text.tokenizer import Tokenizer
 from tests.fuzz.fuzzing import Fuzzing
 from tests.unit.router.running_router import MODEL
-from tests.unit.router.test_tokenizer import byte_fallback_tokenizer
+from tests.unit.router.text.test_tokenizer import byte_fallback_tokenizer
 
 token_ids = st.lists(
     st.one_of(st.integers(0, 300), st.integers(0, 4095), st.integers(0, (1 << 32) - 1), st.just(2)), max_size=100

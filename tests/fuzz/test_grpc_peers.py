@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.sampling.params import SamplingParams
 from baton.protos.worker_pb2 import BlocksReady, FirstToken, KVPool, PrefillEvent
 from tests.checkpoints import VOCAB_SIZE
 from tests.fuzz.fuzzing import Fuzzing

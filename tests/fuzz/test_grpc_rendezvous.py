@@ -9,12 +9,12 @@ import grpc
 import pytest
 from hypothesis import strategies as st
 
+from baton.membership.rendezvous.settings import RendezvousSettings
 from baton.protos.group_pb2 import DESCRIPTOR, Epoch, Life, MemberMessage
-from baton.rpc.group.settings import RendezvousSettings
 from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.grpc_calls import call
 from tests.fuzz.messages import messages, wire
-from tests.unit.rpc.group.rendezvous_rig import join_message, members_of, names_of, rendezvous, wait_all
+from tests.unit.membership.rendezvous.rendezvous_rig import join_message, members_of, names_of, rendezvous, wait_all
 
 T = TypeVar("T")
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from baton.engine.python_block_hash import chain_hashes as python_chain
-from baton.router.python_prefix_index import PythonIndex
+from baton.engine.kv.python_block_hash import chain_hashes as python_chain
+from baton.router.index.python_prefix_index import PythonIndex
 from tests.fuzz.fuzzing import Fuzzing
 
 chain_hashes = pytest.importorskip("baton.engine.native.block_hash").chain_hashes
-CompiledIndex = pytest.importorskip("baton.router.native.prefix_index").CompiledIndex
+CompiledIndex = pytest.importorskip("baton.router.index.native.prefix_index").CompiledIndex
 
 RAISED = (TypeError, ValueError, OverflowError)
 HUGE_BLOCK = (1 << 32) - 1

@@ -7,15 +7,15 @@ import pytest
 import yaml
 from hypothesis import strategies as st
 
-from baton.deployment.cluster_config import cluster_options, engine_options, load_settings
+from baton.deployment.local.cluster_config import cluster_options, engine_options, load_settings
 from baton.router.config import RouterConfig
 from baton.router.options import ROUTER_OPTIONS
-from baton.rpc.config_file import load, read_config_file
-from baton.rpc.option_values import OptionError
-from baton.rpc.options import options_of
-from baton.rpc.registry.url import parse_registry_url
-from baton.rpc.worker_config import WorkerConfig
-from baton.rpc.worker_options import WORKER_OPTIONS
+from baton.settings.config_file import load, read_config_file
+from baton.settings.options import options_of
+from baton.settings.registry_url import parse_registry_url
+from baton.settings.values import OptionError
+from baton.settings.worker_config import WorkerConfig
+from baton.settings.worker_options import WORKER_OPTIONS
 from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.mutations import damaged_bytes, json_values, numbers, odd_texts
 

@@ -14,12 +14,12 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from baton.engine.errors import InvalidCheckpoint, InvalidRequest
-from baton.router.chat_template import Message
-from baton.router.token_bytes import byte_of_character
-from baton.router.tokenizer import Tokenizer
+from baton.router.text.chat_template import Message
+from baton.router.text.token_bytes import byte_of_character
+from baton.router.text.tokenizer import Tokenizer
 from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.mutations import damaged_bytes, damaged_json, json_values, odd_texts
-from tests.unit.router.test_tokenizer import byte_fallback_tokenizer
+from tests.unit.router.text.test_tokenizer import byte_fallback_tokenizer
 
 TEXTS = ["", "hello world", "naïve 🎉\n\t<|end|> 12", "\0", "日本"]
 MAX_TEXT = 3000

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.sampling.params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle

@@ -2,8 +2,8 @@
 
 import yaml
 
-from baton.deployment.ray_arguments import read_ray_settings
-from baton.deployment.ray_settings import RaySettings
+from baton.deployment.ray.arguments import read_ray_settings
+from baton.deployment.ray.settings import RaySettings
 from tests.helm import charts
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from baton.deployment.ray_settings import RENDEZVOUS, ROLES
+from baton.deployment.ray.settings import RENDEZVOUS, ROLES
 from tests.helm import charts
 from tests.helm.application import ray_cluster, settings_of, without_replicas
 from tests.helm.cases import CASES

@@ -16,7 +16,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from baton.rpc.doctor.compiled import ENGINE_MODULES
+from baton.doctor.compiled import ENGINE_MODULES
 from tests.helm.dockerfile import ROOT, copied, is_sent, stages, whole
 
 SCRIPTS = ROOT / "scripts" / "image"
@@ -60,11 +60,11 @@ def test_every_package_is_copied() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [".git/config", ".venv/bin/python", "tests/helm/test_image.py", "shared/x", "router/native/x.so", "Makefile"],
+    [".git/config", ".venv/bin/python", "tests/helm/test_image.py", "shared/x", "router/index/native/x.so", "Makefile"],
 )
 def test_nothing_else_reaches_the_build(path: str) -> None:
     assert not is_sent(path)
-    assert is_sent("router/native/prefix_index.cpp")
+    assert is_sent("router/index/native/prefix_index.cpp")
     assert is_sent("baton/bundled_model/model.safetensors")
 
 
@@ -239,7 +239,7 @@ def test_twine_accepts_the_wheel(wheel: Path) -> None:
 
 
 def test_the_wheel_has_its_compiled_modules_and_no_sources_of_ours(installed: Path) -> None:
-    modules = ("baton.router.native.prefix_index", *ENGINE_MODULES)
+    modules = ("baton.router.index.native.prefix_index", *ENGINE_MODULES)
     script = "import importlib, sys; print(*(importlib.import_module(name).__file__ for name in sys.argv[1:]))"
     assert run(installed, "-c", script, *modules).count(str(installed)) == len(modules)
     assert not (installed / "tests").exists()
@@ -258,6 +258,6 @@ def test_a_wheel_that_lacks_something_is_refused() -> None:
     said = subprocess.run(
         [sys.executable, "-c", script, SCRIPTS, *names], check=True, capture_output=True, text=True
     ).stdout
-    assert "no file baton/router/native/prefix_index" in said
+    assert "no file baton/router/index/native/prefix_index" in said
     assert "tests/x.py does not belong there" in said
     assert "router/__init__.py does not belong there" in said

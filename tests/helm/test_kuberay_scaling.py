@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.deployment.ray_arguments import read_ray_settings
-from baton.deployment.ray_settings import RaySettings
+from baton.deployment.ray.arguments import read_ray_settings
+from baton.deployment.ray.settings import RaySettings
 from tests.helm import charts
 from tests.helm.api_server.client import Client
 from tests.helm.api_server.errors import Json

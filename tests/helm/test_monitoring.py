@@ -8,7 +8,7 @@ import promql_parser as promql
 import pytest
 from helm_python import HelmError
 
-from baton.router.metrics import TOKEN_BUCKETS_S, TTFT_BUCKETS_S
+from baton.router.metrics.metrics import TOKEN_BUCKETS_S, TTFT_BUCKETS_S
 from tests.helm.alerts import ON, alerts
 from tests.helm.cases import PROMETHEUS
 from tests.helm.charts import APIS, CHART, MODEL, Manifest, merged, only, pod_templates, render, scaling_settings

@@ -7,7 +7,7 @@ import yaml
 
 from baton.router.config import RouterConfig
 from baton.router.options import ROUTER_OPTIONS
-from baton.rpc.config_file import load
+from baton.settings.config_file import load
 from tests.helm import charts
 from tests.helm.application import snake
 from tests.helm.cases import CASES

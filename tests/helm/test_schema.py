@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from helm_python import HelmError
 
-from baton.rpc.registry import url as registry_url
+from baton.settings import registry_url
 from scripts.chart_readme import CHART, readme, resolved
 from tests.helm import charts
 from tests.helm.cases import CASES

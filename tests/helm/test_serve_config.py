@@ -2,11 +2,11 @@
 
 import pytest
 
-from baton.deployment.cluster_config import engine_options
-from baton.deployment.ray_scaling import POOLS
+from baton.deployment.local.cluster_config import engine_options
+from baton.deployment.ray.scaling import POOLS
 from baton.router.config import RouterConfig
 from baton.router.options import ROUTER_OPTIONS
-from baton.rpc.options import options_of
+from baton.settings.options import options_of
 from tests.helm import charts
 from tests.helm.application import ray_cluster, settings_of, snake
 from tests.helm.cases import CASES

@@ -12,7 +12,7 @@ pytest.importorskip("ray.serve")  # which warns when it is imported for the firs
 
 from ray.serve import Application
 
-from baton.deployment.ray_app import build
+from baton.deployment.ray.app import build
 
 RANKS = {"prefill": 2, "decode": 3}
 PER_POD = {"prefill": 1, "decode": 2}

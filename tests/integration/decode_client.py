@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.sampling.params import SamplingParams
 from baton.protos import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc.sampling import sampling_to_proto
 from tests.integration.worker_process import WorkerProcess

@@ -12,12 +12,12 @@ from typing import Any
 
 import grpc
 
-from baton.engine.group_view import GroupView
+from baton.engine.parallel.group_view import GroupView
+from baton.membership.rendezvous.epoch import Life
+from baton.membership.rendezvous.member import GroupMember, Place
+from baton.membership.rendezvous.rendezvous_address import whereabouts
+from baton.membership.rendezvous.wakes import GroupPeerService
 from baton.protos import group_pb2_grpc
-from baton.rpc.group.epoch import Life
-from baton.rpc.group.member import GroupMember, Place
-from baton.rpc.group.wakes import GroupPeerService
-from baton.rpc.group.whereabouts import whereabouts
 from baton.rpc.peers import Channels
 from baton.rpc.tls import make_security
 

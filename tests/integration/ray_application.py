@@ -11,7 +11,7 @@ import httpx
 import yaml
 
 import baton
-from baton.deployment.ports import free_ports
+from baton.deployment.local.ports import free_ports
 from tests.integration.ray_cluster import HOST, RayCluster, ray_cluster
 from tests.integration.workers_view import workers
 from tests.redis_server import redis_server

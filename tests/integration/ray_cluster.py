@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import yaml
 
-from baton.deployment.ports import free_ports
+from baton.deployment.local.ports import free_ports
 
 HOST = "127.0.0.1"
 COMMANDS = Path(sys.executable).parent

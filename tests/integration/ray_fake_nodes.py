@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import yaml
 
-from baton.deployment.ports import free_ports
+from baton.deployment.local.ports import free_ports
 from tests.integration.ray_cluster import HOST, RayCluster, command_line, left_of
 
 HEAD_TYPE = "ray.head.default"  # as the provider calls it

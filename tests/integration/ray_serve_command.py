@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from baton.deployment.ports import free_ports
+from baton.deployment.local.ports import free_ports
 from tests.integration.ray_cluster import HOST, left_of
 
 START_S, END_S = 180.0, 60.0

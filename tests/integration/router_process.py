@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from baton.rpc.child_process import ChildProcess, ProcessSpec
-from baton.rpc.progress import Failed, Ready
+from baton.process.child import ChildProcess, ProcessSpec
+from baton.process.progress import Failed, Ready
 
 MODEL = Path(__file__).parents[2] / "baton" / "bundled_model"
 DEADLINE_S = 60.0

@@ -10,9 +10,9 @@ import grpc
 import torch
 
 from baton.kvtransfer.base import PoolIdentity
-from baton.kvtransfer.checksum import block_checksums
-from baton.kvtransfer.registry import create_transport
-from baton.kvtransfer.shared_pool import SharedPool
+from baton.kvtransfer.checksum.block_checksum import block_checksums
+from baton.kvtransfer.factory import create_transport
+from baton.kvtransfer.shared_memory.pool import SharedPool
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.pool_description import pool_to_proto
 

@@ -4,7 +4,7 @@ import asyncio
 import random
 from pathlib import Path
 
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.sampling.params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.sampling.params import SamplingParams
 from baton.protos import worker_pb2
 from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client

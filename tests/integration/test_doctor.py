@@ -14,7 +14,7 @@ import grpc
 import psutil
 import pytest
 
-from baton.deployment.ports import free_ports
+from baton.deployment.local.ports import free_ports
 from baton.protos import doctor_pb2, doctor_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.checkpoints import make_checkpoint
 from tests.integration.worker_process import WorkerProcess, worker_processes

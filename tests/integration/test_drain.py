@@ -11,7 +11,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from baton.protos.worker_pb2 import DrainRequest, UndrainRequest
 from baton.protos.worker_pb2_grpc import WorkerStub
-from baton.rpc.worker_health import LIVENESS
+from baton.worker.health import LIVENESS
 from benchmarks.server import served
 from tests.integration.drain_command import drain, undrain
 from tests.integration.test_stopped_worker import BODY, tokens_of

@@ -15,7 +15,7 @@ import httpx
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from baton.deployment.ports import free_ports
+from baton.deployment.local.ports import free_ports
 from baton.protos import worker_pb2
 from benchmarks.server import served
 from tests.integration.completion_load import complete, completion_load
@@ -124,7 +124,7 @@ async def ranks_of_a_group(directory: Path, size: int, *flags: str) -> AsyncIter
     """Decode workers and their rendezvous; their logs are in the directory."""
     [port] = free_ports("127.0.0.1", 1)
     rendezvous = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "baton.rpc.group", f"--port={port}", "--log-level=warning"
+        sys.executable, "-m", "baton.membership.rendezvous", f"--port={port}", "--log-level=warning"
     )
     flags = (f"--expert-parallel={size}", f"--rendezvous=127.0.0.1:{port}", *flags)
     model = Path(str(files("baton") / "bundled_model"))

@@ -7,7 +7,7 @@ import pytest
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.request import Request, RequestId
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.sampling.params import SamplingParams
 from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.test_int8_handover import random_prompts

@@ -16,10 +16,10 @@ import trustme
 from openai import AsyncOpenAI
 
 from baton.rpc.tls import TlsFiles
-from baton.rpc.worker_config import Role
-from baton.simulation.spec import WorkerSpec
-from baton.simulation.worker_config import SimulatedWorkerConfig
-from baton.simulation.workers import simulated_workers
+from baton.settings.worker_config import Role
+from baton.simulation.engine.spec import WorkerSpec
+from baton.simulation.workers.app import simulated_workers
+from baton.simulation.workers.worker_config import SimulatedWorkerConfig
 from benchmarks.server import free_port
 from tests.integration.completion_load import complete, completion_load
 from tests.integration.router_process import DEADLINE_S, MODEL, RouterProcess, router_process

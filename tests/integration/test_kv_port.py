@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from baton.deployment.ports import free_ports
+from baton.deployment.local.ports import free_ports
 from baton.engine.config import EngineConfig
-from baton.rpc.option_values import OptionError
-from baton.rpc.worker_config import WorkerConfig
+from baton.settings.values import OptionError
+from baton.settings.worker_config import WorkerConfig
 from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle

@@ -18,12 +18,12 @@ import pytest
 import pytest_asyncio
 import torch
 
-from baton.kvtransfer import tcp
 from baton.kvtransfer.base import PoolDescription, PoolIdentity
 from baton.kvtransfer.endpoint import decode, encode
 from baton.kvtransfer.errors import PeerRefused
-from baton.kvtransfer.registry import create_transport
-from baton.kvtransfer.shared_pool import SharedPool
+from baton.kvtransfer.factory import create_transport
+from baton.kvtransfer.shared_memory.pool import SharedPool
+from baton.kvtransfer.tcp import transport as tcp
 from baton.protos.doctor_pb2 import ProbeRequest
 from baton.protos.doctor_pb2_grpc import DoctorStub
 from baton.protos.worker_pb2 import (

@@ -4,7 +4,7 @@ import random
 from importlib.resources import files
 from pathlib import Path
 
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.sampling.params import SamplingParams
 from tests.faults.mixed_weights import upgraded_copy
 from tests.integration.decode_client import decode_client
 from tests.integration.together import together

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.deployment.ports import free_ports
+from baton.deployment.local.ports import free_ports
 from tests.tested_versions import differences
 
 ROOT = Path(__file__).parents[2]

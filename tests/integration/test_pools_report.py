@@ -11,9 +11,9 @@ import baton
 from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.plan import plan_pools
 from baton.deployment.autoscaling.settings import SLO, ScalingSettings
-from baton.deployment.pool_progress import PoolProgress
-from baton.deployment.pools_observer import PoolsObserver, Sighting
-from baton.rpc.registry.report import decode_report
+from baton.deployment.ray.pool_progress import PoolProgress
+from baton.deployment.ray.pools_observer import PoolsObserver, Sighting
+from baton.membership.registry.router_report import decode_report
 from tests.integration.registry_router import registry_router, wait_ready_workers
 from tests.integration.simulated_process import simulated
 from tests.redis_server import redis_server

@@ -11,7 +11,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from baton.router.unread import STALL_S
+from baton.router.admission.unread_output import STALL_S
 from tests.integration.completion_load import completion_load
 from tests.integration.ray_application import DEADLINE_S, NAME, RayApplication, application_of_its_own
 from tests.integration.ray_cluster import left_of

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from baton.deployment.ports import free_ports
+from baton.deployment.local.ports import free_ports
 from tests.integration.closed_loop import LoadKind, closed_loop
 from tests.integration.ray_application import MODEL, NAME, wait_listening
 from tests.integration.ray_cluster import HOST, left_of
@@ -94,10 +94,10 @@ async def pools_of(nodes: FakeNodes, registry: str) -> AsyncIterator[Pools]:
     }
     application = {
         "name": "baton",
-        "import_path": "baton.deployment.ray_app:build",
+        "import_path": "baton.deployment.ray.app:build",
         "args": args,
         "autoscaling_policy": {
-            "policy_function": "baton.deployment.ray_scaling:PoolsPolicy",
+            "policy_function": "baton.deployment.ray.scaling:PoolsPolicy",
             "policy_kwargs": {"registry": registry, **POLICY},
         },
     }

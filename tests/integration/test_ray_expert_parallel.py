@@ -42,7 +42,7 @@ async def loaded(app: RayApplication) -> AsyncIterator[CompletionLoad]:
 
 def rendezvous(app: RayApplication) -> list[psutil.Process]:
     """The processes that know the group."""
-    return [each for each in app.ray.processes() if "baton.rpc.group" in command_line(each)]
+    return [each for each in app.ray.processes() if "baton.membership.rendezvous" in command_line(each)]
 
 
 async def test_tokens_equal_one_ranks(app: RayApplication, cluster_url: str) -> None:

@@ -97,7 +97,7 @@ def without_router(registry: str, directory: Path, authority: trustme.CA) -> dic
         "prefill_ray": look,
         "decode_ray": look,
     }
-    application = {"name": "pools", "route_prefix": None, "import_path": "baton.deployment.ray_app:build", "args": args}
+    application = {"name": "pools", "route_prefix": None, "import_path": "baton.deployment.ray.app:build", "args": args}
     return {"proxy_location": "Disabled", "applications": [application]}
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from baton.deployment.ports import free_ports
+from baton.deployment.local.ports import free_ports
 from tests.integration.ray_application import MODEL, NAME, RayApplication, wait_listening
 from tests.integration.ray_cluster import HOST, ray_cluster
 from tests.redis_server import redis_server
@@ -31,14 +31,14 @@ def config(registry: str, port: int, file: Path, least_prefill: int) -> dict[str
     application = {
         "name": "baton",
         "route_prefix": None,
-        "import_path": "baton.deployment.ray_app:build",
+        "import_path": "baton.deployment.ray.app:build",
         "args": args,
         "deployments": [
             {"name": name, "autoscaling_config": {"min_replicas": least, **BOUNDS}}
             for name, least in (("prefill", least_prefill), ("decode", 1))
         ],
         "autoscaling_policy": {
-            "policy_function": "baton.deployment.ray_scaling:PoolsPolicy",
+            "policy_function": "baton.deployment.ray.scaling:PoolsPolicy",
             "policy_kwargs": {"registry": registry, "settings_file": str(file), **PATIENT},
         },
     }

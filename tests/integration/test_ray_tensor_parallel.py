@@ -29,7 +29,7 @@ async def app(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RayAppl
 def followers(app: RayApplication, worker_id: str) -> list[psutil.Process]:
     """The other ranks of a worker."""
     children = psutil.Process(app.ray.worker(worker_id).pid).children()
-    return [each for each in children if "baton.rpc.ranks" in command_line(each)]
+    return [each for each in children if "baton.worker.ranks" in command_line(each)]
 
 
 async def test_tokens_equal_one_ranks_through_handover(app: RayApplication, cluster_url: str) -> None:

@@ -13,9 +13,9 @@ import grpc
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from baton.deployment.ports import free_ports
-from baton.rpc.child_process import ChildProcess, ProcessSpec
-from baton.rpc.progress import Failed, Ready
+from baton.deployment.local.ports import free_ports
+from baton.process.child import ChildProcess, ProcessSpec
+from baton.process.progress import Failed, Ready
 from tests.integration.group_member_process import MemberProcess, member_processes
 from tests.unit.rpc.test_tls import NAME, write
 
@@ -166,7 +166,9 @@ async def test_its_process_is_healthy_secure_and_without_torch(tmp_path: Path) -
         members[0].tell("wake 1")
         await members[1].wait_woken()
         assert not strangers[0].said
-    modules = "baton.rpc.group.app, baton.rpc.group.__main__, baton.rpc.group.member"
+    modules = (
+        "baton.membership.rendezvous.app, baton.membership.rendezvous.__main__, baton.membership.rendezvous.member"
+    )
     code = f"import {modules}, sys; sys.exit('torch' in sys.modules)"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
     assert await process.wait() == 0
@@ -179,7 +181,7 @@ async def test_a_taken_port_and_a_wrong_option_are_told(tmp_path: Path) -> None:
             (("--timeout-s=0",), "must be a number from 0.1 to 600"),
         ):
             pipe = asyncio.subprocess.PIPE
-            argv = (sys.executable, "-m", "baton.rpc.group", *flags)
+            argv = (sys.executable, "-m", "baton.membership.rendezvous", *flags)
             process = await asyncio.create_subprocess_exec(*argv, stderr=pipe)
             _, text = await asyncio.wait_for(process.communicate(), 30)
             assert process.returncode in (1, 2)

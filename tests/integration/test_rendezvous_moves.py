@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from baton.deployment.ports import free_ports
-from baton.rpc.child_process import ChildProcess
-from baton.rpc.group.whereabouts import KIND
-from baton.rpc.registry.factory import open_address
+from baton.deployment.local.ports import free_ports
+from baton.membership.registry.factory import open_address
+from baton.membership.rendezvous.rendezvous_address import KIND
+from baton.process.child import ChildProcess
 from tests.integration.group_member_process import REGISTRY, member_processes
 from tests.integration.test_rendezvous import NAMES, end, start_rendezvous, wait_all
 from tests.redis_server import HOST, redis_server
@@ -95,7 +95,7 @@ async def test_one_that_nobody_could_reach_is_told_so() -> None:
         ("--host=0.0.0.0", "host: members cannot reach 0.0.0.0"),
         ("--name=a b", "name: must be 1 to 128 visible ASCII characters"),
     ):
-        argv = (sys.executable, "-m", "baton.rpc.group", "--registry=redis://127.0.0.1:1", flag)
+        argv = (sys.executable, "-m", "baton.membership.rendezvous", "--registry=redis://127.0.0.1:1", flag)
         process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE)
         _, text = await asyncio.wait_for(process.communicate(), 30)
         assert process.returncode == 2

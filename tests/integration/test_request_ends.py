@@ -9,8 +9,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from baton.engine.block_hash import hash_blocks
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.kv.block_hash import hash_blocks
+from baton.engine.sampling.params import SamplingParams
 from baton.protos import common_pb2, worker_pb2, worker_pb2_grpc
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.integration.decode_client import decode_client

@@ -17,14 +17,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.deployment.process_states import STATES_FILE
+from baton.deployment.local.process_states import STATES_FILE
 from baton.protos.common_pb2 import SamplingParams
 from baton.protos.router_pb2 import GenerateRequest
 from baton.protos.router_pb2_grpc import InferenceStub
-from baton.rpc.worker_config import Role
-from baton.simulation.spec import WorkerSpec
-from baton.simulation.worker_config import SimulatedWorkerConfig
-from baton.simulation.workers import simulated_workers
+from baton.settings.worker_config import Role
+from baton.simulation.engine.spec import WorkerSpec
+from baton.simulation.workers.app import simulated_workers
+from baton.simulation.workers.worker_config import SimulatedWorkerConfig
 from tests.integration.completion_load import PROMPT_TOKENS, complete, completion_load
 from tests.integration.router_process import MODEL, RouterProcess, router_process, wait_router, wait_workers
 

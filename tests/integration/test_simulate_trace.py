@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.simulation.trace.json_report import FORMAT
+from baton.simulation.study.json_report import FORMAT
 from benchmarks.simulator import simulated_workers
 
 TRACE = Path(__file__).parents[2] / "benchmarks" / "data" / "mooncake_conversation.csv"

@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 import httpx
 
+from baton.process.child import ChildProcess, ProcessSpec
+from baton.process.progress import Failed, Ready
 from baton.protos import worker_pb2, worker_pb2_grpc
-from baton.rpc.child_process import ChildProcess, ProcessSpec
-from baton.rpc.progress import Failed, Ready
 from tests.integration.registry_router import registry_router, wait_ready_workers
 from tests.integration.simulated_process import simulated
 from tests.integration.workers_view import wait_all_ready, wait_idle

@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.sampling.params import SamplingParams
 from baton.protos import common_pb2
 from benchmarks.server import served
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint

@@ -4,7 +4,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from baton.rpc.worker_health import LIVENESS
+from baton.worker.health import LIVENESS
 from tests.integration.workers_view import workers
 
 SERVICES = {"prefill": "baton.v1.Prefill", "decode": "baton.v1.Decode"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.sampling.params import SamplingParams
 from baton.protos import worker_pb2
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.integration.decode_client import DecodeClient, Generation, decode_client

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import grpc
 
-from baton.deployment.cluster_plan import WORKER_COMMANDS
+from baton.deployment.local.cluster_plan import WORKER_COMMANDS
+from baton.process.child import ChildProcess, ProcessSpec
+from baton.process.progress import Failed, Ready
 from baton.protos import worker_pb2, worker_pb2_grpc
-from baton.rpc.child_process import ChildProcess, ProcessSpec
 from baton.rpc.grpc_options import CHANNEL_OPTIONS
-from baton.rpc.progress import Failed, Ready
-from baton.rpc.worker_config import Role
+from baton.settings.worker_config import Role
 from tests.integration.together import together
 
 # What gRPC itself prints of a call that was cancelled in the moment of its coming, before any of our code ran.

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from baton.deployment import redis_server
 from baton.deployment.kubernetes import budget_reader
-from baton.deployment.ports import free_ports
-from baton.deployment.redis_server import NoRedisServer, PrivateRedis, find_redis_server
+from baton.deployment.local import redis_server
+from baton.deployment.local.ports import free_ports
+from baton.deployment.local.redis_server import NoRedisServer, PrivateRedis, find_redis_server
+from baton.doctor.finding import Level
+from baton.doctor.packages import check_extras
 from baton.extras import NIXL, OPTIONAL_PACKAGES, RAY, MissingExtra
-from baton.rpc.doctor.finding import Level
-from baton.rpc.doctor.packages import check_extras
 
 # Runs a command of ours as if no optional package was installed.
 BASE_ONLY = f"""

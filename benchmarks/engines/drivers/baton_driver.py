@@ -8,14 +8,14 @@ from queue import SimpleQueue
 import torch
 from driver import NewTokens, Setting, serve
 
+from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.kv_cache import KVCacheLayout
+from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.loop import EngineLoop
-from baton.engine.model_config import read_model_config
 from baton.engine.outputs import StepOutput
 from baton.engine.request import Request, RequestId
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.sampling.params import SamplingParams
 
 
 def engine_config(setting: Setting) -> EngineConfig:

@@ -114,7 +114,7 @@ proxy_location: Disabled
 applications:
   - name: baton
     route_prefix: null
-    import_path: baton.deployment.ray_app:build
+    import_path: baton.deployment.ray.app:build
     args:
       {{- include "baton.rayArguments" . | nindent 6 }}
     deployments:
@@ -133,7 +133,7 @@ applications:
       {{- end }}
     {{- if .Values.autoscaling.enabled }}
     autoscaling_policy:
-      policy_function: baton.deployment.ray_scaling:PoolsPolicy
+      policy_function: baton.deployment.ray.scaling:PoolsPolicy
       policy_kwargs:
         {{- include "baton.policyArguments" . | nindent 8 }}
     {{- end }}

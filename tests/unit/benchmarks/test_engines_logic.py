@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.model_config import read_model_config
+from baton.engine.checkpoint.model_config import read_model_config
 from benchmarks.checkpoint_floor import CheckpointFloor
 from benchmarks.engines.cells import BF16, NUM_OUTPUT_TOKENS, PREFIX, SERIES, Cell, chosen_cells
 from benchmarks.engines.comparison import in_turn, least_disturbed

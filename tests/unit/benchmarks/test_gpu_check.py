@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from baton.engine.attention.torch_reference import TorchAttention
-from baton.engine.batch import Batch
-from baton.engine.kv_scales import UNSCALED, KVScales
+from baton.engine.execution.batch import Batch
+from baton.engine.kv.scales import UNSCALED, KVScales
 from baton.engine.ops.torch_ops import TorchOps
 from benchmarks.gpu import attention_numerics, op_numerics
 from benchmarks.gpu.answers import compare_answers

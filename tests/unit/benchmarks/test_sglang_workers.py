@@ -8,7 +8,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from baton.simulation.engine import SimulatedEngine
+from baton.simulation.engine.engine import SimulatedEngine
 from benchmarks.routing.client import Client, Refused, post
 from benchmarks.routing.rendezvous import Rendezvous
 from benchmarks.routing.sglang_workers import SglangWorker

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.simulation.tokens import continuation
+from baton.simulation.engine.tokens import continuation
 from benchmarks.routing.topology import SERVING_SPEC
 from benchmarks.routing.workload import Turn, Workload, chat, mooncake
 

@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 from safetensors.numpy import save_file
 
 from baton.__main__ import COMMANDS, main
-from baton.cli.model_source import find_checkpoint
-from baton.deployment.ports import free_ports
-from baton.engine.visible_gpus import visible_gpus
+from baton.cli.options.model_source import find_checkpoint
+from baton.deployment.local.ports import free_ports
+from baton.engine.execution.visible_gpus import visible_gpus
 
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from baton.__main__ import main
-from baton.cli.chat_stream import sse_data
-from baton.deployment.ports import free_ports
+from baton.cli.display.chat_stream import sse_data
+from baton.deployment.local.ports import free_ports
 from tests.unit.cli.small_server import Reply, Routes, json_reply, serving, sse_reply
 
 MODELS = {"object": "list", "data": [{"id": "tiny", "object": "model"}]}

@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from baton.cli.model_source import BUNDLED
-from baton.cli.serve_banner import Banner, in_short
-from baton.cli.serve_display import BarDisplay, LineDisplay, describe_end, open_display
-from baton.deployment.cluster_plan import Checkpoint, ClusterPlan
-from baton.deployment.events import (
+from baton.cli.display.serve_banner import Banner, in_short
+from baton.cli.display.serve_progress import BarDisplay, LineDisplay, describe_end, open_display
+from baton.cli.options.model_source import BUNDLED
+from baton.deployment.local.cluster_plan import Checkpoint, ClusterPlan
+from baton.deployment.local.events import (
     ClusterReady,
     Died,
     Ending,
@@ -28,13 +28,13 @@ from baton.deployment.events import (
     Started,
     Warned,
 )
+from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.config import EngineConfig
-from baton.engine.model_config import read_model_config
-from baton.engine.visible_gpus import visible_gpus
+from baton.engine.execution.visible_gpus import visible_gpus
+from baton.membership.rendezvous.config import RendezvousConfig
+from baton.process.progress import Failed, Loading, Ready
 from baton.router.config import RouterConfig
-from baton.rpc.group.config import RendezvousConfig
-from baton.rpc.progress import Failed, Loading, Ready
-from baton.rpc.worker_config import Role, WorkerConfig
+from baton.settings.worker_config import Role, WorkerConfig
 
 EVENTS: list[Event] = [
     Started("decode-0", 1, 4711),
@@ -160,8 +160,8 @@ def test_deaths_in_a_row_and_the_reason_of_an_end_have_a_line() -> None:
 
 SHOW_EVENTS = """
 import sys
-from baton.cli.serve_display import LineDisplay, ServeConsole
-from baton.deployment.events import Died
+from baton.cli.display.serve_progress import LineDisplay, ServeConsole
+from baton.deployment.local.events import Died
 display = LineDisplay(ServeConsole(), None)
 for _ in range(3):
     display.show(Died("decode-0", "was killed by SIGKILL", 8.0))

@@ -6,7 +6,7 @@ from typing import Any
 from click.testing import CliRunner, Result
 
 from baton.__main__ import main
-from baton.deployment.ports import free_ports
+from baton.deployment.local.ports import free_ports
 from tests.unit.cli.small_server import json_reply, serving
 
 WORKERS: dict[str, Any] = {

@@ -12,7 +12,7 @@ import trustme
 from click.testing import CliRunner
 
 from baton.__main__ import main
-from baton.cli.server import connect
+from baton.rpc.router_client import connect
 
 
 @pytest.mark.parametrize("scheme", ["https", "HTTPS", "Https"])

@@ -3,7 +3,7 @@
 import pytest
 
 from baton.cli.drain import LastWorker, check_others_serve
-from baton.cli.worker_addresses import KnownWorker
+from baton.cli.options.worker_addresses import KnownWorker
 
 
 def worker(name: str, takes_requests: bool = True, model: str = "m") -> KnownWorker:

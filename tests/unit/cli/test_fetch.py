@@ -15,7 +15,7 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from baton.__main__ import main
-from baton.cli.model_source import BUNDLED
+from baton.cli.options.model_source import BUNDLED
 
 COMMIT = "5" * 40
 FILES = {

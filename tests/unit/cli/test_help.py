@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from baton.__main__ import COMMANDS, main
-from baton.cli.option_panels import PANELS
+from baton.cli.options.panels import PANELS
 
 ALL = [(name,) for name in COMMANDS] + [("key", "new"), ("key", "check")]
 WITH_EXAMPLES = ("serve", "worker", "router", "bench", "chat", "status", "doctor", "drain", "fetch", "simulate")

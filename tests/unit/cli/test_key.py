@@ -11,14 +11,14 @@ import yaml
 from click.testing import CliRunner, Result
 
 from baton.__main__ import main
-from baton.cli.model_source import find_checkpoint
-from baton.cli.server import connect
-from baton.deployment.cluster_config import load_settings
-from baton.deployment.cluster_plan import plan_cluster
-from baton.deployment.machine import this_machine
-from baton.deployment.ports import free_ports
-from baton.router.api_key import KEY_PREFIX, digest_of, hidden
-from baton.router.keys_file import read_keys
+from baton.cli.options.model_source import find_checkpoint
+from baton.deployment.local.cluster_config import load_settings
+from baton.deployment.local.cluster_plan import plan_cluster
+from baton.deployment.local.machine import this_machine
+from baton.deployment.local.ports import free_ports
+from baton.router.auth.api_key import KEY_PREFIX, digest_of, hidden
+from baton.router.auth.keys_file import read_keys
+from baton.rpc.router_client import connect
 
 
 def run(*arguments: str, **environ: str) -> Result:

@@ -6,9 +6,9 @@ import pytest
 import yaml
 
 from baton.cli.serve_ray import plan_serving, read_settings
-from baton.deployment.ports import free_ports
-from baton.engine.visible_gpus import VisibleGpus
-from baton.rpc.option_values import OptionError
+from baton.deployment.local.ports import free_ports
+from baton.engine.execution.visible_gpus import VisibleGpus
+from baton.settings.values import OptionError
 
 NO_GPU = VisibleGpus(0, "the nodes of this Ray have no GPUs")
 FOUR_GPUS = VisibleGpus(4, "the nodes of this Ray have 4 GPUs")

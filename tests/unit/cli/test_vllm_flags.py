@@ -12,8 +12,8 @@ from baton.__main__ import main
 from baton.cli.router import command as router
 from baton.cli.serve import command as serve
 from baton.cli.worker import command as worker
-from baton.deployment.cluster_config import ClusterConfig, load_settings
-from baton.rpc.option_values import OptionError
+from baton.deployment.local.cluster_config import ClusterConfig, load_settings
+from baton.settings.values import OptionError
 from tests.unit.cli.test_cli import QWEN3, free_port
 
 NOWHERE = "/nowhere/model"

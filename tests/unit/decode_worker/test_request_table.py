@@ -8,9 +8,9 @@ from baton.engine.errors import QueueFull
 from baton.engine.outputs import RequestOutput, SampledToken, StepOutput
 from baton.engine.request import FinishReason, RequestId
 from baton.protos import common_pb2, worker_pb2
-from baton.rpc.drain import Drain
 from baton.rpc.status import Conflict, error_from_code
-from baton.rpc.worker_counters import WorkerCounters
+from baton.worker.counters import WorkerCounters
+from baton.worker.drain import Drain
 
 ROUTER = "router-1"
 

@@ -7,7 +7,13 @@ from baton.deployment.autoscaling.decision import Decision
 from baton.deployment.autoscaling.moments import Moments
 from baton.deployment.autoscaling.plan import plan_pools
 from baton.deployment.autoscaling.settings import ScalingSettings
-from baton.deployment.autoscaling.snapshot import DecodeSnapshot, PoolSnapshot, PoolsSnapshot, PrefillSnapshot, Traffic
+from baton.deployment.autoscaling.snapshot import (
+    DecodeSnapshot,
+    PoolSnapshot,
+    PoolsSnapshot,
+    PrefillSnapshot,
+    Traffic,
+)
 from baton.deployment.autoscaling.state import ScalingState
 
 SETTINGS = ScalingSettings(budget_gpus=16)

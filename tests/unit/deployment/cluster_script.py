@@ -4,9 +4,9 @@ import asyncio
 import sys
 from pathlib import Path
 
-from baton.deployment.events import Event
-from baton.deployment.local import LocalCluster
-from baton.deployment.supervisor import RestartPolicy
+from baton.deployment.local.cluster import LocalCluster
+from baton.deployment.local.events import Event
+from baton.deployment.local.supervisor import RestartPolicy
 from tests.unit.deployment.recorder import child_spec
 
 

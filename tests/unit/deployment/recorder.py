@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from baton.deployment.events import Event, Started
-from baton.rpc.child_process import ProcessSpec
+from baton.deployment.local.events import Event, Started
+from baton.process.child import ProcessSpec
 
 CHILD = Path(__file__).with_name("supervised_child.py")
 TIMEOUT_S = 20.0

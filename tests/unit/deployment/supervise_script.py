@@ -4,8 +4,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from baton.deployment.events import Event
-from baton.deployment.supervisor import GaveUp, RestartPolicy, Supervisor
+from baton.deployment.local.events import Event
+from baton.deployment.local.supervisor import GaveUp, RestartPolicy, Supervisor
 from tests.unit.deployment.recorder import child_spec
 
 

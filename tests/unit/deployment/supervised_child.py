@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
-from baton.rpc.child_process import OOM_KILLED
-from baton.rpc.lifeline import hold_lifeline
-from baton.rpc.logs import dump_stacks_on_signal
-from baton.rpc.progress import ProgressReporter
+from baton.process.child import OOM_KILLED
+from baton.process.lifeline import hold_lifeline
+from baton.process.logs import dump_stacks_on_signal
+from baton.process.progress import ProgressReporter
 
 HOARD_BYTES = 512 << 20
 NUM_LIVES = 6  # after which one that was ready once, and was then in trouble, is ready again

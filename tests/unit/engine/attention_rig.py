@@ -13,10 +13,10 @@ from baton.engine.attention.heads import AttentionHeads
 from baton.engine.attention.int8_rows import encode
 from baton.engine.attention.native import NativeAttention
 from baton.engine.attention.torch_reference import TorchAttention
-from baton.engine.batch import Batch
 from baton.engine.config import MLAConfig, ModelConfig, RopeConfig
-from baton.engine.kv_cache import KVCacheLayout
-from baton.engine.kv_scales import UNSCALED, KVScales
+from baton.engine.execution.batch import Batch
+from baton.engine.kv.layout import KVCacheLayout
+from baton.engine.kv.scales import UNSCALED, KVScales
 
 NUM_LAYERS, LAYER = 2, 1
 Chunks = Mapping[int, range]  # by sequence, the places of its new tokens

@@ -9,7 +9,7 @@ from zlib import crc32
 
 from baton.engine.outputs import SampledToken
 from baton.engine.request import BlockId, Request
-from baton.engine.schedule import ScheduledRequest, StepResult
+from baton.engine.scheduling.schedule import ScheduledRequest, StepResult
 
 VOCAB = 50
 

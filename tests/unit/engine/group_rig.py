@@ -12,11 +12,11 @@ import torch
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.errors import GroupBroken
-from baton.engine.expert_group import BalanceSettings, ExpertGroup
-from baton.engine.group_view import GroupView
+from baton.engine.experts.group import BalanceSettings, ExpertGroup
 from baton.engine.loop import EngineLoop
 from baton.engine.outputs import SampledToken, StepOutput
-from baton.engine.rank_group import RankGroup
+from baton.engine.parallel.group_view import GroupView
+from baton.engine.parallel.rank_group import RankGroup
 from baton.engine.request import Request
 
 TIMEOUT_S = 60.0

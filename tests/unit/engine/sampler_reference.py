@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from baton.engine.request import Request, RequestId
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.sampling.params import SamplingParams
 
 MASK = (1 << 64) - 1
 

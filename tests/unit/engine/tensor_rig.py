@@ -11,8 +11,8 @@ import torch
 
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.tensor_model import Follower
-from baton.engine.tensor_parallel import TensorGroup
+from baton.engine.parallel.rank0_model import Follower
+from baton.engine.parallel.tensor_parallel import TensorGroup
 from tests.unit.engine.group_rig import Group, Member
 
 TIMEOUT_S = 60.0

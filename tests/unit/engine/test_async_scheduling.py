@@ -13,12 +13,12 @@ import pytest
 
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.launched_step import LaunchedStep
+from baton.engine.execution.launched_step import LaunchedStep
 from baton.engine.loop import EngineLoop
 from baton.engine.outputs import StepOutput
 from baton.engine.request import FinishReason, Request, RequestId
-from baton.engine.sampling_params import SamplingParams
-from baton.engine.schedule import ScheduledRequest
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduling.schedule import ScheduledRequest
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 
 TIMEOUT_S = 120

@@ -14,22 +14,22 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from baton.engine.attention.choice import attention_for
+from baton.engine.attention.factory import attention_for
+from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
-from baton.engine.model_config import read_model_config
 from baton.engine.models import load_model
 from tests.checkpoints import make_checkpoint
 from tests.paged_model import CPU, PagedModel
+from tests.unit.engine.experts.test_expert_group import alone
+from tests.unit.engine.experts.test_expert_group import make_requests as make_group_requests
 from tests.unit.engine.fp8_writer import FORMATS, Stored, blocks, write_fp8
 from tests.unit.engine.group_rig import Ranks
+from tests.unit.engine.parallel.test_tensor_parallel import ATOL, Led, make_requests, mixed_steps, serve
 from tests.unit.engine.tensor_rig import TensorRig
-from tests.unit.engine.test_expert_group import alone
-from tests.unit.engine.test_expert_group import make_requests as make_group_requests
 from tests.unit.engine.test_load_memory import PROGRAM, SIZES
 from tests.unit.engine.test_models import oracle_logits, random_tokens
-from tests.unit.engine.test_tensor_parallel import ATOL, Led, make_requests, mixed_steps, serve
 
 # Sizes that blocks of 128 do not divide, and such that the parts of two ranks begin within a block.
 UNEVEN = {"hidden_size": 192, "intermediate_size": 320}
@@ -181,7 +181,7 @@ def test_no_copy_in_fp32_is_made(small_and_large: list[Path], quantization: str,
 
 
 def test_the_log_says_once_why_weights_are_dequantised(qwen3: Stored, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "baton.engine.weights"):
+    with caplog.at_level(logging.INFO, "baton.engine.checkpoint.weights"):
         PagedModel(qwen3.fp8)
     said = [record.getMessage() for record in caplog.records if "FP8" in record.getMessage()]
     assert len(said) == 1

@@ -12,7 +12,7 @@ from baton.engine.errors import EngineEnded, InvalidRequest
 from baton.engine.loop import EngineLoop
 from baton.engine.outputs import StepOutput
 from baton.engine.request import FinishReason, Request, RequestId
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.sampling.params import SamplingParams
 from tests.checkpoints import make_checkpoint
 
 

@@ -13,7 +13,7 @@ import torch
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.request import Request, RequestId
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.sampling.params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.kv_scales import add_kv_scales
 from tests.unit.engine.perplexity import perplexity

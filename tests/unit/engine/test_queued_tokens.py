@@ -1,13 +1,13 @@
 """What an engine says that it has to compute."""
 
-from baton.engine.block_manager import BlockManager
 from baton.engine.config import EngineConfig
-from baton.engine.finish_rule import FinishRule
+from baton.engine.kv.block_manager import BlockManager
 from baton.engine.outputs import SampledToken
 from baton.engine.request import Request, RequestId
-from baton.engine.sampling_params import SamplingParams
-from baton.engine.schedule import Received, StepResult
-from baton.engine.scheduler import Scheduler
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduling.finish_rule import FinishRule
+from baton.engine.scheduling.schedule import Received, StepResult
+from baton.engine.scheduling.scheduler import Scheduler
 
 PROMPT = list(range(20))
 

@@ -9,11 +9,11 @@ import torch
 
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.launched_step import LaunchedStep
+from baton.engine.execution.launched_step import LaunchedStep
 from baton.engine.request import Request, RequestId
-from baton.engine.sampling_params import SamplingParams
-from baton.engine.schedule import ScheduledRequest
-from baton.engine.step_budget import StepBudget
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduling.schedule import ScheduledRequest
+from baton.engine.scheduling.step_budget import StepBudget
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 
 

@@ -21,13 +21,13 @@ from torch import Tensor
 from baton.kvtransfer.auto import AutoTransport, Backend
 from baton.kvtransfer.base import KVTransport, PoolDescription, PoolIdentity
 from baton.kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
-from baton.kvtransfer.nccl import PairTransport
-from baton.kvtransfer.nixl import NixlTransport
+from baton.kvtransfer.nccl.transport import PairTransport
+from baton.kvtransfer.nixl.transport import NixlTransport
 from baton.kvtransfer.quarantine import Quarantine
-from baton.kvtransfer.shared_memory import SharedMemoryTransport
-from baton.kvtransfer.shared_pool import SharedPool
-from baton.kvtransfer.staged import StagedTransport
-from baton.kvtransfer.tcp import TcpTransport
+from baton.kvtransfer.shared_memory.pool import SharedPool
+from baton.kvtransfer.shared_memory.transport import SharedMemoryTransport
+from baton.kvtransfer.staged.transport import StagedTransport
+from baton.kvtransfer.tcp.transport import TcpTransport
 
 HOST = "127.0.0.1"
 STAGED_BACKENDS = ("staged_tcp", "staged_shared_memory")

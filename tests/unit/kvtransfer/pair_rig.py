@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import torch
 
 from baton.kvtransfer.base import PoolIdentity
-from baton.kvtransfer.nccl import PairTransport
+from baton.kvtransfer.nccl.transport import PairTransport
 from tests.unit.kvtransfer.kv_peers import CHUNK_TIMEOUT_S, HOST, fill
 from tests.unit.kvtransfer.read_rig import LARGE_SHAPE, UNTOUCHED
 

@@ -10,12 +10,12 @@ from baton.kvtransfer.auto import AutoTransport, Backend, Unavailable
 from baton.kvtransfer.base import PeerId, PoolDescription, PoolIdentity
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
 from baton.kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
-from baton.kvtransfer.nixl import NixlTransport
-from baton.kvtransfer.nixl_agent import NixlAgent
+from baton.kvtransfer.nixl.agent import NixlAgent
+from baton.kvtransfer.nixl.transport import NixlTransport
 from baton.kvtransfer.quarantine import Quarantine
-from baton.kvtransfer.shared_memory import SharedMemoryTransport
-from baton.kvtransfer.shared_pool import SharedPool
-from baton.kvtransfer.tcp import TcpTransport
+from baton.kvtransfer.shared_memory.pool import SharedPool
+from baton.kvtransfer.shared_memory.transport import SharedMemoryTransport
+from baton.kvtransfer.tcp.transport import TcpTransport
 
 
 class Side:

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from baton.kvtransfer.base import KVTransport, PeerId, PoolIdentity
 from baton.kvtransfer.block_slice import PartGroup
-from baton.kvtransfer.checksum import block_checksums
+from baton.kvtransfer.checksum.block_checksum import block_checksums
 from baton.kvtransfer.errors import ChecksumMismatch, PeerLost, PeerRefused
 from baton.kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
-from baton.kvtransfer.intake import Intake
+from baton.kvtransfer.receiver import Intake
 
 NUM_BLOCKS, WORDS = 6, 8
 

@@ -8,11 +8,11 @@ from contextlib import closing
 import pytest
 import torch
 
-from baton.kvtransfer import registry
+from baton.kvtransfer import factory as registry
 from baton.kvtransfer.base import KVTransport, PoolDescription, PoolIdentity
 from baton.kvtransfer.errors import TransportUnavailable
-from baton.kvtransfer.registry import TRANSPORTS, create_transport
-from baton.kvtransfer.shared_pool import SharedPool
+from baton.kvtransfer.factory import TRANSPORTS, create_transport
+from baton.kvtransfer.shared_memory.pool import SharedPool
 
 IDENTITY = PoolIdentity("life", "model")
 HOST = "127.0.0.1"

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.router.admission import Admission
-from baton.router.admission_limits import AdmissionLimits
-from baton.router.admission_metrics import AdmissionMetrics
-from baton.router.arrivals import Arrivals
+from baton.router.admission.admission import Admission
+from baton.router.admission.arrivals import Arrivals
+from baton.router.admission.limits import AdmissionLimits
+from baton.router.admission.metrics import AdmissionMetrics
 from baton.router.errors import Overloaded
 from baton.router.request_context import RequestContext
 from baton.rpc.status import Unavailable

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from baton.router.api_key import digest_of, new_key
+from baton.router.auth.api_key import digest_of, new_key
 
 
 class TestKeys:

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from itertools import pairwise
 
-from baton.engine.block_hash import BlockHash
+from baton.engine.kv.block_hash import BlockHash
 
 MAX_BLOCKS = 120
 

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from baton.membership.registry.base import Member, Registry
 from baton.protos.worker_pb2 import WorkerRole
-from baton.router.worker_connection import ConnectionState
-from baton.router.worker_pool import WorkerPool
-from baton.rpc.registry.base import Member, Registry
-from baton.rpc.worker_config import Role
+from baton.router.workers.connection import ConnectionState
+from baton.router.workers.pool import WorkerPool
+from baton.settings.worker_config import Role
 from tests.unit.router.scripted_worker import BLOCK_SIZE, ScriptedWorker
 
 MODEL_NAME = "bundled_model"

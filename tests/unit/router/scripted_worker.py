@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from baton.engine.block_hash import hash_blocks
+from baton.engine.kv.block_hash import hash_blocks
 from baton.protos import common_pb2, worker_pb2, worker_pb2_grpc
 
 BLOCK_SIZE = 4

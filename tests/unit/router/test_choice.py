@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.sampling.params import SamplingParams
 from baton.protos import common_pb2
 from baton.protos.worker_pb2 import RequestDelta
-from baton.router.choice import ChoiceOutput
+from baton.router.completion import ChoiceOutput
 from baton.router.generation import Generation, GenerationRequest
-from baton.router.tokenizer import Tokenizer
+from baton.router.text.tokenizer import Tokenizer
 from tests.unit.router.running_router import MODEL
 
 END = 2  # <|im_end|>

@@ -5,12 +5,12 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from baton.membership.registry.base import Listener, RegistryView
+from baton.membership.registry.memory import MemoryRegistry
 from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL, WorkerLoad
-from baton.router.candidates import find_candidates
-from baton.router.cluster import RoutedRequest
-from baton.router.worker_pool import WorkerPool
-from baton.rpc.registry.base import Listener, RegistryView
-from baton.rpc.registry.memory import MemoryRegistry
+from baton.router.policy.candidates import find_candidates
+from baton.router.policy.cluster import RoutedRequest
+from baton.router.workers.pool import WorkerPool
 from tests.unit.router.pools import member_of, ready, running_pool
 from tests.unit.router.running_router import until
 from tests.unit.router.scripted_worker import ScriptedWorker
@@ -42,7 +42,7 @@ def known(pool: WorkerPool) -> set[str]:
 
 
 async def test_a_registered_worker_is_found_and_one_that_left_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.router.worker_connection.GIVE_UP_S", 0.05)
+    monkeypatch.setattr("baton.router.workers.connection.GIVE_UP_S", 0.05)
     registry = MemoryRegistry()
     async with AsyncExitStack() as stack, running_pool(registry) as pool:
         first, second = await started(stack, "decode-0", "decode-1")
@@ -60,7 +60,7 @@ async def test_a_registered_worker_is_found_and_one_that_left_is_forgotten(monke
 
 
 async def test_a_worker_in_reach_outlives_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.router.worker_connection.GIVE_UP_S", 0.05)
+    monkeypatch.setattr("baton.router.workers.connection.GIVE_UP_S", 0.05)
     registry = MemoryRegistry()
     async with AsyncExitStack() as stack, running_pool(registry) as pool:
         (worker,) = await started(stack, "decode-0")
@@ -77,7 +77,7 @@ async def test_a_worker_in_reach_outlives_its_lease(monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_listed_worker_is_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.router.worker_connection.GIVE_UP_S", 0.05)
+    monkeypatch.setattr("baton.router.workers.connection.GIVE_UP_S", 0.05)
     registry = MemoryRegistry()
     async with AsyncExitStack() as stack, running_pool(registry) as pool:
         (worker,) = await started(stack, "decode-0")
@@ -127,7 +127,7 @@ async def test_other_models_workers_are_left_alone(caplog: pytest.LogCaptureFixt
 async def test_another_models_worker_at_a_listed_address_is_refused(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("baton.router.worker_connection.GIVE_UP_S", 0.05)
+    monkeypatch.setattr("baton.router.workers.connection.GIVE_UP_S", 0.05)
     registry = MemoryRegistry()
     async with AsyncExitStack() as stack, running_pool(registry) as pool:
         (worker,) = await started(stack, "decode-0")

@@ -12,9 +12,9 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from baton.rpc.option_values import OptionError
 from baton.rpc.peers import Channels
 from baton.rpc.tls import MutualTls, Plaintext, Security, TlsFiles, make_security
+from baton.settings.values import OptionError
 
 NAME = "worker.baton.test"
 

@@ -8,20 +8,20 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from baton.protos.worker_pb2 import WorkerDescription
-from baton.router.cluster import ClusterSnapshot, RoutedRequest, WorkerRole
-from baton.router.load import LoadEstimate
-from baton.router.load_share import LoadShare
-from baton.router.policy import Policy
-from baton.router.reuse_share import ReuseShare
-from baton.rpc.worker_counters import WorkerCounters
-from baton.simulation.engine import SimulatedEngine
-from baton.simulation.load_report import LoadReport
-from baton.simulation.request import PrefilledChunk, SimulatedRequest
-from baton.simulation.trace.machine import Machine
-from baton.simulation.trace.record import Record
-from baton.simulation.trace.trace_request import TraceRequest
-from baton.simulation.trace.worker import describe
-from baton.simulation.virtual_time import run_in_virtual_time
+from baton.router.policy.cluster import ClusterSnapshot, RoutedRequest, WorkerRole
+from baton.router.policy.policy import Policy
+from baton.router.policy.reuse_share import ReuseShare
+from baton.router.workers.load import LoadEstimate
+from baton.router.workers.load_share import LoadShare
+from baton.simulation.engine.engine import SimulatedEngine
+from baton.simulation.engine.request import PrefilledChunk, SimulatedRequest
+from baton.simulation.engine.virtual_time import run_in_virtual_time
+from baton.simulation.twin.machine import Machine
+from baton.simulation.twin.record import Record
+from baton.simulation.twin.trace_request import TraceRequest
+from baton.simulation.twin.worker import describe
+from baton.simulation.workers.load_report import LoadReport
+from baton.worker.counters import WorkerCounters
 
 REPORT_INTERVAL_S = 0.05
 

@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from baton.engine.sampling_params import SamplingParams
-from baton.rpc.worker_config import Role
-from baton.simulation.spec import WorkerSpec
-from baton.simulation.worker import SimulatedWorker
-from baton.simulation.worker_config import SimulatedWorkerConfig
-from baton.simulation.workers import simulated_workers
+from baton.engine.sampling.params import SamplingParams
+from baton.settings.worker_config import Role
+from baton.simulation.engine.spec import WorkerSpec
+from baton.simulation.workers.app import simulated_workers
+from baton.simulation.workers.worker import SimulatedWorker
+from baton.simulation.workers.worker_config import SimulatedWorkerConfig
 from tests.integration.decode_client import DecodeClient, decode_client
 from tests.integration.worker_process import WorkerProcess
 

@@ -2,8 +2,8 @@
 
 import random
 
-from baton.engine.block_hash import pack_hashes, root_hash
-from baton.simulation.trace.trace_request import TraceRequest
+from baton.engine.kv.block_hash import pack_hashes, root_hash
+from baton.simulation.twin.trace_request import TraceRequest
 from tests.unit.simulation.exact_twin import Asked
 
 

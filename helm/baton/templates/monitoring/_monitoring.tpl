@@ -35,7 +35,7 @@ Fails where the cluster has no such kind; a list of the kind and the key that as
 
 {{/*
 Fails for a promise that the routers' histograms cannot tell: between two buckets Prometheus could only guess. The
-bounds are router/metrics.py's.
+bounds are router/metrics/metrics.py's.
 */}}
 {{- define "baton.monitoring.checkSLO" -}}
 {{- $ttft := list 0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1.0 2.5 5.0 7.5 10.0 20.0 40.0 80.0 160.0 -}}

@@ -1,0 +1,88 @@
+"""Where the model to serve comes from: a directory, a hub id, or the one that comes with Baton."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from importlib.resources import files
+from pathlib import Path
+from typing import cast
+
+import click
+
+from baton.deployment.local.cluster_plan import Checkpoint
+from baton.engine.checkpoint.model_config import read_model_config
+from baton.engine.errors import EngineError
+
+BUNDLED_NAME = "baton-bundled"
+BUNDLED = Path(str(files("baton") / "bundled_model"))
+HUB_PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "tokenizer*", "*.model", "*.txt", "*.jinja"]
+IGNORED = ["*/*"]  # what lies below a directory
+
+
+def find_checkpoint(model: str | None, dtype: str) -> Checkpoint:
+    """The checkpoint that a MODEL argument means, checked as far as that goes without its weights.
+
+    Raises ClickException if there is none or if it asks for something that is not implemented.
+    """
+    directory, name = _locate(model)
+    with servable(name):
+        config = read_model_config(directory, dtype)
+    for pattern in ("*.safetensors", "tokenizer.json"):
+        if not any(directory.glob(pattern)):
+            raise click.ClickException(f"cannot serve {name}: no {pattern} in {directory}")
+    return Checkpoint(directory, name, config)
+
+
+@contextmanager
+def servable(name: str) -> Iterator[None]:
+    """Raises ClickException for what is found wrong with a model within the block."""
+    try:
+        yield
+    except EngineError as error:
+        raise click.ClickException(f"cannot serve {name}: {error}") from error
+
+
+def _locate(model: str | None) -> tuple[Path, str]:
+    if model is None:
+        return BUNDLED, BUNDLED_NAME
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path.resolve(), path.resolve().name
+    if path.exists() or model.startswith((".", "/", "~")) or model.count("/") != 1:
+        raise click.ClickException(f"{model} is no directory, and no hub id such as Qwen/Qwen3-0.6B either")
+    return download(model, HUB_PATTERNS), model
+
+
+def download(hub_id: str, patterns: list[str], directory: Path | None = None) -> Path:
+    """A model's files of these patterns from the hub, in a directory or the hub's own cache. Raises ClickException."""
+    from huggingface_hub import snapshot_download
+
+    click.echo(f"Looking {hub_id} up in the Hugging Face hub")
+    with _hub_errors(hub_id):
+        return Path(snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=IGNORED, local_dir=directory))
+
+
+def hub_files(hub_id: str, patterns: list[str]) -> set[str]:
+    """Names of the files that a download of these patterns brings. Raises ClickException."""
+    from huggingface_hub import HfApi
+
+    with _hub_errors(hub_id):
+        names = {each.rfilename for each in HfApi().model_info(hub_id).siblings or ()}
+    return {name for name in names if "/" not in name and any(fnmatch(name, pattern) for pattern in patterns)}
+
+
+@contextmanager
+def _hub_errors(hub_id: str) -> Iterator[None]:
+    """Raises ClickException for whatever the hub's client raises."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    # Its bases are OSError and all errors of the HTTP library, which is another one with each of the client's versions.
+    bases = cast("tuple[type[Exception], ...]", HfHubHTTPError.__bases__)
+    expected: tuple[type[Exception], ...] = (*bases, HFValidationError)
+    try:
+        yield
+    except expected as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise click.ClickException(
+            f"{hub_id} is no directory here, and it could not be downloaded from the hub: {reason}"
+        ) from error

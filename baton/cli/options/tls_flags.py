@@ -1,0 +1,29 @@
+"""The files with which a command speaks to a cluster's processes, where these speak mutual TLS."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from baton.rpc.tls import make_security
+from baton.settings.tls_options import TLS_OPTIONS
+from baton.settings.values import OptionError
+
+
+def tls_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a click command --tls-cert, --tls-key, --tls-ca and --tls-server-name; it gets them as `security`."""
+
+    @functools.wraps(command)
+    def wrapped(**flags: Any) -> None:
+        files = [flags.pop(name) for name in TLS_OPTIONS]
+        try:
+            security = make_security(*files)
+        except OptionError as error:
+            raise click.UsageError(str(error)) from error
+        command(**flags, security=security)
+
+    decorated: Callable[..., None] = wrapped
+    for name, info in reversed(TLS_OPTIONS.items()):
+        decorated = click.option(f"--{name.replace('_', '-')}", name, help=info.help)(decorated)
+    return decorated

@@ -1,0 +1,135 @@
+"""Which workers a command is for: one that a router knows, or all at a host that a registry has."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import grpc
+import httpx
+
+from baton.membership.registry.base import Registry
+from baton.membership.registry.factory import open_registry
+from baton.membership.registry.first_view import first_view
+from baton.rpc.router_client import ServerError, check, unreachable
+from baton.rpc.tls import Security
+from baton.settings.values import OptionError
+
+REGISTRY_TIMEOUT_S = 10.0
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+@dataclass(frozen=True, slots=True)
+class KnownWorker:
+    """A worker as the router or the registry has it."""
+
+    name: str
+    address: str
+    model: str | None  # None: out of reach
+    role: str | None
+    takes_requests: bool
+
+
+def host_flags(verb: str) -> Callable[[Command], Command]:
+    """Give a click command --host and --registry-file."""
+
+    def add(command: Command) -> Command:
+        path = click.Path(exists=True, dir_okay=False, path_type=Path)
+        file_help = "File that holds the URL of the registry (redis://...), for --host."
+        command = click.option("--registry-file", type=path, help=file_help)(command)
+        host_help = f"{verb} all workers at this address, as a registry has them, instead of WORKER."
+        return click.option("--host", help=host_help)(command)
+
+    return add
+
+
+def check_target(worker: str | None, host: str | None, registry_file: Path | None) -> None:
+    """Raise UsageError unless the flags name either a worker or a host."""
+    if (host is None) != (registry_file is None):
+        raise click.UsageError("--host needs --registry-file, and --registry-file needs --host")
+    if (worker is None) == (host is None):
+        raise click.UsageError("name one WORKER, or a --host for all that are there")
+
+
+def router_workers(router: httpx.Client, url: str) -> list[KnownWorker]:
+    """Return the workers that the router knows."""
+    with router as client:
+        try:
+            response = client.get("/workers")
+            check(response)
+            return [_known(each) for each in response.json()["workers"]]
+        except (ServerError, ValueError, KeyError, TypeError) as error:
+            raise click.ClickException(f"{url}: {error}") from error
+        except httpx.TransportError as error:
+            raise unreachable(url, error) from error
+
+
+def _known(worker: Mapping[str, Any]) -> KnownWorker:
+    name, is_ready = worker["worker_id"] or "", worker["state"] == "ready"
+    return KnownWorker(name, worker["address"], worker.get("model"), worker["role"], is_ready)
+
+
+def named(workers: Sequence[KnownWorker], worker: str, url: str) -> dict[str, str]:
+    """Return the address of the worker with this id or address, by what it was called."""
+    found = [each.address for each in workers if worker in (each.name, each.address)]
+    if len(found) == 1:
+        return {worker: found[0]}
+    if found:
+        raise click.ClickException(f"several workers have the id {worker}; give the address of one: {', '.join(found)}")
+    names = ", ".join(sorted(each.name or each.address for each in workers))
+    raise click.ClickException(f"{url} has no worker {worker}; it has {names or 'none at all'}")
+
+
+def at_host(workers: Sequence[KnownWorker], host: str) -> dict[str, str]:
+    """Return the addresses of the workers at a host, by their ids."""
+    found = [each for each in workers if each.address.rpartition(":")[0].strip("[]") == host]
+    return {f"{each.name}@{each.address}": each.address for each in found}
+
+
+def registry_of(file: Path) -> Registry:
+    try:
+        return open_registry(file.read_text(encoding="utf-8").strip())
+    except (OSError, UnicodeDecodeError, OptionError) as error:
+        raise click.ClickException(f"{file}: {error}") from error
+
+
+async def registry_workers(registry: Registry) -> list[KnownWorker]:
+    """Return the workers that the registry has."""
+    try:
+        view = await first_view(registry, REGISTRY_TIMEOUT_S)
+    except TimeoutError as error:
+        raise click.ClickException(f"{registry.name} does not answer") from error
+    if not view.is_listed:
+        raise click.ClickException(f"{registry.name} cannot be read: {view.error}")
+    return [
+        KnownWorker(each.worker_id, each.address, each.model, each.role, not each.draining) for each in view.members
+    ]
+
+
+async def call_each(
+    security: Security, addresses: dict[str, str], call: Callable[[grpc.aio.Channel], Awaitable[object]]
+) -> dict[str, str | None]:
+    """Call all workers at once, each over its channel; return for each why the call failed, or None."""
+
+    async def fail_of(address: str) -> str | None:
+        try:
+            async with security.channel(address) as channel:
+                await call(channel)
+        except grpc.aio.AioRpcError as error:
+            return f"at {address}: {error.details()}"
+        return None
+
+    failures = await asyncio.gather(*map(fail_of, addresses.values()))
+    return dict(zip(addresses, failures, strict=True))
+
+
+def report(failures: dict[str, str | None], done: str) -> None:
+    """Print each worker's success. Raises ClickException if there was a failure."""
+    for worker, failure in failures.items():
+        if failure is None:
+            click.echo(f"{worker} {done}")
+    failed = [f"{worker} {failure}" for worker, failure in failures.items() if failure is not None]
+    if failed:
+        raise click.ClickException("; ".join(failed))

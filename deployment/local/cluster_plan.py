@@ -1,0 +1,223 @@
+"""Which processes a cluster on one machine has, and what each of them is told."""
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from baton.deployment.local.cluster_config import ClusterSettings
+from baton.deployment.local.machine import Machine, NearCores
+from baton.engine.config import EngineConfig, ModelConfig
+from baton.engine.errors import UnsupportedModel
+from baton.engine.execution.cores import format_cores, parse_cores
+from baton.engine.kv.default_memory import default_kv_bytes
+from baton.engine.kv.dtype import kv_cache_dtype
+from baton.extras import NIXL
+from baton.membership.rendezvous.config import RendezvousConfig
+from baton.process.child import ProcessSpec
+from baton.router.auth.cache_secret import new_cache_secret
+from baton.router.config import RouterConfig
+from baton.router.options import without_secrets
+from baton.rpc.unix_sockets import unix_address
+from baton.settings.host_port import host_port
+from baton.settings.options import flags_of
+from baton.settings.rendezvous_name import REGISTRY
+from baton.settings.values import OptionError
+from baton.settings.worker_config import Role, WorkerConfig
+
+WORKER_HOST = "127.0.0.1"  # of KV that is read over TCP
+RENDEZVOUS = "rendezvous"
+ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
+# The module that Python runs, and what follows it.
+WORKER_COMMANDS: dict[Role, tuple[str, ...]] = {
+    "prefill": ("baton.prefill_worker",),
+    "decode": ("baton.decode_worker",),
+    "both": ("baton", "worker"),
+}
+# Of glibc, for a process that computes.
+ALLOCATOR = {
+    # A step's tensors come and go; kept by the allocator, their pages are not faulted in again each time.
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the most that it accepts
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    # Every step reads all weights: in huge pages (where the kernel gives them to who asks) a fifth faster.
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPlan:
+    """The configs of a cluster's processes."""
+
+    router: RouterConfig
+    workers: tuple[WorkerConfig, ...]
+    rendezvous: RendezvousConfig | None = None  # of the workers' groups, if they are in any
+    log_level: str = "info"
+
+    @property
+    def url(self) -> str:
+        """Where clients on this machine reach the router."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.router.host, self.router.host)
+        return f"{self.router.scheme}://{host_port(host, self.router.port)}"
+
+    def specs(self, log_dir: Path) -> list[ProcessSpec]:
+        """The router's process and the workers', the router first."""
+        command = ("baton", "router") if self.router.processes > 1 else ("baton.router",)
+        config, secrets = without_secrets(self.router)
+        router = _spec("router", [*command, *_common(self.log_level), *flags_of(config)], log_dir, secrets)
+        if self.router.processes == 1:  # several have a supervisor of their own
+            router = replace(router, heartbeat_timeout_s=self.router.heartbeat_timeout_s)
+        return [router, *(self._worker_spec(worker, log_dir) for worker in self.workers)]
+
+    def rendezvous_specs(self, log_dir: Path) -> list[ProcessSpec]:
+        """The process where the workers' groups meet, if they are in groups."""
+        return [] if self.rendezvous is None else [rendezvous_spec(self.rendezvous, log_dir, self.log_level)]
+
+    def _worker_spec(self, worker: WorkerConfig, log_dir: Path) -> ProcessSpec:
+        num_threads = worker.engine.num_threads
+        env = {"OMP_NUM_THREADS": str(num_threads)} if num_threads is not None else {}
+        env |= ALLOCATOR
+        words = [*WORKER_COMMANDS[worker.role], *_common(self.log_level), *flags_of(worker)]
+        return _spec(worker.worker_id, words, log_dir, env)
+
+
+def rendezvous_spec(config: RendezvousConfig, log_dir: Path, log_level: str) -> ProcessSpec:
+    """The process of a rendezvous."""
+    return _spec(RENDEZVOUS, ["baton.membership.rendezvous", *_common(log_level), *flags_of(config)], log_dir, {})
+
+
+def _common(log_level: str) -> list[str]:
+    """Flags of every process."""
+    return [f"--log-level={log_level}"]
+
+
+def _spec(name: str, words: list[str], log_dir: Path, env: dict[str, str]) -> ProcessSpec:
+    # -P: a folder of the same name where the user stands must not be run instead of ours.
+    argv = (sys.executable, "-P", "-m", *words)
+    return ProcessSpec(name, argv, log_dir / f"{name}.log", {"PYTHONUNBUFFERED": "1", **env})
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The model to serve."""
+
+    directory: Path
+    name: str  # for clients
+    config: ModelConfig
+
+
+def check_experts(model: ModelConfig, name: str, num_ranks: int) -> None:
+    """Raise OptionError for a dense model whose experts would be spread over several ranks."""
+    if model.moe is None and num_ranks > 1:
+        raise OptionError(
+            f"expert_parallel: {name} is a dense model without experts to spread; leave it out, or use tensor_parallel"
+        )
+
+
+def plan_cluster(
+    settings: ClusterSettings,
+    checkpoint: Checkpoint,
+    machine: Machine,
+    sockets: Path | None = None,
+    log_level: str = "info",
+) -> ClusterPlan:
+    """Gives every process its config; workers share cores and KV memory evenly unless the settings say otherwise.
+
+    Workers and rendezvous listen at Unix sockets in the directory `sockets`, which no other user may enter. If it is
+    None, they take free ports, and find each other in a registry.
+
+    Raises OptionError for what the checkpoint does not allow, or what is not installed.
+    """
+    cluster = settings.cluster
+    name = cluster.served_model_name or checkpoint.name
+    check_experts(checkpoint.config, checkpoint.name, max(map(cluster.num_expert_ranks, ROLES)))
+    roles: list[tuple[Role, int]] = [
+        ("prefill", cluster.num_prefill),
+        ("decode", cluster.num_decode),
+        ("both", cluster.both),
+    ]
+    kinds = [(role, index) for role, count in roles for index in range(count)]
+    rendezvous = RendezvousConfig(host=WORKER_HOST, uds=_uds(sockets, RENDEZVOUS)) if cluster.has_groups else None
+    workers = tuple(
+        WorkerConfig(
+            role=role,
+            worker_id=f"{role}-{index}",
+            host=WORKER_HOST,
+            uds=_uds(sockets, f"{role}-{index}"),
+            served_model_name=name,
+            engine=_engine(settings, role, checkpoint, machine, machine.near(place, len(kinds))),
+            tensor_parallel=cluster.num_tensor_ranks(role),
+            expert_parallel=cluster.num_expert_ranks(role),
+            group=f"{role}-group-{index // cluster.group_size(role)}",
+            rendezvous=_rendezvous_address(rendezvous),
+            **settings.worker,  # type: ignore[arg-type]  # checked against the fields' types when they were read
+        )
+        for place, (role, index) in enumerate(kinds)
+    )
+    if any(worker.transport == "nixl" for worker in workers) and not NIXL.is_installed:
+        raise OptionError(NIXL.missing("--transport nixl"))
+    router = RouterConfig(
+        model=str(checkpoint.directory),
+        served_model_name=name,
+        host=cluster.host,
+        port=cluster.port,
+        workers=tuple(unix_address(worker.uds) for worker in workers if worker.uds is not None),
+        processes=cluster.router_processes,
+        **{name: settings.worker[name] for name in ("drain_timeout_s",) if name in settings.worker},  # type: ignore[arg-type]
+        **{**_cache_secret(sockets), **settings.router},  # type: ignore[arg-type]  # checked when they were read
+    )
+    return ClusterPlan(router=router, workers=workers, rendezvous=rendezvous, log_level=log_level)
+
+
+def _uds(sockets: Path | None, name: str) -> str | None:
+    return None if sockets is None else str(sockets / name)
+
+
+def _cache_secret(sockets: Path | None) -> dict[str, str]:
+    """A secret that outlives the router's process, for a cluster without a registry."""
+    return {} if sockets is None else {"cache_secret": new_cache_secret()}
+
+
+def _rendezvous_address(rendezvous: RendezvousConfig | None) -> str | None:
+    if rendezvous is None:
+        return None
+    return REGISTRY if rendezvous.uds is None else unix_address(rendezvous.uds)
+
+
+def _engine(
+    settings: ClusterSettings, role: Role, checkpoint: Checkpoint, machine: Machine, near: NearCores | None
+) -> EngineConfig:
+    cluster = settings.cluster
+    given = dict(settings.engine.get(role, {}))
+    if "num_threads" not in given:
+        num_threads, num_ranks = machine.num_cores // cluster.num_ranks, cluster.num_tensor_ranks(role)
+        if (cores := given.get("cores")) is not None:
+            num_threads = len(_parse_cores(str(cores))) // num_ranks
+        elif near is not None:
+            given["cores"] = format_cores(near.cores)
+            num_threads = min(num_threads, near.num_ours // num_ranks)
+        given["num_threads"] = max(1, num_threads)
+    if cluster.kv_parts > 1:
+        given.setdefault("kv_parts", cluster.kv_parts)
+    pool_bytes = {"prefill": cluster.prefill_kv_cache_memory_bytes, "decode": cluster.decode_kv_cache_memory_bytes}
+    if pool_bytes.get(role) is not None:
+        given["kv_cache_memory_bytes"] = pool_bytes[role]
+    engine = EngineConfig(model=str(checkpoint.directory), **given)  # type: ignore[arg-type]  # checked when read
+    longest = checkpoint.config.max_model_len
+    if engine.max_model_len is not None and engine.max_model_len > longest:
+        raise OptionError(
+            f"max_model_len: {engine.max_model_len} tokens are over the checkpoint's context of {longest}"
+        )
+    try:
+        kv_cache_dtype(checkpoint.config, engine.kv_cache_dtype)
+    except UnsupportedModel as error:
+        raise OptionError(str(error)) from error
+    if "kv_cache_memory_bytes" in given or not engine.is_on_cpu:  # of a GPU's memory the engine takes its share
+        return engine
+    kv_bytes = default_kv_bytes(machine.memory_bytes, cluster.num_ranks, checkpoint.config, engine)
+    return replace(engine, kv_cache_memory_bytes=kv_bytes)
+
+
+def _parse_cores(text: str) -> tuple[int, ...]:
+    try:
+        return parse_cores(text)
+    except ValueError as error:
+        raise OptionError(str(error)) from error

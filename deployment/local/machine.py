@@ -1,0 +1,66 @@
+"""What this machine, or the container around us, has to give."""
+
+import math
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.engine.execution.cores import parse_cores
+from baton.process.host_memory import host_memory
+
+CGROUP = Path("/sys/fs/cgroup")
+NODES = Path("/sys/devices/system/node")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Cores and memory that our processes may use."""
+
+    num_cores: int
+    memory_bytes: int  # not in use now
+    nodes: tuple[tuple[int, ...], ...] = ()  # the cores that are near each part of the memory (NUMA), if all are ours
+
+    def near(self, index: int, count: int) -> "NearCores | None":
+        """Where one of `count` processes shall run, each on as few nodes as can be; None: anywhere."""
+        num_nodes = len(self.nodes)
+        if num_nodes < 2:
+            return None
+        starts = [each * num_nodes // count for each in range(count)]
+        end = max(starts[index] + 1, (index + 1) * num_nodes // count)
+        cores = tuple(core for node in self.nodes[starts[index] : end] for core in node)
+        return NearCores(cores, num_ours=max(1, len(cores) // starts.count(starts[index])))
+
+
+@dataclass(frozen=True, slots=True)
+class NearCores:
+    """Where a process shall run."""
+
+    cores: tuple[int, ...]
+    num_ours: int  # how many of them are its own, if others run there too
+
+
+def this_machine(cgroup: Path = CGROUP, nodes: Path = NODES) -> Machine:
+    """The affinity mask and free memory, bounded by the limits of our control groups where there are any."""
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    num_cores = len(cores)
+    quota = _read(cgroup / "cpu.max")
+    if len(quota) == 2 and quota[0] != "max":
+        num_cores = min(num_cores, max(1, math.floor(int(quota[0]) / int(quota[1]))))
+    near = _nodes(nodes, cores) if num_cores == len(cores) else ()
+    return Machine(num_cores, host_memory(cgroup).free_bytes, near)
+
+
+def _nodes(directory: Path, ours: Collection[int]) -> tuple[tuple[int, ...], ...]:
+    """Our cores of every node that has some."""
+    paths = sorted(directory.glob("node[0-9]*"), key=lambda node: int(node.name.removeprefix("node")))
+    lists = [_read(node / "cpulist") for node in paths]
+    nodes = [tuple(core for core in parse_cores(words[0]) if core in ours) for words in lists if words]
+    return tuple(filter(None, nodes))
+
+
+def _read(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []  # no control group, or not version 2

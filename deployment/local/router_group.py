@@ -1,0 +1,144 @@
+"""Several router processes behind one port.
+
+1. The parent binds the ports, so that they stay ours while processes come and go, and listens on none.
+2. Each process listens on them itself (SO_REUSEPORT) once it is ready; the kernel spreads the connections.
+3. A process that dies is started again, without end once all were ready. Its connections are lost, all others stay. A
+   process that sends no heartbeats is killed: the kernel would still give it connections, which would all time out.
+4. At the end every process drains at once. None is left, and neither is the directory where they met.
+"""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from baton.deployment.local.ending import end_all
+from baton.deployment.local.events import Died, Event, Progressed, Started, Warned
+from baton.deployment.local.ports import check_port
+from baton.deployment.local.process_states import STATES_FILE, StatesWriter
+from baton.deployment.local.supervisor import GaveUp, RestartPolicy, Supervisor
+from baton.process.child import ProcessSpec
+from baton.process.progress import ProgressReporter, Ready
+from baton.router.auth.cache_secret import new_cache_secret
+from baton.router.config import RouterConfig
+from baton.router.http.shared_socket import shared_socket
+from baton.router.options import without_secrets
+from baton.rpc.unix_sockets import socket_parent
+from baton.settings.host_port import host_port
+from baton.settings.options import flags_of
+
+logger = logging.getLogger(__name__)
+
+END_MARGIN_S = 5.0  # beyond the time that a process takes to drain
+POLICY = RestartPolicy(max_early_deaths=10, max_deaths=10)  # while others serve, there is time to try again
+
+
+class RouterGroupFailed(OSError):
+    """A process of the group does not get ready."""
+
+
+class RouterGroup:
+    """Owns the processes: whatever happens, none outlives `run`."""
+
+    def __init__(
+        self, specs: list[ProcessSpec], end_timeout_s: float, states: StatesWriter, ready: Callable[[], None]
+    ) -> None:
+        """`ready` is called once, when every process was ready; `states` tells the processes of each other."""
+        self._supervisors = [Supervisor(spec, POLICY, self._hear) for spec in specs]
+        self._loading = {spec.name for spec in specs}  # never ready so far
+        self._end_timeout_s = end_timeout_s
+        self._states = states
+        self._ready = ready
+
+    async def run(self, stop: asyncio.Event, kill: asyncio.Event) -> None:
+        """Serves until `stop`; `kill` cuts the end short. Raises RouterGroupFailed if a process never gets ready."""
+        lives = [asyncio.create_task(supervisor.run()) for supervisor in self._supervisors]
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait([*lives, stopped], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+            await end_all([self._supervisors], self._end_timeout_s, kill)
+            outcomes = await asyncio.gather(*lives, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, GaveUp):
+                raise RouterGroupFailed(str(outcome)) from outcome
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    def _hear(self, event: Event) -> None:
+        self._states.hear(event)
+        match event:
+            case Started(name, life, pid):
+                logger.info("%s was started (life %d, process %d)", name, life, pid)
+            case Warned(name, message):
+                logger.warning("%s: %s", name, message)
+            case Died(name, reason, restart_in_s):
+                logger.warning("%s: %s; it starts again in %.1f s", name, reason, restart_in_s)
+            case Progressed(name, Ready()) if name in self._loading:
+                self._loading.discard(name)
+                if not self._loading:
+                    for supervisor in self._supervisors:
+                        supervisor.persist()
+                    self._ready()
+
+
+async def run_group(config: RouterConfig, log_level: str) -> None:
+    """Runs the config's number of processes until SIGTERM or SIGINT (a second one: ends them at once).
+
+    Raises PortInUse, OSError, or RouterGroupFailed with a process's own words.
+    """
+    stop, kill = asyncio.Event(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, lambda: (kill if stop.is_set() else stop).set())
+    with ExitStack() as stack:
+        port = _hold_port(stack, config.host, config.port)
+        grpc_port = None if config.grpc_port is None else _hold_port(stack, config.host, config.grpc_port)
+        directory = stack.enter_context(
+            TemporaryDirectory(prefix="baton-router-", dir=socket_parent(), ignore_cleanup_errors=True)
+        )
+        states_path = Path(directory) / STATES_FILE
+        shared = replace(
+            config,
+            port=port,
+            grpc_port=grpc_port,
+            group_dir=directory,
+            process=0,
+            process_states=(*config.process_states, str(states_path)),
+            progress_fd=None,
+        )
+        if config.registry is None and config.cache_secret is None:  # nowhere else could the processes agree
+            shared = replace(shared, cache_secret=new_cache_secret())
+        specs = [_spec(replace(shared, process=number), log_level) for number in range(config.processes)]
+        states = StatesWriter(states_path, [spec.name for spec in specs])
+        stack.callback(states.close)
+
+        def ready() -> None:
+            address = host_port(config.host, port)
+            grpc_address = None if grpc_port is None else host_port(config.host, grpc_port)
+            ProgressReporter(config.progress_fd).ready(address=address, grpc_address=grpc_address)
+            url = f"{config.scheme}://{address}"
+            logger.info("%d router processes serve %s at %s", len(specs), config.model_name, url)
+
+        await RouterGroup(specs, config.drain_timeout_s + END_MARGIN_S, states, ready).run(stop, kill)
+
+
+def _hold_port(stack: ExitStack, host: str, port: int) -> int:
+    """The port (of 0: a free one), ours until the stack's end."""
+    if port:
+        check_port(host, port)  # a socket that shares would else join another group of ours
+    held: int = stack.enter_context(shared_socket(host, port)).getsockname()[1]
+    return held
+
+
+def _spec(config: RouterConfig, log_level: str) -> ProcessSpec:
+    config, secrets = without_secrets(config)
+    # -P: a folder of the same name where the user stands must not be run instead of ours.
+    argv = (sys.executable, "-P", "-m", "baton.router", f"--log-level={log_level}", *flags_of(config))
+    name, env = f"router-{config.process}", {"PYTHONUNBUFFERED": "1", **secrets}
+    return ProcessSpec(name, argv, None, env, heartbeat_timeout_s=config.heartbeat_timeout_s)

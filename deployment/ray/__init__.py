@@ -1,0 +1,1 @@
+"""Baton as an application on Ray Serve."""

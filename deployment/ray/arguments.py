@@ -1,0 +1,132 @@
+"""The arguments of an application on Ray Serve, as they are read."""
+
+import tempfile
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from baton.deployment.local.cluster_config import ClusterSettings, load_settings
+from baton.deployment.ray.checks import check_deployments
+from baton.deployment.ray.options import read_deployment
+from baton.deployment.ray.settings import RENDEZVOUS, ROLES, ROUTER, SECTIONS, RaySettings, SharedOptions
+from baton.engine.execution.visible_gpus import visible_gpus
+from baton.router.auth.api_key import hidden
+from baton.settings.config_file import as_section, build, check_section, pick
+from baton.settings.options import OptionInfo, options_of
+from baton.settings.registry_url import parse_registry_url
+from baton.settings.values import OptionError, Value, shown
+from baton.settings.worker_config import Role
+from baton.settings.worker_options import WORKER_OPTIONS
+
+SHARED_OPTIONS = {**WORKER_OPTIONS, "registry_file": OptionInfo("File that holds the registry's URL.")}
+BELOW = "local_prefill_below"
+DEFAULTS: dict[str, dict[str, Value]] = {RENDEZVOUS: {"num_cpus": 0.0}}  # it computes nothing: it fits on any node
+OF_ROUTER = ("host", "port", "router_processes", "api_server_count", SECTIONS[ROUTER])  # beside its own section
+
+
+def read_ray_settings(
+    content: Mapping[str, object],
+    flags: Mapping[str, object],
+    one_machine: bool = False,
+    auto_device: str | None = None,
+) -> RaySettings:
+    """Settings from an application's arguments (or a file's content) and flags (None where not given); flags win.
+
+    The arguments are the keys of `baton serve`'s file, those of `SharedOptions`, and a section of `SECTIONS` for each
+    deployment; `router: false` is an application without one. A key `SECTION.KEY` is a section's. Only on one machine
+    has `local_prefill_below` a default. The device `auto` is a GPU if a deployment's `num_gpus` says so; without that
+    it is `auto_device`, by default that of this machine. Raises OptionError naming the offending key.
+    """
+    rest = _nested(as_section(content, "arguments"))
+    has_router = rest.get(ROUTER) not in (False, "false")
+    if not has_router:
+        del rest[ROUTER]
+        if useless := [name for name in OF_ROUTER if name in rest]:
+            raise OptionError(f"{useless[0]}: `router: false` is no router; who starts one tells it to that")
+    shared = _take_shared(rest, flags)
+    deployments = {
+        name: read_deployment(rest.pop(section, None), section, DEFAULTS.get(name, {}))
+        for name, section in SECTIONS.items()
+    }
+    given = {name for name in ("host", "port") if name in rest or flags.get(name) is not None}
+    has_below = BELOW in as_section(rest.get(ROUTER), ROUTER) or flags.get(BELOW) is not None
+    counted = [role for role in ROLES if deployments[role].has_size]
+    cluster = _load(rest, flags, counted)
+    leave_out = () if one_machine or has_below else (BELOW,)
+    engines = {
+        role: {**values, "device": _device(values.get("device"), deployments[role].replicas.num_gpus, auto_device)}
+        for role, values in cluster.engine.items()
+    }
+    cluster = replace(cluster, router=_kept(cluster.router, leave_out), engine=engines)
+    settings = RaySettings(
+        cluster=cluster,
+        shared=shared,
+        deployments=deployments,
+        has_router=has_router,
+        host=cluster.cluster.host if "host" in given else None,
+        port=cluster.cluster.port if "port" in given else 0,
+    )
+    check_deployments(settings)
+    return settings
+
+
+def _device(asked: Value, num_gpus: float | None, auto_device: str | None) -> str:
+    """The device of a deployment's engines: nodes do not choose it, for Ray gives them GPUs by it."""
+    if asked not in (None, "auto"):
+        return str(asked)
+    if num_gpus is not None:
+        return "cuda" if num_gpus else "cpu"
+    return auto_device or visible_gpus().auto_device
+
+
+def _take_shared(rest: dict[str, object], flags: Mapping[str, object]) -> SharedOptions:
+    options = options_of(SharedOptions, SHARED_OPTIONS)
+    own = check_section(options, {name: rest.pop(name) for name in options if name in rest})
+    shared = build(SharedOptions, options, own, pick(options, flags))
+    if shared.registry is not None:
+        parse_registry_url(shared.registry)
+        if shared.registry_file is not None:
+            raise OptionError("registry: the URL is given here or in registry_file, not both")
+    files = (shared.tls_cert, shared.tls_key, shared.tls_ca)
+    if None in files and (any(files) or shared.tls_server_name):
+        raise OptionError("tls_cert, tls_key, tls_ca: all three are needed, or nothing of TLS")
+    return shared
+
+
+def _nested(arguments: dict[str, object]) -> dict[str, object]:
+    """The arguments with those of `SECTION.KEY` in their sections, as a command line has them, whichever come first."""
+    nested = {key: value for key, value in arguments.items() if "." not in key}
+    for key, value in arguments.items():
+        section, dot, name = key.partition(".")
+        if not dot:
+            continue
+        inner = nested.get(section)
+        if inner is not None and not isinstance(inner, Mapping):
+            raise OptionError(f"{key}: {section} is {shown(inner)} already")
+        known = as_section(inner, section)
+        if name in known:
+            raise OptionError(f"{key}: stands there twice, here and in {section}")
+        nested[section] = {**known, name: value}
+    return nested
+
+
+def _kept(router: Mapping[str, Value], leave_out: Collection[str]) -> dict[str, Value]:
+    """The router's options as Ray may keep them: API keys as their digests, and no cache secret.
+
+    Routers on Ray agree on a cache secret at the registry, or have it from the environment of their nodes.
+    """
+    kept = {name: value for name, value in router.items() if name not in (*leave_out, "cache_secret")}
+    keys = kept.get("api_key")
+    if isinstance(keys, tuple) and all(keys):  # what is no key is refused by the router
+        kept["api_key"] = tuple(map(hidden, keys))
+    return kept
+
+
+def _load(content: Mapping[str, object], flags: Mapping[str, object], counted: Collection[Role]) -> ClusterSettings:
+    """The cluster's settings, read as from a file."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
+        yaml.safe_dump(dict(content), file)
+        file.flush()
+        return load_settings(Path(file.name), flags, counted)

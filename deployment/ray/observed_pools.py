@@ -1,0 +1,176 @@
+"""Both pools, as all routers' reports together show them. Pure: reports go in, the planner's snapshot comes out."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median, median_low
+
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.snapshot import (
+    DecodeSnapshot,
+    PoolSnapshot,
+    PoolsSnapshot,
+    PrefillSnapshot,
+    ReplicaLatency,
+    Traffic,
+)
+from baton.deployment.ray.observed_traffic import merged_traffic
+from baton.deployment.ray.pool_progress import PoolProgress
+from baton.membership.registry.latency_sketch import quantile_of_bins
+from baton.membership.registry.router_report import RouterReport, WorkerReport
+from baton.router.policy.cost_model import CostModel
+
+# From a router by way of the decode worker to a prefill worker, and the first token's back, as routers' prices have it.
+# Blocks come behind the first token, which does not wait for them.
+WAY_S = CostModel().hop_s
+
+
+@dataclass(frozen=True, slots=True)
+class SeenPools:
+    """What the reports say, each worker counted once."""
+
+    traffic: Traffic
+    workers: ByPool[tuple[WorkerReport, ...]]  # colocated ones are decode workers
+    num_waiting: int  # in the routers' queues
+    oldest_wait_s: float  # there
+
+    @classmethod
+    def of(cls, reports: Sequence[RouterReport]) -> "SeenPools":
+        """All of one model."""
+        workers = merged_workers(reports)
+        return cls(
+            traffic=merged_traffic([each.traffic for each in reports]),
+            workers=ByPool(
+                tuple(each for each in workers if each.role == "prefill"),
+                tuple(each for each in workers if each.role != "prefill"),
+            ),
+            num_waiting=sum(each.traffic.num_waiting for each in reports),
+            oldest_wait_s=max((each.traffic.oldest_wait_s for each in reports), default=0.0),
+        )
+
+    @property
+    def ready(self) -> ByPool[tuple[WorkerReport, ...]]:
+        """The workers that take new requests."""
+        return self.workers.map(lambda pool: tuple(each for each in pool if not each.draining))
+
+    def snapshot(self, progress: ByPool[PoolProgress], quantile: float, now_s: float) -> PoolsSnapshot:
+        """What the planner sees; `quantile` is the SLO's, and the clock is the progress's."""
+        num_for_decode = self._num_waiting_for_decode()
+        num_for_prefill = max(0, self.num_waiting - num_for_decode)
+        waits_s = ByPool(self.oldest_wait_s if num_for_prefill else 0.0, self.oldest_wait_s if num_for_decode else 0.0)
+        pools = self.workers.zip(progress.zip(waits_s)).map(
+            lambda each: _pool(each[0], each[1][0], each[1][1], quantile)
+        )
+        return PoolsSnapshot(
+            now_s=now_s,
+            traffic=self.traffic,
+            prefill=self._prefill(pools.prefill, num_for_prefill),
+            decode=self._decode(pools.decode, num_for_decode),
+        )
+
+    def _prefill(self, pool: PoolSnapshot, num_waiting: int) -> PrefillSnapshot:
+        """Nobody knows the prompts of those that wait in routers: they are taken to be as the others were."""
+        workers = self.workers.prefill
+        queued = sum(each.num_queued_tokens for each in self.ready.prefill)
+        remote_tokens = self.traffic.remote_tokens or self.traffic.uncached_tokens
+        return PrefillSnapshot(
+            pool=pool,
+            tokens_per_s=_typical(workers, lambda each: each.prefill_tokens_per_s),
+            step_s=_typical(workers, lambda each: each.decode_step_s),
+            max_step_tokens=_typical_count(workers, lambda each: each.max_num_batched_tokens, 2048),
+            handover_s=WAY_S,
+            queued_tokens=queued + num_waiting * self.traffic.remote_share * remote_tokens.mean,
+        )
+
+    def _decode(self, pool: PoolSnapshot, num_waiting: int) -> DecodeSnapshot:
+        workers = self.workers.decode
+        num_running = sum(map(_num_in_batch, workers))
+        num_behind = sum(each.num_running for each in workers) - num_running
+        num_receiving = min(sum(each.num_waiting for each in workers), self._num_at_prefill())
+        used = sum((each.num_blocks - each.num_free_blocks) * each.block_size for each in workers)
+        measured = [each for each in workers if each.decode_step_s > 0]
+        return DecodeSnapshot(
+            pool=pool,
+            step_s=_typical(measured, lambda each: each.decode_step_s),
+            sequence_s=median([each.decode_sequence_s for each in measured]) if measured else 0.0,
+            max_num_seqs=_typical_count(workers, lambda each: each.max_num_seqs, 256),
+            kv_tokens=_typical_count(workers, lambda each: each.num_blocks * each.block_size, 0),
+            # Those that wait with their prompts, or for them, hold blocks too.
+            kv_used_tokens=round(used * num_running / max(1, num_running + num_behind + num_receiving)),
+            num_running=num_running,
+            num_waiting=num_waiting,
+        )
+
+    def _num_waiting_for_decode(self) -> int:
+        """Sequences that more decode places would help: what waits, beyond the places that are free.
+
+        Who waits at a decode worker may have its place there and wait for its prompt: as many as prefill workers have
+        to do. Who has it waits on, as long as the batch is full. And who waits in a router waits for prefill, if decode
+        workers have room.
+        """
+        workers = self.workers.decode
+        num_receiving = self._num_at_prefill()
+        num_at_workers = max(0, sum(each.num_waiting for each in workers) - num_receiving)
+        num_behind = sum(each.num_running - _num_in_batch(each) for each in workers)
+        ready = self.ready.decode
+        num_seats = sum(max(0, each.max_num_seqs - each.num_running) for each in ready) - num_receiving
+        context = self.traffic.prompt_tokens.mean + self.traffic.output_tokens.mean
+        free_tokens = sum(each.num_free_blocks * each.block_size for each in ready)
+        num_free = min(num_seats, int(free_tokens / context)) if context > 0 else num_seats
+        return max(0, self.num_waiting + num_at_workers + num_behind - max(0, num_free))
+
+    def _num_at_prefill(self) -> int:
+        """Prompts that prefill workers compute or are to compute: the most that decode workers may be receiving."""
+        return sum(each.num_running + each.num_waiting for each in self.workers.prefill)
+
+
+def merged_workers(reports: Iterable[RouterReport]) -> list[WorkerReport]:
+    """Each as the latest report has it, with the times that all routers measured."""
+    workers: dict[str, WorkerReport] = {}  # by incarnation
+    for report in sorted(reports, key=lambda each: each.time_s):
+        for worker in report.workers:
+            known = workers.get(worker.incarnation)
+            if known is not None:
+                worker = replace(
+                    worker,
+                    draining=worker.draining or known.draining,
+                    ready_for_s=max(worker.ready_for_s, known.ready_for_s),
+                    latency=dict(Counter(worker.latency) + Counter(known.latency)),
+                )
+            workers[worker.incarnation] = worker
+    return list(workers.values())
+
+
+def _pool(
+    workers: Sequence[WorkerReport], progress: PoolProgress, oldest_wait_s: float, quantile: float
+) -> PoolSnapshot:
+    """Who is to stop is draining already, whatever it says of itself."""
+    ready = [each for each in workers if not each.draining]
+    return PoolSnapshot(
+        num_ready=len(ready) - progress.num_stopping,
+        starting_since_s=progress.starting_since_s,
+        num_draining=len(workers) - len(ready) + progress.num_stopping,
+        start_s=progress.start_s,
+        oldest_wait_s=oldest_wait_s,
+        latencies=tuple(
+            ReplicaLatency(each.ready_for_s, sum(each.latency.values()), quantile_of_bins(each.latency, quantile))
+            for each in ready
+            if each.latency
+        ),
+    )
+
+
+def _num_in_batch(worker: WorkerReport) -> int:
+    """Sequences that decode: more may run, for those whose prompts come from elsewhere are bounded by blocks alone."""
+    return min(worker.num_running, worker.max_num_seqs or worker.num_running)
+
+
+def _typical(workers: Iterable[WorkerReport], attribute: Callable[[WorkerReport], float]) -> float:
+    """The median of what those report that know it; 0 if none does."""
+    known = [value for each in workers if (value := attribute(each)) > 0]
+    return median(known) if known else 0.0
+
+
+def _typical_count(workers: Iterable[WorkerReport], attribute: Callable[[WorkerReport], int], otherwise: int) -> int:
+    known = [value for each in workers if (value := attribute(each)) > 0]
+    return median_low(known) if known else otherwise

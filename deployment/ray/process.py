@@ -1,0 +1,153 @@
+"""The process that one replica runs: the same, with the same command line, as on one machine without Ray.
+
+A replica is planned as a cluster of which it is the only process. What only the node knows is filled in there: its
+address, its share of the node's cores and memory, the checkpoint.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import yaml
+
+from baton.deployment.local.cluster_plan import Checkpoint, ClusterPlan, check_experts, plan_cluster, rendezvous_spec
+from baton.deployment.local.machine import Machine
+from baton.deployment.ray.settings import ROLES, RaySettings
+from baton.engine.checkpoint.model_config import read_model_config
+from baton.membership.rendezvous.config import RendezvousConfig
+from baton.process.child import ProcessSpec
+from baton.router.options import SECRETS
+from baton.settings.rendezvous_name import DEFAULT_NAME, REGISTRY
+from baton.settings.values import OptionError
+from baton.settings.worker_config import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a replica runs."""
+
+    address: str  # of the node
+    machine: Machine  # what of the node is the replica's
+    application: str = DEFAULT_NAME  # of the replica: its name, which no other has at the same registry
+
+
+def share_of(machine: Machine, num_cpus: float) -> Machine:
+    """What of a node one replica takes, if replicas like it took all its cores."""
+    num_cores = max(1, min(math.floor(num_cpus), machine.num_cores))
+    return Machine(num_cores, machine.memory_bytes * num_cores // machine.num_cores)
+
+
+@contextmanager
+def worker_process(settings: RaySettings, role: Role, worker_id: str, place: Place) -> Iterator[ProcessSpec]:
+    """A worker's process, to be started and ready within the block.
+
+    Raises OptionError for what the checkpoint does not allow, EngineError for one that cannot be served.
+    """
+    plan = _plan(settings, role, place.machine)
+    [worker] = plan.workers
+    shared = settings.shared
+    worker = replace(
+        worker,
+        worker_id=worker_id,
+        host=place.address,
+        lease_s=shared.lease_s,
+        expert_parallel=settings.cluster.cluster.num_expert_ranks(role),
+        group=role,  # the whole pool
+        rendezvous=f"{REGISTRY}/{place.application}" if settings.group_size(role) > 1 else None,
+        tls_cert=shared.tls_cert,
+        tls_key=shared.tls_key,
+        tls_ca=shared.tls_ca,
+        tls_server_name=shared.tls_server_name,
+    )
+    [_, spec] = replace(plan, workers=(worker,)).specs(_log_dir(settings))
+    with _told_registry(spec, settings) as told:
+        yield told
+
+
+@contextmanager
+def rendezvous_process(settings: RaySettings, rendezvous_id: str, place: Place) -> Iterator[ProcessSpec]:
+    """The process that knows the pools' groups, to be started and ready within the block. Raises OptionError."""
+    shared = settings.shared
+    config = RendezvousConfig(
+        host=place.address,
+        name=place.application,
+        lease_s=shared.lease_s,
+        drain_timeout_s=settings.longest_drain_s,  # the workers' drain, if all end together
+        tls_cert=shared.tls_cert,
+        tls_key=shared.tls_key,
+        tls_ca=shared.tls_ca,
+        tls_server_name=shared.tls_server_name,
+    )
+    spec = rendezvous_spec(config, _log_dir(settings), settings.log_level)
+    log_path = _log_dir(settings) / f"{rendezvous_id}.log"
+    with _told_registry(replace(spec, name=rendezvous_id, log_path=log_path), settings) as told:
+        yield told
+
+
+@contextmanager
+def _told_registry(spec: ProcessSpec, settings: RaySettings) -> Iterator[ProcessSpec]:
+    """The process with the registry's URL, which may have a password: anybody can see a command line."""
+    with TemporaryDirectory(prefix="baton-replica-", ignore_cleanup_errors=True) as directory:
+        file = Path(directory) / "registry.yaml"
+        file.write_text(yaml.safe_dump({"registry": settings.registry_url()}), encoding="utf-8")
+        yield _logged(replace(spec, argv=(*spec.argv, f"--config={file}")), settings)
+
+
+def router_process(settings: RaySettings, router_id: str, place: Place) -> ProcessSpec:
+    """A router's process. Raises OptionError, or EngineError, as `worker_process`."""
+    plan = _plan(settings, None, place.machine)
+    shared = settings.shared
+    router = replace(
+        plan.router,
+        host=settings.host or place.address,
+        port=settings.port,
+        tls_cert=shared.tls_cert,
+        tls_key=shared.tls_key,
+        tls_ca=shared.tls_ca,
+        tls_server_name=shared.tls_server_name,
+    )
+    [spec] = replace(plan, router=router).specs(_log_dir(settings))
+    env = {**spec.env, SECRETS["registry"]: settings.registry_url()}
+    log_path = _log_dir(settings) / f"{router_id}.log"
+    return _logged(replace(spec, name=router_id, log_path=log_path, env=env), settings)
+
+
+def _plan(settings: RaySettings, role: Role | None, machine: Machine) -> ClusterPlan:
+    """A cluster with one worker of the role, or none; of a group it knows nothing."""
+    counts = {each: int(each == role) for each in ROLES}
+    cluster = replace(
+        settings.cluster.cluster,
+        prefill=counts["prefill"],
+        decode=counts["decode"],
+        both=counts["both"],
+        expert_parallel=1,
+        prefill_expert_parallel=1,
+    )
+    checkpoint = _checkpoint(settings, role or "decode")
+    check_experts(checkpoint.config, checkpoint.name, max(map(settings.cluster.cluster.num_expert_ranks, ROLES)))
+    return plan_cluster(replace(settings.cluster, cluster=cluster), checkpoint, machine, log_level=settings.log_level)
+
+
+def _checkpoint(settings: RaySettings, role: Role) -> Checkpoint:
+    model = settings.cluster.cluster.model
+    assert model is not None  # the settings were checked
+    directory = Path(model).expanduser()
+    if not directory.is_dir():
+        raise OptionError(f"model: {model} is no directory on this node")
+    dtype = str(settings.cluster.engine[role].get("dtype") or "auto")
+    return Checkpoint(directory.resolve(), directory.resolve().name, read_model_config(directory, dtype))
+
+
+def _log_dir(settings: RaySettings) -> Path:
+    return Path(settings.cluster.cluster.log_dir or ".").expanduser()
+
+
+def _logged(spec: ProcessSpec, settings: RaySettings) -> ProcessSpec:
+    """The process with its log where the settings want it; without a wish it writes where the replica does."""
+    if settings.cluster.cluster.log_dir is None:
+        return replace(spec, log_path=None)
+    _log_dir(settings).mkdir(parents=True, exist_ok=True)
+    return spec

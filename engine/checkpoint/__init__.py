@@ -1,0 +1,1 @@
+"""Checkpoint directories: config.json, tensors, stored quantization, hashes."""

@@ -1,0 +1,95 @@
+"""Hashes of large files, remembered on disk, so that a process that starts again need not read them all."""
+
+import contextlib
+import json
+import logging
+import os
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from baton.engine.checkpoint.json_object import JsonObject
+from baton.engine.checkpoint.tensor_index import file_status
+from baton.engine.errors import InvalidCheckpoint
+
+log = logging.getLogger(__name__)
+
+VERSION = 1  # raised whenever a hash is computed in another way
+MIN_BYTES = 256 << 20  # smaller files are read again: that takes less than 0.1 s
+SETTLED_NS = 10_000_000_000  # a younger file may yet change without a new time stamp
+HASH_DIGITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """What changes with a file's content. The time of the last change of its inode cannot be set back."""
+
+    device: int
+    inode: int
+    num_bytes: int
+    modified_ns: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> "FileState":
+        """The state of the file at a path, of which symbolic links are followed. Raises InvalidCheckpoint."""
+        return cls.of_stat(file_status(path))
+
+    @classmethod
+    def of_stat(cls, status: os.stat_result) -> "FileState":
+        """The same of what `stat` returns."""
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+class FileHashes:
+    """A directory with a small file for each large one, by the path of that.
+
+    Several processes may use it. An entry is written under another name and then renamed, so that no reader has half of
+    one. An entry that is damaged, or of another state of the file, counts as none. Without a directory that can be
+    written, nothing is remembered.
+    """
+
+    def __init__(self, directory: Path, min_bytes: int = MIN_BYTES) -> None:
+        self._directory = directory
+        self._min_bytes = min_bytes
+
+    def find(self, path: Path, state: FileState) -> str | None:
+        """The hash of a file in this state, if it is remembered."""
+        if state.num_bytes < self._min_bytes:
+            return None
+        try:
+            entry = JsonObject.read(self._entry(path)).values
+        except (InvalidCheckpoint, OSError):
+            return None
+        found = entry.pop("hash", None)
+        if entry != _key(path, state) or not isinstance(found, str) or len(found) != HASH_DIGITS:
+            return None
+        return found
+
+    def store(self, path: Path, state: FileState, found: str) -> None:
+        """Remember a hash, unless the file is small or was just written."""
+        age_ns = time.time_ns() - max(state.modified_ns, state.changed_ns)
+        if state.num_bytes < self._min_bytes or age_ns < SETTLED_NS:
+            return
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(prefix="new-", dir=self._directory)
+            try:
+                with open(descriptor, "w") as file:
+                    json.dump({**_key(path, state), "hash": found}, file)
+                os.replace(name, self._entry(path))
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(name)
+                raise
+        except OSError as error:
+            log.info("the hash of %s is not remembered: %s", path, error)
+
+    def _entry(self, path: Path) -> Path:
+        return self._directory / f"{blake2b(os.fsencode(path.resolve()), digest_size=16).hexdigest()}.json"
+
+
+def _key(path: Path, state: FileState) -> dict[str, object]:
+    return {"version": VERSION, "path": str(path.resolve()), **asdict(state)}

@@ -1,0 +1,207 @@
+"""Reads a checkpoint's config.json and generation_config.json; what is not implemented is refused by name."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.engine.checkpoint.json_object import JsonObject, shown
+from baton.engine.checkpoint.moe_config import read_moe
+from baton.engine.checkpoint.rope_config import max_context, read_rope
+from baton.engine.checkpoint.stored_quantization import read_stored_quantization
+from baton.engine.checkpoint.tensor_index import stored_dtype
+from baton.engine.config import MLAConfig, ModelConfig
+from baton.engine.errors import InvalidCheckpoint, InvalidRequest, UnsupportedModel
+from baton.engine.sampling.params import SamplingParams
+
+log = logging.getLogger(__name__)
+
+DTYPES = ("bfloat16", "float32")
+DENSE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+SPARSE = ("MixtralForCausalLM", "Qwen3MoeForCausalLM")
+LATENT = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
+MAX_LAYERS = 4096
+QWEN = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationDefaults:
+    """Sampling options that a checkpoint recommends; None where it says nothing."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
+
+
+def read_generation_defaults(directory: Path) -> GenerationDefaults:
+    """What generation_config.json recommends; nothing if there is no such file.
+
+    Raises InvalidCheckpoint for what no request may ask for.
+    """
+    config = _generation_config(directory)
+
+    def number(key: str) -> float | None:
+        return config.number(key) if key in config else None
+
+    def integer(key: str) -> int | None:
+        return config.integer(key) if key in config else None
+
+    defaults = GenerationDefaults(
+        temperature=number("temperature"),
+        top_p=number("top_p"),
+        top_k=integer("top_k"),
+        min_p=number("min_p"),
+        repetition_penalty=number("repetition_penalty"),
+        max_new_tokens=config.size("max_new_tokens") if "max_new_tokens" in config else None,
+    )
+    _check_sampling(defaults, config.source)
+    return defaults
+
+
+def _check_sampling(defaults: GenerationDefaults, source: str) -> None:
+    names = ("temperature", "top_p", "min_p", "repetition_penalty")
+    given = {name: value for name in names if (value := getattr(defaults, name)) is not None}
+    try:
+        SamplingParams(**given).validate(vocab_size=1)
+    except InvalidRequest as error:  # as every request would be that says nothing of the option
+        raise InvalidCheckpoint(f"{source}: {error}") from error
+
+
+def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
+    """Reads and checks a checkpoint's configuration.
+
+    `dtype` is auto (the checkpoint's own), bfloat16 or float32. Raises UnsupportedModel for an architecture or an
+    option that is not implemented, InvalidCheckpoint for a file that is missing or wrong.
+    """
+    config = JsonObject.read(directory / "config.json")
+    architecture = _architecture(config)
+    _refuse_options(config, architecture)
+    mla = _read_mla(config) if architecture in LATENT else None
+    hidden_size, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
+    num_layers, vocab_size = config.size("num_hidden_layers", maximum=MAX_LAYERS), config.size("vocab_size")
+    head_dim = mla.qk_head_dim if mla else config.size("head_dim", hidden_size // num_heads)
+    rope = read_rope(
+        config,
+        rotary_dim=mla.qk_rope_head_dim if mla else head_dim,
+        default_theta=1e6 if architecture == "MixtralForCausalLM" else 1e4,
+        interleaved=mla is not None and config.boolean("rope_interleave", True),
+    )
+    attention_bias = config.boolean("attention_bias", False)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_heads if mla else _num_kv_heads(config, num_heads),
+        head_dim=head_dim,
+        intermediate_size=config.size("intermediate_size", minimum=0),
+        rms_norm_eps=config.number("rms_norm_eps", 1e-5 if architecture == "MixtralForCausalLM" else 1e-6, minimum=0),
+        rope=rope,
+        max_model_len=max_context(config, rope),
+        dtype=_choose_dtype(config, directory, dtype),
+        tie_word_embeddings=config.boolean("tie_word_embeddings", False),
+        qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias,
+        attention_output_bias=attention_bias,
+        mlp_bias=config.boolean("mlp_bias", False),
+        qk_norm=architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
+        moe=read_moe(config, architecture, num_layers),
+        mla=mla,
+        num_nextn_predict_layers=config.size("num_nextn_predict_layers", 0, minimum=0, maximum=MAX_LAYERS),
+        eos_token_ids=_eos_token_ids(config, directory, vocab_size),
+        stored_quantization=read_stored_quantization(config),
+    )
+
+
+def _architecture(config: JsonObject) -> str:
+    names = config.texts("architectures")
+    supported = DENSE + SPARSE + LATENT
+    if len(names) != 1 or names[0] not in supported:
+        found = ", ".join(map(shown, names[:3])) or "none named"
+        raise UnsupportedModel(f"{config.source}: architecture {found} is not supported, only {', '.join(supported)}")
+    return names[0]
+
+
+def _refuse_options(config: JsonObject, architecture: str) -> None:
+    def refuse(what: str) -> UnsupportedModel:
+        return UnsupportedModel(f"{config.source}: {what} is not supported with {architecture}")
+
+    if (activation := config.text("hidden_act", "silu")) not in ("silu", "swish"):
+        raise refuse(f"hidden_act {shown(activation)}")
+    for kind in config.texts("layer_types"):
+        if kind != "full_attention":
+            raise refuse(f"layer type {shown(kind)}")
+    for key in ("attention_chunk_size", "attn_logit_softcapping", "final_logit_softcapping", "logit_scale"):
+        if key in config:
+            raise refuse(key)
+    if architecture not in ("LlamaForCausalLM", "DeepseekV2ForCausalLM") and config.boolean("mlp_bias", False):
+        raise refuse("mlp_bias true")
+    if architecture in ("MistralForCausalLM", "MixtralForCausalLM", "Qwen2ForCausalLM") and config.boolean(
+        "attention_bias", False
+    ):
+        raise refuse("attention_bias true")
+    if _slides(config, architecture):
+        raise refuse(f"sliding_window {config.integer('sliding_window')}")
+
+
+def _slides(config: JsonObject, architecture: str) -> bool:
+    """Whether a sliding window would hide tokens that the model can reach."""
+    if "sliding_window" not in config or config.texts("layer_types"):
+        return False  # layer_types, where there are any, say it themselves
+    if architecture in QWEN and not config.boolean("use_sliding_window", False):
+        return False
+    if architecture in ("LlamaForCausalLM", *LATENT):
+        return False
+    return config.integer("sliding_window") < config.integer("max_position_embeddings")
+
+
+def _read_mla(config: JsonObject) -> MLAConfig:
+    return MLAConfig(
+        kv_lora_rank=config.size("kv_lora_rank"),
+        q_lora_rank=config.size("q_lora_rank") if "q_lora_rank" in config else None,
+        qk_nope_head_dim=config.size("qk_nope_head_dim"),
+        qk_rope_head_dim=config.size("qk_rope_head_dim"),
+        v_head_dim=config.size("v_head_dim"),
+    )
+
+
+def _num_kv_heads(config: JsonObject, num_heads: int) -> int:
+    num_kv_heads = config.integer("num_key_value_heads", num_heads)
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
+        raise InvalidCheckpoint(f"{config.source}: {num_heads} heads do not divide into {num_kv_heads} KV heads")
+    return num_kv_heads
+
+
+def _choose_dtype(config: JsonObject, directory: Path, requested: str) -> str:
+    if requested != "auto":
+        if requested not in DTYPES:
+            raise UnsupportedModel(f"dtype {requested!r} is not supported, only auto, {', '.join(DTYPES)}")
+        return requested
+    named = config.text("dtype", config.text("torch_dtype", "unnamed")).removeprefix("torch.")
+    stored = named
+    if named == "unnamed":  # the dtype of most tensors says nothing where they are in FP8 and scales
+        stored = "bfloat16" if "quantization_config" in config else stored_dtype(directory)
+    if stored == "float16":
+        log.warning(
+            "%s is float16: served as float32, which holds it exactly; bfloat16 takes half the memory", directory
+        )
+        return "float32"
+    if stored not in DTYPES:
+        raise UnsupportedModel(f"{config.source}: dtype {shown(stored)} is not supported")
+    return stored
+
+
+def _eos_token_ids(config: JsonObject, directory: Path, vocab_size: int) -> frozenset[int]:
+    """End tokens: generation_config.json's, where it names any, else config.json's."""
+    generation = _generation_config(directory)
+    token_ids = frozenset(generation.integers("eos_token_id") or config.integers("eos_token_id"))
+    if not all(0 <= token_id < vocab_size for token_id in token_ids):
+        raise InvalidCheckpoint(f"{config.source}: eos_token_id {shown(sorted(token_ids))} must be below {vocab_size}")
+    return token_ids
+
+
+def _generation_config(directory: Path) -> JsonObject:
+    path = directory / "generation_config.json"
+    return JsonObject.read(path) if path.exists() else JsonObject({}, str(path))

@@ -1,0 +1,77 @@
+"""Reads the rotary embedding of a config.json, in the spelling of transformers 4 and of transformers 5."""
+
+from baton.engine.checkpoint.json_object import JsonObject, shown
+from baton.engine.config import RopeConfig
+from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
+
+KINDS = ("default", "linear", "llama3", "yarn")
+MIN_THETA = 1.001  # angles shrink from pair to pair
+MIN_SCALE, MAX_SCALE = 1e-3, 1e6  # of what divides or is divided
+
+
+def read_rope(config: JsonObject, *, rotary_dim: int, default_theta: float, interleaved: bool) -> RopeConfig:
+    """The rotary embedding; UnsupportedModel for a kind that is not implemented.
+
+    transformers 4 keeps `rope_theta` beside `rope_scaling`, transformers 5 has both in `rope_parameters`.
+    """
+    scaling = config.inner("rope_scaling" if "rope_scaling" in config else "rope_parameters")
+    kind = scaling.text("rope_type", scaling.text("type", "default"))
+    if kind not in KINDS:
+        raise UnsupportedModel(f"{config.source}: rope type {shown(kind)} is not supported, only {', '.join(KINDS)}")
+    if any(isinstance(value, dict) for value in scaling.values.values()):
+        raise UnsupportedModel(f"{config.source}: a rotary embedding for each layer type is not supported")
+    partial = scaling.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    if partial != 1.0:
+        raise UnsupportedModel(f"{config.source}: partial_rotary_factor {partial} is not supported, only 1")
+    if rotary_dim % 2:
+        raise InvalidCheckpoint(f"{config.source}: the rotary width {rotary_dim} is odd")
+    max_positions = config.size("max_position_embeddings")
+    original = scaling.size(
+        "original_max_position_embeddings", config.size("original_max_position_embeddings", max_positions)
+    )
+    low, high = scaling.number("low_freq_factor", 1.0), scaling.number("high_freq_factor", 4.0)
+    if kind == "llama3" and not low < high:
+        raise InvalidCheckpoint(f"{config.source}: low_freq_factor {low:g} is not below high_freq_factor {high:g}")
+    theta = config.number("rope_theta", default_theta, minimum=MIN_THETA)
+    return RopeConfig(
+        theta=scaling.number("rope_theta", theta, minimum=MIN_THETA),
+        rotary_dim=rotary_dim,
+        kind=kind,
+        factor=_factor(scaling, kind, max_positions / original),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_position_embeddings=original,
+        beta_fast=_beta(scaling, "beta_fast", 32.0),
+        beta_slow=_beta(scaling, "beta_slow", 1.0),
+        mscale=scaling.number("mscale", 0.0, minimum=0, maximum=MAX_SCALE),
+        mscale_all_dim=scaling.number("mscale_all_dim", 0.0, minimum=0, maximum=MAX_SCALE),
+        attention_factor=scaling.number("attention_factor", minimum=0) if "attention_factor" in scaling else None,
+        truncate=scaling.boolean("truncate", True),
+        interleaved=interleaved,
+    )
+
+
+def max_context(config: JsonObject, rope: RopeConfig) -> int:
+    """Longest context: `max_position_embeddings`, stretched where the scaling stretches it (as vLLM counts it)."""
+    context = config.size("max_position_embeddings")
+    if rope.kind == "yarn":
+        context = int(rope.original_max_position_embeddings * rope.factor)
+    elif rope.kind == "linear":
+        context = int(context * rope.factor)
+    if context < 1:
+        raise InvalidCheckpoint(f"{config.source}: the factor {rope.factor:g} leaves a context of no token")
+    return context
+
+
+def _factor(scaling: JsonObject, kind: str, stretch: float) -> float:
+    """`stretch`: of the original context to the whole one, which YaRN's factor is where it is not given."""
+    if kind == "default":
+        return 1.0
+    return scaling.number("factor", stretch if kind == "yarn" else None, minimum=MIN_SCALE, maximum=MAX_SCALE)
+
+
+def _beta(scaling: JsonObject, key: str, default: float) -> float:
+    """A number of turns; some checkpoints have 0 for the usual one."""
+    if scaling.values.get(key) == 0:
+        return default
+    return scaling.number(key, default, minimum=MIN_SCALE, maximum=MAX_SCALE)

@@ -1,0 +1,105 @@
+"""What a checkpoint's config.json says of matrices that are stored in FP8; no torch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton.engine.checkpoint.json_object import JsonObject, shown
+from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
+
+SUPPORTED = "supported are fp8 in e4m3, with a scale for a tensor or for a block, and compressed-tensors in FP8"
+SCALE_SUFFIXES = ("_scale_inv", "_scale")  # of a scale's name, behind its matrix's own; one meaning, to be multiplied
+# Scales of what goes in and out of products, measured when the checkpoint was made: tokens get theirs as they come.
+_UNUSED = ("input_scale", "activation_scale", "output_scale")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredQuantization:
+    """How matrices in FP8 (e4m3) are scaled; which ones are in FP8, their tensors say themselves."""
+
+    block: tuple[int, int] | None = None  # rows and columns that share a scale; None: a row, or the whole matrix
+    quantises_tokens: bool = True  # what they are multiplied with is to be in FP8 too
+
+    def is_unused(self, tensor: str) -> bool:
+        """Whether a tensor of this name belongs to the quantisation, and the engine does without it."""
+        return tensor.endswith(_UNUSED)
+
+
+def read_stored_quantization(config: JsonObject) -> StoredQuantization | None:
+    """None for a checkpoint without a quantization_config. Raises UnsupportedModel for what cannot be read."""
+    if "quantization_config" not in config:
+        return None
+    described = config.inner("quantization_config")
+    method = described.text("quant_method", "unknown")
+    reader = _READERS.get(method)
+    if reader is None:
+        raise _unsupported(described, f"quant_method {shown(method)}")
+    return reader(described)
+
+
+def _fp8(described: JsonObject) -> StoredQuantization:
+    """The format of DeepSeek-V3 and of transformers' fine-grained FP8; without blocks, one scale for a matrix."""
+    _only(described, "fmt", "e4m3", ("e4m3", "float8_e4m3fn"))
+    _only(described, "activation_scheme", "dynamic", ("dynamic", "static"))
+    return StoredQuantization(block=_block(described, "weight_block_size"))
+
+
+def _compressed_tensors(described: JsonObject) -> StoredQuantization:
+    if described.inner("sparsity_config").text("format", "dense") != "dense":
+        raise _unsupported(described, "sparsity_config")
+    if described.inner("transform_config").inner("config_groups").values:
+        raise _unsupported(described, "transform_config")
+    groups = described.inner("config_groups")
+    if not groups.values:
+        raise _unsupported(described, "no config_groups")
+    read = {_group(groups.inner(name)) for name in groups.values}
+    if len({each.block for each in read}) > 1:
+        raise _unsupported(groups, "a scale for each block in one group and not in another")
+    return StoredQuantization(
+        block=next(iter(read)).block, quantises_tokens=all(each.quantises_tokens for each in read)
+    )
+
+
+def _group(group: JsonObject) -> StoredQuantization:
+    if "weights" not in group or not _is_fp8(group.inner("weights")):
+        raise _unsupported(group, "weights in anything but symmetric FP8")
+    weights, tokens = group.inner("weights"), group.inner("input_activations")
+    _only(weights, "strategy", "tensor", ("tensor", "channel", "block"))
+    if tokens.values and not _is_fp8(tokens):
+        raise _unsupported(group, "input_activations in anything but symmetric FP8")
+    if "output_activations" in group:
+        raise _unsupported(group, "output_activations")
+    has_blocks = weights.text("strategy", "tensor") == "block"
+    block = _block(weights, "block_structure") if has_blocks else None
+    if has_blocks and block is None:
+        raise _unsupported(group, "strategy 'block' without a block_structure")
+    return StoredQuantization(block=block, quantises_tokens=bool(tokens.values))
+
+
+def _is_fp8(scheme: JsonObject) -> bool:
+    is_float = scheme.text("type", "int") == "float" and scheme.integer("num_bits", 8) == 8
+    return is_float and scheme.boolean("symmetric", True)
+
+
+def _block(described: JsonObject, key: str) -> tuple[int, int] | None:
+    """Rows and columns of a block; None where there is none."""
+    sizes = described.integers(key)
+    if not sizes:
+        return None
+    if len(sizes) != 2 or min(sizes) < 1:
+        raise InvalidCheckpoint(f"{described.source}: {key} must be two whole numbers above 0, not {shown(sizes)}")
+    return sizes[0], sizes[1]
+
+
+def _only(described: JsonObject, key: str, default: str, supported: tuple[str, ...]) -> None:
+    if (value := described.text(key, default)) not in supported:
+        raise _unsupported(described, f"{key} {shown(value)}")
+
+
+def _unsupported(described: JsonObject, what: str) -> UnsupportedModel:
+    return UnsupportedModel(f"{described.source}: {what} is not supported; {SUPPORTED}")
+
+
+_READERS: dict[str, Callable[[JsonObject], StoredQuantization]] = {
+    "fp8": _fp8,
+    "compressed-tensors": _compressed_tensors,
+}

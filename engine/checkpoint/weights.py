@@ -1,0 +1,250 @@
+"""Hands out a checkpoint's tensors, each once, straight from the mapped files."""
+
+import ctypes
+import logging
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from baton.engine.checkpoint.file_hashes import FileState
+from baton.engine.checkpoint.stored_matrix import WHOLE, Part, StoredMatrix, part_of_scales, scale_shapes
+from baton.engine.checkpoint.stored_quantization import SCALE_SUFFIXES, StoredQuantization
+from baton.engine.checkpoint.tensor_index import StoredTensor, read_tensors
+from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
+
+log = logging.getLogger(__name__)
+
+_trim_heap = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+RELEASE_BYTES = 8 << 20  # read between two times that the mapped pages are given back
+TRIM_BYTES = 32 << 20  # likewise freed memory, which costs as many page faults
+
+FP8 = "float8_e4m3fn"
+STORED = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16, FP8: torch.float8_e4m3fn}
+
+
+class Weights:
+    """The tensors of a checkpoint on their way into a model. The mapped pages are never a second copy of it.
+
+    Only the part that is wanted of a tensor is copied out of the mapped file: of rows that are not wanted nothing is
+    read, of columns what lies on other pages.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        on_progress: Callable[[float], None] | None = None,
+        quantization: str | None = None,
+        stored_quantization: StoredQuantization | None = None,
+    ) -> None:
+        self.dtype = dtype
+        self.device = device
+        self.quantization = quantization  # of what products are made with, as EngineConfig has it
+        self.stored_quantization = stored_quantization
+        self._tensors = read_tensors(directory)
+        self._total_bytes = max(sum(tensor.num_bytes for tensor in self._tensors.values()), 1)
+        self._taken: set[str] = set()
+        self._taken_bytes = 0
+        self._read_bytes = 0
+        self._mapped_bytes = 0  # read since their pages were given back
+        self._untrimmed_bytes = 0  # read since freed memory was
+        self._is_loaded = False
+        self._started_s = time.monotonic()
+        self._maps: dict[Path, mmap.mmap] = {}
+        self._states: dict[Path, FileState] = {}  # of the files when they were mapped
+        self._on_progress = on_progress
+        self._dequantised_for: set[str] = set()  # reasons that the log has
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def take(self, name: str, *shape: int, dtype: torch.dtype | None = None, part: Part = WHOLE) -> Tensor:
+        """A tensor of the model's own, or a part of it, in its dtype and on its device unless told otherwise."""
+        view = self.peek(name, *shape, part=part)
+        target = torch.empty(view.values.shape, dtype=dtype or self.dtype, device=self.device)
+        view.copy_to(target)
+        return target
+
+    def peek(self, name: str, *shape: int, part: Part = WHOLE) -> StoredMatrix:
+        """A read-only view of a tensor of this shape, or of a part of it, as it is stored; it counts as taken.
+
+        Valid until `close`.
+        """
+        stored = self._find(name, shape)
+        view = self._view(stored)[part]
+        self._read_bytes += view.nbytes
+        self._release(view.nbytes)
+        self._count(stored)
+        if stored.dtype != FP8:
+            return StoredMatrix(view)
+        block, found = self._block, self._find_scales(stored)
+        self._count(found)
+        return StoredMatrix(view, part_of_scales(self._view(found), shape, block, part))
+
+    def expect(self, name: str, *shape: int) -> None:
+        """Makes sure of a tensor that is read later, or by somebody else: it counts as taken, and not as progress."""
+        for each in self._with_scales(self._find(name, shape)):
+            if each.name not in self._taken:
+                self._taken.add(each.name)
+                self._total_bytes = max(self._total_bytes - each.num_bytes, 1)
+
+    def note_dequantised(self, why: str) -> None:
+        """Says in the log that matrices in FP8 are not computed with as they are; each reason once."""
+        if why not in self._dequantised_for:
+            self._dequantised_for.add(why)
+            log.info("weights in FP8 are dequantised to %s: %s", str(self.dtype).removeprefix("torch."), why)
+
+    def finish(self, ignored: Callable[[str], bool]) -> None:
+        """Every tensor must have been taken, or be one that `ignored` knows; the error names the others."""
+        self._on_progress = None
+        self._is_loaded = True  # what is read from now on is not loading
+        self._trim()
+        stored = self.stored_quantization
+        left = sorted(name for name in self._tensors.keys() - self._taken if not ignored(name))
+        left = [name for name in left if stored is None or not stored.is_unused(name)]
+        if left:
+            more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+            raise InvalidCheckpoint(f"tensors that the config does not explain: {', '.join(left[:5])}{more}")
+
+    def hold(self) -> None:
+        """Maps every file, so that what is read later is what is there now, whatever is put in its place."""
+        for file in {stored.file for stored in self._tensors.values()}:
+            self._map(file)
+
+    def check_unchanged(self, names: Iterable[str]) -> None:
+        """Raise InvalidCheckpoint if a mapped file with one of these tensors has been written to.
+
+        A file that was replaced or removed is still mapped as it was. Its time of change says nothing here: that of the
+        last modification does.
+        """
+        stored = [each for name in names for each in self._with_scales(self._tensors[name])]
+        for path in {each.file for each in stored}.intersection(self._states):
+            before = self._states[path]
+            try:
+                now = FileState.of(path)
+            except InvalidCheckpoint:
+                continue
+            is_same = (now.device, now.inode) == (before.device, before.inode)
+            if is_same and (now.num_bytes, now.modified_ns) != (before.num_bytes, before.modified_ns):
+                raise InvalidCheckpoint(f"{path} was written to after it was loaded; start again to load it anew")
+
+    def close(self) -> None:
+        """Unmaps the files as soon as the last view of them is gone."""
+        log.info("%.2f MB of weights read in %.1f s", self._read_bytes / 1e6, time.monotonic() - self._started_s)
+        self._maps.clear()
+        self._states.clear()
+
+    def _find(self, name: str, *shapes: tuple[int, ...]) -> StoredTensor:
+        """A tensor of one of these shapes."""
+        stored = self._tensors.get(name)
+        if stored is None:
+            raise InvalidCheckpoint(f"tensor {name} is missing from the checkpoint")
+        if stored.shape not in shapes:
+            wanted = " or ".join(str(list(shape)) for shape in shapes)
+            raise InvalidCheckpoint(f"tensor {name} has shape {list(stored.shape)}, the config asks for {wanted}")
+        if stored.dtype not in STORED:
+            raise UnsupportedModel(f"tensor {name} has dtype {stored.dtype}, which is not supported")
+        if stored.dtype == FP8 and self.stored_quantization is None:
+            raise UnsupportedModel(f"tensor {name} is in FP8, and the config has no quantization_config for it")
+        return stored
+
+    def _find_scales(self, stored: StoredTensor) -> StoredTensor:
+        """The scales of a tensor in FP8."""
+        if len(stored.shape) < 2:
+            raise InvalidCheckpoint(f"tensor {stored.name} is in FP8, which only a matrix may be")
+        names = [stored.name + suffix for suffix in SCALE_SUFFIXES]
+        name = next((name for name in names if name in self._tensors), None)
+        if name is None:
+            raise InvalidCheckpoint(f"tensor {stored.name} is in FP8, and there is no {' or '.join(names)} beside it")
+        scales = self._find(name, *scale_shapes(stored.shape, self._block))
+        if scales.dtype == FP8:
+            raise UnsupportedModel(f"tensor {name} has dtype {FP8}, which is not supported for scales")
+        return scales
+
+    def _with_scales(self, stored: StoredTensor) -> tuple[StoredTensor, ...]:
+        """A tensor, and if it is in FP8 its scales."""
+        return (stored, self._find_scales(stored)) if stored.dtype == FP8 else (stored,)
+
+    @property
+    def _block(self) -> tuple[int, int] | None:
+        return self.stored_quantization.block if self.stored_quantization is not None else None
+
+    def _release(self, num_bytes: int) -> None:
+        """Gives the mapped pages back now and then: what was read is in the model. A view of them stays good.
+
+        So too, less often and while the model is loaded, what was freed of the heap between what stays.
+        """
+        self._mapped_bytes += num_bytes
+        if self._mapped_bytes > RELEASE_BYTES:
+            self._mapped_bytes = num_bytes  # which are read next
+            for mapped in self._maps.values():
+                mapped.madvise(mmap.MADV_DONTNEED)
+        self._untrimmed_bytes += num_bytes
+        if self._untrimmed_bytes > TRIM_BYTES and not self._is_loaded:
+            self._trim()
+
+    def _trim(self) -> None:
+        self._untrimmed_bytes = 0
+        if _trim_heap is not None:
+            _trim_heap(0)
+
+    def _count(self, stored: StoredTensor) -> None:
+        if stored.name not in self._taken:  # a tensor may be taken part by part
+            self._taken.add(stored.name)
+            self._taken_bytes += stored.num_bytes
+        if self._on_progress is not None:
+            self._on_progress(min(self._taken_bytes / self._total_bytes, 1.0))
+
+    def _view(self, stored: StoredTensor) -> Tensor:
+        dtype = STORED[stored.dtype]
+        if stored.num_bytes == 0:
+            return torch.empty(stored.shape, dtype=dtype)
+        mapped = self._map(stored.file)
+        if stored.offset + stored.num_bytes > len(mapped):
+            raise InvalidCheckpoint(f"{stored.file} became shorter while it was read")
+        count = stored.num_bytes // dtype.itemsize
+        return torch.frombuffer(mapped, dtype=dtype, count=count, offset=stored.offset).view(stored.shape)
+
+    def _map(self, path: Path) -> mmap.mmap:
+        mapped = self._maps.get(path)
+        if mapped is None:
+            with path.open("rb") as file:
+                # Copy-on-write, because torch warns of buffers it cannot write to; nothing ever writes.
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                self._states[path] = FileState.of_stat(os.fstat(file.fileno()))
+            self._maps[path] = mapped
+        return mapped
+
+
+def look(
+    weights: Weights, names: Sequence[str], sizes: Iterable[int], *inner: int, wanted: Iterable[Part] | None = None
+) -> list[StoredMatrix]:
+    """Tensors of shape [size, *inner], or the wanted part of each; no memory is taken before all are found to be so."""
+    each = zip(names, sizes, wanted or [WHOLE] * len(names), strict=True)
+    return [weights.peek(name, size, *inner, part=part) for name, size, part in each]
+
+
+def stack(
+    weights: Weights, names: Sequence[str], sizes: Iterable[int], *inner: int, wanted: Iterable[Part] | None = None
+) -> Tensor:
+    """Tensors of shape [size, *inner], or the wanted part of each, one after another in one of the model's own."""
+    return join(weights, look(weights, names, sizes, *inner, wanted=wanted))
+
+
+def join(weights: Weights, parts: Sequence[StoredMatrix]) -> Tensor:
+    """Stored tensors one after another in one of the model's own, without a copy of each in between."""
+    first = parts[0].values
+    shape = (sum(len(part.values) for part in parts), *first.shape[1:])
+    target = torch.empty(shape, dtype=weights.dtype, device=weights.device)
+    start = 0
+    for part in parts:
+        end = start + len(part.values)
+        part.copy_to(target[start:end])
+        start = end
+    return target

@@ -1,0 +1,1 @@
+"""Running the model for one step: batch, devices, memory, CUDA graphs."""

@@ -1,0 +1,193 @@
+"""A checkpoint as one process serves it: its model, or its part of it, and the memory for KV."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from baton.engine.attention.base import AttentionBackend
+from baton.engine.attention.factory import attention_for
+from baton.engine.attention.flashinfer import FlashInferAttention
+from baton.engine.checkpoint.model_config import read_model_config
+from baton.engine.checkpoint.weights_hash import WeightsHash
+from baton.engine.config import EngineConfig, ModelConfig
+from baton.engine.errors import EngineError, UnsupportedModel
+from baton.engine.execution.cores import cores_of_rank, running_on
+from baton.engine.execution.cuda_graphs import GraphedModel, can_be_recorded, recorded_sizes
+from baton.engine.execution.device import computing_on
+from baton.engine.execution.device_memory import bytes_for_kv, check_fits
+from baton.engine.experts.group import ExpertGroup
+from baton.engine.kv.capacity import PoolSize, given_context, given_kv_bytes
+from baton.engine.kv.fingerprint import compatibility_fingerprint
+from baton.engine.kv.layout import KVCacheLayout
+from baton.engine.layers.fp8_weight import products_of
+from baton.engine.models import Model, load_model
+from baton.engine.models.causal_lm import CausalLM
+from baton.engine.parallel.tensor_parallel import ONE_RANK, TensorGroup
+from baton.engine.parallel.tensor_shard import TensorShard
+
+WEIGHTS_SHARE = 0.8  # of the loading, where decodes are recorded behind it
+FINGERPRINT_DIGITS = 15  # of a fingerprint, that ranks compare: what an int64 holds
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What an engine, or a rank that follows one, has of a checkpoint."""
+
+    config: ModelConfig  # of the whole model
+    model: Model
+    layout: KVCacheLayout
+    kv_parts: int  # of a block of the whole model; those of the layout are this rank's
+    pool: Tensor
+    max_model_len: int  # of a request: prompt plus output
+    fingerprint: str
+    cores: tuple[int, ...]  # on which it was loaded, and is to be computed; none: any
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Plain memory for a KV pool, in a process that shares it with nobody."""
+    return torch.zeros(shape, dtype=dtype)
+
+
+def load(
+    config: EngineConfig,
+    allocate_pool: Callable[[tuple[int, ...], torch.dtype], Tensor],
+    on_progress: Callable[[float], None] | None = None,
+    group: ExpertGroup | None = None,
+    tensor: TensorGroup | None = None,
+) -> LoadedModel:
+    """Reads a checkpoint, of which a rank of `tensor`, formed, takes its part alone; see `Engine`."""
+    shard = tensor.shard if tensor is not None else TensorShard()
+    cores = cores_of_rank(config.cores, shard.rank, shard.size)
+    with running_on(cores), computing_on(torch.device(config.device)):
+        whole = read_model_config(Path(config.model), config.dtype)
+        with WeightsHash(Path(config.model)) as weights_hash:
+            return _load(config, whole, shard, cores, allocate_pool, on_progress, group, tensor, weights_hash)
+
+
+def _load(
+    config: EngineConfig,
+    whole: ModelConfig,
+    shard: TensorShard,
+    cores: tuple[int, ...],
+    allocate_pool: Callable[[tuple[int, ...], torch.dtype], Tensor],
+    on_progress: Callable[[float], None] | None,
+    group: ExpertGroup | None,
+    tensor: TensorGroup | None,
+    weights_hash: WeightsHash,
+) -> LoadedModel:
+    directory, device = Path(config.model), torch.device(config.device)
+    shard.check(whole)
+    num_parts = shard.kv_parts(whole, config.kv_parts)
+    try:
+        layout = KVCacheLayout.of(whole, config.block_size, num_parts, shard.size, config.kv_cache_dtype)
+    except ValueError as error:
+        raise UnsupportedModel(f"kv_parts: {error}") from error
+    size, is_measured = _size_beforehand(config, whole, layout, group)
+    products = config.quantization or products_of(whole.stored_quantization, whole.dtype, device)
+
+    def fingerprint_with(weights_revision: str) -> str:
+        kv_dtype = config.kv_cache_dtype
+        return compatibility_fingerprint(
+            directory, whole, config.block_size, weights_revision, num_parts, kv_dtype, products
+        )
+
+    if tensor is not None:
+        _agree(tensor, size, fingerprint_with("of any"))
+    attention = _attention(config, shard.local(whole), layout)
+    may_record = tensor is None and group is None and not (config.is_on_cpu or config.enforce_eager)
+    model = load_model(
+        directory,
+        replace(whole, max_model_len=size.max_model_len),
+        device,
+        attention,
+        _share_of(on_progress, 0.0, WEIGHTS_SHARE if may_record else 1.0),
+        group,
+        tensor or ONE_RANK,
+        config.quantization,
+    )
+    records = may_record and can_be_recorded(model)
+    if is_measured:
+        kv_bytes = bytes_for_kv(config, size.max_model_len, model, layout, _num_columns(whole, shard), records=records)
+        size = PoolSize.in_bytes(tensor.least(kv_bytes) if tensor is not None else kv_bytes, config, whole, layout)
+    pool = _pool(layout.pool_shape(size.num_blocks), layout.dtype, device, allocate_pool)
+    fingerprint = fingerprint_with(weights_hash.revision())
+    if tensor is not None:
+        tensor.meet()
+        tensor.agree(("weights",), (_number(fingerprint),))
+    told = _share_of(on_progress, WEIGHTS_SHARE, 1.0)
+    served = _recorded(model, pool, config, size.max_model_len, told) if records else model
+    return LoadedModel(whole, served, layout, num_parts, pool, size.max_model_len, fingerprint, cores)
+
+
+def _size_beforehand(
+    config: EngineConfig, whole: ModelConfig, layout: KVCacheLayout, group: ExpertGroup | None
+) -> tuple[PoolSize, bool]:
+    """The pool's size, and whether its blocks are to be counted when the model is loaded."""
+    kv_bytes = given_kv_bytes(config)
+    if kv_bytes is not None:
+        if not config.is_on_cpu:
+            check_fits(kv_bytes, torch.device(config.device))
+        return PoolSize.in_bytes(kv_bytes, config, whole, layout), False
+    if group is not None:
+        raise EngineError(
+            "expert_parallel on GPUs needs kv_cache_memory_bytes: how much a rank has left is not measured"
+        )
+    return PoolSize(0, given_context(config, whole)), True
+
+
+def _agree(tensor: TensorGroup, size: PoolSize, fingerprint: str) -> None:
+    """Compare ranks before they load anything; their weights are compared when they are read."""
+    tensor.agree(
+        ("number of KV blocks", "max_model_len", "model, dtype or block size"),
+        (size.num_blocks, size.max_model_len, _number(fingerprint)),
+    )
+
+
+def _number(fingerprint: str) -> int:
+    """What ranks compare of a fingerprint."""
+    return int(fingerprint.partition("-")[2][:FINGERPRINT_DIGITS], 16)
+
+
+def _attention(config: EngineConfig, heads: ModelConfig, layout: KVCacheLayout) -> AttentionBackend:
+    """heads: a config with those that are here."""
+    device = torch.device(config.device)
+    attention = attention_for(heads, config.block_size, device, config.kv_cache_dtype, layout.num_parts)
+    if isinstance(attention, FlashInferAttention) and config.step_tokens > (attention.most_tokens or math.inf):
+        raise EngineError(
+            f"max_num_batched_tokens is {config.step_tokens}, but with MLA a GPU takes at most {attention.most_tokens}"
+        )
+    return attention
+
+
+def _num_columns(whole: ModelConfig, shard: TensorShard) -> int:
+    """Of the logits: the first rank gets all of them, each of the others its own."""
+    ours = range(whole.vocab_size)[shard.of(whole.vocab_size)]
+    return whole.vocab_size if shard.rank == 0 else len(ours)
+
+
+def _pool(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    allocate_pool: Callable[[tuple[int, ...], torch.dtype], Tensor],
+) -> Tensor:
+    """What is allocated for peers to map is the host's memory."""
+    return allocate_pool(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
+
+
+def _recorded(
+    model: CausalLM, pool: Tensor, config: EngineConfig, max_model_len: int, on_progress: Callable[[float], None] | None
+) -> Model:
+    max_blocks = -(-max_model_len // config.block_size)
+    return GraphedModel(model, pool, recorded_sizes(config.batch_seqs), max_blocks, on_progress=on_progress)
+
+
+def _share_of(on_progress: Callable[[float], None] | None, start: float, end: float) -> Callable[[float], None] | None:
+    """Who hears of a part of the loading, which goes from `start` to `end` of all of it."""
+    if on_progress is None:
+        return None
+    return lambda done: on_progress(start + (end - start) * done)

@@ -1,0 +1,140 @@
+"""Runs the model on a step's work: builds the batch, computes logits, samples."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.engine.execution.batch import Batch
+from baton.engine.execution.device import sent
+from baton.engine.execution.launched_step import HostCopy, LaunchedStep
+from baton.engine.kv.block_pool import NULL_BLOCK
+from baton.engine.models import Model
+from baton.engine.outputs import PositionLogprobs
+from baton.engine.sampling.sampler import Sampler
+from baton.engine.scheduling.schedule import ScheduledRequest, StepResult
+
+
+@dataclass(slots=True)
+class LogitsRows:
+    """Which rows of a step's logits mean what."""
+
+    token_indices: list[int] = field(default_factory=list)  # of the batch, a logits row each
+    sampled_rows: list[int] = field(default_factory=list)  # one for each request that samples
+    prompt_rows: dict[int, range] = field(default_factory=dict)  # by place in the schedule
+
+
+class ModelRunner:
+    """Owns the model, the KV pool and the sampler."""
+
+    def __init__(self, model: Model, pool: Tensor, block_size: int, sampler: Sampler) -> None:
+        self.model = model
+        self.pool = pool
+        self.block_size = block_size
+        self.sampler = sampler
+
+    def run(self, scheduled: Sequence[ScheduledRequest]) -> list[StepResult]:
+        """Computes the scheduled tokens' KV and samples where a request has caught up; results in the same order."""
+        return self.collect(self.launch(scheduled))
+
+    @torch.inference_mode()
+    def launch(self, scheduled: Sequence[ScheduledRequest], behind: LaunchedStep | None = None) -> LaunchedStep:
+        """Begins a step, perhaps behind the one that samples its tokens, without waiting for what it computes."""
+        rows = self._logits_rows(scheduled)
+        batch = self._batch(scheduled, rows)
+        if behind is not None:
+            batch = replace(batch, sampled_ids=_taken(behind.token_ids, scheduled))
+        logits = self.model.forward(batch, self.pool)
+        sampling = [item.request for item in scheduled if item.samples]
+        sampled = self._select(logits, rows.sampled_rows)
+        token_ids = self.sampler.draw(sampled, sampling, num_unknown=behind is not None)
+        return LaunchedStep(
+            scheduled,
+            token_ids,
+            HostCopy(token_ids),
+            self.sampler.logprobs(sampled, token_ids, sampling),
+            [self._prompt_logprobs(logits, item, rows.prompt_rows.get(place)) for place, item in enumerate(scheduled)],
+        )
+
+    def collect(self, launched: LaunchedStep) -> list[StepResult]:
+        """What a launched step says, once it is known; in the order of its requests."""
+        tokens = iter(self.sampler.described(launched.copy.wait(), launched.logprobs))
+        return [
+            StepResult(next(tokens) if item.samples else None, prompt_logprobs)
+            for item, prompt_logprobs in zip(launched.scheduled, launched.prompt_logprobs, strict=True)
+        ]
+
+    def run_idle(self) -> None:
+        """A step of the group in which there is nothing to compute here but the experts."""
+        self.model.forward_idle()
+
+    def _logits_rows(self, scheduled: Sequence[ScheduledRequest]) -> LogitsRows:
+        rows = LogitsRows()
+        end = 0
+        for place, item in enumerate(scheduled):
+            start, end = end, end + item.num_new_tokens
+            request = item.request
+            if request.sampling.prompt_logprobs is not None:
+                first = max(item.start, request.num_prompt_logprobs)
+                last = min(item.start + item.num_new_tokens, request.num_prompt_tokens - 1)
+                if first < last:
+                    offset = start - item.start
+                    rows.prompt_rows[place] = range(len(rows.token_indices), len(rows.token_indices) + last - first)
+                    rows.token_indices += range(first + offset, last + offset)
+            if item.samples:
+                rows.sampled_rows.append(len(rows.token_indices))
+                rows.token_indices.append(end - 1)
+        return rows
+
+    def _batch(self, scheduled: Sequence[ScheduledRequest], rows: LogitsRows) -> Batch:
+        query_lens = [item.num_new_tokens for item in scheduled]
+        context_lens = [item.start + item.num_new_tokens for item in scheduled]
+        max_blocks = -(-max(context_lens) // self.block_size)
+        tables = np.full((len(scheduled), max_blocks), NULL_BLOCK, dtype=np.int64)
+        token_ids: list[int] = []
+        for row, item in enumerate(scheduled):
+            request, start = item.request, item.start
+            known = request.token_ids[start : start + item.num_new_tokens]
+            token_ids += known or [0]  # what the step before samples is filled in on the device
+            num_blocks = min(len(request.block_table), max_blocks)
+            tables[row, :num_blocks] = request.block_table[:num_blocks]
+        query_starts = np.concatenate(([0], np.cumsum(query_lens)))
+        seq_of_token = np.repeat(np.arange(len(scheduled)), query_lens)
+        starts = np.array(context_lens) - np.array(query_lens) - query_starts[:-1]
+        positions = np.arange(query_starts[-1]) + starts[seq_of_token]
+        slots = tables[seq_of_token, positions // self.block_size] * self.block_size + positions % self.block_size
+        return Batch(
+            token_ids=torch.tensor(token_ids),
+            positions=torch.from_numpy(positions),
+            slot_mapping=torch.from_numpy(slots),
+            query_starts=torch.from_numpy(query_starts),
+            context_lens=torch.tensor(context_lens),
+            block_tables=torch.from_numpy(tables),
+            logits_indices=torch.tensor(rows.token_indices, dtype=torch.int64),
+            query_lens_list=query_lens,
+            context_lens_list=context_lens,
+            num_decodes=sum(query_len == 1 for query_len in query_lens),
+        )
+
+    def _select(self, logits: Tensor, rows: list[int]) -> Tensor:
+        if len(rows) == logits.shape[0]:
+            return logits
+        return logits[sent(torch.tensor(rows, dtype=torch.int64), logits.device)]  # perhaps none
+
+    def _prompt_logprobs(self, logits: Tensor, item: ScheduledRequest, rows: range | None) -> list[PositionLogprobs]:
+        num_top = item.request.sampling.prompt_logprobs
+        if rows is None or num_top is None:
+            return []
+        first = max(item.start, item.request.num_prompt_logprobs)
+        targets = item.request.token_ids[first + 1 : first + 1 + len(rows)]
+        return self.sampler.prompt_logprobs(logits[rows.start : rows.stop], targets, num_top)
+
+
+def _taken(token_ids: Tensor, scheduled: Sequence[ScheduledRequest]) -> Tensor:
+    """The token of each request's row, where they are."""
+    rows = [item.source for item in scheduled]
+    if rows == list(range(len(token_ids))):
+        return token_ids
+    return token_ids[sent(torch.tensor(rows), token_ids.device)]

@@ -1,0 +1,1 @@
+"""Experts spread over ranks: placement, balance, and dispatch of tokens to them."""

@@ -1,0 +1,69 @@
+"""Tokens' rows in the order of the slots whose experts they chose, and the way back."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.engine.layers.experts import ROW_TILE
+from baton.engine.ops.factory import ops_for
+
+try:
+    from baton.engine.native.layer_ops import sort_rows
+except ImportError:  # nothing was compiled when this was installed
+    sort_rows = None  # type: ignore[assignment]  # there is no optional function for mypy
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRows:
+    """Rows by slot. Where the host knows how many each has, these may be padded to a multiple of some number."""
+
+    rows: Tensor  # [sum(sizes), hidden]
+    sizes: list[int] | Tensor  # by slot: known to the host, or [num_slots] int64 on the device
+    places: Tensor  # [num_entries]: in which row each (token, chosen expert) is
+
+
+def rows_by_slot(x: Tensor, token_of: Tensor | None, slots: Tensor, num_slots: int, tile: int = ROW_TILE) -> ExpertRows:
+    """Row `token_of[i]` of x for slot `slots[i]`, for each entry i; a slot's rows in the entries' order.
+
+    `token_of` None: all tokens have equally many entries, one token's after the other's. A slot's rows are padded to
+    a multiple of `tile`, with some of them once more.
+    """
+    if sort_rows is not None and x.device.type == "cpu":
+        return _sorted_natively(x, token_of, slots, num_slots, tile)
+    if token_of is None:
+        token_of = torch.arange(len(slots), device=x.device) // max(1, len(slots) // max(1, len(x)))
+    counts = slots.bincount(minlength=num_slots)
+    sizes = (counts + tile - 1) // tile * tile
+    # Where a slot's rows begin, less the number of entries sorted before it.
+    shifts = (sizes.cumsum(0) - sizes) - (counts.cumsum(0) - counts)
+    order = slots.argsort(stable=True)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device) + shifts[slots[order]]
+    sizes_list: list[int] = sizes.tolist()
+    firsts = order[(counts.cumsum(0) - counts).clamp(max=max(0, len(order) - 1))] if len(order) else order
+    source = token_of[firsts].repeat_interleave(sizes) if len(order) else order
+    source[places] = token_of
+    return ExpertRows(x[source], sizes_list, places)
+
+
+def _sorted_natively(x: Tensor, token_of: Tensor | None, slots: Tensor, num_slots: int, tile: int) -> ExpertRows:
+    x, slots, num_entries = x.contiguous(), slots.contiguous(), slots.numel()
+    token_of = token_of.contiguous() if token_of is not None else None
+    assert slots.dtype == torch.int64
+    assert token_of is None or (token_of.dtype == torch.int64 and token_of.shape == slots.shape)
+    places = torch.empty(num_entries, dtype=torch.int64)
+    most = num_entries + min(num_entries, num_slots) * (tile - 1)
+    rows = torch.empty(most, x.shape[1], dtype=x.dtype)
+    tokens = 0 if token_of is None else token_of.data_ptr()
+    row_bytes = x.shape[1] * x.itemsize
+    sizes = sort_rows(
+        x.data_ptr(), len(x), row_bytes, tokens, slots.data_ptr(), num_entries, num_slots, tile,
+        rows.data_ptr(), places.data_ptr(), torch.get_num_threads(),
+    )  # fmt: skip
+    return ExpertRows(rows[: sum(sizes)], sizes, places)
+
+
+def weighted_sum(rows: Tensor, places: Tensor | None, weights: Tensor) -> Tensor:
+    """See LayerOps."""
+    return ops_for(rows.device).weighted_sum(rows, places, weights)

@@ -1,0 +1,129 @@
+"""Which request holds which blocks.
+
+A running or receiving request holds its block table; whoever fills the blocks of a receiving request holds these too,
+until `end_fill`; a finished request may keep its table; a pin holds cached blocks for a reader. A waiting request holds
+nothing.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from baton.engine.kv.block_hash import BlockHash, extend_hashes, root_hash
+from baton.engine.kv.block_pool import BlockPool
+from baton.engine.kv.prefix_cache import PrefixCache
+from baton.engine.request import BlockId, Request, RequestId
+
+
+class BlockManager:
+    """Owns the prefix cache and every hold on its blocks."""
+
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
+        self.block_size = block_size
+        self.cache = PrefixCache(BlockPool(num_blocks), enable_prefix_caching)
+        self._fills: dict[RequestId, list[BlockId]] = {}
+        self._pins: dict[int, list[BlockId]] = {}
+        self._num_pins = 0
+
+    @property
+    def num_fills(self) -> int:
+        """Requests whose blocks somebody is filling."""
+        return len(self._fills)
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks that requests can hold."""
+        return self.cache.pool.num_blocks - 1
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that so many tokens fill, the last perhaps in part."""
+        return -(-num_tokens // self.block_size)
+
+    def num_cached_tokens(self, request: Request) -> int:
+        """Tokens of a waiting request that the cache has now; at least one is left to compute."""
+        return len(self.cache.match(self._usable_hashes(request))) * self.block_size
+
+    def take(self, request: Request, reserve: int, reads_cache: bool) -> bool:
+        """Gives a waiting request what the cache has of it and blocks for the rest, and sets its computed tokens.
+
+        False, and nothing changes, if that would leave fewer than `reserve` blocks free. At least one token is left
+        to compute.
+        """
+        cached = self.cache.match(self._usable_hashes(request)) if reads_cache else []
+        lacking = self.num_blocks_for(request.num_tokens) - len(cached)
+        if lacking + reserve > self.cache.num_free_outside(cached):
+            return False
+        self.cache.pool.hold(cached)
+        request.block_table = cached + self.cache.allocate(lacking)
+        request.num_computed_tokens = len(cached) * self.block_size
+        return True
+
+    def grow(self, request: Request, num_unknown: int = 0) -> bool:
+        """Gives the request blocks for all its tokens, and so many more; False, and nothing changes, if too few are
+        free."""
+        lacking = self.num_blocks_for(request.num_tokens + num_unknown) - len(request.block_table)
+        if lacking > self.cache.pool.num_free:
+            return False
+        if lacking > 0:
+            request.block_table += self.cache.allocate(lacking)
+        return True
+
+    def free(self, request: Request) -> None:
+        """Takes the request's blocks."""
+        self.cache.release(request.block_table)
+        request.block_table = []
+
+    def advance(self, request: Request, num_computed_tokens: int) -> None:
+        """Raises the number of computed tokens, and offers blocks that became full to the cache.
+
+        If the cache has lost the block before them, which another request may have stored, it is offered this
+        request's own blocks from there on.
+        """
+        first = request.num_computed_tokens // self.block_size
+        last = num_computed_tokens // self.block_size
+        request.num_computed_tokens = num_computed_tokens
+        if self.cache.enabled and last > first:
+            self._extend_hashes(request)
+            hashes = request.block_hashes
+            while first > 0 and hashes[first - 1] not in self.cache:
+                first -= 1
+            for index in range(first, last):
+                self.cache.store(request.block_table[index], hashes[index], hashes[index - 1] if index else None)
+
+    def begin_fill(self, request: Request) -> None:
+        """Somebody else fills the request's blocks behind its computed tokens, and holds them too."""
+        blocks = request.block_table[request.num_computed_tokens // self.block_size :]
+        self.cache.pool.hold(blocks)
+        self._fills[request.request_id] = blocks
+
+    def end_fill(self, request_id: RequestId) -> None:
+        """Nothing more will be written into the request's blocks."""
+        self.cache.release(self._fills.pop(request_id))
+
+    def pin(self, hashes: Sequence[BlockHash]) -> tuple[int, list[BlockId]]:
+        """Holds the longest cached run of `hashes` for a reader; returns the pin's id and the blocks."""
+        blocks = self.cache.match(hashes)
+        self.cache.pool.hold(blocks)
+        self._num_pins += 1
+        self._pins[self._num_pins] = blocks
+        return self._num_pins, blocks
+
+    def unpin(self, pin_id: int) -> None:
+        """Ends a pin."""
+        self.cache.release(self._pins.pop(pin_id))
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Asserts that every block is held by exactly those who should hold it."""
+        holders = [block for request in requests for block in request.block_table]
+        for held in (*self._fills.values(), *self._pins.values()):
+            holders += held
+        self.cache.pool.check_integrity(holders)
+        self.cache.check_integrity()
+
+    def _usable_hashes(self, request: Request) -> list[BlockHash]:
+        if not self.cache.enabled:
+            return []
+        self._extend_hashes(request)
+        return request.block_hashes[: (request.num_tokens - 1) // self.block_size]
+
+    def _extend_hashes(self, request: Request) -> None:
+        root = root_hash(request.cache_salt)
+        extend_hashes(request.block_hashes, request.token_ids, self.block_size, root)

@@ -1,0 +1,158 @@
+"""The next token of each request, from the model's logits."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.engine.execution.device import sent
+from baton.engine.outputs import PositionLogprobs, SampledToken
+from baton.engine.request import Request
+from baton.engine.sampling.logits import edit_logits
+from baton.engine.sampling.logprobs import position_logprobs
+from baton.engine.sampling.noise import row_keys
+from baton.engine.sampling.params import GREEDY_BELOW, SamplingParams
+from baton.engine.sampling.random_choice import RandomRows, draw_truncated, draw_whole
+
+ARGMAX_BLOCK = 64  # tokens
+CHUNK_ELEMENTS = 1 << 21  # logits drawn from at a time, so that intermediates stay small
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """Chooses tokens as the requests' options say; holds no state, so that any worker chooses the same."""
+
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+
+    def __post_init__(self) -> None:
+        if not all(0 <= token_id < self.vocab_size for token_id in self.eos_token_ids):
+            raise ValueError(f"eos_token_ids {sorted(self.eos_token_ids)} must be below {self.vocab_size}")
+
+    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
+        """A token for each request, at position `len(request.token_ids)`.
+
+        logits: [num_rows, vocab] float32 on any device, left as they are; row `i` belongs to `requests[i]`. In vLLM's
+        order: logit bias, minimum length, penalties, temperature, min-p, top-k, top-p, Gumbel-max. Log-probabilities
+        are those of the logits as given. Raises `ValueError` if the shapes do not fit.
+        """
+        token_ids = self.draw(logits, requests)
+        return self.described(token_ids.tolist(), self.logprobs(logits, token_ids, requests))
+
+    def draw(self, logits: Tensor, requests: Sequence[Request], num_unknown: int = 0) -> Tensor:
+        """[num_rows] int64, a token for each request, where the logits are; see `sample`.
+
+        num_unknown: tokens of each request that the host does not know yet, before the one that is drawn. Nothing
+        waits for a device, unless requests edit their logits or have top-k or top-p.
+        """
+        if logits.shape != (len(requests), self.vocab_size):
+            raise ValueError(f"logits are {list(logits.shape)} for {len(requests)} requests x {self.vocab_size} tokens")
+        if not requests:
+            return torch.empty(0, dtype=torch.int64, device=logits.device)
+        return self._choose(edit_logits(logits, requests, self.eos_token_ids), requests, num_unknown)
+
+    @staticmethod
+    def described(token_ids: Sequence[int], logprobs: Sequence[PositionLogprobs | None]) -> list[SampledToken]:
+        """Tokens with their log-probabilities."""
+        return [SampledToken(token, part) for token, part in zip(token_ids, logprobs, strict=True)]
+
+    def prompt_logprobs(
+        self, logits: Tensor, target_token_ids: Sequence[int] | Tensor, num_top: int
+    ) -> list[PositionLogprobs]:
+        """Log-probabilities of prompt tokens: row `i` of the logits predicts `target_token_ids[i]`.
+
+        logits: [num_positions, vocab] float32.
+        """
+        targets = torch.as_tensor(target_token_ids, dtype=torch.int64, device=logits.device)
+        if logits.shape != (len(targets), self.vocab_size):
+            raise ValueError(f"logits are {list(logits.shape)} for {len(targets)} tokens of {self.vocab_size}")
+        return position_logprobs(logits, targets, num_top)
+
+    def _choose(self, logits: Tensor, requests: Sequence[Request], num_unknown: int) -> Tensor:
+        greedy, whole, truncated = [], [], []
+        for row, request in enumerate(requests):
+            sampling = request.sampling
+            if sampling.temperature < GREEDY_BELOW:
+                greedy.append(row)
+            elif 0 < sampling.top_k < self.vocab_size or sampling.top_p < 1:
+                truncated.append(row)
+            else:
+                whole.append(row)
+        if len(greedy) == len(requests):
+            return _argmax(logits)
+        token_ids = torch.empty(len(requests), dtype=torch.int64, device=logits.device)
+        if greedy:
+            token_ids[_on(greedy, logits)] = _argmax(_take(logits, greedy))
+        for chunk in self._chunks(whole):
+            drawn = self._random_rows(logits, requests, chunk, num_unknown)
+            token_ids[_on(chunk, logits)] = draw_whole(drawn.logits, drawn.peak, drawn.keys)
+        for chunk in self._chunks(truncated):
+            token_ids[_on(chunk, logits)] = draw_truncated(self._random_rows(logits, requests, chunk, num_unknown))
+        return token_ids
+
+    def _chunks(self, rows: Sequence[int]) -> Iterator[Sequence[int]]:
+        size = max(1, CHUNK_ELEMENTS // self.vocab_size)
+        return (rows[start : start + size] for start in range(0, len(rows), size))
+
+    def _random_rows(
+        self, logits: Tensor, requests: Sequence[Request], rows: Sequence[int], num_unknown: int
+    ) -> RandomRows:
+        sampling = [requests[row].sampling for row in rows]
+        temperature = _on([params.temperature for params in sampling], logits)
+        scaled = _take(logits, rows) / temperature[:, None]
+        peak = scaled.amax(-1, keepdim=True).clamp_(min=torch.finfo(scaled.dtype).min)  # finite if all are -inf
+        _apply_min_p(scaled, peak, sampling)
+        positions = [requests[row].num_tokens + num_unknown for row in rows]
+        top_k = [min(params.top_k or self.vocab_size, self.vocab_size) for params in sampling]
+        return RandomRows(
+            logits=scaled,
+            keys=row_keys([params.seed for params in sampling], positions, logits.device),
+            peak=peak,
+            top_k=_on(top_k, logits)[:, None],
+            top_p=_on([params.top_p for params in sampling], logits, torch.float64)[:, None],
+        )
+
+    def logprobs(
+        self, logits: Tensor, token_ids: Tensor, requests: Sequence[Request]
+    ) -> Sequence[PositionLogprobs | None]:
+        """Of each request's token, if it asks for them: of the logits as given."""
+        counts = [request.sampling.logprobs for request in requests]
+        rows = [row for row, count in enumerate(counts) if count is not None]
+        found: list[PositionLogprobs | None] = [None] * len(requests)
+        if rows:
+            most = max(count for count in counts if count is not None)
+            parts = position_logprobs(_take(logits, rows), token_ids[rows], most)
+            for row, part in zip(rows, parts, strict=True):
+                found[row] = PositionLogprobs(part.chosen, part.top[: counts[row]])
+        return found
+
+
+def _apply_min_p(scaled: Tensor, peak: Tensor, sampling: Sequence[SamplingParams]) -> None:
+    """Rules out tokens whose probability is below min-p times the largest one."""
+    if any(params.min_p > 0 for params in sampling):
+        distances = [math.log(params.min_p) if params.min_p > 0 else -math.inf for params in sampling]
+        floor = peak + _on(distances, scaled)[:, None]
+        scaled.masked_fill_(scaled < floor, -torch.inf)
+
+
+def _take(logits: Tensor, rows: Sequence[int]) -> Tensor:
+    """Some rows, in ascending order; without a copy where they stand together."""
+    together = rows[-1] - rows[0] == len(rows) - 1
+    return logits[rows[0] : rows[-1] + 1] if together else logits[_on(rows, logits)]
+
+
+def _on(numbers: Sequence[float], logits: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers where the logits are, without waiting for what is under way there."""
+    return sent(torch.tensor(numbers, dtype=dtype), logits.device)
+
+
+def _argmax(logits: Tensor) -> Tensor:
+    """[num_rows] int64: the first of the largest logits; by blocks, which is much faster on a CPU."""
+    if logits.shape[1] % ARGMAX_BLOCK:
+        return logits.max(-1).indices
+    blocks = logits.view(len(logits), -1, ARGMAX_BLOCK)
+    block = blocks.amax(-1).max(-1).indices
+    inside = blocks[torch.arange(len(blocks), device=block.device), block].max(-1).indices
+    return block * ARGMAX_BLOCK + inside

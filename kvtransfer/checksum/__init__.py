@@ -1,0 +1,1 @@
+"""Checksums of KV blocks, on CPUs and GPUs."""

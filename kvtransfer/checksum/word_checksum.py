@@ -1,0 +1,116 @@
+"""Checksums that a GPU makes in one pass: of a unit's 64-bit words, each multiplied by its place's own odd number.
+
+A word `w` is first mixed, `x = K w`, `x ^= x >> 32`; then the checksum is `fmix(sum of m_i x_i + n C)`, all modulo
+2^64, with `m_i` the splitmix64 sequence made odd, `n` the number of words, and K, C odd. A unit whose length is no
+multiple of eight bytes ends in zeros; `n C` tells it from one that is longer by words of zero.
+
+This is multilinear hashing (Lemire and Kaser, Strongly Universal String Hashing is Fast, The Computer Journal 57, 2014)
+with fixed multipliers: sums in any order are equal, so as many processors as one likes share a unit. What it finds:
+
+- One word that is not the one announced, always: mixing is one to one, `m_i` is odd and so has an inverse, and `fmix`
+  is one to one.
+- Any other difference escapes only if `sum of m_i (x_i - x'_i)` is 0 modulo 2^64. For multipliers taken at random that
+  has a probability of at most 2^(t - 63), where 2^t is the greatest power of two that divides all the differences. It
+  is 2^-63 as soon as one of them is odd.
+- Two words that changed places escape only if `(m_i - m_j)(x_i - x_j)` is 0, that is, if the words' mixed difference is
+  divisible by 2^(64 - v) where 2^v is what divides `m_i - m_j`; half of all pairs of places have v = 1. The mixing is
+  there for this: without it, words that differ in their top bit alone could change places unseen.
+- A unit that is shifted by some words, or torn between two, differs in many words at once: the second case.
+
+The multipliers are no secret, so it is no defence against a peer that lies, as xxh3 is none either.
+
+The finaliser is MurmurHash3's (Appleby), the sequence Steele, Lea and Flood's (Fast Splittable Pseudorandom Number
+Generators, OOPSLA 2014).
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from baton.kvtransfer.checksum.word_sums import word_sums_kernel
+
+WORD_BYTES = 8
+MASK = (1 << 64) - 1
+MAX_STEP_BYTES = 16 << 20  # summed at once with torch's operations, which need some times as much memory meanwhile
+MAX_CPU_STEP_BYTES = 512 << 10  # which stays in a core's cache
+
+
+def signed(number: int) -> int:
+    """A 64-bit number as torch has it."""
+    number &= MASK
+    return number - (1 << 64) if number >> 63 else number
+
+
+GOLDEN = 0x9E3779B97F4A7C15
+MIX = signed(0xD6E8FEB86659FD93)
+COUNT = signed(0xC2B2AE3D27D4EB4F)
+SPLITMIX = (signed(0xBF58476D1CE4E5B9), signed(0x94D049BB133111EB))
+FMIX = (signed(0xFF51AFD7ED558CCD), signed(0xC4CEB9FE1A85EC53))
+
+
+def word_checksums(rows: Tensor, units: Sequence[int]) -> list[int]:
+    """Checksums of units, in order; rows: [num_units, unit_bytes] in uint8 on any device, which is waited for once."""
+    if not units:
+        return []
+    words = _words_of(rows)
+    chosen = torch.tensor(units, dtype=torch.int64, device=rows.device)
+    sums = sum_words(words, chosen) if words is not None else _sum_padded(rows, chosen)
+    num_words = -(-rows.shape[1] // WORD_BYTES)
+    return [each & MASK for each in _finalised(sums + signed(num_words * COUNT)).tolist()]
+
+
+def sum_words(words: Tensor, units: Tensor) -> Tensor:
+    """Sums of the units' words, [len(units)]; words: [num_units, num_words]."""
+    kernel = word_sums_kernel(words.device, sum_words_in_torch) if words.is_cuda else None
+    return kernel(words, units) if kernel is not None else sum_words_in_torch(words, units)
+
+
+def sum_words_in_torch(words: Tensor, units: Tensor) -> Tensor:
+    """The same where Triton does not do, and what its kernel is held against."""
+    factors = multipliers(words.shape[1], words.device)
+    most = MAX_STEP_BYTES if words.is_cuda else MAX_CPU_STEP_BYTES
+    step = max(1, most // (words.shape[1] * WORD_BYTES))
+    parts = []
+    for part in torch.split(units, step):
+        mixed = words[part] * MIX
+        mixed ^= _upper(mixed, 32)
+        parts.append(mixed.mul_(factors).sum(1))
+    return torch.cat(parts)
+
+
+@lru_cache(maxsize=8)
+def multipliers(count: int, device: torch.device) -> Tensor:
+    """The first so many places' odd numbers."""
+    places = torch.arange(1, count + 1, dtype=torch.int64, device=device) * signed(GOLDEN)
+    places = (places ^ _upper(places, 30)) * SPLITMIX[0]
+    places = (places ^ _upper(places, 27)) * SPLITMIX[1]
+    places = (places ^ _upper(places, 31)) | 1
+    if places.is_cuda:  # others may use it at once, on another stream
+        torch.cuda.current_stream(device).synchronize()
+    return places
+
+
+def _finalised(sums: Tensor) -> Tensor:
+    sums = (sums ^ _upper(sums, 33)) * FMIX[0]
+    sums = (sums ^ _upper(sums, 33)) * FMIX[1]
+    return sums ^ _upper(sums, 33)
+
+
+def _upper(numbers: Tensor, shift: int) -> Tensor:
+    """Shifted right with zeros, which torch does for no signed type."""
+    return (numbers >> shift) & ((1 << (64 - shift)) - 1)
+
+
+def _words_of(rows: Tensor) -> Tensor | None:
+    """The units as words, in place; None if they are not made of whole ones."""
+    if rows.shape[1] % WORD_BYTES or rows.data_ptr() % WORD_BYTES:
+        return None
+    return rows.view(torch.int64)
+
+
+def _sum_padded(rows: Tensor, units: Tensor) -> Tensor:
+    """Of units that do not end with a word: with copies that do. No model's blocks are so."""
+    padded = torch.nn.functional.pad(rows[units], (0, -rows.shape[1] % WORD_BYTES))
+    return sum_words(padded.view(torch.int64), torch.arange(len(units), device=rows.device))

@@ -1,0 +1,1 @@
+"""KV transfer by NCCL between two processes, both of which take part."""

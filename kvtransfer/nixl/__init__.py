@@ -1,0 +1,1 @@
+"""KV transfer by NIXL over RDMA, NVLink or UCX."""

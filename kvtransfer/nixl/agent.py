@@ -1,0 +1,297 @@
+"""The one thread that may touch a NIXL agent.
+
+Without its progress thread, which keeps a part of a core busy all the time, NIXL moves nothing unless somebody polls:
+this thread polls while it reads and while a peer needs it, and sleeps otherwise.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from baton.extras import NIXL
+from baton.kvtransfer.errors import PeerLost, TransportUnavailable
+from baton.kvtransfer.nixl.gpu_memory import EXPANDABLE, MemoryPlace, bind_thread, has_ucx_cuda
+from baton.kvtransfer.nixl.read import Read, Region
+from baton.kvtransfer.threads import run_by
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 20e-6  # between two looks at transfers that did not move
+FAREWELL_S = 0.1  # UCX closes a connection only while somebody polls
+FAREWELL_POLL_S = 1e-3
+CLOSED = "the transport was closed"
+
+
+class NixlAgent:
+    """Owns a NIXL agent with the UCX backend; whatever touches it runs in its thread, by `call`, `ask` and `read`."""
+
+    def __init__(self, name: str, gpu: int | None = None) -> None:
+        """gpu: this process's number of the one whose memory it serves.
+
+        Raises TransportUnavailable if NIXL or its UCX backend does not work here.
+        """
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._reads: list[Read] = []
+        self._remote: dict[str, Any] = {}  # peer to the prepared descriptors of its pool
+        self._leaving: set[str] = set()  # peers to be removed when their last read has ended
+        self._registered: list[Any] = []
+        self._memory: list[Tensor] = []  # NIXL knows addresses only: what is registered must not go away before it
+        self._local: list[Any] = []  # prepared descriptors, by the region's number
+        self._numbers: dict[Region, int] = {}
+        self._num_polled_for = 0
+        self._num_polls = 0  # and whatever else may have let UCX work
+        self._wait_for_rest: list[Callable[[int], None]] = []
+        self._poll_until_s = 0.0
+        self._closing = False
+        self._lock = threading.Lock()  # of `_has_ended` together with the last look at `_commands`
+        self._has_ended = False
+        ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(name, gpu, ready), name="baton-kv-nixl", daemon=True)
+        self._thread.start()
+        ready.result()
+
+    def call(self, function: Callable[[], T]) -> "Future[T]":
+        """Runs `function` in the agent's thread; from any thread."""
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()
+
+        def run() -> None:
+            try:
+                future.set_result(self._run_command(function))
+            except Exception as error:
+                future.set_exception(error)
+
+        self._put(run)
+        return future
+
+    def ask(self, function: Callable[[], T]) -> "asyncio.Future[T]":
+        """The same, for who waits on the event loop."""
+        return run_by(self._put, partial(self._run_command, function))
+
+    def read(self, read: Read) -> None:
+        """Starts a read; from any thread. It tells its future how it ended."""
+        self._put(lambda: self._reads.append(read))
+
+    def poll_for_peer(self, change: int) -> None:
+        """One peer more (1) or less (-1) needs this side to poll; from any thread."""
+
+        def count() -> None:
+            self._num_polled_for += change
+            self._poll_until_s = time.monotonic() + FAREWELL_S
+
+        self._put(count)
+
+    def count_at_rest(self, tell: Callable[[int], None]) -> None:
+        """Once this side does not poll, tells in its thread how often it has; from any thread."""
+        self._put(lambda: self._wait_for_rest.append(tell))
+
+    def close(self) -> None:
+        """Ends the thread and the agent; from any other thread, blocks. Reads in flight end with PeerLost."""
+
+        def stop() -> None:
+            self._closing = True
+
+        self._commands.put(stop)  # idempotent: a thread that has ended takes no commands
+        self._thread.join()
+
+    def register(self, memory: Tensor, place: MemoryPlace) -> None:
+        """Has NIXL know memory, to be read by peers and into; in the agent's thread.
+
+        Raises TransportUnavailable for a GPU's memory that UCX does not know for that.
+        """
+        if place.is_gpu and not has_ucx_cuda():
+            raise TransportUnavailable(
+                "NIXL's UCX has not loaded its CUDA support (libuct_cuda, which needs the driver's libcuda.so.1): it "
+                "cannot read or write GPU memory"
+            )
+        if place.is_gpu:
+            bind_thread(place.device)
+        row = (memory.data_ptr(), memory.nbytes, place.device, "")
+        try:
+            self._registered.append(self._agent.register_memory([row], place.kind))
+        except self._errors as error:
+            hint = f": UCX sees no GPU memory there, or {EXPANDABLE}" if place.is_gpu else ""
+            raise TransportUnavailable(f"NIXL cannot register {place.name}: {error!r}{hint}") from error
+        self._memory.append(memory)
+
+    def prepare(self, region: Region) -> int:
+        """Gets ready to read into a region of registered memory; in the agent's thread. Returns the region's number."""
+        if region not in self._numbers:
+            self._local.append(self._prepare("NIXL_INIT_AGENT", region))
+            self._numbers[region] = len(self._local) - 1
+        return self._numbers[region]
+
+    def _prepare(self, owner: str, region: Region) -> Any:
+        return self._agent.prep_xfer_dlist(owner, region.rows(), region.place.kind)
+
+    def metadata(self) -> bytes:
+        """What peers need to reach the registered memory; in the agent's thread."""
+        metadata: bytes = self._agent.get_agent_metadata()
+        return metadata
+
+    def add_peer(self, metadata: bytes, region: Region) -> str:
+        """Gets ready to read a peer's region; in the agent's thread. Returns the peer's name."""
+        try:
+            name = str(self._agent.add_remote_agent(metadata), "utf-8")
+            self._leaving.discard(name)
+            if name not in self._remote:
+                self._remote[name] = self._prepare(name, region)
+        except self._errors as error:
+            raise TransportUnavailable(f"NIXL does not take the peer's metadata: {error!r}") from error
+        return name
+
+    def remove_peer(self, name: str) -> None:
+        """Forgets a peer once its last read has ended; in the agent's thread."""
+        self._leaving.add(name)
+
+    def _run_command(self, function: Callable[[], T]) -> T:
+        self._num_polls += 1
+        if self._closing:
+            raise PeerLost(CLOSED)
+        return function()
+
+    def _put(self, command: Callable[[], None]) -> None:
+        with self._lock:
+            if self._has_ended:
+                raise PeerLost(CLOSED)
+            self._commands.put(command)
+
+    def _run(self, name: str, gpu: int | None, ready: "Future[None]") -> None:
+        try:
+            if gpu is not None:
+                bind_thread(gpu)  # UCX looks for a context when it starts
+            self._agent, self._errors = create_agent(name)
+        except Exception as error:
+            ready.set_exception(error)
+            return
+        ready.set_result(None)
+        try:
+            while not self._closing:
+                self._step()
+        except Exception:
+            logger.exception("the NIXL thread ends")
+        finally:
+            self._closing = True
+            self._tear_down()
+
+    def _step(self) -> None:
+        self._obey()
+        self._num_polls += self._is_polling()
+        moved = [self._advance(read) for read in self._reads]
+        self._reads = [read for read in self._reads if not read.has_ended]
+        self._remove_peers()
+        if not self._reads and self._is_polling():
+            self._agent.get_new_notifs()  # lets UCX work
+        if not any(moved) and self._is_polling():
+            time.sleep(POLL_S if self._reads or self._num_polled_for else FAREWELL_POLL_S)
+
+    def _is_polling(self) -> bool:
+        return bool(self._reads) or self._num_polled_for > 0 or time.monotonic() < self._poll_until_s
+
+    def _obey(self) -> None:
+        """Runs what was asked for; waits for it if there is nothing else to do."""
+        if not self._is_polling():
+            waiting, self._wait_for_rest = self._wait_for_rest, []
+            for tell in waiting:
+                tell(self._num_polls)
+            self._commands.get()()
+        while not self._commands.empty():
+            self._commands.get()()
+
+    def _advance(self, read: Read) -> bool:
+        """Posts the next step or looks at the one in flight; True if there was news."""
+        try:
+            if read.handle is not None:
+                state = self._agent.check_xfer_state(read.handle)
+            elif read.next_step():
+                remote = self._remote.get(read.peer)
+                if remote is None:
+                    raise PeerLost(f"peer {read.peer} was removed")
+                local = self._local[read.region]
+                read.handle = self._agent.make_prepped_xfer("READ", local, read.ours, remote, read.theirs, b"")
+                state = self._agent.transfer(read.handle)
+            else:
+                read.finish()
+                return True
+            if state == "PROC":
+                read.wait()
+                return False
+            if state == "DONE":
+                read.end_step()
+                return True
+        except self._errors as error:
+            state = type(error).__name__
+        except Exception as error:
+            read.fail(error)
+            return True
+        read.break_off(PeerLost(f"NIXL could not read from peer {read.peer}: {state}"))
+        return True
+
+    def _remove_peers(self) -> None:
+        busy = {read.peer for read in self._reads}
+        for name in self._leaving - busy:
+            self._leaving.discard(name)
+            handle = self._remote.pop(name, None)
+            if handle is not None:
+                handle.release()
+                self._poll_until_s = time.monotonic() + FAREWELL_S
+                try:
+                    self._agent.remove_remote_agent(name)
+                except self._errors as error:
+                    logger.info("NIXL does not let go of peer %s: %r", name, error)
+
+    def _tear_down(self) -> None:
+        """Destroys the agent; only then do its transfers in flight end for sure."""
+        for read in self._reads:
+            read.drop_handle(self._errors)
+        for handle in [*self._remote.values(), *self._local]:
+            handle.release()
+        self._remote.clear()
+        self._local.clear()
+        for registered in self._registered:
+            self._agent.deregister_memory(registered)
+        self._registered.clear()
+        self._wait_for_rest.clear()
+        del self._agent
+        self._memory.clear()
+        with self._lock:
+            self._has_ended = True
+        while not self._commands.empty():
+            self._commands.get()()
+        for read in self._reads:
+            read.fail(PeerLost(CLOSED))
+        self._reads.clear()
+
+
+def create_agent(name: str) -> tuple[Any, tuple[type[Exception], ...]]:
+    """A NIXL agent and the errors that it raises, which share no base. Raises TransportUnavailable."""
+    if not NIXL.is_installed:
+        raise TransportUnavailable(NIXL.missing("--transport nixl"))
+    try:
+        from nixl import _bindings, nixl_agent, nixl_agent_config
+    except ImportError as error:
+        raise TransportUnavailable(f"NIXL cannot be imported: {error}") from error
+    errors = tuple(kind for kind in vars(_bindings).values() if isinstance(kind, type) and issubclass(kind, Exception))
+    # NIXL writes its log to the standard output by itself; here it takes the same way as everybody's.
+    log = logging.getLogger("nixl")
+    log.handlers.clear()
+    log.propagate = True
+    try:
+        agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+    except errors as error:
+        raise TransportUnavailable(f"NIXL does not start here: {error!r}") from error
+    except RuntimeError as error:
+        raise TransportUnavailable(f"NIXL does not start here: {error}") from error
+    if not agent.get_plugin_mem_types("UCX"):
+        raise TransportUnavailable("NIXL's UCX backend does not load here")
+    return agent, errors

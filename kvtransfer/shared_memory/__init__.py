@@ -1,0 +1,1 @@
+"""KV transfer between processes of one host through shared memory."""

@@ -1,0 +1,1 @@
+"""KV transfer from GPU to GPU through host memory."""

@@ -1,0 +1,107 @@
+"""One read through host memory, frame by frame."""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+
+from baton.kvtransfer.base import KVTransport, Landed, PeerId
+from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.staged.control import StagingControl
+from baton.kvtransfer.staged.copy import StagingCopy
+from baton.kvtransfer.staged.window import StagingWindow
+from baton.kvtransfer.threads import run_by
+from baton.kvtransfer.transfers import Transfer
+from baton.kvtransfer.units import Units
+from baton.kvtransfer.waits import settled
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Our side of staged reads."""
+
+    pool: LocalPool
+    window: StagingWindow
+    copy: StagingCopy
+    underneath: KVTransport
+    threads: Executor
+
+
+class StagedRead:
+    """A read's frames: of each side one is on its way while another is copied."""
+
+    def __init__(
+        self, local: Local, peer: PeerId, units: Units, their_frame_blocks: int, transfer: Transfer, landed: Landed
+    ) -> None:
+        self.peer = peer
+        self.transfer = transfer
+        self._local = local
+        self._units = units
+        self._landed = landed
+        self._our_frame = local.window.frame_blocks * units.local_per_block  # units
+        self._their_frame = their_frame_blocks * units.remote_per_block
+        self._filled: asyncio.Future[None] | None = None  # the copy into our pool that is under way, if there is one
+
+    async def run(
+        self, control: StagingControl, remote: Sequence[int], local: Sequence[int], deadline_s: float
+    ) -> None:
+        """Returns when all units are in our pool; whatever happens, no copy into it is under way then."""
+        step = min(self._our_frame, self._their_frame)
+        try:
+            await control.ask(remote[:step])
+            for start in range(0, len(remote), step):
+                theirs = await control.staged()
+                if following := remote[start + step : start + 2 * step]:
+                    await control.ask(following)
+                await self._take(control, theirs, local[start : start + step], deadline_s)
+            await self._fill_ended()
+        finally:
+            if self._filled is not None:
+                await settled(self._filled)
+                self._filled.exception()  # whoever raises has another reason already
+                self._filled = None
+
+    async def _take(self, control: StagingControl, theirs: int, units: Sequence[int], deadline_s: float) -> None:
+        """Reads a frame of the peer, and has it copied into our units."""
+        local = self._local
+        frame = await local.window.for_reads.borrow()
+        ours, first = frame * self._our_frame, theirs * self._their_frame
+        into = range(ours, ours + len(units))
+        try:
+            await local.underneath.read(self.peer, range(first, first + len(units)), into, deadline_s)
+            await control.give_back()
+            await self._fill_ended()
+        except BaseException:
+            self._give_back_when_clear(frame)
+            raise
+        filled = run_by(local.threads.submit, partial(self._fill, units, ours))
+        filled.add_done_callback(lambda _: local.window.for_reads.give_back(frame))
+        self._filled = filled
+
+    def _fill(self, units: Sequence[int], first: int) -> None:
+        """Copies a frame into our pool; on a thread."""
+        self.transfer.check()
+        self._local.copy.copy_in(units, self._units.unit_bytes, first)
+        self._landed(len(units))
+        self.transfer.check()
+
+    async def _fill_ended(self) -> None:
+        if self._filled is not None:
+            await settled(self._filled)
+            filled, self._filled = self._filled, None
+            try:
+                filled.result()
+            finally:
+                del filled
+
+    def _give_back_when_clear(self, frame: int) -> None:
+        """A read underneath that was given up may still write into the frame."""
+        window, quarantine = self._local.window, self._local.underneath.quarantine
+        first = frame * window.frame_blocks
+        blocks = [block for block in range(first, first + window.frame_blocks) if block in quarantine]
+        if not blocks:
+            window.for_reads.give_back(frame)
+            return
+        clearing = asyncio.ensure_future(quarantine.wait_clear(blocks))
+        clearing.add_done_callback(lambda _: window.for_reads.give_back(frame))

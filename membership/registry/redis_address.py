@@ -1,0 +1,134 @@
+"""Where a process is that a cluster has one of, in Redis: who came last under a name has the place.
+
+baton:{NAMESPACE}:KIND:NAME   host:port of it and its incarnation, as JSON; the time to live is the lease
+"""
+
+import asyncio
+import logging
+import uuid
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+import orjson
+from redis.exceptions import ResponseError
+
+from baton.membership.registry.base import PlaceTaken, RegistryLost
+from baton.membership.registry.redis_client import REDIS_ERRORS, RedisConnections, done
+from baton.membership.registry.redis_lease import FIRST_BACKOFF_S, LAST_BACKOFF_S, LONGEST_PAUSE_S, RENEWALS
+from baton.membership.registry.redis_texts import is_wrong_type
+from baton.rpc.backoff import Backoff
+from baton.settings.host_port import is_host_port
+from baton.settings.registry_url import RegistryUrl
+
+logger = logging.getLogger(__name__)
+
+MAX_BYTES = 4096  # of what stands in a place; the rest is not read
+NO_TEXT = " "  # stands for a value of another type
+
+
+class RedisAddress:
+    """Owns connections to Redis, and in the process that is looked for its place there."""
+
+    def __init__(self, url: RegistryUrl, kind: str, name: str) -> None:
+        """Connects to nothing yet."""
+        self._name = f"{kind} {name} at {url}"
+        self._connections = RedisConnections(url)
+        self._client = cast(Any, self._connections.client)  # its types promise results or awaitables of them
+        self._key = f"baton:{{{url.namespace}}}:{kind}:{name}"
+        self._incarnation = uuid.uuid4().hex
+        self._text: str | None = None  # what we have put there
+
+    @property
+    def name(self) -> str:
+        """For people; without passwords."""
+        return self._name
+
+    async def find(self) -> str | None:
+        """Its host:port; None if none stands there. Raises RegistryLost."""
+        try:
+            place = _place(await self._read())
+        except REDIS_ERRORS as error:
+            raise RegistryLost(f"{type(error).__name__}: {error}") from error
+        return place.address if place is not None else None
+
+    async def keep(self, address: str, lease_s: float) -> None:
+        """We are there, whatever becomes of Redis, until cancelled. Raises PlaceTaken."""
+        backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
+        ours = _Place(address, self._incarnation)
+        text = orjson.dumps(asdict(ours)).decode()
+        is_lost = False
+        while True:
+            try:
+                if self._text is None:
+                    await self._put(text, lease_s)
+                    logger.info("%s is %s", self.name, address)
+                    self._text = text
+                else:
+                    await self._renew(ours, text, lease_s)
+            except REDIS_ERRORS as error:
+                if not is_lost:
+                    logger.warning("%s cannot be kept, Redis is lost: %s", self.name, error)
+                is_lost = True
+                await backoff.wait()
+                continue
+            is_lost = False
+            await asyncio.sleep(min(lease_s / RENEWALS, LONGEST_PAUSE_S))
+
+    async def withdraw(self) -> None:
+        """Takes us out, once `keep` has ended, unless another has the place; without Redis the lease lapses."""
+        if self._text is None:
+            return
+        try:
+            if await self._read() == self._text:
+                await done(self._client.delete(self._key))
+        except REDIS_ERRORS as error:
+            logger.warning("%s lapses by itself, Redis is lost: %s", self.name, error)
+
+    async def close(self) -> None:
+        """Ends every connection."""
+        await self._connections.close()
+
+    async def _put(self, text: str, lease_s: float) -> None:
+        await done(self._client.set(self._key, text, px=round(lease_s * 1000)))
+
+    async def _renew(self, ours: "_Place", text: str, lease_s: float) -> None:
+        """Between the look and the renewal another may come: then its lease is renewed, and the next look finds it."""
+        there = await self._read()
+        if there == text:
+            await done(self._client.pexpire(self._key, round(lease_s * 1000)))
+            return
+        other = _place(there)
+        if other is not None and other.address != ours.address and other.incarnation != ours.incarnation:
+            raise PlaceTaken(f"{self.name} is {other.address} now; each needs a name of its own")
+        if there:
+            logger.warning("%s was overwritten, and is put there again", self.name)
+        await self._put(text, lease_s)
+
+    async def _read(self) -> str:
+        """What stands there; empty if nothing does."""
+        try:
+            return str(await done(self._client.getrange(self._key, 0, MAX_BYTES - 1)))
+        except ResponseError as error:
+            if is_wrong_type(error):
+                return NO_TEXT
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What stands there."""
+
+    address: str
+    incarnation: str
+
+
+def _place(text: str) -> _Place | None:
+    """The place in a text; None for what no process of ours has written."""
+    try:
+        values = orjson.loads(text)
+        address, incarnation = values["address"], values["incarnation"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    if not isinstance(address, str) or not isinstance(incarnation, str) or not is_host_port(address):
+        return None
+    return _Place(address, incarnation)

@@ -1,0 +1,100 @@
+"""Clients of Redis: one server, behind Sentinels, or a cluster.
+
+No client tries anything again by itself: who uses it says that Redis is lost, and tries again after a pause.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisClusterException, RedisError
+
+from baton.settings.registry_url import RegistryUrl
+
+TIMEOUT_S = 2.0  # to connect, and for an answer
+CLUSTER_RETRIES = 1  # a cluster's client needs one to ask for the cluster's nodes anew
+
+# Whatever can come of a Redis that is not there, not willing, or someone else's.
+REDIS_ERRORS: tuple[type[Exception], ...] = (RedisError, RedisClusterException, OSError, TimeoutError)
+
+Client = Redis | RedisCluster
+
+
+class RedisConnections:
+    """Owns the client for a URL, and the Sentinels that it asks."""
+
+    def __init__(self, url: RegistryUrl) -> None:
+        """Connects to nothing yet."""
+        self._sentinel: Sentinel | None = None
+        common = _connection_options(url)
+        login: dict[str, Any] = {"username": url.username, "password": url.password}
+        self.client: Client
+        if url.kind == "cluster":
+            nodes = [ClusterNode(host, port) for host, port in url.hosts]
+            retry = Retry(NoBackoff(), CLUSTER_RETRIES)
+            self.client = RedisCluster(startup_nodes=nodes, **{**common, **login, "retry": retry})
+        elif url.kind == "sentinel":
+            sentinel_login = {name: url.options.get(f"sentinel_{name}") for name in ("username", "password")}
+            self._sentinel = Sentinel(list(url.hosts), sentinel_kwargs={**common, **sentinel_login})  # type: ignore[no-untyped-call]  # redis's own lack
+            master = self._sentinel.master_for(url.service, db=url.db, **common, **login)
+            assert isinstance(master, Redis)
+            self.client = master
+        else:
+            (host, port), *_ = url.hosts
+            self.client = Redis(host=host, port=port, db=url.db, **common, **login)
+
+    async def close(self) -> None:
+        """Ends every connection."""
+        await self.client.aclose()
+        if self._sentinel is not None:
+            await self._sentinel.aclose()
+
+
+def _connection_options(url: RegistryUrl) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "decode_responses": True,
+        "encoding_errors": "surrogateescape",  # bytes that are no UTF-8 come through, and what reads them refuses them
+        "protocol": 2,
+        "socket_timeout": TIMEOUT_S,
+        "socket_connect_timeout": TIMEOUT_S,
+        "socket_keepalive": True,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    if url.tls:
+        options["ssl"] = True
+        options |= {name: value for name, value in url.options.items() if name.startswith("ssl_")}
+        if "ssl_check_hostname" in options:
+            options["ssl_check_hostname"] = options["ssl_check_hostname"] == "true"
+    return options
+
+
+async def done(command: Awaitable[Any]) -> Any:
+    """The command's result or error; but never one in place of our being cancelled, nor a cancellation of its own.
+
+    The client waits with `asyncio.wait_for`, which up to Python 3.11 forgets a cancellation that comes just as what it
+    waits for is done: our callers would go on for ever. And who waits for a stream's end after another was cancelled
+    there is cancelled too, for no reason of ours: our callers would end. So they would with an error that is not one of
+    REDIS_ERRORS: the RuntimeError by which uvloop says that a connection was lost before a command was written, or what
+    the client raises for a reply that it does not understand.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    num_before = task.cancelling()
+    try:
+        return await command
+    except asyncio.CancelledError as error:
+        if task.cancelling() > num_before:
+            raise
+        raise ConnectionError("the client gave the command up") from error
+    except REDIS_ERRORS:
+        raise
+    except Exception as error:
+        raise ConnectionError(f"{type(error).__name__}: {error}") from error
+    finally:
+        if task.cancelling() > num_before:
+            raise asyncio.CancelledError

@@ -1,0 +1,62 @@
+"""The registry in Redis."""
+
+import asyncio
+import logging
+from dataclasses import replace
+
+from baton.membership.registry.base import Listener, Member, RegistryView
+from baton.membership.registry.redis_client import REDIS_ERRORS
+from baton.membership.registry.redis_lease import FIRST_BACKOFF_S, LAST_BACKOFF_S, RedisLease
+from baton.membership.registry.redis_reports import RedisReports
+from baton.membership.registry.redis_store import RedisStore
+from baton.rpc.backoff import Backoff
+from baton.settings.registry_url import RegistryUrl
+
+logger = logging.getLogger(__name__)
+
+RECONCILE_S = 2.0  # the members are listed so often even if no change is announced: leases lapse silently
+LEAST_PAUSE_S = 0.1  # between two listings, whatever is announced
+
+
+class RedisRegistry:
+    """Owns one process's connections to the registry."""
+
+    def __init__(self, url: RegistryUrl) -> None:
+        self._url = url
+        self._store = RedisStore(url)
+        self.reports = RedisReports(self._store.reports)
+
+    @property
+    def name(self) -> str:
+        """The URL without passwords."""
+        return str(self._url)
+
+    def lease(self, member: Member, lease_s: float) -> RedisLease:
+        """A place for a worker."""
+        return RedisLease(self._store, self.name, member, lease_s)
+
+    async def follow(self, listener: Listener) -> None:
+        """Tells the members after each listing; while Redis is lost, that it is, with the members last known."""
+        backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
+        view = RegistryView()
+        while True:
+            try:
+                async with self._store.changes() as changes:
+                    while True:
+                        listing = await self._store.members()
+                        if view.error is not None:
+                            logger.info("%s is back, with %d workers", self.name, len(listing.members))
+                        view = RegistryView(listing.members, is_listed=True, num_malformed=listing.num_malformed)
+                        listener(view)
+                        await asyncio.sleep(LEAST_PAUSE_S)
+                        await changes.wait(RECONCILE_S)
+            except REDIS_ERRORS as error:
+                if view.error is None:
+                    logger.warning("%s is lost, serving on with the workers known: %s", self.name, error)
+                view = replace(view, error=f"{type(error).__name__}: {error}")
+                listener(view)
+            await backoff.wait()
+
+    async def close(self) -> None:
+        """Ends the connections."""
+        await self._store.close()

@@ -1,0 +1,161 @@
+"""How a cluster's members stand in Redis.
+
+    baton:{NAMESPACE}:worker:INCARNATION   a member as JSON; its time to live is the lease
+    baton:{NAMESPACE}:workers              set of the incarnations of all members
+    baton:{NAMESPACE}:changes              channel on which each change is announced
+    baton:{NAMESPACE}:router:ROUTER_ID     what a router tells of its traffic and its workers, as JSON
+    baton:{NAMESPACE}:routers              set of the ids of all routers
+
+The braces keep one cluster's keys on one node of a Redis Cluster.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, fields
+from typing import Any, cast, get_args
+
+import orjson
+from redis.asyncio.client import PubSub
+
+from baton.membership.registry.base import Member
+from baton.membership.registry.redis_client import TIMEOUT_S, RedisConnections, done
+from baton.membership.registry.redis_texts import LapsingTexts, Texts
+from baton.settings.host_port import is_host_port
+from baton.settings.registry_url import RegistryUrl
+from baton.settings.worker_config import Role
+
+logger = logging.getLogger(__name__)
+
+FIELDS = {entry.name: entry.type for entry in fields(Member)}
+ROLES = get_args(Role)
+MAX_MEMBER_BYTES = 1 << 14
+MAX_REPORT_BYTES = 1 << 22  # some thousand workers
+MAX_NUMBER = 1 << 31
+MAX_SHOWN_CHARS = 100
+MAX_ANNOUNCEMENTS = 1000  # answered by one listing
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The members whose lease holds, by worker id."""
+
+    members: tuple[Member, ...]
+    num_malformed: int  # entries that are no members
+
+
+class Changes:
+    """Announcements on a channel, as one router hears them."""
+
+    def __init__(self, channel: PubSub) -> None:
+        self._channel = channel
+
+    async def wait(self, timeout_s: float) -> None:
+        """Returns when something was announced since the last time, or after the time-out; raises if Redis is lost."""
+        await done(self._next(timeout_s))
+        for _ in range(MAX_ANNOUNCEMENTS):  # all of them are answered by listing once
+            if await done(self._next(0)) is None:
+                break
+
+    def _next(self, timeout_s: float) -> Awaitable[Any]:
+        return self._channel.get_message(ignore_subscribe_messages=True, timeout=timeout_s)
+
+
+class RedisStore:
+    """Owns the connections to Redis; every method raises one of REDIS_ERRORS if Redis is lost."""
+
+    def __init__(self, url: RegistryUrl) -> None:
+        self._connections = RedisConnections(url)
+        # The commands' types promise results or awaitables of them; an asyncio client's are all awaitables.
+        self._client = cast(Any, self._connections.client)
+        prefix = f"baton:{{{url.namespace}}}:"
+        self.reports = LapsingTexts(self._client, f"{prefix}router:", f"{prefix}routers", MAX_REPORT_BYTES)
+        self._members = LapsingTexts(self._client, f"{prefix}worker:", f"{prefix}workers", MAX_MEMBER_BYTES)
+        self._index = f"{prefix}workers"
+        self._channel = f"{prefix}changes"
+        self._decoded: dict[str, Member] = {}  # members as last listed, by text
+        self._malformed: frozenset[str] = frozenset()  # ids that were last listed and are no members
+        self._was_full = False  # at the last listing
+
+    async def put(self, member: Member, lease_s: float) -> None:
+        """The member is there, as given, for so many seconds; tells the routers."""
+        await self._members.put(member.incarnation, encode_member(member), lease_s)
+        await done(self._client.publish(self._channel, member.incarnation))
+
+    async def renew(self, member: Member, lease_s: float) -> bool:
+        """The member is there for so many seconds more; False if its lease had lapsed, and then it is not."""
+        return await self._members.renew(member.incarnation, encode_member(member), lease_s)
+
+    async def remove(self, member: Member) -> None:
+        """The member is gone; tells the routers."""
+        await self._members.remove(member.incarnation)
+        await done(self._client.publish(self._channel, member.incarnation))
+
+    async def members(self) -> Listing:
+        """All members whose lease holds; what is no member is left out, with one warning for each key."""
+        texts = await self._members.all()
+        known, self._decoded = self._decoded, {}
+        for text_id, text in texts.by_id.items():
+            try:
+                self._decoded[text] = known[text] if text in known else decode_member(text)
+            except ValueError as error:
+                texts.malformed[text_id] = str(error)
+        self._warn(texts)
+        members = sorted(self._decoded.values(), key=lambda member: (member.worker_id, member.incarnation))
+        return Listing(tuple(members), len(texts.malformed))
+
+    def _warn(self, texts: Texts) -> None:
+        """Log the ids that were not malformed at the last listing, in one line."""
+        new = [text_id for text_id in texts.malformed if text_id not in self._malformed]
+        self._malformed, was_full, self._was_full = frozenset(texts.malformed), self._was_full, texts.is_full
+        if new:
+            more = f" (and {len(new) - 1} more)" if len(new) > 1 else ""
+            key = f"{new[0][:MAX_SHOWN_CHARS]!r}"
+            logger.warning("a member in the registry is left out, %s%s: %s", key, more, texts.malformed[new[0]])
+        if texts.is_full and not was_full:
+            logger.warning("%s has more members than are read: %d", self._index, len(texts.by_id))
+
+    @asynccontextmanager
+    async def changes(self) -> AsyncIterator[Changes]:
+        """Announcements from now on: what is listed after this began misses none."""
+        await done(
+            self._client.exists(self._index)
+        )  # a cluster's client learns from a command alone which nodes there are
+        channel = self._client.pubsub()
+        try:
+            await done(channel.subscribe(self._channel))
+            if await done(channel.get_message(timeout=TIMEOUT_S)) is None:
+                raise TimeoutError(f"no answer to a subscription within {TIMEOUT_S:g} s")
+            yield Changes(channel)
+        finally:
+            await done(channel.aclose())
+
+    async def close(self) -> None:
+        """Ends the connections."""
+        await self._connections.close()
+
+
+def encode_member(member: Member) -> str:
+    """A member as JSON."""
+    return orjson.dumps(asdict(member)).decode()
+
+
+def decode_member(text: str) -> Member:
+    """The member of a JSON text. Raises ValueError if it is none; what a later version added is left out."""
+    shown = f"{text[:MAX_SHOWN_CHARS]!r}"
+    values = orjson.loads(text)
+    if not isinstance(values, dict):
+        raise ValueError(f"{shown} is no object")
+    try:
+        member = Member(**{name: value for name, value in values.items() if name in FIELDS})
+    except TypeError as error:
+        raise ValueError(f"{shown}: {error}") from error
+    texts = (member.worker_id, member.incarnation, member.role, member.address, member.model, member.fingerprint)
+    numbers = (member.block_size, member.max_num_seqs)
+    if not all(isinstance(each, str) and each.isprintable() for each in texts):
+        raise ValueError(f"{shown} has a text that is none")
+    if not all(isinstance(each, int) and 0 <= each < MAX_NUMBER for each in numbers):
+        raise ValueError(f"{shown} has a number that is none")
+    if not isinstance(member.draining, bool) or member.role not in ROLES or not is_host_port(member.address):
+        raise ValueError(f"{shown} has a value that it cannot have")
+    return member

@@ -1,0 +1,115 @@
+"""Texts in Redis that lapse, each under a key of its own, and the set of what there is.
+
+An id whose text lapsed stays in the set until somebody lists the texts and takes it out; one that is kept all the same
+is back in the set with the next renewal. Keys of a wrong type and texts that were overwritten are mended by then too.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from baton.membership.registry.redis_client import done
+
+logger = logging.getLogger(__name__)
+
+BATCH = 100  # texts read at once
+MAX_BATCH_BYTES = 1 << 24
+MAX_ID_CHARS = 512
+MAX_TEXTS = 10_000  # of one listing; further ones are not read
+MAX_LISTING_CHARS = 1 << 28  # of one listing's texts; the batch that goes beyond is the last
+
+
+@dataclass(slots=True)
+class Texts:
+    """Result of a listing."""
+
+    by_id: dict[str, str] = field(default_factory=dict)
+    malformed: dict[str, str] = field(default_factory=dict)  # reasons, by id
+    num_chars: int = 0  # of the texts
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the listing ends here, with entries left unread."""
+        return len(self.by_id) + len(self.malformed) >= MAX_TEXTS or self.num_chars >= MAX_LISTING_CHARS
+
+
+class LapsingTexts:
+    """Owns no connection; every method raises one of REDIS_ERRORS if Redis is lost."""
+
+    def __init__(self, client: Any, key: str, index: str, max_bytes: int) -> None:
+        """`key` is what the texts' keys begin with, before their ids; `index` is the set's; longer texts are unread."""
+        self._client = client
+        self._key = key
+        self._index = index
+        self._max_bytes = max_bytes
+        self._batch = max(1, min(BATCH, MAX_BATCH_BYTES // max_bytes))
+
+    async def put(self, text_id: str, text: str, lease_s: float) -> None:
+        """The text is there for so many seconds."""
+        await done(self._client.set(self._key + text_id, text, px=round(lease_s * 1000)))
+        await self._add(text_id)
+
+    async def renew(self, text_id: str, text: str, lease_s: float) -> bool:
+        """The text is there for so many seconds more; False if it had lapsed, and then it is not."""
+        if not await done(self._client.set(self._key + text_id, text, px=round(lease_s * 1000), xx=True)):
+            return False
+        await self._add(text_id)
+        return True
+
+    async def remove(self, text_id: str) -> None:
+        """The text is gone."""
+        await done(self._client.delete(self._key + text_id))
+        await done(self._client.srem(self._index, text_id))
+
+    async def all(self) -> Texts:
+        """What has not lapsed; read in batches, so that a thousand hold nobody up."""
+        found = Texts()
+        cursor = 0
+        while True:
+            cursor, ids = await done(self._client.sscan(self._index, cursor, count=BATCH))
+            for start in range(0, len(ids), self._batch):
+                await self._read(ids[start : start + self._batch], found)
+                if found.is_full:
+                    return found
+            if not int(cursor):
+                return found
+
+    async def _add(self, text_id: str) -> None:
+        try:
+            await done(self._client.sadd(self._index, text_id))
+        except ResponseError as error:
+            if not is_wrong_type(error):
+                raise
+            logger.warning("%s in the registry was no set, and is replaced by one", self._index)
+            await done(self._client.delete(self._index))
+            await done(self._client.sadd(self._index, text_id))
+
+    async def _read(self, ids: list[str], found: Texts) -> None:
+        """Add what stands there under these ids; those that lapsed, and those that no id is, leave the set."""
+        possible = [each for each in ids if len(each) <= MAX_ID_CHARS]
+        lapsed = [each for each in ids if len(each) > MAX_ID_CHARS]
+        pipeline = self._client.pipeline(transaction=False)
+        for each in possible:
+            pipeline.getrange(self._key + each, 0, self._max_bytes)  # one byte more than a text may have
+        answers = await done(pipeline.execute(raise_on_error=False)) if possible else ()
+        for text_id, answer in zip(possible, answers, strict=True):
+            if isinstance(answer, Exception):
+                if not is_wrong_type(answer):
+                    raise answer
+                found.malformed[text_id] = "it is no text"
+            elif not answer:
+                lapsed.append(text_id)
+            elif len(answer) > self._max_bytes or len(answer.encode(errors="surrogateescape")) > self._max_bytes:
+                found.malformed[text_id] = f"it is longer than {self._max_bytes} bytes"
+            else:
+                found.by_id[text_id] = answer
+                found.num_chars += len(answer)
+        if lapsed:
+            await done(self._client.srem(self._index, *lapsed))
+
+
+def is_wrong_type(error: Exception) -> bool:
+    """Whether a command failed because its key holds another type of value."""
+    return isinstance(error, ResponseError) and str(error).startswith("WRONGTYPE")

@@ -1,0 +1,88 @@
+"""The process of a rendezvous: gRPC server, health, its place in the registry, orderly end."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer  # `health.aio` is this module, under a name type checkers miss
+from grpc_reflection.v1alpha import reflection
+
+from baton.membership.registry.base import PlaceTaken
+from baton.membership.rendezvous.config import RendezvousConfig
+from baton.membership.rendezvous.member_status import standing
+from baton.membership.rendezvous.service import RendezvousService
+from baton.membership.rendezvous.settings import RendezvousSettings
+from baton.process.progress import ProgressReporter
+from baton.protos import group_pb2, group_pb2_grpc
+from baton.rpc.grpc_options import SERVER_OPTIONS
+from baton.rpc.listening import listen
+from baton.rpc.malformed import RefuseMalformed
+from baton.rpc.tls import make_security
+
+logger = logging.getLogger(__name__)
+
+STOP_GRACE_S = 0.5
+LOOK_S = 0.05  # for members that are still there
+MAX_REQUEST_BYTES = 1 << 20  # a join that names a thousand members is a tenth of it
+
+
+async def run(config: RendezvousConfig) -> None:
+    """Serves until SIGTERM or SIGINT. Raises if the address is taken."""
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    await serve(config, stopping, RendezvousSettings(timeout_s=config.timeout_s))
+
+
+async def serve(config: RendezvousConfig, stopping: asyncio.Event, settings: RendezvousSettings) -> None:
+    """Serves until `stopping` is set."""
+    options = {**dict(SERVER_OPTIONS), "grpc.max_receive_message_length": MAX_REQUEST_BYTES}
+    server = grpc.aio.server(interceptors=[RefuseMalformed()], options=tuple(options.items()))
+    service, health_servicer = RendezvousService(settings), HealthServicer()
+    group_pb2_grpc.add_RendezvousServicer_to_server(service, server)
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    name = group_pb2.DESCRIPTOR.services_by_name["Rendezvous"].full_name
+    reflection.enable_server_reflection([name, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    security = make_security(config.tls_cert, config.tls_key, config.tls_ca, config.tls_server_name)
+    address = listen(server, security, config.host, config.port, config.uds)
+    looking = asyncio.create_task(service.run(), name="rendezvous")
+    try:
+        await server.start()
+        for service_name in ("", name):
+            await health_servicer.set(service_name, health_pb2.HealthCheckResponse.SERVING)
+        ProgressReporter(config.progress_fd).ready(address=address)
+        logger.info("the rendezvous serves at %s", address)
+        async with standing(config, address) as keeping:  # left before our streams end: who comes again looks there
+            await _first(stopping.wait(), looking, keeping)
+            with suppress(TimeoutError, PlaceTaken):  # members that end with us need us for their orderly end
+                async with asyncio.timeout(config.drain_timeout_s):
+                    await _first(_left_alone(service), looking, keeping)
+    finally:
+        service.close()  # before the streams end one by one: no epoch is to begin because of that
+        await health_servicer.enter_graceful_shutdown()
+        await server.stop(STOP_GRACE_S)
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+
+
+async def _left_alone(service: RendezvousService) -> None:
+    """Returns once no member is there."""
+    while service.num_members:  # noqa: ASYNC110  # a few looks at the end of a life
+        await asyncio.sleep(LOOK_S)
+
+
+async def _first(awaited: Coroutine[object, object, object], *failures: asyncio.Future[None]) -> None:
+    """Returns once that is done; raises what one of the others fails with."""
+    waits: list[asyncio.Future[Any]] = [asyncio.create_task(awaited), *failures]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for failure in failures:
+            if failure.done():
+                failure.result()
+    finally:
+        waits[0].cancel()

@@ -1,0 +1,49 @@
+"""A member's place at the rendezvous, for as long as its stream."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from baton.membership.rendezvous.epoch import Epoch, Life, epoch_to_proto
+from baton.membership.rendezvous.join import Refused
+from baton.protos import group_pb2
+
+
+class Seat:
+    """Owns what is to be said to a member next: the newest epoch alone, and never a queue of them."""
+
+    def __init__(self, life: Life, now_s: float) -> None:
+        self.life = life
+        self.heard_s = now_s  # event loop's clock, its last sign of life
+        self.end: Refused | None = None  # why it was taken from the member
+        self._is_closed = False
+        self._epoch: Epoch | None = None  # not said yet
+        self._wake = asyncio.Event()
+
+    def hear(self, now_s: float) -> None:
+        """The member lives; that is answered."""
+        self.heard_s = now_s
+        self._wake.set()
+
+    def show(self, epoch: Epoch) -> None:
+        """This is the newest epoch."""
+        self._epoch = epoch
+        self._wake.set()
+
+    def close(self, end: Refused | None = None) -> None:
+        """Nothing more is said, but why it ends."""
+        if not self._is_closed:
+            self._is_closed, self.end = True, end
+            self._wake.set()
+
+    async def messages(self) -> AsyncIterator[group_pb2.GroupMessage]:
+        """What is said to the member, until the seat is closed."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._is_closed:
+                return
+            message = group_pb2.GroupMessage()
+            if self._epoch is not None:
+                message.epoch.CopyFrom(epoch_to_proto(self._epoch))
+                self._epoch = None
+            yield message

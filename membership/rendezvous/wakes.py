@@ -1,0 +1,89 @@
+"""Wakes between the members of a group: a step has begun, and who sleeps must take part."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+import grpc
+
+from baton.membership.rendezvous.epoch import Life
+from baton.protos import group_pb2, group_pb2_grpc
+from baton.rpc.peers import MAX_WORD_CHARS, Channels, Context
+
+logger = logging.getLogger(__name__)
+
+WAKE_TIMEOUT_S = 2.0  # who does not answer for so long is thrown out of the group, or is asked again
+RETRY_S = 0.05
+NOT_MEANT = grpc.StatusCode.FAILED_PRECONDITION  # another life is at this address
+
+
+class Wakes:
+    """Owns the wakes that are on their way: one to each member, and the newest that waits behind it."""
+
+    def __init__(self, channels: Channels, group: str, timeout_s: float = WAKE_TIMEOUT_S) -> None:
+        self._channels = channels
+        self._group = group
+        self._timeout_s = timeout_s
+        self._waiting: dict[Life, group_pb2.WakeRequest] = {}
+        self._calls: dict[Life, asyncio.Task[None]] = {}
+
+    def send(self, lives: Iterable[Life], epoch: int, round_number: int) -> None:
+        """Begins to wake them."""
+        for life in lives:
+            self._waiting[life] = group_pb2.WakeRequest(
+                group=self._group, incarnation=life.incarnation, epoch=epoch, round_number=round_number
+            )
+            if life not in self._calls:
+                self._calls[life] = asyncio.create_task(self._call(life), name=f"wake {life}")
+
+    async def close(self) -> None:
+        """Ends all that are on their way."""
+        calls = list(self._calls.values())
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    def keep(self, lives: Iterable[Life]) -> None:
+        """Wakes nobody else any more: these are in the group."""
+        for life in self._waiting.keys() - set(lives):
+            del self._waiting[life]
+
+    async def _call(self, life: Life) -> None:
+        """Asks until it has heard, or is in the group no more: the others wait for it, perhaps for ever."""
+        try:
+            while (request := self._waiting.get(life)) is not None:
+                stub = group_pb2_grpc.GroupPeerStub(self._channels.get(life.address))
+                try:
+                    await stub.Wake(request, timeout=self._timeout_s, wait_for_ready=True)
+                except grpc.aio.AioRpcError as error:
+                    logger.debug("%s was not woken: %s", life, error.details())
+                    if error.code() is NOT_MEANT:
+                        return
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                if self._waiting.get(life) is request:
+                    del self._waiting[life]
+        finally:
+            self._waiting.pop(life, None)
+            del self._calls[life]
+
+
+class GroupPeerService(group_pb2_grpc.GroupPeerServicer):
+    """Hears the wakes of others; of another group, or for an earlier life, they would mislead us."""
+
+    def __init__(self, group: str, incarnation: str, woken: Callable[[int, int], None]) -> None:
+        """`woken` hears the epoch and the round's number, on the event loop."""
+        self._group = group
+        self._incarnation = incarnation
+        self._woken = woken
+
+    async def Wake(  # noqa: N802  # the service's name
+        self, request: group_pb2.WakeRequest, context: Context
+    ) -> group_pb2.WakeResponse:
+        """A step has begun."""
+        if (request.group, request.incarnation) != (self._group, self._incarnation):
+            meant = ascii(f"{request.incarnation[:MAX_WORD_CHARS]} of group {request.group[:MAX_WORD_CHARS]}")
+            ours = f"{self._incarnation} of group {self._group}"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"meant for {meant}, but here is {ours}")
+        self._woken(request.epoch, request.round_number)
+        return group_pb2.WakeResponse()

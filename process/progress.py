@@ -1,0 +1,113 @@
+"""How a starting process tells its supervisor where it stands: JSON lines over an inherited pipe."""
+
+import asyncio
+import json
+import math
+import os
+import select
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from baton.process.heartbeat import HEARTBEAT_S
+
+MIN_INTERVAL_S = 0.1  # between two loading messages
+LAST_WORD_TIMEOUT_S = 5.0  # how long ready and failed wait for room in a full pipe
+MAX_MESSAGE_CHARS = 2000  # of a failure, so that a line stays below PIPE_BUF and is written whole
+
+
+class ProgressError(ValueError):
+    """A line is not a progress message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """The process is getting ready; `fraction` of it is done, 0 to 1."""
+
+    fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The process serves at `address` (host:port); `details` is all it said."""
+
+    address: str
+    details: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The process cannot serve, and says why."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """A heartbeat: the process's event loop runs."""
+
+
+Progress = Loading | Ready | Failed | Alive
+
+
+class ProgressReporter:
+    """The writing side; without a descriptor, or once the reader is gone, it says nothing."""
+
+    def __init__(self, fd: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._fd = fd
+        self._clock = clock
+        self._next_loading_s = -math.inf
+        if fd is not None:
+            os.set_blocking(fd, False)  # a supervisor that does not read must not stop us
+
+    def loading(self, fraction: float) -> None:
+        """Says how much of the loading is done; messages that follow too closely are left out."""
+        now_s = self._clock()
+        if now_s < self._next_loading_s and fraction < 1:
+            return
+        self._next_loading_s = now_s + MIN_INTERVAL_S
+        self._write({"stage": "loading", "fraction": round(min(max(fraction, 0.0), 1.0), 4)}, timeout_s=0)
+
+    def ready(self, **fields: object) -> None:
+        """Says that the process serves; `address="host:port"` says where."""
+        self._write({"stage": "ready", **fields}, timeout_s=LAST_WORD_TIMEOUT_S)
+
+    def failed(self, message: str) -> None:
+        """Says why the process cannot serve."""
+        self._write({"stage": "failed", "message": message[:MAX_MESSAGE_CHARS]}, timeout_s=LAST_WORD_TIMEOUT_S)
+
+    async def send_heartbeats(self) -> None:
+        """Send heartbeats from the event loop until cancelled."""
+        while True:
+            self._write({"stage": "alive"}, timeout_s=0)
+            await asyncio.sleep(HEARTBEAT_S)
+
+    def _write(self, message: Mapping[str, object], timeout_s: float) -> None:
+        if self._fd is None:
+            return
+        try:
+            if timeout_s:
+                select.select([], [self._fd], [], timeout_s)
+            os.write(self._fd, json.dumps(message).encode() + b"\n")
+        except BlockingIOError:
+            return  # the pipe is full of older news; the next message says more
+        except OSError:
+            self._fd = None  # the supervisor is gone; whether to go on is not decided here
+
+
+def parse_progress(line: bytes) -> Progress:
+    """Reads one line of the pipe. Raises ProgressError if it is not a progress message."""
+    try:
+        message = json.loads(line)
+    except ValueError as error:
+        raise ProgressError(f"not JSON: {line!r}") from error
+    match message:
+        case {"stage": "loading", "fraction": int() | float() as fraction} if 0 <= fraction <= 1:
+            return Loading(float(fraction))
+        case {"stage": "ready", **details}:
+            return Ready(str(details.get("address", "")), {str(key): value for key, value in details.items()})
+        case {"stage": "failed", "message": str() as text}:
+            return Failed(text)
+        case {"stage": "alive"}:
+            return Alive()
+    raise ProgressError(f"not a progress message: {line!r}")

@@ -1,0 +1,1 @@
+"""Admission: limits, queueing, deadlines and budgets of requests."""

@@ -1,0 +1,297 @@
+"""How much the router takes on at once, and who waits.
+
+The life of a request here:
+
+1. It is admitted at once if nobody waits and fewer choices are in flight than the workers run (`InflightLimit`).
+2. Else it is refused if its time would be over before its turn (by the measured rate at which choices end), or if it
+   would wait for longer than anybody should, or if the queue is full and nobody in it should give way to it.
+3. Else it waits: more urgent requests first, then the keys in turn (`FairQueue`). Whenever choices end or workers come,
+   those whose turn it is are admitted. It leaves early if its client goes away or its time is over.
+4. It holds room for its choices until its last token is generated, whether or not its client has read it (`unread`).
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+from baton.engine.errors import InvalidRequest
+from baton.router.admission.arrivals import Arrival, Arrivals
+from baton.router.admission.deadline import deadline_of, exceeded
+from baton.router.admission.fair_queue import FairQueue, Ticket
+from baton.router.admission.inflight_limit import Capacity, InflightLimit
+from baton.router.admission.limits import AdmissionLimits
+from baton.router.admission.metrics import AdmissionMetrics, Refusal
+from baton.router.admission.service_rate import ServiceRate
+from baton.router.errors import Draining, NoWorker, Overloaded
+from baton.router.request_context import RequestContext
+from baton.rpc.status import Unavailable
+
+MAX_RETRY_AFTER_S = 600
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter(Ticket):
+    """A request in the queue, and how it is told."""
+
+    admitted: asyncio.Future[None]
+    since_s: float  # when it came
+    is_queued: bool = True
+
+
+class Admission:
+    """Owns the count of choices taken on, from before their prompts are tokenised, and the queue of those that wait."""
+
+    def __init__(
+        self,
+        limits: AdmissionLimits,
+        capacity: Capacity,
+        metrics: AdmissionMetrics,
+        arrivals: Arrivals,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.num_inflight = 0
+        self.draining = False
+        self.arrivals = arrivals  # of what is to be generated
+        self._limits = limits
+        self._limit = InflightLimit(limits.max_inflight, capacity)
+        self._metrics = metrics
+        self._clock = clock
+        self._queue = FairQueue[_Waiter]()
+        self._rate = ServiceRate()
+        self._watch: asyncio.Task[None] | None = None  # while requests wait
+        self._idle = asyncio.Event()
+        self._idle.set()
+        metrics.watch(lambda: self.num_waiting, lambda: self._limit_at(self._clock()))
+
+    @property
+    def num_waiting(self) -> int:
+        """Choices in the queue."""
+        return self._queue.num_choices
+
+    @property
+    def oldest_wait_s(self) -> float:
+        """How long the first to come of those in the queue has waited; 0 if nobody does."""
+        tickets = self._queue.tickets()
+        return self._clock() - min(each.since_s for each in tickets) if tickets else 0.0
+
+    def admit(self, num_choices: int, context: RequestContext, generates: bool = True) -> "Admitted":
+        """A context manager: waits for the request's turn, and has taken on so many choices for its length.
+
+        `generates`: its end tells how fast the workers are.
+        Entering it raises Draining, Overloaded, DeadlineExceeded or NoWorker. At most `max_inflight` choices.
+        """
+        return Admitted(self, num_choices, context, generates)
+
+    async def enter(self, num_choices: int, context: RequestContext) -> float:
+        """Returns the time at which the request is admitted; see `admit`."""
+        if self.draining:
+            self._metrics.refused(Refusal.DRAINING)
+            raise Draining("the router is shutting down; another one may serve the request")
+        now_s = self._clock()
+        deadline_s = deadline_of(context, self._limits.default_timeout_s)
+        left_s = math.inf if deadline_s is None else deadline_s - now_s
+        if left_s <= 0:
+            self._metrics.refused(Refusal.EXPIRED)
+            raise exceeded("was on its way")
+        if self._fits(num_choices, now_s) and not (self._queue and self._limit.has_worker):
+            self._take(num_choices)
+            return now_s
+        turn = asyncio.get_running_loop().create_future()
+        ticket = _Waiter(num_choices, context.priority, context.fairness_key, turn, now_s)
+        self._refuse_late(ticket, now_s, left_s)
+        self._make_room(ticket, now_s)
+        await self._wait(ticket, now_s, left_s)
+        admitted_s = self._clock()
+        self._metrics.waited(admitted_s - now_s)
+        return admitted_s
+
+    def leave(self, num_choices: int, admitted_s: float, generates: bool = True) -> None:
+        """So many choices have ended that were admitted then."""
+        self.num_inflight -= num_choices
+        now_s = self._clock()
+        if generates:
+            self._rate.ended(now_s, num_choices, now_s - admitted_s)
+        self._serve(now_s)
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Returns once nothing is being generated and nobody waits (True) or the time is over (False)."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def _limit_at(self, now_s: float) -> int:
+        """Choices in flight from which on further ones wait here. Those beyond the workers' places wait there: no more
+        of them than leave within the time that anybody should wait.
+        """
+        if self._limits.max_wait_s is None:
+            return self._limit.at(now_s)
+        rate = self._rate.per_s(now_s, self.num_inflight)
+        return self._limit.at(now_s) if rate is None else self._limit.at(now_s, rate * self._limits.max_wait_s)
+
+    def _fits(self, num_choices: int, now_s: float) -> bool:
+        """Whether there is room. Of a request that the workers cannot run at once some choices wait there: a large one
+        need not see them run dry to come in.
+        """
+        total = self.num_inflight + num_choices
+        return self.num_inflight < self._limit_at(now_s) and total <= self._limit.max_inflight
+
+    def _take(self, num_choices: int) -> None:
+        self.num_inflight += num_choices
+        self._idle.clear()
+
+    def _refuse_late(self, ticket: _Waiter, now_s: float, left_s: float) -> None:
+        """Raises Overloaded if the request's turn will come only after its time, or later than anybody should wait."""
+        max_wait_s = math.inf if self._limits.max_wait_s is None else self._limits.max_wait_s
+        least_s = min(left_s, max_wait_s)
+        wait_s = self._expected_wait_s(ticket, now_s) if least_s < math.inf else None
+        if wait_s is None or wait_s <= least_s:
+            return
+        is_own = left_s <= max_wait_s
+        self._metrics.refused(Refusal.DEADLINE if is_own else Refusal.WAIT)
+        bound = f"but has only {left_s:.1f} s left" if is_own else f"and {max_wait_s:g} s is the limit"
+        text = f"the request would wait about {wait_s:.1f} s for its turn, {bound}"
+        raise Overloaded(text, _whole_seconds(wait_s - least_s))
+
+    def _make_room(self, ticket: _Waiter, now_s: float) -> None:
+        """Takes others out of a full queue, or raises Overloaded if none should give way."""
+        num_over = self.num_waiting + ticket.num_choices - self._limits.max_queue
+        if num_over <= 0:
+            return
+        leaving = self._queue.displaced_by(ticket, num_over)
+        retry_after_s = _whole_seconds(self._expected_wait_s(ticket, now_s))
+        if not leaving:
+            self._metrics.refused(Refusal.QUEUE_FULL)
+            raise Overloaded(
+                f"no room for {ticket.num_choices} more: {self.num_inflight} choices are being generated (the limit is "
+                f"{self._limit_at(now_s)}) and {self.num_waiting} wait (the limit is {self._limits.max_queue})",
+                retry_after_s,
+            )
+        text = "the queue is full, and the request gave way to a more urgent one or to another client's"
+        for each in leaving:
+            self._fail(each, Overloaded(text, retry_after_s), Refusal.DISPLACED)
+
+    def _expected_wait_s(self, ticket: _Waiter, now_s: float) -> float | None:
+        """Time until the request's turn if it joins now; None while there is nothing to tell it from."""
+        rate = self._rate.per_s(now_s, self.num_inflight)
+        if rate is None:
+            return None
+        num_free = max(0, self._limit_at(now_s) - self.num_inflight)
+        return max(0, self._queue.num_ahead(ticket) + ticket.num_choices - num_free) / rate
+
+    async def _wait(self, ticket: _Waiter, now_s: float, left_s: float) -> None:
+        """Returns when the request is admitted. Raises what it is refused with; a cancelled one leaves the queue."""
+        loop = asyncio.get_running_loop()
+        self._queue.add(ticket)
+        self._idle.clear()
+        self._rate.busy(now_s)
+        if self._watch is None or self._watch.done():
+            self._watch = loop.create_task(self._watch_workers(), name="admission")
+        timers = [loop.call_later(left_s, self._expire, ticket)] if left_s < math.inf else []
+        if self._limits.max_wait_s is not None:
+            timers.append(loop.call_later(self._limits.max_wait_s, self._give_up, ticket))
+        try:
+            await ticket.admitted
+        except asyncio.CancelledError:
+            if ticket.is_queued:
+                self._remove(ticket)
+                self._serve(self._clock())
+            elif not ticket.admitted.cancelled() and ticket.admitted.exception() is None:
+                self.leave(ticket.num_choices, self._clock())  # it was admitted in the same turn of the event loop
+            raise
+        finally:
+            for timer in timers:
+                timer.cancel()
+
+    def _serve(self, now_s: float) -> None:
+        """Admits those whose turn it is."""
+        while self._queue:
+            head = self._queue.head()
+            if head.admitted.done():  # cancelled, and about to leave by itself
+                self._remove(head)
+                continue
+            if not self._fits(head.num_choices, now_s) or not self._limit.has_worker:
+                return
+            self._queue.take(head)
+            head.is_queued = False
+            self._take(head.num_choices)
+            head.admitted.set_result(None)
+        self._rate.idle(now_s)
+        if not self.num_inflight:
+            self._idle.set()
+
+    def _expire(self, ticket: _Waiter) -> None:
+        if ticket.is_queued:
+            self._fail(ticket, exceeded("waited for its turn"), Refusal.EXPIRED)
+            self._serve(self._clock())  # it may have been the one that kept others waiting
+
+    def _give_up(self, ticket: _Waiter) -> None:
+        """It has waited for as long as anybody should."""
+        if ticket.is_queued:
+            retry_after_s = _whole_seconds(self._expected_wait_s(ticket, self._clock()))
+            text = f"the request has waited for {self._limits.max_wait_s:g} s, which is the limit"
+            self._fail(ticket, Overloaded(text, retry_after_s), Refusal.WAIT)
+            self._serve(self._clock())
+
+    def _fail(self, ticket: _Waiter, error: Exception, reason: Refusal) -> None:
+        self._remove(ticket)
+        if not ticket.admitted.done():
+            self._metrics.refused(reason)
+            ticket.admitted.set_exception(error)
+
+    def _remove(self, ticket: _Waiter) -> None:
+        self._queue.remove(ticket)
+        ticket.is_queued = False
+
+    async def _watch_workers(self) -> None:
+        """Looks after the queue when workers come and go, until nobody waits."""
+        while self._queue:
+            try:
+                await self._limit.wait_change()
+            except Unavailable as error:
+                self._fail_all(error, Refusal.DRAINING)
+                return
+            now_s = self._clock()
+            self._limit.look(now_s)
+            if self._limit.no_worker_s(now_s) >= self._limits.no_worker_timeout_s:
+                self._fail_all(NoWorker("no decode worker is ready"), Refusal.NO_WORKER)
+            self._serve(now_s)
+
+    def _fail_all(self, error: Unavailable, reason: Refusal) -> None:
+        for ticket in self._queue.tickets():
+            self._fail(ticket, error, reason)
+        self._serve(self._clock())
+
+
+class Admitted:
+    """A request's room among the choices in flight."""
+
+    def __init__(self, admission: Admission, num_choices: int, context: RequestContext, generates: bool) -> None:
+        self._admission = admission
+        self._generates = generates
+        self._num_choices = num_choices
+        self._context = context
+        self._admitted_s = 0.0
+        self._arrival: Arrival | None = None
+
+    async def __aenter__(self) -> None:
+        if self._generates and not self._admission.draining:
+            self._arrival = self._admission.arrivals.came(self._num_choices)
+        self._admitted_s = await self._admission.enter(self._num_choices, self._context)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        generated = self._generates and not isinstance(error, InvalidRequest)
+        if self._arrival is not None and not generated:
+            self._admission.arrivals.was_invalid(self._arrival)
+        self._admission.leave(self._num_choices, self._admitted_s, generated)
+
+
+def _whole_seconds(wait_s: float | None) -> int:
+    """The wait as Retry-After has it; 1 s if nothing is known."""
+    return 1 if wait_s is None else min(MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s)))

@@ -1,0 +1,113 @@
+"""Bytes of request bodies in the router's memory, and their bounds.
+
+Bytes are counted as they come, whatever length a request announces, and until its prompt has been read: decompressed
+bytes of compressed bodies. A gRPC message is counted from its arrival to the end of its call. Clients are API keys;
+without keys, addresses.
+"""
+
+from ipaddress import IPv6Address, IPv6Network
+
+from prometheus_client import Gauge
+
+from baton.router.auth.client import Client
+from baton.router.config import RouterConfig
+from baton.router.errors import KeyLimitReached, Overloaded
+from baton.router.metrics.metrics import PREFIX, RouterMetrics
+
+RETRY_AFTER_S = 1
+NETWORK_BITS = 64  # of an IPv6 address: one customer of a provider has all addresses of such a network
+
+
+def make_body_budget(config: RouterConfig, metrics: RouterMetrics) -> "BodyBudget":
+    """Return the budget that a router's options ask for, which one body of the largest size fits; with its series."""
+    client_bytes = max(config.max_client_body_bytes_in_flight, config.max_body_bytes)
+    budget = BodyBudget(max(config.max_body_bytes_in_flight, 2 * config.max_body_bytes), client_bytes)
+    name, text = f"{PREFIX}router_body_bytes", "Bytes of request bodies that are coming or wait to be read as prompts."
+    gauge = Gauge(name, text, ["model_name"], registry=metrics.registry)
+    gauge.labels(metrics.model_name).set_function(lambda: budget.num_bytes)
+    return budget
+
+
+class BodyBudget:
+    """Owns the counts of the bytes, in all and by client."""
+
+    def __init__(self, max_bytes: int, max_client_bytes: int) -> None:
+        self.num_bytes = 0
+        self._max_bytes = max_bytes
+        self._max_client_bytes = max_client_bytes
+        self._held: dict[str, int] = {}  # by client
+
+    def begin(self, client: Client, address: str) -> "Upload":
+        """Return the upload of a request whose body is to come. Raises KeyLimitReached."""
+        client.begin_upload()
+        return Upload(self, client, address)
+
+    def take(self, holder: str, num_bytes: int, is_key: bool) -> None:
+        """Count bytes. Raises Overloaded, and counts nothing, if they are over a bound.
+
+        In the upper half of the router's budget each client has an equal share, so that a few clients cannot use it up.
+        """
+        held, total = self._held.get(holder, 0) + num_bytes, self.num_bytes + num_bytes
+        if held > self._max_client_bytes:
+            text = f"over the limit of {self._max_client_bytes} bytes of request bodies in flight"
+            if is_key:
+                raise KeyLimitReached(f"the API key is {text}", RETRY_AFTER_S, "requests")
+            raise Overloaded(f"the client's address is {text}", RETRY_AFTER_S)
+        half = self._max_bytes >> 1
+        if total > half and (total > self._max_bytes or held * len(self._held) > half):
+            text = f"the router holds {self.num_bytes} bytes of request bodies, of at most {self._max_bytes}"
+            raise Overloaded(text, RETRY_AFTER_S)
+        self._set(holder, held)
+        self.num_bytes = total
+
+    def give_back(self, holder: str, num_bytes: int) -> None:
+        """Count so many bytes less."""
+        self.num_bytes -= num_bytes
+        self._set(holder, self._held[holder] - num_bytes)
+
+    def _set(self, holder: str, num_bytes: int) -> None:
+        """Set a client's count; a client without bytes has no share."""
+        if num_bytes:
+            self._held[holder] = num_bytes
+        else:
+            self._held.pop(holder, None)
+
+
+class Upload:
+    """One request's bytes in the budget, and its place among those that its API key may have in flight."""
+
+    def __init__(self, budget: BodyBudget, client: Client, address: str) -> None:
+        self._budget = budget
+        self._client = client
+        self._is_key = client.fairness_key is not None
+        self.holder = client.fairness_key or _network(address)  # the client's name in the budget
+        self._num_bytes = 0
+        self._is_coming = True
+
+    def add(self, num_bytes: int) -> None:
+        """Count bytes that came. Raises Overloaded."""
+        self._budget.take(self.holder, num_bytes, self._is_key)
+        self._num_bytes += num_bytes
+
+    def end(self) -> None:
+        """Give the place back: the body has been read."""
+        if self._is_coming:
+            self._is_coming = False
+            self._client.end_upload()
+
+    def release(self) -> None:
+        """Give the place and the bytes back: the body has been forgotten."""
+        self.end()
+        if self._num_bytes:
+            self._budget.give_back(self.holder, self._num_bytes)
+            self._num_bytes = 0
+
+
+def _network(address: str) -> str:
+    """Return what stands for a client without a key: its IPv4 address, or its IPv6 network."""
+    if ":" not in address:
+        return address
+    parsed = IPv6Address(address.partition("%")[0])
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(IPv6Network((parsed, NETWORK_BITS), strict=False))

@@ -1,0 +1,59 @@
+"""What is measured of the requests that wait and of those that are refused."""
+
+from collections.abc import Callable
+from enum import Enum
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from baton.router.metrics.metrics import PREFIX
+
+WAIT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
+
+
+class Refusal(Enum):
+    """Why a request was not served."""
+
+    DRAINING = "draining"  # the router is shutting down
+    QUEUE_FULL = "queue_full"
+    DISPLACED = "displaced"  # it waited, and gave way to a more urgent request or to another key's
+    DEADLINE = "deadline"  # it would have waited for longer than its time
+    WAIT = "wait"  # it would have waited, or did wait, for longer than anybody should
+    EXPIRED = "expired"  # its time was over while it waited
+    NO_WORKER = "no_worker"  # all decode workers went away while it waited, and none came back
+
+
+class AdmissionMetrics:
+    """Owns the series of the router's queue."""
+
+    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+        self._registry = registry
+        self._model_name = model_name
+        refusals = Counter(
+            f"{PREFIX}router_refusals", "Requests not served, by reason.", ["model_name", "reason"], registry=registry
+        )
+        self._refusals = {reason: refusals.labels(model_name, reason.value) for reason in Refusal}
+        wait = Histogram(
+            f"{PREFIX}request_queue_time_seconds",
+            "Time in the router's queue, of the requests that waited there and were then admitted.",
+            ["model_name"],
+            buckets=WAIT_BUCKETS_S,
+            registry=registry,
+        )
+        self._wait = wait.labels(model_name)
+
+    def watch(self, num_waiting: Callable[[], int], capacity: Callable[[], int]) -> None:
+        """Where the queue's length and the router's capacity, both in choices, are read when asked for."""
+        for name, text, read in (
+            ("router_waiting", "Choices in the router's queue.", num_waiting),
+            ("router_capacity", "Choices that may be in flight before further ones wait.", capacity),
+        ):
+            gauge = Gauge(f"{PREFIX}{name}", text, ["model_name"], registry=self._registry)
+            gauge.labels(self._model_name).set_function(read)
+
+    def waited(self, wait_s: float) -> None:
+        """A request left the queue to be served."""
+        self._wait.observe(wait_s)
+
+    def refused(self, reason: Refusal) -> None:
+        """A request was not served."""
+        self._refusals[reason].inc()

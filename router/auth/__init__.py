@@ -1,0 +1,1 @@
+"""API keys: who may send requests, and within which limits."""

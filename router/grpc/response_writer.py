@@ -1,0 +1,104 @@
+"""The messages of one gRPC call to a client that may be slow: generation never waits for it."""
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+
+from grpc.aio import ServicerContext
+
+from baton.protos.router_pb2 import GenerateRequest, GenerateResponse
+from baton.router.admission import unread_output as unread
+from baton.router.admission.unread_output import UnreadOutput
+from baton.router.errors import SlowClient
+from baton.router.generation import ChoiceDelta
+from baton.router.merged_deltas import MergedDeltas
+
+Message = Callable[[ChoiceDelta], GenerateResponse]
+Context = ServicerContext[GenerateRequest, GenerateResponse]
+
+
+class ResponseWriter:
+    """Owns the deltas that the client has yet to take, and the task that writes them.
+
+    A context manager: SlowClient ends the task that entered it when the client takes too little, or leaves too much.
+    """
+
+    def __init__(self, context: Context, total: UnreadOutput, request_id: str, key: str | None) -> None:
+        self._context = context
+        self._total = total
+        self._request_id = request_id
+        self._share = total.begin(request_id, key, self._over_bound)
+        self._merged = MergedDeltas()
+        self._num_sending = 0
+        self._wake = asyncio.Event()
+        self._is_ended = False
+        self._slow: SlowClient | None = None
+        self._owner: asyncio.Task[object] | None = None
+        self._num_cancelling = 0
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "ResponseWriter":
+        self._owner = asyncio.current_task()
+        assert self._owner is not None
+        self._num_cancelling = self._owner.cancelling()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._share.close()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._slow is not None and self._owner is not None:
+            num_cancelling = self._owner.uncancel()
+            if num_cancelling <= self._num_cancelling and isinstance(error, asyncio.CancelledError):
+                raise self._slow from None
+
+    def begin(self, message: Message) -> None:
+        """Begin to write; `message` words a delta when its turn comes."""
+        self._task = asyncio.create_task(self._write(message))
+
+    def add(self, delta: ChoiceDelta) -> None:
+        """Write a delta, merged with those of its choice that wait already."""
+        self._merged.add(delta)
+        if self._num_sending:
+            self._share.update(self._num_sending, self._merged.num_bytes)
+        self._wake.set()
+
+    async def finish(self) -> None:
+        """Return once the client has taken all."""
+        self._is_ended = True
+        self._wake.set()
+        if self._task is not None:
+            await self._task
+
+    async def _write(self, message: Message) -> None:
+        while not self._is_ended or self._merged.num_bytes:
+            await self._wake.wait()
+            self._wake.clear()
+            for delta in self._merged.take():
+                await self._write_one(message(delta))
+
+    async def _write_one(self, response: GenerateResponse) -> None:
+        """Write a message. gRPC does not report how much of it is taken: it has the time of its size at least rate."""
+        self._num_sending = response.ByteSize()
+        self._share.update(self._num_sending, self._merged.num_bytes)
+        timeout_s = unread.STALL_S + self._num_sending / unread.LEAST_BYTES_PER_S
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._context.write(response)
+        except TimeoutError:
+            self._total.stalled(self._request_id)
+            raise self._end(f"the client took too little of the output for {timeout_s:.0f} s") from None
+        self._num_sending = 0
+        self._share.update(0, self._merged.num_bytes)
+
+    def _over_bound(self) -> None:
+        self._end("the client left too much of the output unread")
+
+    def _end(self, text: str) -> SlowClient:
+        if self._slow is None and self._owner is not None:
+            self._slow = SlowClient(text)
+            self._owner.cancel()
+        return self._slow or SlowClient(text)

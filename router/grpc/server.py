@@ -1,0 +1,214 @@
+"""gRPC `baton.v1.Inference`: the same pipeline with the same options as HTTP."""
+
+import logging
+import math
+import secrets
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+
+import grpc
+
+from baton.engine.errors import InvalidRequest
+from baton.protos import common_pb2
+from baton.protos.common_pb2 import ServedBy
+from baton.protos.router_pb2 import GenerateRequest, GenerateResponse
+from baton.protos.router_pb2 import Usage as UsageMessage
+from baton.protos.router_pb2_grpc import InferenceServicer
+from baton.router.auth.client import Client
+from baton.router.errors import Overloaded
+from baton.router.generation import ChoiceDelta, Generation, GenerationRequest, cached_tokens
+from baton.router.grpc.auth_interceptor import text_metadata
+from baton.router.grpc.response_writer import Context, ResponseWriter
+from baton.router.limits import (
+    MAX_ENTRIES,
+    check_choices,
+    check_logprobs,
+    check_stop,
+    check_text,
+    check_worker_name,
+    context_error,
+)
+from baton.router.request_context import PLANS, RequestContext, RoutingHints
+from baton.router.service import RouterService
+from baton.router.text.panic import REQUEST_PANICS
+from baton.rpc.sampling import sampling_from_proto
+from baton.rpc.status import message_of, status_of
+from baton.settings.host_port import peer_address
+from baton.settings.names import NAME_RULE, is_name
+
+logger = logging.getLogger(__name__)
+
+FINISH_NUMBERS = {
+    "stop": common_pb2.FINISH_REASON_STOP,
+    "length": common_pb2.FINISH_REASON_LENGTH,
+    "error": common_pb2.FINISH_REASON_ERROR,
+}
+
+
+class InferenceService(InferenceServicer):
+    """Serves generation over gRPC."""
+
+    def __init__(self, service: RouterService) -> None:
+        self._service = service
+
+    async def Generate(  # type: ignore[override]  # noqa: N802  # the service's name; the stubs have a generator
+        self, request: GenerateRequest, context: Context
+    ) -> None:
+        """One prompt in, its output as it comes; the caller's cancellation ends it everywhere."""
+        request_id = request.request_id or secrets.token_hex(8)
+        try:
+            with REQUEST_PANICS:
+                client = self._service.gate.client(text_metadata(context.invocation_metadata()))
+                client.begin()
+                with self._counted(request, context, client):
+                    wanted = self._generation_request(request, request_id, client)
+                    async with ResponseWriter(context, self._service.unread, request_id, client.fairness_key) as writer:
+                        error = await self._generate(wanted, request_id, client, writer)
+                        await writer.finish()
+                if error is not None:
+                    raise error
+        except Exception as error:
+            status = status_of(error)
+            if status.code is grpc.StatusCode.INTERNAL:
+                logger.error("%s failed", request_id, exc_info=error)
+            trailers = (("retry-after", str(error.retry_after_s)),) if isinstance(error, Overloaded) else ()
+            await context.abort(status.code, message_of(error), trailers)
+
+    @contextmanager
+    def _counted(self, request: GenerateRequest, context: Context, client: Client) -> Iterator[None]:
+        """Count the message's bytes, which gRPC keeps to the end of the call. Raises Overloaded."""
+        upload = self._service.body_budget.begin(client, peer_address(context.peer()))
+        try:
+            upload.add(request.ByteSize())
+            upload.end()  # from here on its choices count
+            yield
+        finally:
+            upload.release()
+
+    async def _generate(
+        self, wanted: GenerationRequest, request_id: str, client: Client, writer: ResponseWriter
+    ) -> Exception | None:
+        """Generate for the writer. Returns the error that came in mid-stream, to be raised once all is written.
+
+        The client is charged for the prompt at once, and for the output at the end.
+        """
+        async with client.hold(wanted.n), self._service.admission.admit(wanted.n, wanted.context):
+            generation = await self._service.pipeline.prepare(wanted)
+            client.charge(len(generation.token_ids))
+            check_logprobs([generation], whole=False)
+            output = _Output(generation, request_id)
+            writer.begin(output.message)
+            try:
+                async with aclosing(self._service.pipeline.generate(generation)) as news:
+                    async for delta in news:
+                        output.count(delta)
+                        writer.add(delta)
+            except Exception as error:
+                for index, served_by in output.open_choices.items():
+                    writer.add(ChoiceDelta(index, finish_reason="error", served_by=served_by))
+                return error
+            finally:
+                client.charge(output.num_tokens)
+        return None
+
+    def _generation_request(self, request: GenerateRequest, request_id: str, client: Client) -> GenerationRequest:
+        """The pipeline's request. Raises NotFound for another model, InvalidRequest for what no request may be."""
+        service = self._service
+        service.check_model(request.model)
+        if request.WhichOneof("prompt") is None:
+            raise InvalidRequest("text or token_ids is needed")
+        if not is_name(request_id):
+            raise InvalidRequest(f"request_id must be {NAME_RULE}")
+        num_choices = request.n or 1
+        check_choices(service.config, 1, num_choices)
+        check_stop(service.config, request.stop)
+        check_text("cache_salt", request.cache_salt)
+        check_text("fairness_key", request.fairness_key)
+        given = request.sampling
+        num_tokens, context_len = len(request.token_ids.ids), service.pipeline.context_len()
+        if num_tokens >= context_len:  # before they are looked at: millions would keep everybody waiting
+            raise context_error("token_ids", context_len, num_tokens)
+        for name, num_entries in (("logit_bias", len(given.logit_bias)), ("stop_token_ids", len(given.stop_token_ids))):
+            if num_entries > MAX_ENTRIES:
+                raise InvalidRequest(f"{name} has {num_entries} entries, over the limit of {MAX_ENTRIES}")
+        return GenerationRequest(
+            request_id=f"{request_id[:64]}-{secrets.token_hex(4)}",
+            prompt=request.text if request.WhichOneof("prompt") == "text" else list(request.token_ids.ids),
+            sampling=sampling_from_proto(given, service.model.sampling_defaults),
+            seed=given.seed if given.HasField("seed") else None,
+            max_tokens=given.max_tokens if given.HasField("max_tokens") else None,
+            stop=tuple(request.stop),
+            include_stop=request.include_stop_in_output,
+            skip_special_tokens=request.skip_special_tokens,
+            n=num_choices,
+            cache_salt=client.cache_salt(request.cache_salt),
+            context=_context(request, client),
+        )
+
+
+class _Output:
+    """Counts the output of one call, and words it."""
+
+    def __init__(self, generation: Generation, request_id: str) -> None:
+        self.num_tokens = 0
+        self.open_choices: dict[int, ServedBy] = {}  # that have begun
+        self._generation = generation
+        self._request_id = request_id
+        self._num_open = generation.request.n
+        self._num_cached: int | None = None  # as the first worker says
+
+    def count(self, delta: ChoiceDelta) -> None:
+        """Count what was generated."""
+        self.num_tokens += len(delta.token_ids)
+        if delta.served_by is not None and delta.index == 0 and self._num_cached is None:
+            self._num_cached = cached_tokens(delta.served_by)
+        if delta.served_by is not None:
+            self.open_choices[delta.index] = delta.served_by
+        if delta.finish_reason is not None:
+            self.open_choices.pop(delta.index, None)
+
+    def message(self, delta: ChoiceDelta) -> GenerateResponse:
+        """Return a delta's message; the last choice's last one has the usage."""
+        response = _response(self._request_id, delta)
+        if delta.finish_reason is not None and delta.finish_reason != "error":
+            self._num_open -= 1
+            if not self._num_open:
+                response.usage.CopyFrom(_usage(self._generation, self.num_tokens, self._num_cached or 0))
+        return response
+
+
+def _context(request: GenerateRequest, client: Client) -> RequestContext:
+    """Raises InvalidRequest for a plan, a worker or a time that is none."""
+    hints = request.hints
+    check_worker_name("hints.decode_worker", hints.decode_worker)
+    check_worker_name("hints.prefill_worker", hints.prefill_worker)
+    if hints.plan and hints.plan not in PLANS:
+        raise InvalidRequest(f"hints.plan is {hints.plan[:50]!r}, but must be local or remote")
+    if not 0 <= request.timeout_s < math.inf:
+        raise InvalidRequest(f"timeout_s is {request.timeout_s}, but must be a number of seconds, or 0 for no limit")
+    return RequestContext(
+        hints=RoutingHints(
+            hints.decode_worker or None, hints.prefill_worker or None, PLANS[hints.plan] if hints.plan else None
+        ),
+        fairness_key=request.fairness_key if client.fairness_key is None else client.fairness_key,
+        timeout_s=request.timeout_s or None,
+        priority=client.priority(request.priority),
+    )
+
+
+def _usage(generation: Generation, num_tokens: int, num_cached: int) -> UsageMessage:
+    num_prompt_tokens = len(generation.token_ids)
+    return UsageMessage(prompt_tokens=num_prompt_tokens, completion_tokens=num_tokens, cached_tokens=num_cached)
+
+
+def _response(request_id: str, delta: ChoiceDelta) -> GenerateResponse:
+    return GenerateResponse(
+        request_id=request_id,
+        index=delta.index,
+        text=delta.text,
+        token_ids=delta.token_ids,
+        logprobs=delta.logprobs,
+        prompt_logprobs=delta.prompt_logprobs,
+        finish_reason=FINISH_NUMBERS.get(delta.finish_reason or "", common_pb2.FINISH_REASON_UNSPECIFIED),
+        served_by=delta.served_by,
+    )

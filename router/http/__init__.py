@@ -1,0 +1,1 @@
+"""The HTTP server: connections, bodies, event streams; what is served lies in `openai/`."""

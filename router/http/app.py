@@ -1,0 +1,113 @@
+"""The HTTP application: which path is served by whom."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from baton.router.admission.unread_output import UnreadOutput
+from baton.router.auth.gate import Gate
+from baton.router.http.body_reader import BodyReader
+from baton.router.http.body_route import BodyIntake, BodyRoute
+from baton.router.http.cross_origin import CrossOrigin
+from baton.router.http.middleware import GateMiddleware, RequestIdMiddleware
+from baton.router.openai.chat import ChatApi, ChatRequest
+from baton.router.openai.completions import CompletionRequest, CompletionsApi
+from baton.router.openai.description import Description
+from baton.router.openai.errors import install_error_handlers
+from baton.router.openai.operations import OperationsApi
+from baton.router.openai.tokenize import DetokenizeRequest, TokenizeApi, TokenizeRequest
+from baton.router.service import RouterService
+
+Posts = Mapping[str, BodyRoute[Any]]  # by path; each with its own model
+
+
+class HttpApp:
+    """An ASGI application for everything but the POST requests of known paths, which the server serves by `posts`."""
+
+    def __init__(
+        self,
+        posts: Posts,
+        others: FastAPI,
+        unread: UnreadOutput,
+        cors_origins: Sequence[str] = (),
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`cors_origins`: origins whose pages may read responses in a browser. `close` ends what the routes own."""
+        self.posts = posts
+        self.unread = unread
+        self.close = close
+        self.cross_origin = CrossOrigin(self._route, cors_origins) if cors_origins else None
+        self._others = others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        await (self.cross_origin or self._route)(scope, receive, send)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # the server leaves the body of the response out
+        await self._others(scope, receive, send)
+
+
+def make_http_app(service: RouterService) -> HttpApp:
+    """The application that serves the OpenAI API with the parts of `service`."""
+    tokenizer, config = TokenizeApi(service), service.config
+    reader = BodyReader(service.pipeline.context_len)
+    intake = BodyIntake(service.gate, service.body_budget, reader, config.max_body_bytes)
+    posts: Posts = {
+        "/v1/chat/completions": BodyRoute(ChatRequest, ChatApi(service).complete, intake),
+        "/v1/completions": BodyRoute(CompletionRequest, CompletionsApi(service).complete, intake),
+        "/tokenize": BodyRoute(TokenizeRequest, tokenizer.tokenize, intake),
+        "/detokenize": BodyRoute(DetokenizeRequest, tokenizer.detokenize, intake),
+    }
+    description = Description(service, {path: route.model for path, route in posts.items()})
+    others = _make_others(OperationsApi(service), posts, service.gate, description)
+    return HttpApp(posts, others, service.unread, config.cors_origins, intake.reader.close)
+
+
+def _make_others(operations: OperationsApi, posts: Posts, gate: Gate, description: Description) -> FastAPI:
+    """The application for everything but the posts; it knows their paths, for other methods and the description."""
+    app = _DescribedApp(description)
+    install_error_handlers(app)
+    app.add_middleware(GateMiddleware, gate=gate)
+    app.add_middleware(RequestIdMiddleware)  # around the other: who is refused gets an id too
+    for path in posts:
+        app.router.routes.append(Route(path, _not_found, methods=["POST"]))
+    for path, serve in (
+        ("/v1/models", operations.models),
+        ("/v1/models/{name:path}", operations.model),
+        ("/health", operations.health),
+        ("/ping", operations.health),
+        ("/ready", operations.ready),
+        ("/version", operations.version),
+        ("/metrics", operations.metrics),
+        ("/workers", operations.workers),
+        ("/pools", operations.pools),
+    ):
+        app.get(path, response_class=Response, response_model=None)(serve)
+    app.post("/ping", response_class=Response, response_model=None)(operations.health)
+    return app
+
+
+async def _not_found(_request: Request) -> Response:
+    """Reject a POST request: those of this very path never pass the application."""
+    raise HTTPException(404)
+
+
+class _DescribedApp(FastAPI):
+    """FastAPI with a complete /openapi.json."""
+
+    def __init__(self, description: Description) -> None:
+        super().__init__(title="Baton", redirect_slashes=False)  # a redirect names the Host that a proxy sent
+        self._description = description
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the description, which is made once."""
+        if self.openapi_schema is None:
+            self.openapi_schema = self._description.complete(super().openapi())
+        return self.openapi_schema

@@ -1,0 +1,119 @@
+"""A path that takes a JSON body: read strictly, checked by a model, answered on the connection itself."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from baton.engine.errors import EngineError
+from baton.router.admission.body_budget import BodyBudget
+from baton.router.auth.gate import Gate
+from baton.router.http.body_reader import BodyReader, Content, is_light, read_body
+from baton.router.http.content_encoding import is_gzip
+from baton.router.http.disconnect import ClientGone
+from baton.router.http.exchange import Exchange, announced_size, check_size
+from baton.router.openai.errors import error_response
+from baton.router.openai.resume import read_resumption
+from baton.router.text.panic import REQUEST_PANICS
+from baton.rpc.status import ServiceError
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class BodyIntake:
+    """What all routes take bodies in with."""
+
+    gate: Gate
+    budget: BodyBudget
+    reader: BodyReader
+    max_body_bytes: int
+
+
+class BodyRoute(Generic[Body]):
+    """Serves the POST requests of one path; errors become OpenAI-shaped answers."""
+
+    def __init__(
+        self, model: type[Body], serve: Callable[[Body, Exchange], Awaitable[None]], intake: BodyIntake
+    ) -> None:
+        """`serve` answers the exchange, or raises before it has started the answer."""
+        self.model = model
+        self._serve = serve
+        self._intake = intake
+        self.max_body_bytes = intake.max_body_bytes
+
+    def lets_in(self, exchange: Exchange) -> bool:
+        """Return whether the head alone lets a request in; otherwise `serve` responds with the reason, and needs no
+        body for it.
+        """
+        try:
+            self._begin(exchange)
+        except (EngineError, ServiceError, HTTPException) as error:
+            exchange.refusal = error
+            return False
+        return True
+
+    async def serve(self, exchange: Exchange) -> None:
+        """Reads the body and answers."""
+        try:
+            with REQUEST_PANICS:
+                await self._read_and_serve(exchange)
+        except ClientGone:
+            return  # nobody is left to answer
+        except Exception as error:
+            if exchange.started:
+                raise  # half an answer is out: the server breaks the connection off
+            response = error_response(error)
+            with suppress(ClientGone):
+                await exchange.answer(response.status_code, bytes(response.body), _extra_headers(response))
+        finally:
+            if exchange.upload is not None:
+                exchange.upload.release()
+
+    def _begin(self, exchange: Exchange) -> None:
+        headers, intake = exchange.headers, self._intake
+        exchange.client = intake.gate.client(headers)
+        exchange.client.begin()
+        if not says_json(headers.get("content-type", "")):
+            # Any web page may post other types to a server on its reader's machine, without asking it first.
+            text = "the body must be JSON and said to be: send 'content-type: application/json'"
+            raise HTTPException(415, text)
+        is_gzip(headers.get("content-encoding", ""))
+        check_size(announced_size(headers), self.max_body_bytes)
+        exchange.upload = intake.budget.begin(exchange.client, exchange.address)
+
+    async def _read_and_serve(self, exchange: Exchange) -> None:
+        body = await self._read(exchange)
+        if exchange.upload is not None:
+            exchange.upload.end()  # the route counts its choices from here on
+        await self._serve(body, exchange)
+
+    async def _read(self, exchange: Exchange) -> Body:
+        content: Content = await exchange.read(self.max_body_bytes)
+        reader = self._intake.reader
+        if is_gzip(exchange.headers.get("content-encoding", "")):
+            num_compressed = len(content)
+            content = await reader.gunzip(content, self.max_body_bytes, exchange)
+            if exchange.upload is not None:
+                exchange.upload.add(len(content) - num_compressed)
+        exchange.resumption = read_resumption(exchange.headers, exchange.client, content)
+        if is_light(content):
+            return read_body(self.model, content)
+        return await reader.read(self.model, content, exchange)
+
+
+def says_json(content_type: str) -> bool:
+    """Whether a content type is JSON's."""
+    if content_type == "application/json":
+        return True
+    media_type = content_type.partition(";")[0].strip().lower()
+    return media_type == "application/json" or (media_type.startswith("application/") and media_type.endswith("+json"))
+
+
+def _extra_headers(response: Response) -> dict[str, str]:
+    """The headers beside those that every answer has."""
+    return {name: value for name, value in response.headers.items() if name not in ("content-length", "content-type")}

@@ -1,0 +1,133 @@
+"""Comments in the pauses of a resumable stream, by which its client tells a slow router from a lost one."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import orjson
+
+from baton.router.admission.body_budget import Upload
+from baton.router.auth.client import Client
+from baton.router.http.disconnect import ClientGone
+from baton.router.http.exchange import EventSource, Exchange
+from baton.router.openai.errors import describe
+from baton.router.openai.resume import RESPONSE_HEADERS
+from baton.router.resumption.resumption import Resumption
+
+COMMENT = b": waiting\n\n"
+INTERVAL_S = 1.0  # without an event
+
+
+@asynccontextmanager
+async def kept_alive(exchange: Exchange, stream: bool, interval_s: float = INTERVAL_S) -> AsyncIterator[Exchange]:
+    """Yield the exchange, for a resumable stream as one that is never silent for longer than the interval.
+
+    An error that comes after the first comment is sent as an event, since the response's head is out.
+    """
+    if exchange.resumption is None or not stream:
+        yield exchange
+        return
+    alive = KeptAliveExchange(exchange, interval_s)
+    comments = asyncio.create_task(alive.run())
+    try:
+        yield alive
+    except ClientGone:
+        raise
+    except Exception as error:
+        if not alive.started or alive.is_over:
+            raise
+        await alive.send_events(b"data: " + orjson.dumps(describe(error)[1]) + b"\n\n", last=True)
+    finally:
+        comments.cancel()
+        await asyncio.gather(comments, return_exceptions=True)
+
+
+class KeptAliveExchange:
+    """An exchange whose stream of events begins with its first comment or event, whichever comes first."""
+
+    def __init__(self, exchange: Exchange, interval_s: float) -> None:
+        self._exchange = exchange
+        self._interval_s = interval_s
+        self._last_s = asyncio.get_running_loop().time()
+        self._source: EventSource | None = None  # once the stream has its own beginning
+        self.is_over = False  # the last event was sent
+        self.request_id: str = exchange.request_id
+        self.client: Client = exchange.client
+        self.resumption: Resumption | None = exchange.resumption
+        self.address: str = exchange.address
+        self.upload: Upload | None = exchange.upload
+        self.refusal: Exception | None = exchange.refusal
+        self.disconnected: bool = exchange.disconnected
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """By name in lower case; the first of several of a name."""
+        return self._exchange.headers
+
+    @property
+    def started(self) -> bool:
+        """Whether the answer's head is out."""
+        return self._exchange.started
+
+    async def read(self, max_bytes: int) -> bytes | bytearray:
+        """The body."""
+        return await self._exchange.read(max_bytes)
+
+    def forget_body(self) -> None:
+        """Hold nothing of the body any more."""
+        self._exchange.forget_body()
+
+    def watch(self) -> AbstractAsyncContextManager[object]:
+        """A context in which the current task ends with ClientGone when the client goes away."""
+        return self._exchange.watch()
+
+    async def answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """Sends a whole answer."""
+        await self._exchange.answer(status, body, headers)
+
+    async def begin_events(self, headers: Mapping[str, str], source: EventSource) -> None:
+        """Sends the head of a stream of events, unless it went ahead of the first comment."""
+        self._source = source
+        if not self._exchange.started:
+            await self._exchange.begin_events(headers, self)
+
+    async def send_events(self, events: bytes, last: bool = False) -> None:
+        """Sends events, behind those of the source. Raises ClientGone."""
+        self.is_over = last
+        self._last_s = asyncio.get_running_loop().time()
+        await self._exchange.send_events(events, last)
+
+    @property
+    def num_bytes(self) -> int:
+        """How much waits in the source."""
+        return 0 if self._source is None else self._source.num_bytes
+
+    def take(self) -> bytes:
+        """Return all events that wait in the source."""
+        return b"" if self._source is None else self._source.take()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the client has yet to take what it was sent."""
+        return self._exchange.is_behind
+
+    def count_unread(self) -> None:
+        """Count what waits for the client."""
+        self._exchange.count_unread()
+
+    async def run(self) -> None:
+        """Sends the comments, until cancelled or the client is gone."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._last_s + self._interval_s - loop.time())
+            if self.is_over:
+                return
+            if self.is_behind:  # what the client was sent already keeps it busy
+                self._last_s = loop.time()
+            elif loop.time() >= self._last_s + self._interval_s:
+                try:
+                    if not self.started:
+                        await self._exchange.begin_events(RESPONSE_HEADERS, self)
+                    await self.send_events(COMMENT)
+                except ClientGone:
+                    return

@@ -1,0 +1,48 @@
+"""What the requests pass that FastAPI serves: each gets an id, and shows an API key where one is needed."""
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from baton.router.auth.gate import Gate
+from baton.router.http.exchange import new_id, read_headers
+from baton.router.openai.errors import error_response
+from baton.rpc.status import Unauthenticated
+
+
+class RequestIdMiddleware:
+    """Gives each request an id, the client's own if it has one, and returns it with the response."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = new_id(Headers(scope=scope).get("x-request-id", ""))
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class GateMiddleware:
+    """Answers for the application who may not ask it."""
+
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+        self._app = app
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["type"] == "http" and not self._gate.is_open(scope["path"]):
+            try:
+                self._gate.client(read_headers(scope["headers"]))
+            except Unauthenticated as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

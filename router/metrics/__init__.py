@@ -1,0 +1,1 @@
+"""What the router measures and reports, to Prometheus and to the autoscaler."""

@@ -1,0 +1,129 @@
+"""What the router measures, under the names that vLLM's users know with our prefix."""
+
+import time
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from baton.router.metrics.tally import Distribution, TallySeries
+from baton.router.metrics.traffic import Traffic
+
+PREFIX = "baton:"
+
+TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
+REQUEST_BUCKETS_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+CHOICE_BUCKETS = (1, 2, 5, 10, 20)
+LENGTH_BUCKETS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+
+
+class RouterMetrics:
+    """Owns the router's series, the registry that they and the workers' series are read from, and the last traffic."""
+
+    def __init__(self, model_name: str, traffic_window_s: int) -> None:
+        self.registry = CollectorRegistry()
+        self.model_name = model_name
+        self.traffic = Traffic(traffic_window_s)
+        series = TallySeries(model_name)
+        self._prompt_tokens = series.count(f"{PREFIX}prompt_tokens", "Prompt tokens of the requests served.")
+        self._generation_tokens = series.count(f"{PREFIX}generation_tokens", "Tokens generated.")
+        self._prefix_cache_queries = series.count(
+            f"{PREFIX}prefix_cache_queries", "Prompt tokens looked up in prefix caches."
+        )
+        self._prefix_cache_hits = series.count(
+            f"{PREFIX}prefix_cache_hits", "Prompt tokens that no worker had to compute."
+        )
+        self.failovers = series.count(f"{PREFIX}failovers", "Requests sent again to a worker.")
+        self.hand_offs = series.count(
+            f"{PREFIX}requests_handed_off", "Requests that a draining worker gave away, and another went on with."
+        )
+        self.requests_resumed = series.counts_by(
+            f"{PREFIX}requests_resumed",
+            "Requests that clients resumed: recalled from a worker, regenerated from the prompt, or failed.",
+            "how",
+        )
+        self._success = series.counts_by(
+            f"{PREFIX}request_success", "Choices that ended, by reason.", "finished_reason"
+        )
+        self._plans = series.counts_by(f"{PREFIX}requests_by_plan", "Requests routed, by plan.", "plan")
+
+        def distribution(name: str, text: str, bounds: tuple[float, ...]) -> Distribution:
+            return series.distribution(PREFIX + name, text, bounds)
+
+        self._ttft = distribution("time_to_first_token_seconds", "Request to first token.", TTFT_BUCKETS_S)
+        self._itl = distribution("inter_token_latency_seconds", "Between two tokens.", TOKEN_BUCKETS_S)
+        self._tpot = distribution(
+            "request_time_per_output_token_seconds", "A request's mean time between two tokens.", TOKEN_BUCKETS_S
+        )
+        self._e2e = distribution("e2e_request_latency_seconds", "Request to last token.", REQUEST_BUCKETS_S)
+        self._prompt_length = distribution("request_prompt_tokens", "Prompt tokens of a request.", LENGTH_BUCKETS)
+        self._output_length = distribution("request_generation_tokens", "Tokens of a choice.", LENGTH_BUCKETS)
+        self._max_tokens = distribution("request_params_max_tokens", "Most tokens of a choice.", LENGTH_BUCKETS)
+        self._num_choices = distribution("request_params_n", "Choices of a prompt.", CHOICE_BUCKETS)
+        self.registry.register(series)
+        inflight = Gauge(f"{PREFIX}router_inflight", "Choices taken on.", ["model_name"], registry=self.registry)
+        self.inflight = inflight.labels(model_name)
+
+    def request_came(self, max_tokens: int, num_choices: int) -> None:
+        """A prompt with these options is to be served."""
+        self._max_tokens.observe(max_tokens)
+        self._num_choices.observe(num_choices)
+
+    def planned(self, plan: str) -> None:
+        """A choice was routed by a plan of this kind."""
+        self._plans.inc(plan)
+
+    def prompt_done(self, num_tokens: int, num_cached_tokens: int) -> None:
+        """A prompt was computed."""
+        self._prompt_tokens.inc(num_tokens)
+        self._prefix_cache_queries.inc(num_tokens)
+        self._prefix_cache_hits.inc(num_cached_tokens)
+        self._prompt_length.observe(num_tokens)
+
+    def tokens_came(self, num_tokens: int, gap_s: float | None) -> None:
+        """Tokens of a choice came, so long after the ones before."""
+        self._generation_tokens.inc(num_tokens)
+        if gap_s is not None:
+            self._itl.observe(gap_s / num_tokens, num_tokens)
+
+    def first_token(self, waited_s: float) -> None:
+        """The first token of a choice came."""
+        self._ttft.observe(waited_s)
+
+    def choice_ended(self, reason: str, num_tokens: int, total_s: float, decode_s: float) -> None:
+        """A choice ended; `decode_s` is the time since its first token."""
+        self._success.inc(reason)
+        self._output_length.observe(num_tokens)
+        if num_tokens:
+            self.traffic.ended(num_tokens)
+        self._e2e.observe(total_s)
+        if num_tokens > 1:
+            self._tpot.observe(decode_s / (num_tokens - 1))
+
+
+class ChoiceMeter:
+    """Times one choice."""
+
+    def __init__(self, metrics: RouterMetrics) -> None:
+        self._metrics = metrics
+        self._started_s = time.perf_counter()
+        self._first_s = self._last_s = 0.0
+        self._num_tokens = 0
+
+    def tokens(self, num_tokens: int) -> None:
+        """Tokens came."""
+        if not num_tokens:
+            return
+        now_s = time.perf_counter()
+        if self._num_tokens:
+            self._metrics.tokens_came(num_tokens, now_s - self._last_s)
+        else:
+            self._first_s = now_s
+            self._metrics.first_token(now_s - self._started_s)
+            self._metrics.tokens_came(num_tokens, None)
+        self._num_tokens += num_tokens
+        self._last_s = now_s
+
+    def ended(self, reason: str) -> None:
+        """The choice ended."""
+        now_s = time.perf_counter()
+        self._metrics.choice_ended(reason, self._num_tokens, now_s - self._started_s, self._last_s - self._first_s)

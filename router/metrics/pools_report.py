@@ -1,0 +1,87 @@
+"""What this router tells of its traffic and its workers, for whoever decides how many workers there should be."""
+
+import time
+
+from baton.membership.registry.router_report import RouterReport, TrafficReport, WorkerReport, encode_report
+from baton.router.admission.admission import Admission
+from baton.router.metrics.metrics import RouterMetrics
+from baton.router.policy.cluster import WorkerRole
+from baton.router.workers.connection import ROLES, ConnectionState, WorkerConnection
+from baton.router.workers.pool import WorkerPool
+from baton.settings.worker_config import Role
+
+ROLE_NAMES: dict[WorkerRole, Role] = {
+    WorkerRole.PREFILL: "prefill",
+    WorkerRole.DECODE: "decode",
+    WorkerRole.BOTH: "both",
+}
+
+
+class PoolsReporter:
+    """Reads what others own; nothing in a report is of any one request."""
+
+    def __init__(self, router_id: str, pool: WorkerPool, admission: Admission, metrics: RouterMetrics) -> None:
+        self._router_id = router_id
+        self._pool = pool
+        self._admission = admission
+        self._metrics = metrics
+
+    async def run(self) -> None:
+        """Keeps the report in the registry until cancelled."""
+        await self._pool.registry.reports.keep(self._router_id, self.text)
+
+    def text(self) -> str:
+        """The report of now, as JSON."""
+        return encode_report(self.report())
+
+    def report(self) -> RouterReport:
+        """The report of now."""
+        reports = (self._worker(each) for each in self._pool.connections)
+        return RouterReport(
+            router_id=self._router_id,
+            model=self._metrics.model_name,
+            time_s=time.time(),
+            traffic=self._traffic(),
+            workers=tuple(each for each in reports if each is not None),
+        )
+
+    def _traffic(self) -> TrafficReport:
+        arrivals, lengths = self._admission.arrivals, self._metrics.traffic.lengths
+        return TrafficReport(
+            window_s=arrivals.window_s,
+            num_requests=arrivals.num_choices,
+            gaps_s=arrivals.gaps_s,
+            prompt_tokens=lengths.prompt,
+            uncached_tokens=lengths.uncached,
+            remote_tokens=lengths.remote,
+            output_tokens=lengths.output,
+            asked_tokens=lengths.asked,
+            num_generated_tokens=lengths.num_generated,
+            num_waiting=self._admission.num_waiting,
+            oldest_wait_s=self._admission.oldest_wait_s,
+        )
+
+    def _worker(self, connection: WorkerConnection) -> WorkerReport | None:
+        """None for a worker that is out of reach, or has not told its load yet."""
+        found, load = connection.description, connection.load.reported
+        if found is None or connection.state is ConnectionState.CONNECTING:
+            return None
+        return WorkerReport(
+            worker_id=found.worker_id,
+            incarnation=found.incarnation,
+            role=ROLE_NAMES[ROLES[found.role]],
+            draining=connection.state.is_draining,
+            ready_for_s=time.monotonic() - connection.reached_s,
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            num_queued_tokens=load.num_queued_tokens,
+            num_blocks=load.num_blocks,
+            num_free_blocks=load.num_free_blocks,
+            block_size=found.block_size,
+            max_num_seqs=found.max_num_seqs,
+            max_num_batched_tokens=found.max_num_batched_tokens,
+            prefill_tokens_per_s=load.prefill_tokens_per_s,
+            decode_step_s=load.decode_step_s,
+            decode_sequence_s=load.decode_sequence_s,
+            latency=self._metrics.traffic.latency(found.incarnation),
+        )

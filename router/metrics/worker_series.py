@@ -1,0 +1,106 @@
+"""The workers' own numbers, as their last reports have them, for Prometheus."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from baton.protos.worker_pb2 import WorkerLoad
+from baton.router.metrics.metrics import PREFIX
+from baton.router.policy.cluster import WorkerRole
+from baton.router.workers.connection import ROLES, ConnectionState
+from baton.router.workers.pool import WorkerPool
+
+LABELS = ("model_name", "worker")
+GAUGES = {
+    "num_requests_running": ("Requests in the worker's batch.", "num_running"),
+    "num_requests_waiting": ("Requests admitted and not in the batch.", "num_waiting"),
+    "num_queued_tokens": ("Tokens to compute before all admitted requests are decoding.", "num_queued_tokens"),
+    "step_seconds": ("Recent seconds a step.", "step_s"),
+}
+COUNTERS = {
+    "num_preemptions": ("Preemptions.", "num_preemptions"),
+    "worker_generation_tokens": ("Tokens that the worker generated.", "num_generated_tokens"),
+    "worker_prefilled_tokens": ("Prompt tokens that the worker computed.", "num_prefilled_tokens"),
+    "handovers": ("Handovers received.", "handovers"),
+    "handover_bytes": ("Bytes received by handovers.", "handover_bytes"),
+    "handover_failures": ("Handovers that failed.", "handover_failures"),
+    "checksum_failures": ("Blocks refused for their checksum.", "checksum_failures"),
+}
+
+
+def cache_usage(load: WorkerLoad) -> float:
+    """Share of a worker's blocks that are in use, 0 to 1."""
+    return 1 - load.num_free_blocks / load.num_blocks if load.num_blocks else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReportingWorker:
+    """A worker and its last report."""
+
+    name: str  # its id; with the address, if another one has the same id
+    incarnation: str
+    address: str
+    role: WorkerRole
+    load: WorkerLoad
+
+
+class WorkerSeries(Collector):
+    """Reads the pool whenever it is scraped; a worker has no series before its first report over a connection."""
+
+    def __init__(self, pool: WorkerPool, model_name: str) -> None:
+        self._pool = pool
+        self._model_name = model_name
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        """All series of all workers."""
+        workers = list(self._workers())
+        usage = GaugeMetricFamily(f"{PREFIX}kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", labels=LABELS)
+        for worker in workers:
+            usage.add_metric((self._model_name, worker.name), cache_usage(worker.load))
+        yield usage
+        for name, (text, attribute) in GAUGES.items():
+            gauge = GaugeMetricFamily(PREFIX + name, text, labels=LABELS)
+            for worker in workers:
+                gauge.add_metric((self._model_name, worker.name), getattr(worker.load, attribute))
+            yield gauge
+        for name, (text, attribute) in COUNTERS.items():
+            counter = CounterMetricFamily(PREFIX + name, text, labels=LABELS)
+            for worker in workers:
+                counter.add_metric((self._model_name, worker.name), getattr(worker.load, attribute))
+            yield counter
+        yield self._info(workers)
+        yield self._transports(workers)
+
+    def _workers(self) -> Iterator[ReportingWorker]:
+        for connection in self._pool.connections:
+            description = connection.description
+            if description is None or connection.state is ConnectionState.CONNECTING:
+                continue
+            name = description.worker_id
+            if self._pool.is_ambiguous(name):
+                name = f"{name}@{connection.address}"
+            role = ROLES[description.role]
+            yield ReportingWorker(name, description.incarnation, connection.address, role, connection.load.reported)
+
+    def _info(self, workers: Iterable[ReportingWorker]) -> GaugeMetricFamily:
+        labels = ("model_name", "worker", "role", "address")
+        info = GaugeMetricFamily(f"{PREFIX}worker_info", "1 for what a worker is for, and where.", labels=labels)
+        for worker in workers:
+            info.add_metric((self._model_name, worker.name, worker.role.value, worker.address), 1)
+        return info
+
+    def _transports(self, workers: Iterable[ReportingWorker]) -> GaugeMetricFamily:
+        names = {worker.incarnation: worker.name for worker in workers}
+        info = GaugeMetricFamily(
+            f"{PREFIX}kv_transport_info",
+            "1 for the transport in use between a worker and a peer.",
+            labels=("model_name", "worker", "peer", "transport", "reason"),
+        )
+        for worker in workers:
+            for peer, text in worker.load.peer_transports.items():
+                transport, _, reason = text.partition(" ")
+                labels = (self._model_name, worker.name, names.get(peer, peer), transport.rstrip(":,"), reason)
+                info.add_metric(labels, 1)
+        return info

@@ -1,0 +1,1 @@
+"""Resumption of requests whose router was lost."""

@@ -1,0 +1,79 @@
+"""The output of a choice whose client has the beginning of it."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Protocol
+
+from baton.protos.common_pb2 import ServedBy
+from baton.protos.worker_pb2 import RequestDelta
+from baton.router.generation import ChoiceDelta
+from baton.router.resumption.resumption import ChoiceStart
+
+
+class Output(Protocol):
+    """Tokens in, text out, up to the choice's end."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether a stop string or the worker ended it."""
+        ...
+
+    def push(self, delta: RequestDelta) -> ChoiceDelta:
+        """Return what a worker's news mean for the client."""
+        ...
+
+
+class ResumedOutput:
+    """Brings the text state of a choice to where its client is, and passes on what comes behind."""
+
+    def __init__(self, output: Output, start: ChoiceStart, num_prompt_tokens: int) -> None:
+        self._output = output
+        self._num_left = start.num_seen  # tokens that the client has, and that have not come here yet
+        self._num_prompt_tokens = num_prompt_tokens
+
+    @property
+    def finished(self) -> bool:
+        """Whether a stop string or the worker ended it."""
+        return self._output.finished
+
+    def push(self, delta: RequestDelta) -> ChoiceDelta:
+        """Return what a worker's news mean for the client; tokens that it has are in `seen` alone."""
+        if delta.HasField("served_by"):
+            _exclude_output(delta.served_by, self._num_prompt_tokens)
+        if not self._num_left:
+            return self._output.push(delta)
+        seen = list(delta.token_ids[: self._num_left])
+        self._num_left -= len(seen)
+        num_new = len(delta.token_ids) - len(seen)
+        if num_new:
+            news = self._output.push(RequestDelta(token_ids=seen, prompt_logprobs=delta.prompt_logprobs))
+        else:
+            news = self._output.push(delta)
+        if num_new and not self._output.finished:  # it may end by a stop string, of which the worker does not know
+            del delta.token_ids[: len(seen)]
+            del delta.logprobs[: len(seen)]
+            news = self._output.push(delta)
+        else:
+            news.text, news.token_ids, news.text_offsets, news.logprobs = "", [], [], []
+        news.seen = seen
+        return news
+
+
+async def recalled_first(
+    start: ChoiceStart, rest: AsyncGenerator[RequestDelta, None]
+) -> AsyncGenerator[RequestDelta, None]:
+    """Yield what a worker remembered of a choice, and then the rest, if it is not complete."""
+    async with aclosing(rest):
+        if start.token_ids:
+            yield RequestDelta(token_ids=start.token_ids, finish_reason=start.finish_reason)  # type: ignore[arg-type]  # a number of the enum
+        if not start.finish_reason:
+            async for delta in rest:
+                yield delta
+
+
+def _exclude_output(served_by: ServedBy, num_prompt_tokens: int) -> None:
+    """Count no more cached tokens than the prompt has: a worker that goes on finds output in its cache too."""
+    served_by.decode_cached_tokens = min(served_by.decode_cached_tokens, num_prompt_tokens)
+    served_by.prefill_cached_tokens = min(served_by.prefill_cached_tokens, num_prompt_tokens)
+    num_left = num_prompt_tokens - served_by.decode_cached_tokens
+    served_by.prefix_pulled_tokens = min(served_by.prefix_pulled_tokens, num_left)

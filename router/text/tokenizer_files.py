@@ -1,0 +1,79 @@
+"""The tokenizer's files of a model directory, read; what is damaged is refused when a router starts, and by name."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+# The class that every tokenizer.json loads into; AutoTokenizer would import torch for its model registry.
+from transformers import PreTrainedTokenizerFast
+
+from baton.engine.checkpoint.json_object import MAX_FILE_BYTES, JsonObject
+from baton.engine.errors import InvalidCheckpoint
+from baton.router.text.panic import is_panic
+
+T = TypeVar("T")
+
+MAX_TOKEN_IDS = 1 << 22  # the largest vocabularies have a quarter of them; a table has a place for each
+MAX_ERROR_CHARS = 500
+JSON_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+# Every byte that UTF-8 has: a vocabulary may lack one, and what to put in its place.
+SHORT, LONG = range(0xC0), range(0xC0, 0x800, 0x40)  # of up to two bytes
+LONGER, LONGEST = (0x800, *range(0x1000, 0x10000, 0x1000)), (0x10000, *range(0x40000, 0x110000, 0x40000))
+PROBE = "".join(map(chr, (*SHORT, *LONG, *LONGER, *LONGEST)))
+
+
+def read_tokenizer(directory: str) -> PreTrainedTokenizerFast:
+    """The tokenizer, which encodes and decodes, and neither cuts off nor pads.
+
+    Raises FileNotFoundError if the directory has no tokenizer.json, InvalidCheckpoint if a file is damaged.
+    """
+    path = Path(directory) / "tokenizer.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{directory} has no tokenizer.json; save the model's fast tokenizer there")
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise InvalidCheckpoint(f"{path} has over {MAX_FILE_BYTES} bytes")
+    pretrained: PreTrainedTokenizerFast = usable(
+        directory, lambda: PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+    )
+    usable(directory, lambda: _try(pretrained))
+    return pretrained
+
+
+def usable(directory: str, make: Callable[[], T]) -> T:
+    """What `make` makes of the tokenizer. Raises InvalidCheckpoint, with the library's words, if it cannot."""
+    try:
+        return make()
+    except InvalidCheckpoint:
+        raise
+    except Exception as error:  # the libraries raise whatever the damage led to
+        raise _damaged(directory, error) from error
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise _damaged(directory, error) from error
+
+
+def _try(pretrained: PreTrainedTokenizerFast) -> None:
+    backend = pretrained.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    token_ids = backend.get_vocab().values()
+    last_id = max(token_ids, default=-1)
+    if last_id < 0:
+        raise ValueError("the vocabulary is empty")
+    if last_id >= MAX_TOKEN_IDS:
+        raise ValueError(f"the vocabulary has the token id {last_id}, over the limit of {MAX_TOKEN_IDS}")
+    backend.decode(backend.encode(PROBE).ids)
+    backend.decode_batch([[], *([token_id] for token_id in token_ids)])  # some decoders fail where no text is left
+
+
+def _damaged(directory: str, error: BaseException) -> InvalidCheckpoint:
+    """An error that names the file, if it is one that holds no JSON object; else with the library's words."""
+    for path in (Path(directory) / name for name in JSON_FILES):
+        try:
+            if path.exists():
+                JsonObject.read(path)
+        except InvalidCheckpoint as damage:
+            return damage
+    reason = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
+    return InvalidCheckpoint(f"the tokenizer in {directory} cannot be used: {reason}")

@@ -1,0 +1,130 @@
+"""The one stream between this router and a decode worker: commands out, one message an engine step in."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from grpc.aio import Channel, StreamStreamCall
+
+from baton.engine.errors import InvalidRequest
+from baton.protos.worker_pb2 import AbortCommand, GenerateCommand, Hello, RouterMessage, WorkerMessage
+from baton.protos.worker_pb2_grpc import DecodeStub
+from baton.router.errors import WorkerLost
+from baton.router.workers.mailbox import Mailbox
+from baton.rpc.grpc_options import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES
+from baton.rpc.status import Unavailable
+
+MAX_COMMAND_BYTES = MAX_REQUEST_BYTES // 2  # decode workers send most of a command on to prefill workers
+MAX_UNSENT_BYTES = 16 << 20  # while so many have not been sent, requests wait with their commands
+TOKEN_BYTES = 5  # most of a token id
+COMMAND_BYTES = 1 << 10  # of names and addresses in a command, about
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    """A message that may take more commands."""
+
+    message: RouterMessage
+    num_bytes: int = 0  # about
+
+
+class AttachStream:
+    """Owns the mailboxes of this router's requests at one decode worker, in one life of it."""
+
+    def __init__(self, worker_id: str) -> None:
+        self._worker_id = worker_id
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._outgoing: deque[_Outgoing] = deque()
+        self._unsent_bytes = 0  # of them, and of the one that is being sent
+        self._wake = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._lost: Unavailable | None = None
+
+    async def room(self) -> None:
+        """Wait until a command may be submitted. Raises what the stream was closed with, if it was.
+
+        A worker that does not read costs so a bounded amount of memory: the commands of all further requests are made
+        when there is room for them.
+        """
+        while self._unsent_bytes >= MAX_UNSENT_BYTES and self._lost is None:
+            self._has_room.clear()
+            await self._has_room.wait()
+        if self._lost is not None:
+            raise self._lost
+
+    def submit(
+        self, command: GenerateCommand, patient: bool = False, note_tokens: Callable[[int], None] = lambda _: None
+    ) -> Mailbox:
+        """Sends a request; its news come to the mailbox. Raises what the stream was closed with, if it was, and
+        InvalidRequest if the command is too large for any worker to take.
+
+        `patient`: nobody needs the news between the first and the last as they come; `note_tokens` does all the same.
+        """
+        if self._lost is not None:
+            raise self._lost
+        num_bytes = len(command.token_ids) * TOKEN_BYTES + command.sampling.ByteSize() + COMMAND_BYTES
+        if num_bytes > MAX_COMMAND_BYTES:
+            raise InvalidRequest(
+                f"the prompt's {len(command.token_ids)} tokens and the sampling options take up to {num_bytes} bytes, "
+                f"over the limit of {MAX_COMMAND_BYTES} for a request to a worker"
+            )
+        mailbox = self._mailboxes[command.request_id] = Mailbox(patient, note_tokens)
+        self._last_message(num_bytes).generate.append(command)
+        return mailbox
+
+    def abort(self, command_id: str) -> None:
+        """Cancels a request if it has not ended; nothing of it is delivered any more."""
+        if self._mailboxes.pop(command_id, None) is not None and self._lost is None:
+            self._last_message(len(command_id)).abort.append(AbortCommand(request_id=command_id))
+
+    async def run(self, channel: Channel, hello: Hello) -> None:
+        """Runs the stream to its end, which is always an error: AioRpcError or WorkerLost."""
+        call = DecodeStub(channel).Attach()  # type: ignore[call-arg]  # the stubs lack the default: we write by hand
+        await call.write(RouterMessage(hello=hello))
+        writer = asyncio.create_task(self._write(call))
+        try:
+            async for message in call:
+                for delta in message.deltas:
+                    mailbox = self._mailboxes.get(delta.request_id)
+                    if mailbox is None:
+                        continue  # aborted while this was on its way
+                    if delta.finish_reason:
+                        del self._mailboxes[delta.request_id]
+                    mailbox.put(delta)
+            raise WorkerLost(f"decode worker {self._worker_id} ended its stream")
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+            call.cancel()
+
+    def close(self, error: Unavailable) -> None:
+        """No request goes on: every one, and any to come, fails with the error."""
+        self._lost = error
+        self._has_room.set()
+        mailboxes, self._mailboxes = self._mailboxes, {}
+        for mailbox in mailboxes.values():
+            mailbox.fail(error)
+
+    def _last_message(self, num_bytes: int) -> RouterMessage:
+        """The message that takes so many bytes more: the last one, unless it has enough.
+
+        All commands that come while the one before is sent share it.
+        """
+        if not self._outgoing or self._outgoing[-1].num_bytes + num_bytes > MAX_MESSAGE_BYTES:
+            self._outgoing.append(_Outgoing(RouterMessage()))
+            self._wake.set()
+        last = self._outgoing[-1]
+        last.num_bytes += num_bytes
+        self._unsent_bytes += num_bytes
+        return last.message
+
+    async def _write(self, call: StreamStreamCall[RouterMessage, WorkerMessage]) -> None:
+        while True:
+            await self._wake.wait()
+            while self._outgoing:
+                outgoing = self._outgoing.popleft()
+                await call.write(outgoing.message)
+                self._unsent_bytes -= outgoing.num_bytes
+                self._has_room.set()
+            self._wake.clear()

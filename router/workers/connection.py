@@ -1,0 +1,308 @@
+"""The connection to one worker's address, over all the worker's lives.
+
+The life of a connection: Describe says who is there; Watch brings its load and what its prefix cache holds; Attach, to
+a worker that decodes, carries the requests. When any of them ends, everything known of the worker is forgotten, its
+requests fail with WorkerLost (and are sent again by whoever waits for them), and it starts over; unless no registry
+has the worker any more, and it could not be reached for a while.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from enum import Enum
+
+import grpc
+
+from baton.protos.worker_pb2 import (
+    DescribeRequest,
+    Hello,
+    RecalledOutput,
+    RecallRequest,
+    WatchRequest,
+    WorkerDescription,
+    WorkerLoad,
+    WorkerUpdate,
+)
+from baton.protos.worker_pb2 import WorkerRole as RoleNumber
+from baton.protos.worker_pb2_grpc import DecodeStub, WorkerStub
+from baton.router.errors import WorkerLost
+from baton.router.index.prefix_index import PrefixIndex
+from baton.router.policy.cluster import WorkerRole, WorkerSnapshot
+from baton.router.workers.attach_stream import AttachStream
+from baton.router.workers.load import LoadEstimate
+from baton.rpc.backoff import Backoff
+from baton.rpc.status import Unavailable
+from baton.rpc.tls import Security
+
+logger = logging.getLogger(__name__)
+
+DESCRIBE_TIMEOUT_S = 5.0
+FIRST_BACKOFF_S = 0.05
+LAST_BACKOFF_S = 1.0
+RATES = ("step_s", "prefill_tokens_per_s", "decode_step_s", "decode_sequence_s", "read_bytes_per_s")
+GIVE_UP_S = 5.0  # a worker that is listed nowhere and out of reach is given up after this
+ROLES = {
+    RoleNumber.WORKER_ROLE_PREFILL: WorkerRole.PREFILL,
+    RoleNumber.WORKER_ROLE_DECODE: WorkerRole.DECODE,
+    RoleNumber.WORKER_ROLE_BOTH: WorkerRole.BOTH,
+}
+
+
+class ConnectionState(Enum):
+    """How far a connection is."""
+
+    CONNECTING = "connecting"
+    READY = "ready"
+    DRAINING = "draining"  # its requests go on, new ones go elsewhere
+    DRAINED = "drained"  # its requests have ended; it may be stopped or undrained
+    SHORT_OF_RANKS = "short_of_ranks"  # its group waits for more ranks and computes nothing, nor answers its peers
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the worker takes no new requests, though it can be reached."""
+        return self in (ConnectionState.DRAINING, ConnectionState.DRAINED)
+
+
+class SequenceGap(Exception):
+    """A cache event is missing: the snapshot has to be taken again."""
+
+
+class WorkerConnection:
+    """Owns what the router knows of one worker, and the streams to it."""
+
+    def __init__(
+        self,
+        address: str,
+        router_id: str,
+        watch_interval_ms: int,
+        index: PrefixIndex,
+        check: Callable[[str, WorkerDescription], None],
+        changed: Callable[[], None],
+        security: Security,
+        given: tuple[str, ...] = (),
+    ) -> None:
+        """`check` raises WorkerLost if who is found at the address is not to be used.
+
+        `given`: addresses of all workers that the router was given, which the worker takes as its peers.
+        """
+        self.address = address
+        self.state = ConnectionState.CONNECTING
+        self.description: WorkerDescription | None = None  # of the present life; None while there is none
+        self.load = LoadEstimate()
+        self.attach: AttachStream | None = None
+        self.reached_s = 0.0  # monotonic clock when its first report of this life came
+        self.last_error = ""  # why there was no connection last
+        self.is_listed = True  # the registry has the worker
+        self.has_snapshot = False  # the index has what the worker's cache holds
+        self.losses: Counter[WorkerRole] = Counter()  # lives that ended while ready, by what the worker was for
+        self._alone_since_s = 0.0  # event loop's clock: neither listed nor connected since then
+        self._router_id = router_id
+        self._watch_interval_ms = watch_interval_ms
+        self._index = index
+        self._check = check
+        self._changed = changed
+        self._security = security
+        self._channel: grpc.aio.Channel | None = None  # of the present life
+        self._given = given
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether the worker's cache is not known yet but about to be: it is in reach, for all that one knows.
+
+        A worker that is short of ranks takes no requests, and sends its cache when it does.
+        """
+        if self.has_snapshot or self.state is ConnectionState.SHORT_OF_RANKS:
+            return False
+        return self.description is not None or not self.last_error
+
+    async def run(self) -> None:
+        """Keeps the connection until cancelled, or until the worker is neither listed nor in reach for a while."""
+        backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
+        while not self._is_given_up():
+            reason = "the router closed the connection"
+            try:
+                await self._session()
+            except (grpc.RpcError, WorkerLost, ValueError) as error:
+                reason = _reason(error)
+                self._count_loss()
+            finally:
+                self._forget(reason)
+            await backoff.wait()
+
+    def mark_listed(self, is_listed: bool) -> None:
+        """The registry has the worker, or has it no more."""
+        if self.is_listed and not is_listed:
+            self._alone_since_s = asyncio.get_running_loop().time()
+            logger.info("the worker at %s is not in the registry; it is kept while it can be reached", self.address)
+        self.is_listed = is_listed
+
+    def fail_requests(self, error: Unavailable) -> None:
+        """Ends every request at the worker with the error, and any that would be sent there in this life of it."""
+        if self.attach is not None:
+            self.attach.close(error)
+
+    def note_drain(self) -> None:
+        """The worker gave a request away: it drains, though its own report of that may come later."""
+        if self.state is ConnectionState.READY:
+            self._enter_state(ConnectionState.DRAINING)
+
+    async def recall(self, resume_keys: Sequence[bytes], timeout_s: float) -> Sequence[RecalledOutput]:
+        """Return what the worker remembers of requests; nothing if it does not decode or cannot be asked."""
+        if self._channel is None or self.attach is None:
+            return ()
+        try:
+            request = RecallRequest(resume_keys=resume_keys)
+            return (await DecodeStub(self._channel).Recall(request, timeout=timeout_s)).outputs
+        except grpc.RpcError as error:
+            logger.debug("%s recalls nothing: %s", self.address, error)
+            return ()
+
+    def snapshot(self) -> WorkerSnapshot | None:
+        """The worker as a policy sees it; None if it takes no requests."""
+        description = self.description
+        if self.state is not ConnectionState.READY or description is None:
+            return None
+        return self.load.snapshot(description, ROLES[description.role])
+
+    def as_source(self) -> WorkerSnapshot | None:
+        """The worker as one whose cache others may read, which it is while it drains too; None if it cannot answer."""
+        description = self.description
+        if self.state in (ConnectionState.CONNECTING, ConnectionState.SHORT_OF_RANKS) or description is None:
+            return None
+        return self.load.snapshot(description, ROLES[description.role])
+
+    async def _session(self) -> None:
+        """One life of the worker, to its end; which is always an error."""
+        async with self._security.channel(self.address) as channel:
+            description = await WorkerStub(channel).Describe(DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S)
+            if description.role not in ROLES:
+                raise WorkerLost(f"the worker at {self.address} has the unknown role {description.role}")
+            self._check(self.address, description)
+            self.load = LoadEstimate()
+            self.description = description
+            streams = [self._watch(channel, description)]
+            if ROLES[description.role] is not WorkerRole.PREFILL:
+                self.attach = AttachStream(description.worker_id)
+                hello = Hello(router_id=self._router_id, incarnation=description.incarnation)
+                streams.append(self.attach.run(channel, hello))
+            self._channel = channel
+            try:
+                await _run_to_first_error(streams)
+            finally:
+                self._channel = None
+
+    async def _watch(self, channel: grpc.aio.Channel, description: WorkerDescription) -> None:
+        backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
+        while True:
+            try:
+                await self._follow(channel, description)
+            except SequenceGap as gap:
+                logger.warning("%s: %s; taking a new snapshot", description.worker_id, gap)
+            await backoff.wait()  # a worker that finds us too slow must not get slower by our asking
+
+    async def _follow(self, channel: grpc.aio.Channel, description: WorkerDescription) -> None:
+        """Applies updates until a cache event is missing (SequenceGap) or the stream ends (an error)."""
+        request = WatchRequest(interval_ms=self._watch_interval_ms, router_id=self._router_id, workers=self._given)
+        call = WorkerStub(channel).Watch(request)
+        next_sequence = 0
+        try:
+            async for update in call:
+                if update.incarnation != description.incarnation:
+                    raise WorkerLost(f"{description.worker_id} is in another life: {update.incarnation}")
+                if update.HasField("cache"):
+                    if update.cache.sequence != next_sequence:
+                        raise SequenceGap(f"cache event {update.cache.sequence} came instead of {next_sequence}")
+                    self._apply_cache(update)
+                    next_sequence += 1
+                self._apply_load(update)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise SequenceGap(error.details() or "the worker dropped us as too slow") from error
+            raise
+        finally:
+            self.has_snapshot = False
+            call.cancel()
+        raise WorkerLost(f"{description.worker_id} ended its reports")
+
+    def _apply_cache(self, update: WorkerUpdate) -> None:
+        if update.cache.sequence == 0:
+            self._index.reset(update.incarnation)
+        self._index.update(update.incarnation, update.cache.removed, update.cache.stored)
+        self.has_snapshot = self.has_snapshot or not update.cache.more
+
+    def _apply_load(self, update: WorkerUpdate) -> None:
+        if update.HasField("load"):
+            check_rates(update.load)
+            taken = update.taken.numbers if update.HasField("taken") else None
+            self.load.report(update.load, taken, time.monotonic())
+        state = ConnectionState.SHORT_OF_RANKS if update.short_of_ranks else ConnectionState.READY
+        if update.draining:
+            state = ConnectionState.DRAINED if update.drained else ConnectionState.DRAINING
+        self._enter_state(state)
+
+    def _enter_state(self, state: ConnectionState) -> None:
+        """Note what the worker reports of itself."""
+        if state is self.state:
+            return
+        assert self.description is not None
+        if self.state is ConnectionState.CONNECTING:
+            self.reached_s = time.monotonic()
+        logger.info("%s at %s is %s", self.description.worker_id, self.address, state.value)
+        self.state = state
+        self._changed()
+
+    def _count_loss(self) -> None:
+        """A worker that drains says so first: one that was ready until now died, or was cut off."""
+        if self.state is ConnectionState.READY and self.description is not None:
+            self.losses[ROLES[self.description.role]] += 1
+
+    def _forget(self, reason: str) -> None:
+        """This life of the worker is over for the router; its requests fail."""
+        if self.state is not ConnectionState.CONNECTING or not self.last_error:
+            logger.info("no connection to %s: %s", self.address, reason)
+        self.last_error = reason
+        self.fail_requests(WorkerLost(f"the worker at {self.address} is lost: {reason}"))
+        if self.description is not None:
+            self._index.reset(self.description.incarnation)
+            self._alone_since_s = asyncio.get_running_loop().time()
+        self.description = self.attach = None
+        if self.state is not ConnectionState.CONNECTING:
+            self.state = ConnectionState.CONNECTING
+            self._changed()
+
+    def _is_given_up(self) -> bool:
+        alone_s = asyncio.get_running_loop().time() - self._alone_since_s
+        return not self.is_listed and alone_s > GIVE_UP_S
+
+
+async def _run_to_first_error(streams: list[Coroutine[object, object, None]]) -> None:
+    """Runs streams that end by an error alone: raises the first one's, once all have ended.
+
+    This is no TaskGroup: there, up to Python 3.12, an error takes the place of our being cancelled in the same moment;
+    and who takes the error for the end of a session would go on for ever.
+    """
+    tasks = [asyncio.create_task(stream) for stream in streams]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def check_rates(load: WorkerLoad) -> None:
+    """Raises WorkerLost for rates that are none: with a NaN among them no worker would be the best."""
+    for name in RATES:
+        if not 0 <= getattr(load, name) < math.inf:
+            raise WorkerLost(f"the worker's {name} is {getattr(load, name)}")
+
+
+def _reason(error: Exception) -> str:
+    """What the error says."""
+    details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+    return details or type(error).__name__

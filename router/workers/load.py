@@ -1,0 +1,134 @@
+"""What a worker has to do: its last report, and what this router sent that the report does not know of."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from baton.protos.worker_pb2 import WorkerDescription, WorkerLoad
+from baton.router.policy.cluster import WorkerRole, WorkerSnapshot
+from baton.router.policy.recent_requests import RecentRequests
+from baton.router.workers.prompt_share import PromptShare
+
+
+@dataclass(slots=True)
+class Addition:
+    """What one command adds to a worker's load until a report includes it."""
+
+    num_tokens: int  # to compute before its first token; 0 once that came
+    num_blocks: int
+    is_prefill: bool  # for another worker
+
+
+class LoadEstimate:
+    """Owns a worker's last load report and this router's requests there.
+
+    Commands have numbers, and a worker's reports say which of them they include: then nothing is counted twice and
+    nothing is forgotten, however old the report is. A worker that does not say so is taken to have had all that was
+    sent before its report came, but never to have less to do than this router knows of.
+    """
+
+    def __init__(self) -> None:
+        self.reported = WorkerLoad()
+        self._additions: dict[int, Addition] = {}  # by number of the command
+        self._unreported: dict[int, Addition] = {}  # those of them that no report includes yet
+        self._recent = RecentRequests()
+        self._prompt_share = PromptShare()
+        self._num_ended = 0  # requests of ours that the last report counts and that have ended since
+        self._is_exact = False  # whether the last report said what it includes
+        self._snapshot: WorkerSnapshot | None = None  # as long as nothing changes
+
+    def report(self, load: WorkerLoad, taken: Iterable[int] | None = None, now_s: float | None = None) -> None:
+        """The worker's news of itself; `taken`: numbers of commands that this is the first report to include. Without
+        the time it says nothing of how fast things go.
+        """
+        self.reported = load
+        if now_s is not None:
+            self._prompt_share.note(load.num_prefilled_tokens, load.prefill_tokens_per_s, now_s)
+        self._is_exact = taken is not None
+        self._num_ended = 0
+        for number in list(self._unreported) if taken is None else taken:
+            self._unreported.pop(number, None)
+        self._snapshot = None
+
+    def add(self, number: int, num_tokens: int, num_blocks: int = 0, is_prefill: bool = False) -> None:
+        """A command was sent that makes the worker compute so many tokens and take so many blocks; `is_prefill`: for
+        another worker, which decodes.
+        """
+        self._additions[number] = self._unreported[number] = Addition(num_tokens, num_blocks, is_prefill)
+        if not is_prefill:
+            self._recent = self._recent.with_one(number)
+        self._snapshot = None
+
+    def computed(self, number: int) -> None:
+        """The request's first token came: only decoding is left."""
+        addition = self._additions.get(number)
+        if addition is not None and addition.num_tokens:
+            addition.num_tokens = 0
+            self._snapshot = None
+
+    def remove(self, number: int) -> None:
+        """The request is no longer there."""
+        if self._additions.pop(number, None) is not None:
+            self._num_ended += self._unreported.pop(number, None) is None
+            self._snapshot = None
+
+    @property
+    def num_own_requests(self) -> int:
+        """This router's requests there."""
+        return len(self._additions)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests running and waiting there."""
+        num_reported = self.reported.num_running + self.reported.num_waiting - self._num_ended
+        return max(num_reported + len(self._unreported), len(self._additions))
+
+    @property
+    def num_prefills(self) -> int:
+        """Prompts among them that are computed for other workers."""
+        return self.reported.num_prefills + sum(addition.is_prefill for addition in self._unreported.values())
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Tokens to compute before all of them are decoding."""
+        num_tokens = self.reported.num_queued_tokens + _num_tokens(self._unreported.values())
+        return num_tokens if self._is_exact else max(num_tokens, _num_tokens(self._additions.values()))
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that an allocation could take, were all commands there."""
+        num_taken = sum(addition.num_blocks for addition in self._unreported.values())
+        return max(0, self.reported.num_free_blocks - num_taken)
+
+    def snapshot(self, description: WorkerDescription, role: WorkerRole) -> WorkerSnapshot:
+        """The worker as a policy sees it; `description` is the same for the life of the estimate."""
+        if self._snapshot is None:
+            load = self.reported
+            self._snapshot = WorkerSnapshot(
+                worker_id=description.worker_id,
+                incarnation=description.incarnation,
+                address=description.address,
+                role=role,
+                fingerprint=description.fingerprint,
+                block_size=description.block_size,
+                num_requests=self.num_requests,
+                num_prefills=self.num_prefills,
+                num_queued_tokens=self.num_queued_tokens,
+                num_free_blocks=self.num_free_blocks,
+                max_model_len=description.max_model_len,
+                num_blocks=load.num_blocks,
+                max_num_seqs=description.max_num_seqs,
+                max_num_batched_tokens=description.max_num_batched_tokens,
+                block_bytes=description.pool.block_bytes * max(1, description.num_ranks),
+                prefill_tokens_per_s=load.prefill_tokens_per_s,
+                decode_step_s=load.decode_step_s,
+                decode_sequence_s=load.decode_sequence_s,
+                read_bytes_per_s=load.read_bytes_per_s,
+                prompt_share=self._prompt_share.value,
+                recent=self._recent,
+                num_tokens_done=load.num_prefilled_tokens + load.num_generated_tokens,
+            )
+        return self._snapshot
+
+
+def _num_tokens(additions: Iterable[Addition]) -> int:
+    return sum(addition.num_tokens for addition in additions)

@@ -1,0 +1,250 @@
+"""All workers that the router knows."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from zlib import crc32
+
+from baton.membership.registry.base import Registry, RegistryView
+from baton.protos.worker_pb2 import WorkerDescription
+from baton.router.errors import WorkerLost
+from baton.router.index.expected_blocks import ExpectedBlocks
+from baton.router.index.prefix_index import PrefixIndex
+from baton.router.policy.cluster import ClusterSnapshot, WorkerRole, WorkerSnapshot
+from baton.router.workers.connection import WorkerConnection
+from baton.router.workers.worker_index import Roster, make_roster
+from baton.rpc.status import Unavailable
+from baton.rpc.tls import Plaintext, Security
+from baton.settings.names import NAME_RULE, is_name
+
+logger = logging.getLogger(__name__)
+
+MAX_BLOCK_SIZE = 1 << 16  # tokens
+MAX_SHOWN_MODELS = 20  # in a line of the log
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSource:
+    """A worker, and how much of a prompt it has cached."""
+
+    worker: WorkerSnapshot
+    num_tokens: int
+
+
+class WorkerPool:
+    """Owns the connections to the workers, the index of their caches, and what these should have soon.
+
+    The registry says which workers there are. A worker that is no longer listed is let go only once the connection to
+    it is lost too: a lease that is missing says less of a worker than a stream that it answers.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        model_name: str,
+        router_id: str,
+        watch_interval_ms: int,
+        security: Security | None = None,
+    ) -> None:
+        """Without `security` the connections are plaintext."""
+        self.index = PrefixIndex()
+        self.expected = ExpectedBlocks()  # which the index does not have yet
+        self.registry = registry
+        self.view = RegistryView()  # as the registry told it last
+        self._model_name = model_name
+        self._router_id = router_id
+        self._watch_interval_ms = watch_interval_ms
+        self._security: Security = security or Plaintext()
+        self._connections: dict[str, WorkerConnection] = {}  # by address
+        self._past_losses: Counter[WorkerRole] = Counter()  # of connections that were given up
+        self._roster: Roster | None = None  # made when it is needed
+        self._told_ids: set[str] = set()  # that several workers go by; the log was told
+        self._told_lives: dict[str, str] = {}  # incarnations that the log was told of by `_check`, by address
+        self._change = asyncio.Event()
+        self._turn = 0
+        self._seed = crc32(router_id.encode())
+        self._ended: Unavailable | None = None
+
+    async def run(self) -> None:
+        """Follows the registry, and keeps a connection to each worker, until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                await self.registry.follow(lambda view: self._reconcile(view, tasks))
+        finally:
+            await self.registry.close()
+
+    @property
+    def connections(self) -> list[WorkerConnection]:
+        """One a worker, in the order in which they were listed first."""
+        return list(self._connections.values())
+
+    @property
+    def unlearnt(self) -> list[str]:
+        """Addresses of workers whose cache the router is about to learn."""
+        return [connection.address for connection in self._connections.values() if connection.is_learning]
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether requests may miss what is cached: the members, or the snapshot of one in reach, are still to come."""
+        return not self.view.is_listed or bool(self.unlearnt)
+
+    @property
+    def losses(self) -> Counter[WorkerRole]:
+        """How often a worker was lost that had not begun to drain, by what it was for."""
+        return sum((connection.losses for connection in self._connections.values()), self._past_losses)
+
+    def snapshot(self) -> ClusterSnapshot:
+        """The workers that take requests now."""
+        snapshots = (connection.snapshot() for connection in self._connections.values())
+        return ClusterSnapshot(tuple(each for each in snapshots if each is not None), self._turn, self._seed)
+
+    def take_turn(self) -> None:
+        """A request was routed."""
+        self._turn += 1
+
+    def connection(self, incarnation: str) -> WorkerConnection | None:
+        """The connection to a worker in this life; None if it is gone."""
+        return self._current().by_incarnation.get(incarnation)
+
+    def note_drain(self, incarnation: str) -> None:
+        """Send a worker that gave a request away nothing more until it reports that it was undrained."""
+        if (connection := self.connection(incarnation)) is not None:
+            connection.note_drain()
+
+    def end(self, error: Unavailable) -> None:
+        """Ends every request at the workers, and every wait for a worker, with the error."""
+        self._ended = error
+        for connection in self._connections.values():
+            connection.fail_requests(error)
+        self._notify()
+
+    def cached_tokens(self, cluster: ClusterSnapshot, hashes: Callable[[int], bytes]) -> dict[str, int]:
+        """How many of a prompt's first tokens each worker has cached or should have, by incarnation; 0 is left out.
+
+        `hashes` gives the prompt's block hashes for a block size.
+        """
+        routable = {worker.incarnation for worker in cluster.workers}
+        roster = self._current()
+        cached: dict[str, int] = {}
+        for block_size in roster.block_sizes:
+            packed = hashes(block_size)
+            found = self.index.match(packed)
+            for incarnation, num_blocks in self.expected.match(packed).items():
+                found[incarnation] = max(num_blocks, found.get(incarnation, 0))
+            for incarnation, num_blocks in found.items():
+                connection = roster.by_incarnation.get(incarnation)
+                if connection is None or connection.description is None or incarnation not in routable:
+                    continue
+                if connection.description.block_size == block_size:
+                    cached[incarnation] = num_blocks * block_size
+        return cached
+
+    def source(self, incarnation: str, hashes: Callable[[int], bytes]) -> PrefixSource | None:
+        """A worker as one to pull the prompt from, draining or not; None if it is gone or has nothing of it."""
+        connection = self.connection(incarnation)
+        worker = connection.as_source() if connection is not None else None
+        if worker is None:
+            return None
+        num_blocks = self.index.match(hashes(worker.block_size)).get(incarnation, 0)
+        return PrefixSource(worker, num_blocks * worker.block_size) if num_blocks else None
+
+    def max_model_len(self) -> int | None:
+        """Longest prompt plus output that some decode worker takes; None if none is ready."""
+        return self._current().max_model_len
+
+    def is_ambiguous(self, worker_id: str) -> bool:
+        """Whether several workers in reach go by the id."""
+        return worker_id in self._current().same_ids
+
+    async def wait_change(self, timeout_s: float) -> None:
+        """Returns when a worker came or went, or after the time-out; raises what the pool ended with."""
+        if self._ended is not None:
+            raise self._ended
+        change = self._change
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await change.wait()
+
+    def _reconcile(self, view: RegistryView, tasks: asyncio.TaskGroup) -> None:
+        """Connects to who is new, and marks who is listed no more."""
+        self._tell_others(view)
+        self.view = view
+        listed = dict.fromkeys(view.fixed)
+        listed |= dict.fromkeys(member.address for member in view.members if member.model == self._model_name)
+        for address in listed:
+            if address not in self._connections:
+                connection = WorkerConnection(
+                    address,
+                    self._router_id,
+                    self._watch_interval_ms,
+                    self.index,
+                    self._check,
+                    self._notify,
+                    self._security,
+                    view.fixed,
+                )
+                self._connections[address] = connection
+                tasks.create_task(self._keep(connection), name=f"worker {address}")
+        for connection in self._connections.values():
+            connection.mark_listed(connection.address in listed)
+
+    async def _keep(self, connection: WorkerConnection) -> None:
+        """Runs the connection; once it has given up, the worker is forgotten."""
+        await connection.run()
+        del self._connections[connection.address]
+        self._past_losses += connection.losses
+        self._told_lives.pop(connection.address, None)
+        logger.info("the worker at %s is forgotten: it is in no registry and cannot be reached", connection.address)
+
+    def _check(self, address: str, found: WorkerDescription) -> None:
+        """Raises WorkerLost if this router must not use who was found: the one that was there may have given way."""
+        lives = {each.description.incarnation: each for each in self.connections if each.description is not None}
+        if found.incarnation in lives:
+            reason, is_used = f"it is the one at {lives[found.incarnation].address}", False
+        elif not is_name(found.worker_id):
+            reason, is_used = f"its id {found.worker_id[:100]!r} must be {NAME_RULE}", False
+        elif not 0 < found.block_size <= MAX_BLOCK_SIZE or found.max_model_len < 1:
+            reason = f"it has blocks of {found.block_size} and contexts of {found.max_model_len} tokens"
+            is_used = False
+        elif found.model != self._model_name:
+            # A fixed address was given for this router, which may call the model by a name of its own.
+            reason, is_used = f"it serves {found.model}, not {self._model_name}", address in self.view.fixed
+        else:
+            return
+        if self._told_lives.get(address) != found.incarnation:
+            self._told_lives[address] = found.incarnation
+            logger.warning("the worker at %s is %s: %s", address, "used all the same" if is_used else "refused", reason)
+        if not is_used:
+            raise WorkerLost(f"the worker at {address} is refused: {reason}")
+
+    def _tell_others(self, view: RegistryView) -> None:
+        """Says when the registry has workers of other models: a wrong name would else be hard to find."""
+        others = {member.model for member in view.members} - {self._model_name}
+        if others - {member.model for member in self.view.members}:
+            names = ", ".join(sorted(others)[:MAX_SHOWN_MODELS])
+            logger.info(
+                "workers of other models are left to their own routers: this one serves %s, not %s",
+                self._model_name,
+                names,
+            )
+
+    def _current(self) -> Roster:
+        if self._roster is None:
+            self._roster = make_roster(self._connections.values())
+            self._tell_same_ids(self._roster)
+        return self._roster
+
+    def _tell_same_ids(self, roster: Roster) -> None:
+        """Says when workers cannot be told apart by their ids: hints and answers name them so."""
+        for worker_id, addresses in roster.same_ids.items():
+            if worker_id not in self._told_ids:
+                logger.warning("the workers at %s all have the id %s", ", ".join(addresses), worker_id)
+        self._told_ids = set(roster.same_ids)
+
+    def _notify(self) -> None:
+        self._roster = None
+        change, self._change = self._change, asyncio.Event()
+        change.set()

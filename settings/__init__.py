@@ -1,0 +1,1 @@
+"""Options and config files: what every process is configured with, and how values are read and checked."""

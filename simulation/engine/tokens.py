@@ -1,0 +1,47 @@
+"""What a simulated model says: each token is a function of all tokens before it, and of nothing else.
+
+So a request that is moved to another worker in mid-stream must go on with the tokens it would have had.
+"""
+
+from array import array
+from collections.abc import Sequence
+from sys import byteorder
+from zlib import crc32
+
+from baton.simulation.engine.spec import WorkerSpec
+
+
+class PrefixDigest:
+    """Owns the digest of a growing sequence of tokens."""
+
+    __slots__ = ("_num_tokens", "_value")
+
+    def __init__(self) -> None:
+        self._num_tokens = 0
+        self._value = 0
+
+    def extended(self, token_ids: Sequence[int]) -> int:
+        """The digest of `token_ids`, which begin with those of the last call."""
+        if len(token_ids) == self._num_tokens + 1:
+            self._value = crc32(token_ids[-1].to_bytes(4, "little"), self._value)
+            self._num_tokens += 1
+        elif len(token_ids) > self._num_tokens:
+            new = array("I", token_ids[self._num_tokens :])
+            if byteorder == "big":
+                new.byteswap()
+            self._value = crc32(new, self._value)
+            self._num_tokens = len(token_ids)
+        return self._value
+
+
+def token_of(digest: int, spec: WorkerSpec) -> int:
+    """The token that follows a prefix with this digest."""
+    return spec.first_token_id + digest % spec.num_token_ids
+
+
+def continuation(token_ids: Sequence[int], count: int, spec: WorkerSpec) -> list[int]:
+    """The next `count` tokens after `token_ids`: what every worker of the spec must say."""
+    tokens, digest = list(token_ids), PrefixDigest()
+    for _ in range(count):
+        tokens.append(token_of(digest.extended(tokens), spec))
+    return tokens[len(token_ids) :]

@@ -1,0 +1,1 @@
+"""Studies of a deployment under a trace: runs, comparisons, reports."""

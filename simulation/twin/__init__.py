@@ -1,0 +1,1 @@
+"""A deployment in virtual time under a trace."""

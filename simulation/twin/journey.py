@@ -1,0 +1,176 @@
+"""The life of a request in the twin.
+
+1. It comes when the trace says, and the router chooses a plan for it.
+2. The decode worker admits it. With a local plan it computes the prompt itself, and the rest follows.
+3. Else, once it has blocks, it asks the prefill worker, which may pull the prefix from a third worker first.
+4. With every chunk that is computed there, its blocks begin to come over the decode worker's link.
+5. With the last chunk comes the first token, which goes on to the client at once.
+6. When the last block is here the request joins the batch, and the prefill worker lets its own blocks go.
+7. With the last token it ends.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton.router.errors import NoWorker
+from baton.router.metrics.traffic import uncached_tokens
+from baton.simulation.twin.clock import Clock
+from baton.simulation.twin.machine import Machine
+from baton.simulation.twin.prefill_leg import PrefillLeg
+from baton.simulation.twin.record import Record
+from baton.simulation.twin.router import Route, TwinRouter
+from baton.simulation.twin.sequence import Sequence
+from baton.simulation.twin.trace_request import TraceRequest
+from baton.simulation.twin.traffic_window import TrafficWindow
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What all journeys share."""
+
+    clock: Clock
+    machine: Machine
+    router: TwinRouter
+    traffic: TrafficWindow
+    note_end: Callable[[], None]  # one more has ended, or was refused
+
+
+class Journey:
+    """Owns a request's sequence at the decode worker, from its coming to its end."""
+
+    __slots__ = ("_opened_s", "_reached_s", "_request", "_route", "_sequence", "_stage", "record")
+
+    def __init__(self, stage: Stage, request: TraceRequest) -> None:
+        self.record = Record(request.due_s, request.num_prompt_tokens, request.num_output_tokens)
+        self._stage = stage
+        self._request = request
+        self._route: Route | None = None
+        self._sequence: Sequence | None = None
+        self._reached_s = self._opened_s = 0.0  # when the decode worker got it, and asked for its prompt
+
+    def begin(self) -> None:
+        """It comes to the router."""
+        stage, request = self._stage, self._request
+        try:
+            route = stage.router.route(request)
+        except NoWorker as error:
+            self._refuse(str(error))
+            return
+        self._route = route
+        self.record.is_remote = route.prefill is not None
+        num_uncached = uncached_tokens(route.plan, route.routed)
+        stage.traffic.note_arrival(stage.clock.now_s, request.num_prompt_tokens, num_uncached, self.record.is_remote)
+        way_s = stage.router.queue_s(stage.machine.request_s) + stage.machine.overhead_s / 2
+        stage.clock.after(way_s, self._reach_decode)
+
+    def has_blocks(self) -> None:
+        """The decode worker has room for its KV."""
+        self._opened_s = self._stage.clock.now_s
+        self._stage.clock.after(self._stage.machine.handover_s, self._reach_prefill)
+
+    def has_advanced(self) -> None:
+        """The decode worker computed a chunk of it."""
+        assert self._sequence is not None
+        if self.record.num_received_tokens == 0 and self._sequence.num_tokens > self._request.num_prompt_tokens:
+            self.record.num_cached_tokens = self._sequence.num_cached
+            self._pass_first_token()
+
+    def has_ended(self) -> None:
+        """The decode worker sampled its last token."""
+        assert self._sequence is not None
+        if self.record.num_received_tokens == 0:  # it is the first as well
+            self.record.num_cached_tokens = self._sequence.num_cached
+            self._pass_first_token()
+        self.record.num_received_tokens = self._sequence.num_tokens - self._request.num_prompt_tokens
+        self._stage.clock.after(self._stage.machine.overhead_s / 2, self._end)
+
+    def prefilled(self, num_cached_tokens: int, arrives_s: float, leg: PrefillLeg) -> None:
+        """The prefill worker has the whole prompt and the token behind it; the last block comes at `arrives_s`."""
+        self.record.num_cached_tokens = num_cached_tokens
+        self._pass_first_token()
+        if self._request.num_output_tokens == 1:
+            self._stage.clock.at(arrives_s, self._release, leg)
+            self._stage.clock.after(self._stage.machine.overhead_s / 2, self._end)
+        else:
+            self._stage.clock.at(arrives_s + self._stage.machine.join_s, self._join, leg)
+
+    def prefill_refused(self) -> None:
+        """The prefill worker takes no more: the decode worker computes the prompt after all."""
+        assert self._route is not None
+        assert self._sequence is not None
+        self.record.is_remote = False
+        self._route.decode.replica.received(self._sequence, 0, has_first_token=False)
+
+    def _reach_decode(self) -> None:
+        route = self._route
+        assert route is not None
+        self._reached_s = self._stage.clock.now_s
+        route.decode.taken.append(route.number)
+        replica = route.decode.replica
+        self._sequence = Sequence(
+            order=replica.next_order(),
+            number=route.number,
+            hashes=self._request.block_hashes(),
+            num_prompt_tokens=self._request.num_prompt_tokens,
+            num_left=self._request.num_output_tokens,
+            owner=self,
+            is_receiving=route.prefill is not None,
+        )
+        if not replica.add(self._sequence):
+            self._refuse("too many requests wait at the worker")
+
+    def _reach_prefill(self) -> None:
+        route, sequence = self._route, self._sequence
+        assert route is not None
+        assert sequence is not None
+        leg = PrefillLeg(self._stage.clock, route, self, sequence.num_cached)
+        leg.begin(self._request.num_prompt_tokens, sequence.hashes)
+
+    def _pass_first_token(self) -> None:
+        self.record.num_received_tokens = 1
+        self._stage.clock.after(self._stage.machine.overhead_s / 2, self._show_first_token)
+
+    def _show_first_token(self) -> None:
+        route, now_s = self._route, self._stage.clock.now_s
+        assert route is not None
+        self.record.first_s = now_s
+        route.share.computed()
+        self._stage.router.has_changed(route)
+        if self.record.is_remote and route.prefill is not None:  # else it refused
+            wait_s = self._opened_s - self._reached_s  # for a place: no prefill worker could have shortened it
+            route.prefill.latencies.note(now_s, self.record.ttft_s - wait_s)
+
+    def _join(self, leg: PrefillLeg) -> None:
+        """All its KV is here."""
+        assert self._route is not None
+        assert self._sequence is not None
+        leg.release()
+        self._route.decode.replica.received(self._sequence, self._request.num_prompt_tokens, has_first_token=True)
+
+    def _release(self, leg: PrefillLeg) -> None:
+        """Its only token was the first: nobody needs its KV, but blocks are not free while they are read."""
+        assert self._route is not None
+        assert self._sequence is not None
+        leg.release()
+        self._route.decode.replica.release(self._sequence)
+
+    def _end(self) -> None:
+        route, record, now_s = self._route, self.record, self._stage.clock.now_s
+        assert route is not None
+        record.last_s = now_s
+        record.num_ends += 1
+        route.share.remove()
+        self._stage.router.has_changed(route)
+        self._stage.router.has_answered(record.num_received_tokens)
+        self._stage.traffic.note_end(now_s, record.num_received_tokens)
+        if record.num_output_tokens > 1:
+            route.decode.latencies.note(now_s, record.tpot_s)
+        self._stage.note_end()
+
+    def _refuse(self, why: str) -> None:
+        self.record.refusal = why
+        self.record.num_ends += 1
+        if self._route is not None:
+            self._route.share.remove()
+            self._stage.router.has_changed(self._route)
+        self._stage.note_end()

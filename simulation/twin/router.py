@@ -1,0 +1,122 @@
+"""The router of the twin: the policy, the index and the load estimates of the real one, fed by the replicas."""
+
+from dataclasses import dataclass
+
+from baton.router.index.prefix_index import PrefixIndex
+from baton.router.policy.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerSnapshot
+from baton.router.policy.output_length import AnswerLength
+from baton.router.policy.policy import Policy
+from baton.router.policy.reuse_share import ReuseShare
+from baton.router.workers.load_share import LoadShare
+from baton.simulation.twin.clock import Clock
+from baton.simulation.twin.reports import Reports
+from baton.simulation.twin.trace_request import TraceRequest
+from baton.simulation.twin.worker import Worker
+
+REPORT_INTERVAL_S = 0.05  # as a router asks for by default
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a request goes."""
+
+    number: int  # of the command
+    plan: Plan
+    routed: RoutedRequest
+    share: LoadShare
+    decode: Worker
+    prefill: Worker | None  # None: the decode worker computes the prompt
+    source: Worker | None  # of a prefix that the prefill worker pulls
+
+
+class TwinRouter:
+    """Owns what a router knows: who takes requests, what they have cached, and what they have to do."""
+
+    def __init__(self, clock: Clock, policy: Policy, block_size: int, seed: int) -> None:
+        self.reports = Reports(clock, REPORT_INTERVAL_S, self._take_report)
+        self._clock = clock
+        self._policy = policy
+        self._block_size = block_size
+        self._seed = seed
+        self._index = PrefixIndex()
+        self._reuse = ReuseShare()
+        self._answers = AnswerLength()
+        self._workers: dict[str, Worker] = {}  # those that take requests
+        self._snapshots: dict[str, WorkerSnapshot] = {}  # of these
+        self._stale: dict[str, None] = {}  # whose snapshot is out of date
+        self._num_commands = 0
+        self._free_at_s = 0.0  # from requests that came before
+
+    def admit(self, worker: Worker) -> None:
+        """It takes requests from now on."""
+        self._workers[worker.worker_id] = worker
+        self._snapshots[worker.worker_id] = worker.estimate.snapshot(worker.description, worker.role)
+        self.reports.note(worker)
+
+    def retire(self, worker: Worker) -> None:
+        """It takes no more; what it has, it ends."""
+        self._workers.pop(worker.worker_id, None)
+        self._snapshots.pop(worker.worker_id, None)
+        self._stale.pop(worker.worker_id, None)
+        self._index.reset(worker.worker_id)
+
+    def route(self, request: TraceRequest) -> Route:
+        """Chooses, and counts the request at its workers. Raises NoWorker."""
+        self.reports.flush()
+        cached = {
+            worker_id: num_blocks * self._block_size
+            for worker_id, num_blocks in self._index.match(request.hashes).items()
+        }
+        self._reuse.note(request.num_prompt_tokens, max(cached.values(), default=0))
+        routed = RoutedRequest(
+            request.num_prompt_tokens,
+            cached,
+            request.num_prompt_tokens + request.num_output_tokens,
+            reuse_share=self._reuse.value,
+            mean_output_tokens=self._answers.mean,
+            typical_output_tokens=self._answers.typical,
+        )
+        plan = self._policy(routed, self._cluster())
+        self._num_commands += 1
+        decode = self._workers[plan.decode.incarnation]
+        prefill = self._workers[plan.prefill.incarnation] if plan.prefill is not None else None
+        source = self._workers[plan.prefix_source.incarnation] if plan.prefix_source is not None else None
+        share = LoadShare(self._num_commands, decode.estimate, prefill.estimate if prefill is not None else None)
+        route = Route(self._num_commands, plan, routed, share, decode, prefill, source)
+        share.add(plan, routed)
+        self.has_changed(route)
+        return route
+
+    def queue_s(self, request_s: float) -> float:
+        """Until a request that comes now is its turn, if each takes so long: none are at a worker at one moment."""
+        begins_s = max(self._clock.now_s, self._free_at_s)
+        self._free_at_s = begins_s + request_s
+        return begins_s - self._clock.now_s
+
+    def has_answered(self, num_tokens: int) -> None:
+        """A request ended after so many tokens of output."""
+        self._answers.note(num_tokens)
+
+    def has_changed(self, route: Route) -> None:
+        """The request's share of its workers' loads is another."""
+        for worker in (route.decode, route.prefill):
+            if worker is not None and worker.worker_id in self._workers:
+                self._stale[worker.worker_id] = None
+
+    def _cluster(self) -> ClusterSnapshot:
+        for worker_id in self._stale:
+            worker = self._workers[worker_id]
+            self._snapshots[worker_id] = worker.estimate.snapshot(worker.description, worker.role)
+        self._stale.clear()
+        return ClusterSnapshot(tuple(self._snapshots.values()), self._num_commands, self._seed)
+
+    def _take_report(self, worker: Worker) -> None:
+        """What a worker's update brings."""
+        taken, worker.taken = worker.taken, []
+        worker.estimate.report(worker.replica.load(), taken, self._clock.now_s)
+        changes = worker.replica.take_cache_changes()
+        if worker.worker_id not in self._workers:
+            return
+        if changes.stored or changes.removed:
+            self._index.update(worker.worker_id, b"".join(changes.removed), b"".join(changes.stored))
+        self._stale[worker.worker_id] = None

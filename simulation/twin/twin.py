@@ -1,0 +1,110 @@
+"""A deployment's discrete-event twin: a trace's requests before the real routing and scaling code, in virtual time.
+
+1. The trace's requests come at their times (`journey` is the life of each).
+2. `router` chooses by the real policy, from what reports have told it of every worker.
+3. `replica` schedules as the engine does; its steps take the times that the machine says.
+4. `autoscaler` looks every second, if it is asked to, and `pool` starts and drains replicas as it decides.
+5. When every request has ended, the outcome tells what they saw and what it cost.
+"""
+
+import time
+from collections.abc import Sequence
+
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.router.policy.cluster import WorkerRole
+from baton.router.policy.cost_model import CostModel
+from baton.router.policy.named_policies import CostPolicy
+from baton.router.policy.policy import Policy
+from baton.simulation.twin.autoscaler import Autoscaler
+from baton.simulation.twin.clock import Clock
+from baton.simulation.twin.deployment_plan import DeploymentPlan
+from baton.simulation.twin.gpu_meter import GpuMeter, Sizes
+from baton.simulation.twin.journey import Journey, Stage
+from baton.simulation.twin.outcome import Outcome
+from baton.simulation.twin.pool import Pool
+from baton.simulation.twin.record import Record
+from baton.simulation.twin.router import TwinRouter
+from baton.simulation.twin.trace_request import TraceRequest
+from baton.simulation.twin.traffic_window import TrafficWindow
+
+
+class Twin:
+    """Owns one run."""
+
+    def __init__(self, plan: DeploymentPlan, requests: Sequence[TraceRequest], policy: Policy | None = None) -> None:
+        """`policy`: another than the router's default. Raises ValueError for a plan without workers that decode."""
+        plan.machine.spec.check()
+        if (plan.both and plan.prefill) or (not plan.both and not (plan.prefill and plan.decode)):
+            raise ValueError(f"{plan.label}: there must be prefill and decode workers, or colocated ones")
+        self.clock = Clock()
+        policy = policy or CostPolicy(CostModel(targets=plan.targets))
+        self.router = TwinRouter(self.clock, policy, plan.machine.spec.block_size, plan.seed)
+        self._plan = plan
+        self._requests = requests
+        self._meter = GpuMeter()
+        self._stage = Stage(self.clock, plan.machine, self.router, TrafficWindow(), self._note_end)
+        self.prefill = self._pool(WorkerRole.BOTH if plan.is_mixed else WorkerRole.PREFILL)
+        self.decode = self._pool(WorkerRole.DECODE if plan.decode else WorkerRole.BOTH)
+        self._records: list[Record] = []
+        self._num_ended = 0
+        self._autoscaler: Autoscaler | None = None
+        if plan.scaling is not None:
+            self._autoscaler = Autoscaler(
+                self.clock, plan.scaling, plan.machine, self.prefill, self.decode, self._stage.traffic, self._is_over
+            )
+
+    def run(self) -> Outcome:
+        """Lets the whole trace pass; once."""
+        started_s = time.process_time()
+        self.prefill.begin(self._plan.both if self._plan.is_mixed else self._plan.prefill)
+        self.decode.begin(self._plan.decode or self._plan.both)
+        self._arrive(0)
+        if self._autoscaler is not None:
+            self._autoscaler.look()
+        self.clock.run()
+        ended_s = max((record.last_s for record in self._records), default=0.0)
+        return Outcome(
+            plan=self._plan,
+            records=self._records,
+            sizes=self._meter.history,
+            gpu_hours=self._meter.gpu_hours(ended_s),
+            most_gpus=self._meter.most_gpus,
+            ended_s=ended_s,
+            num_preemptions=self.prefill.num_preemptions + self.decode.num_preemptions,
+            num_events=self.clock.num_events,
+            cpu_s=time.process_time() - started_s,
+            decisions=self._told_decisions(),
+        )
+
+    def _arrive(self, place: int) -> None:
+        """The request at this place of the trace comes, if it is its time; else it is waited for."""
+        while place < len(self._requests) and self._requests[place].due_s <= self.clock.now_s:
+            journey = Journey(self._stage, self._requests[place])
+            self._records.append(journey.record)
+            journey.begin()
+            place += 1
+        if place < len(self._requests):
+            self.clock.at(self._requests[place].due_s, self._arrive, place)
+
+    def _is_over(self) -> bool:
+        return self._num_ended == len(self._requests)
+
+    def _note_end(self) -> None:
+        self._num_ended += 1
+
+    def _pool(self, role: WorkerRole) -> Pool:
+        plan = self._plan
+        return Pool(role, self.clock, plan.machine, self.router, plan.start_s, self._note_sizes)
+
+    def _note_sizes(self) -> None:
+        pools = ByPool(self.prefill, self.decode)
+        self._meter.note(Sizes(self.clock.now_s, pools.map(lambda pool: len(pool.ready)), pools.map(len)))
+
+    def _told_decisions(self) -> list[str]:
+        decisions = self._autoscaler.decisions if self._autoscaler is not None else []
+        return [f"{now_s:.0f} s: {decision.reason}" for now_s, decision in decisions]
+
+
+def simulate(plan: DeploymentPlan, requests: Sequence[TraceRequest]) -> Outcome:
+    """Runs a deployment over a trace."""
+    return Twin(plan, requests).run()

@@ -1,0 +1,53 @@
+"""A replica as the router knows it."""
+
+from dataclasses import dataclass, field
+
+from baton.protos.worker_pb2 import KVPool, WorkerDescription
+from baton.router.policy.cluster import WorkerRole
+from baton.router.workers.load import LoadEstimate
+from baton.simulation.twin.latency_window import LatencyWindow
+from baton.simulation.twin.link import Link
+from baton.simulation.twin.machine import Machine
+from baton.simulation.twin.replica import Replica
+
+FINGERPRINT = "twin"
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One replica in one role, and what the router believes of it."""
+
+    description: WorkerDescription
+    role: WorkerRole
+    replica: Replica
+    link: Link
+    wanted_s: float  # when its start began
+    estimate: LoadEstimate = field(default_factory=LoadEstimate)
+    latencies: LatencyWindow = field(default_factory=LatencyWindow)  # TTFT of a prefill worker, else TPOT
+    taken: list[int] = field(default_factory=list)  # numbers of commands that no report has included yet
+    ready_s: float | None = None  # None: it is starting
+    draining_s: float | None = None  # since when it takes no new requests
+    is_noted: bool = False  # among those whose report is to come
+    reported_s: float = float("-inf")
+
+    @property
+    def worker_id(self) -> str:
+        """Also its incarnation: no two lives of a twin's workers have the same."""
+        return self.description.worker_id
+
+
+def describe(worker_id: str, machine: Machine) -> WorkerDescription:
+    """What a worker of this machine says of itself."""
+    spec = machine.spec
+    return WorkerDescription(
+        worker_id=worker_id,
+        incarnation=worker_id,
+        address=worker_id,
+        fingerprint=FINGERPRINT,
+        block_size=spec.block_size,
+        num_blocks=spec.num_blocks,
+        max_model_len=machine.max_model_len,
+        max_num_seqs=spec.max_num_seqs,
+        max_num_batched_tokens=spec.max_num_batched_tokens,
+        pool=KVPool(incarnation=worker_id, fingerprint=FINGERPRINT, block_bytes=spec.block_bytes),
+    )

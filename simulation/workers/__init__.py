@@ -1,0 +1,1 @@
+"""Simulated workers behind the real gRPC services."""

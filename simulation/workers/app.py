@@ -1,0 +1,110 @@
+"""A process of simulated workers, each on a port of its own.
+
+Once they serve, one line of JSON on standard output says where: `addresses` as a router's --workers takes them, and
+each worker's id, role, address and incarnation.
+"""
+
+import asyncio
+import json
+import logging
+import signal
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+
+import click
+
+from baton.process.entry import plain_errors, process_flags, run_process, take_process_flags
+from baton.process.progress import ProgressReporter
+from baton.rpc.peers import Channels
+from baton.settings.config_file import load
+from baton.settings.options import click_options, options_of
+from baton.simulation.engine.spec import WorkerSpec
+from baton.simulation.workers.config import SimulationConfig
+from baton.simulation.workers.options import SIMULATION_OPTIONS
+from baton.simulation.workers.worker import SimulatedWorker
+from baton.simulation.workers.worker_config import SimulatedWorkerConfig
+from baton.worker.registration import member_of, registered
+
+logger = logging.getLogger("baton.simulation.workers")  # also when it is run as __main__
+
+
+@asynccontextmanager
+async def simulated_workers(configs: Iterable[SimulatedWorkerConfig]) -> AsyncIterator[list[SimulatedWorker]]:
+    """Workers that serve in the caller's event loop until the end of the block."""
+    channels = Channels()
+    workers: list[SimulatedWorker] = []
+    try:
+        for config in configs:
+            workers.append(SimulatedWorker(config, channels))
+            await workers[-1].start()
+        yield workers
+    finally:
+        await asyncio.gather(*(worker.stop() for worker in workers))
+        await channels.close()
+
+
+async def run(config: SimulationConfig) -> None:
+    """Serves until SIGTERM or SIGINT, then drains."""
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    async with simulated_workers(config.workers()) as workers, _registered(config, workers):
+        click.echo(json.dumps(_summary(workers)))
+        ProgressReporter(config.progress_fd).ready(address=workers[0].address, num_workers=len(workers))
+        logger.info("%d simulated workers serve, the first at %s", len(workers), workers[0].address)
+        await stopping.wait()
+        await _drain(workers, config.drain_timeout_s)
+
+
+@asynccontextmanager
+async def _registered(config: SimulationConfig, workers: Sequence[SimulatedWorker]) -> AsyncIterator[None]:
+    """Keeps the workers in the registry, if there is one. They leave together: each may wait for a Redis in vain."""
+    leaving = asyncio.Event()
+
+    async def stand(worker: SimulatedWorker) -> None:
+        member = member_of(worker.description, worker.config.role)
+        async with registered(config.registry, member, config.lease_s, worker.drain) as lapsed:
+            ended = asyncio.ensure_future(leaving.wait())
+            await asyncio.wait((ended, lapsed), return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+            if lapsed.done():
+                logger.error("%s is out of the registry: %s", member.worker_id, lapsed.exception())
+
+    standing = [asyncio.create_task(stand(worker)) for worker in workers if config.registry is not None]
+    try:
+        yield
+    finally:
+        leaving.set()
+        await asyncio.gather(*standing)
+
+
+async def _drain(workers: Sequence[SimulatedWorker], timeout_s: float) -> None:
+    """Returns once no request is left, or the time is over and what is left was handed off."""
+    num_requests = sum(await asyncio.gather(*(worker.drain.run(timeout_s, final=True) for worker in workers)))
+    if num_requests:
+        logger.warning("%d requests had not ended when the drain's time was over", num_requests)
+
+
+def _summary(workers: Sequence[SimulatedWorker]) -> dict[str, object]:
+    described = [
+        {
+            "worker_id": worker.config.worker_id,
+            "role": worker.config.role,
+            "address": worker.address,
+            "incarnation": worker.description.incarnation,
+        }
+        for worker in workers
+    ]
+    return {"addresses": ",".join(worker.address for worker in workers), "workers": described}
+
+
+@click.command(name="simulate")
+@click_options(options_of(SimulationConfig, SIMULATION_OPTIONS))
+@click_options(options_of(WorkerSpec, SIMULATION_OPTIONS))
+@process_flags
+@plain_errors
+def main(**flags: object) -> None:
+    """Run simulated workers for routers: no model, stated speeds, tokens that follow from the prompt."""
+    process = take_process_flags(flags)
+    config = load(SimulationConfig, SIMULATION_OPTIONS, process.config_file, flags)
+    run_process(process.named("simulation", config.progress_fd), lambda: run(config))

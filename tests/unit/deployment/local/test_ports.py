@@ -1,0 +1,29 @@
+"""Ports that are free: different ones, and none that somebody will want."""
+
+import socket
+
+import pytest
+
+from baton.deployment.local import ports
+from baton.deployment.local.ports import PortInUse, check_port, free_ports
+
+HOST = "127.0.0.1"
+
+
+def test_they_are_different_and_none_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *others = sorted(free_ports(HOST, 40))
+    monkeypatch.setattr(ports, "FIRST_PORT", first)
+    monkeypatch.setattr(ports, "LAST_PORT", first + 4)
+    assert len({first, *others}) == 40
+    with socket.create_server((HOST, first)):
+        assert set(free_ports(HOST, 1)) <= {first + 1, first + 2, first + 3}
+        with pytest.raises(PortInUse, match=f"found no 4 free ports from {first} to {first + 4}"):
+            free_ports(HOST, 4)
+
+
+def test_one_that_is_listened_on_is_refused() -> None:
+    with socket.create_server((HOST, 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(PortInUse, match=f"cannot listen on {HOST}:{port}"):
+            check_port(HOST, port)
+    check_port(HOST, port)

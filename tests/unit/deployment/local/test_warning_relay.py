@@ -1,0 +1,78 @@
+"""Warnings of processes reach the listener."""
+
+from pathlib import Path
+
+from baton.deployment.local.events import Event, Warned
+from baton.deployment.local.warning_relay import MAX_WARNINGS, WarningRelay
+
+TIME = "2030-01-02T03:04:05.678Z"
+
+
+def record(level: str, message: str, logger: str = "baton.engine.kv.capacity") -> str:
+    return f"{TIME} {level:<7} decode-0 {logger}: {message}\n"
+
+
+def relay(path: Path) -> tuple[WarningRelay, list[Event]]:
+    events: list[Event] = []
+    return WarningRelay([("decode-0", path)], events.append), events
+
+
+def test_warnings_and_errors_are_relayed_and_the_rest_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "decode-0.log"
+    path.write_text(record("WARNING", "of the life before"))
+    relayed, events = relay(path)
+    with path.open("a") as log:
+        log.write(record("INFO", "serves at 127.0.0.1:1"))
+        log.write(record("WARNING", "attention was not compiled"))
+        log.write("Traceback (most recent call last):\n")
+        log.write(record("ERROR", "the engine failed"))
+        log.write(record("ERROR", "cannot go on: OSError", logger="baton.process.entry"))  # its death says it
+        log.write(record("WARNING", "x.py:1: DeprecationWarning: y", logger="py.warnings"))
+    relayed.look()
+    relayed.look()
+    assert events == [Warned("decode-0", "attention was not compiled"), Warned("decode-0", "the engine failed")]
+
+
+def test_a_line_is_relayed_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "decode-0.log"
+    relayed, events = relay(path)
+    relayed.look()  # there is no file yet
+    line = record("WARNING", "slow transport")
+    path.write_text(line[:-5])
+    relayed.look()
+    assert events == []
+    path.write_text(line)
+    relayed.look()
+    assert events == [Warned("decode-0", "slow transport")]
+
+
+def test_a_log_that_was_emptied_in_place_is_read_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "decode-0.log"
+    relayed, events = relay(path)
+    path.write_text(record("INFO", "x" * 1000))
+    relayed.look()
+    path.write_text(record("WARNING", "slow transport"))
+    relayed.look()
+    assert events == [Warned("decode-0", "slow transport")]
+
+
+def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "decode-0.log"
+    relayed, events = relay(path)
+    path.write_bytes(record("WARNING", "request \x1b]0;title\x07\x1b[2J failed").encode() + b"\xff\x00\n")
+    relayed.look()
+    assert events == [Warned("decode-0", "request ?]0;title??[2J failed")]
+
+
+def test_warnings_that_are_alike_come_once_and_all_have_a_bound(tmp_path: Path) -> None:
+    path = tmp_path / "decode-0.log"
+    relayed, events = relay(path)
+    path.write_text("".join(record("WARNING", f"request {number:032x} took {number} ms") for number in range(50)))
+    relayed.look()
+    assert len(events) == 1
+    letters = ("".join(chr(ord("g") + int(digit)) for digit in str(number)) for number in range(100))
+    with path.open("a") as log:
+        log.writelines(record("WARNING", f"another kind: {each}") for each in letters)
+    relayed.look()
+    assert len(events) == MAX_WARNINGS + 1
+    assert events[-1] == Warned("decode-0", "further warnings are only in the logs")

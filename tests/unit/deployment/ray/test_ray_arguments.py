@@ -1,0 +1,44 @@
+"""How an application's arguments are read."""
+
+from typing import Any
+
+import pytest
+
+from baton.settings.values import OptionError
+from tests.unit.deployment.ray.test_ray_settings import settings
+
+
+@pytest.mark.parametrize("is_section_first", [True, False])
+def test_keys_of_a_section_may_stand_outside_of_it_before_or_after(is_section_first: bool) -> None:
+    parts: list[dict[str, object]] = [{"router": {"max_inflight": 7}}, {"router.max-queue": "5"}]
+    arguments = dict(item for part in parts[:: 1 if is_section_first else -1] for item in part.items())
+    assert settings(**arguments).cluster.router == {"max_inflight": 7, "max_queue": 5}
+
+
+def test_an_empty_section_takes_keys_from_outside() -> None:
+    assert settings(**{"router": None, "router.max_queue": 5}).cluster.router == {"max_queue": 5}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            {"router": {"max-queue": 1}, "router.max_queue": 2},
+            "router.max_queue: stands there twice, here and in router",
+        ),
+        (
+            {"router.max_queue": 2, "router": {"max_queue": 2}},
+            "router.max_queue: stands there twice, here and in router",
+        ),
+        ({"router.max_queue": 2, "router": 3}, "router.max_queue: router is 3 already"),
+        ({"router": "false", "port": "8000"}, "port: `router: false` is no router"),
+        ({"router": False, "host": "127.0.0.1"}, "host: `router: false` is no router"),
+        ({"router": False, "router_processes": 2}, "router_processes: `router: false` is no router"),
+        ({"router": False, "router_ray": {"num_replicas": 2}}, "router_ray: `router: false` is no router"),
+        ({"router": False, "router_ray.num_replicas": 2}, "router_ray: `router: false` is no router"),
+    ],
+)
+def test_what_would_be_lost_is_refused(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(OptionError) as raised:
+        settings(**arguments)
+    assert told in str(raised.value)

@@ -1,0 +1,105 @@
+"""What deployments on Ray may not be told."""
+
+from typing import Any
+
+import pytest
+
+from baton.settings.values import OptionError
+from tests.unit.deployment.ray.test_ray_settings import settings
+
+GPUS = {"engine": {"device": "cuda:1"}}
+ANY_GPU = {"engine": {"device": "cuda"}}
+SCALED = {"min_replicas": 1, "max_replicas": 4}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            {"decode_ray": {"autoscaling": {**SCALED, "initial_replicas": 2}}},
+            "decode_ray.autoscaling.initial_replicas: Serve would go back to it at each change",
+        ),
+        (
+            {"prefill_ray": {"autoscaling": {**SCALED, "initial_replicas": 1}}},
+            "prefill_ray.autoscaling.initial_replicas: Serve would go back to it at each change",
+        ),
+        ({"both_ray": {"autoscaling": SCALED}}, "both_ray.autoscaling: nothing sizes colocated workers; give both_ray"),
+        (
+            {"prefill": 2, "both": 1},
+            "prefill: no worker takes what these prefill, for colocated ones prefill for themselves",
+        ),
+        ({"prefill_ray": {"autoscaling": SCALED}, "both": 1}, "prefill: no worker takes what these prefill"),
+        (
+            {"drain_timeout_s": 60, "decode_ray": {"graceful_shutdown_timeout_s": 96}},
+            "decode_ray.graceful_shutdown_timeout_s: 96 s end a replica before it has drained; give 97 or more, or less"
+            " than 60 as drain_timeout_s",
+        ),
+        (
+            {"drain_timeout_s": 60, "router_ray": {"graceful_shutdown_timeout_s": 64}},
+            "router_ray.graceful_shutdown_timeout_s: 64 s end a replica before it has drained; give 65 or more",
+        ),
+        (
+            {"decode": 1, "expert_parallel": 2},
+            "decode: 1, but the group of the decode workers begins with 2 (expert_pa",
+        ),
+        ({"decode_ray": {"num_replicas": 3}, "expert_parallel": 4}, "decode_ray.num_replicas: 3, but the group of"),
+        (
+            {"decode_ray": {"autoscaling": SCALED}, "expert_parallel": 2},
+            "decode_ray.autoscaling.min_replicas: 1, but the group of the decode workers begins with 2 (expert_parallel"
+            "); give 2 or more",
+        ),
+        (
+            {"prefill": 2, "prefill_expert_parallel": 3},
+            "prefill: 2, but the group of the prefill workers begins with 3 (prefill_expert_parallel); give 3 or more",
+        ),
+        ({"prefill": 0, "both": 1, "expert_parallel": 2}, "both: 1, but the group of the both workers begins with 2"),
+        ({"rendezvous_ray": {"num_replicas": 2}}, "rendezvous_ray: there is one"),
+        ({"rendezvous_ray": {"autoscaling": SCALED}}, "rendezvous_ray: there is one"),
+        (GPUS, "device: cuda:1 for prefill, but a replica sees none but the 1 that Ray gives it"),
+        ({"prefill": 0, "decode_engine": {"device": "cuda:1"}}, "device: cuda:1 for decode"),
+        ({**GPUS, "prefill_ray": {"num_gpus": 2}}, "device: cuda:1 for decode"),
+        (
+            {**ANY_GPU, "tensor_parallel": 4, "decode_ray": {"num_gpus": 3}},
+            "decode_ray.num_gpus: 3, but a worker has 4 ranks (tensor_parallel), each with a GPU",
+        ),
+        (
+            {**ANY_GPU, "prefill_tensor_parallel": 2, "prefill_ray": {"num_gpus": 1}},
+            "prefill_ray.num_gpus: 1, but a worker has 2 ranks (prefill_tensor_parallel), each with a GPU",
+        ),
+        (
+            {**ANY_GPU, "tensor_parallel": 2, "decode_ray": {"num_gpus": 0.5}},
+            "decode_ray.num_gpus: 0.5, but a worker has 2 ranks",
+        ),
+        (
+            {**ANY_GPU, "prefill": 0, "both": 1, "decode": 0, "tensor_parallel": 2, "both_ray": {"num_gpus": 1}},
+            "both_ray.num_gpus: 1, but a worker has 2 ranks (tensor_parallel)",
+        ),
+        (  # the second rank would want cuda:2
+            {"decode_engine": {"device": "cuda:1"}, "tensor_parallel": 2},
+            "device: cuda:1 for decode, but a replica sees none but the 2 that Ray gives it",
+        ),
+    ],
+)
+def test_what_ray_would_quietly_do_otherwise_is_refused(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(OptionError) as raised:
+        settings(**arguments)
+    assert told in str(raised.value)
+
+
+def test_what_ray_does_as_it_is_told_is_not_refused() -> None:
+    assert settings(expert_parallel=2).num_replicas("decode") == 2
+    scaled_group = {"decode_ray": {"autoscaling": {"min_replicas": 2, "max_replicas": 5}}, "expert_parallel": 2}
+    assert settings(**scaled_group).num_replicas("decode") == 2
+    ends = {"prefill_ray": 97, "decode_ray": 97, "router_ray": 65, "both_ray": 1}  # nobody is colocated here
+    sections = {name: {"graceful_shutdown_timeout_s": end_s} for name, end_s in ends.items()}
+    read = settings(drain_timeout_s=60, **sections)
+    assert [read.shutdown_timeout_s(name) for name in ("prefill", "decode", "router")] == [97, 97, 65]
+    assert settings(engine={"device": "cuda:0"}).num_gpus("decode") == 1
+    two = {"num_gpus": 2}
+    assert settings(**GPUS, prefill_ray=two, decode_ray=two).num_gpus("decode") == 2
+    assert settings(**ANY_GPU, decode_ray={"num_gpus": 0.5}).num_gpus("decode") == 0.5
+    assert settings(tensor_parallel=4, decode_ray={"num_gpus": 0}).num_gpus("decode") == 0  # ranks on CPUs
+    offset = settings(tensor_parallel=2, decode_engine={"device": "cuda:1"}, decode_ray={"num_gpus": 3})
+    assert offset.num_gpus("decode") == 3
+    scaled = settings(router_ray={"autoscaling": {**SCALED, "initial_replicas": 2}})
+    assert scaled.num_replicas("router") == 2  # Serve sees its requests, and sizes it by them

@@ -1,0 +1,309 @@
+"""The policy in Ray Serve's controller."""
+
+import asyncio
+import gc
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.plan import plan_pools
+from baton.deployment.autoscaling.settings import PoolLimits, ScalingSettings
+from baton.deployment.ray.observed_pools import SeenPools
+from baton.deployment.ray.pools_observer import Sighting, own_reports
+from baton.deployment.ray.scaling import PoolsPolicy, affordable, logger, within
+from baton.membership.registry.factory import open_registry
+from baton.membership.registry.router_report import RouterReport, encode_report
+from tests.redis_server import redis_server
+from tests.unit.deployment.serve_contexts import FakeConfig, FakeContext, FakeKey, by_name, contexts
+from tests.unit.membership.registry.registry_members import told
+from tests.unit.membership.registry.router_reports import router_report, sums, traffic_report, worker_report
+
+DEADLINE_S = 20.0
+SETTINGS = ScalingSettings(budget_gpus=8, upscale_delay_s=0.0, downscale_delay_s=0.0)
+
+
+def pools(rate: float = 1.0, num_prefill: int = 1, num_decode: int = 1) -> RouterReport:
+    """So many idle replicas, and a load."""
+    num = round(60 * rate)
+    traffic = traffic_report(num, uncached_tokens=sums(4000.0, num), prompt_tokens=sums(4000.0, num))
+    workers = [worker_report(f"prefill-{number}", "prefill") for number in range(num_prefill)]
+    workers += [
+        worker_report(f"decode-{number}", num_blocks=20_000, num_free_blocks=20_000) for number in range(num_decode)
+    ]
+    return router_report(*workers, traffic=traffic)
+
+
+class SeenBy:
+    """An observer that is told what it sees."""
+
+    def __init__(self) -> None:
+        self.latest: Sighting | None = None
+        self.error = "nobody is there"
+        self.is_stopped = False
+
+    def see(self, report: RouterReport, settings: ScalingSettings = SETTINGS, age_s: float = 0.0) -> None:
+        self.latest = Sighting(time.monotonic() - age_s, SeenPools.of([report]), settings)
+
+    def start(self) -> None:
+        """Sees what it is told."""
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+def replace_name(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> None:
+    """For the policy; a class that Ray pickled by value, and that came back, has other globals than its module."""
+    monkeypatch.setitem(PoolsPolicy.__init__.__globals__, name, value)
+
+
+@pytest.fixture
+def observer(monkeypatch: pytest.MonkeyPatch) -> SeenBy:
+    """That of the next policy."""
+    seen = SeenBy()
+    replace_name(monkeypatch, "make_observer", lambda _: seen)
+    return seen
+
+
+@pytest.fixture
+def policy(observer: SeenBy) -> PoolsPolicy:
+    return PoolsPolicy(registry="redis://nowhere", budget_gpus=8)
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
+    """What Serve's log has of ours; Serve's own logger, once it is set up, passes nothing on."""
+    monkeypatch.setattr(logger, "propagate", False)
+    with caplog.at_level(logging.INFO, logger=logger.name):
+        logger.addHandler(caplog.handler)
+        yield caplog
+        logger.removeHandler(caplog.handler)
+
+
+def test_sizes_follow_the_load_and_the_log_says_why(
+    policy: PoolsPolicy, observer: SeenBy, caplog: pytest.LogCaptureFixture
+) -> None:
+    observer.see(pools(rate=1.0))
+    assert by_name(policy(contexts())[0]) == {"prefill": 1, "decode": 1}
+    observer.see(pools(rate=5.0))
+    targets, state = policy(contexts())
+    assert by_name(targets)["prefill"] > 1
+    assert by_name(targets)["decode"] == 1
+    assert state == {}
+    assert "prefill: 1 -> " in caplog.messages[-1]
+    assert policy(contexts())[0] == targets  # Serve asks ten times between two sightings
+    num_lines = len(caplog.messages)
+    observer.see(pools(rate=5.0))
+    policy({**contexts(), FakeKey("prefill"): FakeContext(by_name(targets)["prefill"])})
+    assert len(caplog.messages) == num_lines
+
+
+def test_replicas_that_are_wanted_and_not_there_are_starting(policy: PoolsPolicy, observer: SeenBy) -> None:
+    for _ in range(3):  # they are not asked for again while they start
+        observer.see(pools(num_decode=2))
+        assert by_name(policy(contexts(decode=4))[0])["decode"] <= 4
+    assert policy._state is not None
+    assert policy._state.grants.sizes.decode <= 4
+
+
+def test_what_is_old_says_nothing(policy: PoolsPolicy, observer: SeenBy, caplog: pytest.LogCaptureFixture) -> None:
+    assert policy(contexts()) == ({}, {})
+    observer.see(pools(), age_s=60.0)
+    observer.error = "Redis is lost"
+    for _ in range(100):
+        assert policy(contexts()) == ({}, {})
+    assert caplog.messages == ["sizes stay: nobody is there", "sizes stay: Redis is lost"]
+    observer.see(pools())
+    assert by_name(policy(contexts())[0]) == {"prefill": 1, "decode": 1}
+
+
+def test_whatever_is_wrong_sizes_stay(
+    policy: PoolsPolicy, observer: SeenBy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observer.see(pools())
+    assert policy({FakeKey("prefill"): FakeContext()}) == ({}, {})
+    assert "decode should have an autoscaling_config" in caplog.messages[-1]
+    observer.see(pools(), ScalingSettings(budget_gpus=1))
+    assert policy(contexts()) == ({}, {})
+    assert "the smallest pools need 2" in caplog.messages[-1]
+    slow = contexts()
+    slow[FakeKey("decode")].config.upscale_delay_s = 30.0
+    observer.see(pools())
+    assert by_name(policy(slow)[0]) == {"prefill": 1, "decode": 1}
+    assert caplog.messages[-2].startswith("decode: set upscale_delay_s and downscale_delay_s to 0")
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    replace_name(monkeypatch, "plan_pools", fail)
+    observer.see(pools())
+    for _ in range(3):  # ten times a second
+        assert policy(contexts()) == ({}, {})
+    failures = [each for each in caplog.records if "the plan has failed" in each.message]
+    assert [each.message for each in failures] == ["sizes stay: the plan has failed with ZeroDivisionError"]
+    assert failures[0].exc_info is not None
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (FakeConfig(downscale_delay_s=1.0), "decode: set upscale_delay_s and downscale_delay_s to 0"),
+        (FakeConfig(downscale_to_zero_delay_s=9.0), "decode: set upscale_delay_s and downscale_delay_s to 0"),
+        (FakeConfig(upscaling_factor=2.0), "decode: leave upscaling_factor and downscaling_factor out"),
+        (FakeConfig(downscaling_factor=0.5), "decode: leave upscaling_factor and downscaling_factor out"),
+        (FakeConfig(initial_replicas=2), "decode: leave initial_replicas out"),
+    ],
+)
+def test_what_of_serve_acts_beside_the_plan_is_told(
+    policy: PoolsPolicy, observer: SeenBy, caplog: pytest.LogCaptureFixture, config: FakeConfig, told: str
+) -> None:
+    observer.see(pools())
+    assert by_name(policy({**contexts(), FakeKey("decode"): FakeContext(config=config)})[0]) == {
+        "prefill": 1,
+        "decode": 1,
+    }
+    assert [line.startswith(told) for line in caplog.messages].count(True) == 1
+    assert len(caplog.messages) == 2  # and the plan
+
+
+def test_deployments_that_are_no_pools_are_not_sized(
+    policy: PoolsPolicy, observer: SeenBy, caplog: pytest.LogCaptureFixture
+) -> None:
+    observer.see(pools())
+    assert by_name(policy({**contexts(), FakeKey("router"): FakeContext()})[0]) == {"prefill": 1, "decode": 1}
+    assert caplog.messages[0] == "router: its size stays: prefill and decode alone are sized; give it num_replicas"
+
+
+def test_a_sighting_is_planned_from_once(
+    policy: PoolsPolicy, observer: SeenBy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serve asks ten times a second; a look that is counted ten times would end the planner's delays too soon."""
+    num_plans = 0
+
+    def plan(*arguments: Any) -> Any:
+        nonlocal num_plans
+        num_plans += 1
+        return plan_pools(*arguments)
+
+    replace_name(monkeypatch, "plan_pools", plan)
+    observer.see(pools())
+    assert [by_name(policy(contexts())[0]) for _ in range(10)] == [{"prefill": 1, "decode": 1}] * 10
+    assert num_plans == 1
+    observer.see(pools())
+    policy(contexts())
+    assert num_plans == 2
+
+
+def test_options_that_make_no_sense_are_told_and_raise_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    policy = PoolsPolicy(registry="redis://nowhere", budget=8)
+    assert policy(contexts()) == ({}, {})
+    assert caplog.messages == [
+        "sizes stay: autoscaling_policy.policy_kwargs: budget: unknown option; known are "
+        + ", ".join(ScalingSettings.__dataclass_fields__)
+    ]
+
+
+def test_the_deployments_bounds_hold() -> None:
+    settings = ScalingSettings(budget_gpus=8, prefill=PoolLimits(gpus_per_replica=2, max_replicas=3))
+    bounded = within(settings, ByPool(FakeContext(), FakeContext(1, 2, 5)))  # type: ignore[arg-type]  # fakes
+    assert bounded.prefill == PoolLimits(gpus_per_replica=2, min_replicas=1, max_replicas=3)
+    assert bounded.decode == PoolLimits(min_replicas=2, max_replicas=5)
+    empty = within(settings, ByPool(FakeContext(0, 0), FakeContext(0, 0)))  # type: ignore[arg-type]
+    assert (empty.prefill.min_replicas, empty.decode.min_replicas) == (1, 1)
+
+
+def test_colocated_workers_belong_to_no_pool(
+    policy: PoolsPolicy, observer: SeenBy, caplog: pytest.LogCaptureFixture
+) -> None:
+    observer.see(router_report(worker_report("prefill-0", "prefill"), worker_report("both-0", "both")))
+    assert policy(contexts()) == ({}, {})
+    assert caplog.messages == ["sizes stay: there are colocated workers, which belong to neither pool"]
+
+
+def test_a_cluster_that_is_asked_and_has_too_little_leaves_the_smallest_pools(observer: SeenBy) -> None:
+    pods = {"labels": {"app": "a"}, "gpus_per_pod": 1}
+    policy = PoolsPolicy(registry="redis://nowhere", budget_gpus=8, kubernetes={"prefill": pods, "decode": pods})
+    observer.see(pools(rate=5.0), replace(SETTINGS, budget_gpus=1))
+    assert by_name(policy(contexts())[0]) == {"prefill": 1, "decode": 1}
+
+
+def test_the_smallest_pools_are_kept_though_the_cluster_has_no_room_for_them() -> None:
+    settings = ScalingSettings(
+        budget_gpus=3, prefill=PoolLimits(gpus_per_replica=2, min_replicas=2), decode=PoolLimits(min_replicas=5)
+    )
+    assert affordable(settings).budget_gpus == 9
+    affordable(settings).check()
+    assert affordable(replace(settings, budget_gpus=20)).budget_gpus == 20
+
+
+def test_a_policy_that_is_replaced_looks_no_more(observer: SeenBy) -> None:
+    policy = PoolsPolicy(registry="redis://nowhere", budget_gpus=8)
+    assert not observer.is_stopped
+    del policy
+    gc.collect()
+    assert observer.is_stopped
+
+
+def test_models_are_told_apart() -> None:
+    ours, theirs = (router_report(model=name) for name in ("a", "b"))
+    assert [each.model for each in own_reports([ours, theirs], "a")] == ["a"]
+    assert [each.model for each in own_reports([theirs], None)] == ["b"]
+    with pytest.raises(ValueError, match="there are routers of a, b; say which `model`"):
+        own_reports([ours, theirs], None)
+
+
+async def sizes(policy: PoolsPolicy) -> dict[str, int]:
+    """What it says, once it says anything."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not (targets := policy(contexts())[0]):
+            await asyncio.sleep(0.02)
+        return by_name(targets)
+
+
+async def test_texts_that_are_no_reports_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with redis_server(tmp_path) as server, Redis.from_url(server.url) as redis:
+        endless = encode_report(pools()).replace('"time_s":', '"time_s":NaN,"before":')
+        for name, text in (("bytes", b"\xff"), ("deep", b"[" * 10_000), ("endless", endless)):
+            await redis.set(f"baton:{{default}}:router:{name}", text)
+            await redis.sadd("baton:{default}:routers", name)
+        registry = open_registry(server.url)
+        policy = PoolsPolicy(registry=server.url, budget_gpus=8)
+        async with told(registry, "router-1", lambda: encode_report(pools())):
+            assert await sizes(policy) == {"prefill": 1, "decode": 1}
+        assert caplog.text.count("a report in the registry is left out") == 1
+        await registry.close()
+
+
+async def test_from_a_real_registry_to_sizes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with redis_server(tmp_path) as server:
+        registry = open_registry(server.url)
+        policy = PoolsPolicy(registry=server.url, budget_gpus=8)
+
+        begun_s = time.perf_counter()
+        assert policy(contexts()) == ({}, {})
+        assert time.perf_counter() - begun_s < 0.5  # it waits for nobody
+        async with told(registry, "router-1", lambda: encode_report(pools())):
+            assert await sizes(policy) == {"prefill": 1, "decode": 1}
+            await server.kill()
+            async with asyncio.timeout(DEADLINE_S):
+                while not any("the pools are not seen" in line for line in caplog.messages):
+                    await asyncio.sleep(0.02)
+            assert await sizes(policy) == {"prefill": 1, "decode": 1}  # of what was seen last
+            await server.start()
+            seen = policy._observer.latest
+            async with asyncio.timeout(DEADLINE_S):
+                while policy._observer.latest is seen:
+                    await asyncio.sleep(0.02)
+            assert await sizes(policy) == {"prefill": 1, "decode": 1}
+        await registry.close()
+        thread = policy._observer._thread
+        del policy
+        gc.collect()
+        await asyncio.to_thread(thread.join, DEADLINE_S)
+        assert not thread.is_alive()

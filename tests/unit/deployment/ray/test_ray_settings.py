@@ -1,0 +1,203 @@
+"""What an application on Ray is told, and the processes of its replicas."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import baton
+from baton.deployment.local.machine import Machine
+from baton.deployment.local.redis_server import HOST
+from baton.deployment.ray.arguments import read_ray_settings
+from baton.deployment.ray.process import Place, rendezvous_process, router_process, share_of, worker_process
+from baton.deployment.ray.settings import RaySettings
+from baton.settings.values import OptionError
+
+MODEL = str(Path(baton.__file__).parent / "bundled_model")
+REGISTRY = f"redis://:secret@{HOST}:6379/0"
+ARGUMENTS: dict[str, object] = {"model": MODEL, "registry": REGISTRY}
+NODE = Place("10.0.0.5", Machine(num_cores=2, memory_bytes=8 << 30))
+
+
+def settings(**arguments: object) -> RaySettings:
+    read = read_ray_settings({**ARGUMENTS, **arguments}, {})
+    read.check()
+    return read
+
+
+def test_pools_have_the_clusters_sizes_unless_their_sections_say_otherwise() -> None:
+    read = settings(prefill="2", decode=3, decode_ray={"num_replicas": 5})
+    assert [read.num_replicas(name) for name in ("prefill", "decode", "both", "router")] == [2, 5, 0, 1]
+    assert [read.has(role) for role in ("prefill", "decode", "both")] == [True, True, False]
+    scaled = settings(prefill=0, both=2, decode_ray={"autoscaling": {"min_replicas": 0, "max_replicas": 4}})
+    assert scaled.has("decode")
+    assert scaled.num_replicas("decode") == 0
+    assert not scaled.has("prefill")
+    alone = settings(decode=0, decode_ray={"autoscaling": {"min_replicas": 0, "max_replicas": 4}})
+    assert [alone.has(role) for role in ("prefill", "decode", "both")] == [True, True, False]
+    assert settings(decode="0", decode_ray={"num_replicas": 3}).num_replicas("decode") == 3
+
+
+def test_a_command_line_has_sections_too() -> None:
+    read = settings(**{"router.policy": "round_robin", "prefill_ray.num_cpus": "4", "engine.max-num-seqs": "7"})
+    assert read.cluster.router == {"policy": "round_robin"}
+    assert read.deployments["prefill"].replicas.num_cpus == 4.0
+    assert read.cluster.engine["decode"]["max_num_seqs"] == 7
+    assert not settings(router="false").has_router
+
+
+def test_prompts_go_where_it_is_cheaper_except_on_one_machine() -> None:
+    assert "local_prefill_below" not in settings().cluster.router
+    assert settings(router={"local_prefill_below": 9}).cluster.router["local_prefill_below"] == 9
+    assert read_ray_settings(ARGUMENTS, {}, one_machine=True).cluster.router["local_prefill_below"] == 64
+
+
+def test_ray_keeps_keys_as_their_digests() -> None:
+    [kept] = settings(router={"api_key": "sk-one"}).cluster.router["api_key"]  # type: ignore[misc]
+    assert kept.startswith("sha256:")
+
+
+def test_auto_is_decided_before_ray_places_replicas() -> None:
+    read = read_ray_settings({**ARGUMENTS, "prefill_ray": {"num_gpus": 0}}, {}, auto_device="cuda")
+    assert [read.device("prefill"), read.device("decode")] == ["cpu", "cuda"]
+    assert [read.num_gpus("prefill"), read.num_gpus("decode")] == [0.0, 1.0]
+    given = read_ray_settings({**ARGUMENTS, "decode_ray": {"num_gpus": 0.5}, "engine": {"device": "auto"}}, {})
+    assert [given.device("prefill"), given.device("decode")] == ["cpu", "cuda"]
+    with pytest.raises(OptionError, match="device: 'mps' is not supported"):
+        read_ray_settings({**ARGUMENTS, "engine": {"device": "mps"}}, {})
+
+
+def test_devices_that_are_gpus_take_one() -> None:
+    read = settings(engine={"device": "cuda"}, prefill_ray={"num_gpus": 2})
+    assert [read.num_gpus(name) for name in ("prefill", "decode", "router")] == [2.0, 1.0, 0.0]
+    assert settings().num_gpus("decode") == 0.0
+
+
+def test_each_rank_takes_a_gpu() -> None:
+    ranks = {"engine": {"device": "cuda"}, "tensor_parallel": 4, "prefill_tensor_parallel": 2}
+    read = settings(**ranks)
+    assert [read.num_gpus(name) for name in ("prefill", "decode", "router")] == [2.0, 4.0, 0.0]
+    colocated = settings(**ranks, prefill=0, decode=0, both=1)
+    assert colocated.num_gpus("both") == 4.0
+    more = settings(**ranks, decode_ray={"num_gpus": 8})
+    assert [more.num_gpus(name) for name in ("prefill", "decode")] == [2.0, 8.0]
+    assert settings(tensor_parallel=4).num_gpus("decode") == 0.0
+
+
+def test_a_replica_has_time_to_drain_to_hand_on_and_to_end() -> None:
+    read = settings(drain_timeout_s=60, router_ray={"graceful_shutdown_timeout_s": 600})
+    assert read.shutdown_timeout_s("decode") == 60 + 2 + 30 + 5  # as docs/ray.md has it: 37 s beside the drain
+    assert read.shutdown_timeout_s("router") == 600
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"registry": None}, "registry: missing"),
+        ({"model": None}, "model: missing"),
+        ({"registry": "http://cache"}, "registry: a registry's URL starts with"),
+        ({"registry_file": "/registry"}, "registry: the URL is given here or in registry_file"),
+        ({"prefil_ray": {}}, "prefil_ray: unknown option"),
+        ({"prefill_ray": {"num_gpu": 1}}, "prefill_ray.num_gpu: unknown option; did you mean num_gpus"),
+        ({"prefill_ray": {"min_replicas": 1}}, "it belongs under prefill_ray.autoscaling"),
+        ({"decode_ray": {"autoscaling": {"min_replicas": 3}}}, "decode_ray.autoscaling.max_replicas: 1 is less"),
+        ({"decode_ray": {"num_replicas": 2, "autoscaling": {}}}, "decode_ray.num_replicas: with autoscaling"),
+        ({"decode": 0, "prefill_ray": {"autoscaling": {}}}, "decode: no worker decodes"),
+        (
+            {"prefill": 0, "prefill_ray": {"num_replicas": 1}, "prefill_engine": {"block_size": 8}},
+            "block_size: 8 for prefill, 16 for decode",
+        ),
+        ({"decode_ray": {"resources": {"a": "x"}}}, "decode_ray.resources.a: 'x' is not allowed"),
+        ({"decode_ray": {"label_selector": ["pool"]}}, "decode_ray.label_selector: must be a mapping"),
+        ({"engine": {"device": "cuda"}, "decode_ray": {"num_gpus": 0}}, "decode_ray.num_gpus: without one"),
+        ({"engine": {"max_num_seq": 1}}, "engine.max_num_seq: unknown option"),
+        ({"tls_cert": "a.pem"}, "tls_cert, tls_key, tls_ca: all three"),
+        ({"router": False, "router.policy": "cost"}, "router.policy: router is False already"),
+    ],
+)
+def test_what_is_wrong_is_named(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(OptionError) as raised:
+        settings(**arguments)
+    assert told in str(raised.value)
+
+
+def test_a_replica_takes_its_share_of_the_node() -> None:
+    node = Machine(num_cores=8, memory_bytes=64)
+    assert share_of(node, 2.5) == Machine(2, 16)
+    assert share_of(node, 0) == Machine(1, 8)
+    assert share_of(node, 100) == node
+
+
+def test_a_worker_runs_as_it_would_without_ray_and_shows_no_password() -> None:
+    tls = {"tls_cert": "a", "tls_key": "b", "tls_ca": "c"}
+    with worker_process(settings(served_model_name="m", lease_s=3, **tls), "decode", "decode-abc", NODE) as spec:
+        told = spec.argv[-1].removeprefix("--config=")
+        assert yaml.safe_load(Path(told).read_text()) == {"registry": REGISTRY}
+        assert Path(told).parent.stat().st_mode & 0o77 == 0
+    assert not Path(told).exists()
+    assert spec.argv[1:4] == ("-P", "-m", "baton.decode_worker")
+    expected = {"--worker-id=decode-abc", "--host=10.0.0.5", "--num-threads=2", "--lease-s=3.0", "--tls-ca=c"}
+    assert expected <= {*spec.argv}
+    assert spec.env["OMP_NUM_THREADS"] == "2"
+    assert "secret" not in " ".join(spec.argv)
+    assert spec.log_path is None  # it writes where the replica does
+
+
+def test_a_pool_that_spreads_its_experts_is_one_group_that_meets_in_the_registry() -> None:
+    read = settings(decode=3, expert_parallel=2, enable_eplb=True)
+    assert read.has_rendezvous
+    assert read.num_replicas("decode") == 3  # a group as Ray has it is the whole pool, which need not divide
+    place = replace(NODE, application="ray-0123")
+    with worker_process(read, "decode", "decode-abc", place) as spec:
+        told = {"--expert-parallel=2", "--group=decode", "--rendezvous=registry/ray-0123", "--enable-eplb"}
+        assert told <= {*spec.argv}
+    with worker_process(read, "prefill", "prefill-abc", place) as spec:
+        assert not any(word.startswith(("--expert-parallel", "--rendezvous")) for word in spec.argv)
+    with rendezvous_process(read, "rendezvous-abc", place) as spec:
+        [file] = [word.removeprefix("--config=") for word in spec.argv if word.startswith("--config=")]
+        assert yaml.safe_load(Path(file).read_text()) == {"registry": REGISTRY}
+        assert spec.argv[1:4] == ("-P", "-m", "baton.membership.rendezvous")
+        assert {"--host=10.0.0.5", "--name=ray-0123", "--drain-timeout-s=67.0"} <= {*spec.argv}
+        assert "secret" not in " ".join(spec.argv)
+    assert not Path(file).exists()
+    assert read.deployments["rendezvous"].replicas.num_cpus == 0
+
+
+def test_no_pool_of_single_workers_has_a_rendezvous() -> None:
+    assert not settings().has_rendezvous
+    assert settings(prefill=2, prefill_expert_parallel=2).has_rendezvous
+    assert not settings(prefill=0, both=1, prefill_expert_parallel=2).has_rendezvous  # nobody is in that pool
+    assert settings(prefill=0, both=2, expert_parallel=2).has_rendezvous
+    given = settings(expert_parallel=2, rendezvous_ray={"num_cpus": 0.5, "label_selector": {"pool": "decode"}})
+    assert given.deployments["rendezvous"].replicas.num_cpus == 0.5
+
+
+def test_a_router_listens_at_its_node_unless_told_otherwise(tmp_path: Path) -> None:
+    spec = router_process(settings(), "router-abc", NODE)
+    assert {"--host=10.0.0.5", "--port=0"} <= {*spec.argv}
+    assert spec.env["BATON_REGISTRY"] == REGISTRY
+    assert "secret" not in " ".join(spec.argv)
+    told = settings(host="127.0.0.2", port=8123, router_processes=2, log_dir=str(tmp_path / "logs"))
+    spec = router_process(told, "router-abc", NODE)
+    assert {"--host=127.0.0.2", "--port=8123", "--processes=2"} <= {*spec.argv}
+    assert spec.log_path == tmp_path / "logs" / "router-abc.log"
+
+
+def test_the_registrys_url_may_stand_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "registry"
+    read = settings(registry=None, registry_file=str(file))
+    with pytest.raises(OptionError, match=r"registry_file: .*No such file"):
+        router_process(read, "router-abc", NODE)
+    file.write_text("http://:secret@cache")
+    with pytest.raises(OptionError, match="a registry's URL starts with") as raised:
+        router_process(read, "router-abc", NODE)
+    assert "secret" not in str(raised.value)
+    file.write_text(f"{REGISTRY}\n")
+    assert router_process(read, "router-abc", NODE).env["BATON_REGISTRY"] == REGISTRY
+
+
+def test_a_node_without_the_model_says_so() -> None:
+    with pytest.raises(OptionError, match="/nowhere is no directory on this node"):
+        router_process(settings(model="/nowhere"), "router-abc", NODE)

@@ -1,0 +1,61 @@
+"""What a Serve config file says of the policy."""
+
+from pathlib import Path
+
+import pytest
+
+from baton.deployment.autoscaling.settings import SLO, PoolLimits, ScalingSettings
+from baton.deployment.ray.scaling_options import read_options
+
+URL = "redis://:secret@cache:6379/0"
+
+
+def test_everything_that_can_be_said() -> None:
+    options = read_options(
+        {
+            "registry": URL,
+            "model": "m",
+            "budget_gpus": 16,
+            "slo": {"ttft_s": 2, "quantile": 0.9},
+            "prefill": {"gpus_per_replica": 2, "max_replicas": 4},
+            "idle_s": 600.0,
+        }
+    )
+    assert options.settings == ScalingSettings(
+        budget_gpus=16,
+        slo=SLO(ttft_s=2.0, quantile=0.9),
+        prefill=PoolLimits(gpus_per_replica=2, max_replicas=4),
+        idle_s=600.0,
+    )
+    assert (options.registry, options.model, options.kubernetes) == (URL, "m", None)
+    assert "secret" not in repr(options)
+
+
+def test_a_url_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "url").write_text(f"{URL}\n")
+    options = read_options({"registry_file": str(tmp_path / "url"), "budget_gpus": 2})
+    assert (options.registry, options.model) == (URL, None)
+    with pytest.raises(OSError, match="nowhere"):
+        read_options({"registry_file": str(tmp_path / "nowhere"), "budget_gpus": 2})
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"registry": None}, "registry: give the URL"),
+        ({"registry_file": "/a"}, "registry: give the URL"),
+        ({"registry": "http://cache"}, "registry: a registry's URL starts with"),
+        ({"budget_gpus": None}, "budget_gpus: Input should be a valid integer"),
+        ({"budget_gpus": 1}, "budget_gpus is 1, but the smallest pools need 2"),
+        ({"budget": 8}, "budget: unknown option; known are budget_gpus"),
+        ({"slo": {"ttft": 1}}, "slo.ttft: unknown option; known are ttft_s"),
+        ({"slo": 5}, "slo: must be a mapping"),
+        ({"slo": "ttft=1"}, "slo: 'ttft=1' has no unit; write 1s or 1ms"),
+        ({"prefill": {"gpus_per_replica": "two"}}, "prefill.gpus_per_replica: Input should be a valid integer"),
+        ({"flip_s": 3.0}, "flip_s: replicas of Ray Serve cannot change their role"),
+        ({"kubernetes": True}, "kubernetes: must be a mapping"),
+    ],
+)
+def test_what_makes_no_sense_is_named(changes: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        read_options({"registry": URL, "budget_gpus": 8, **changes})

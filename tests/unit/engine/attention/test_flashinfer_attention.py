@@ -1,0 +1,141 @@
+"""How FlashInfer's wrappers are planned and called, against the torch reference; the kernels themselves need a GPU."""
+
+import random
+import sys
+
+import pytest
+import torch
+
+from baton.engine.attention.factory import attention_for
+from baton.engine.attention.flashinfer import FlashInferAttention, is_made_for
+from baton.engine.attention.heads import AttentionHeads
+from baton.engine.attention.paged_sequences import PagedSequences
+from baton.engine.attention.torch_reference import TorchAttention
+from tests.unit.engine.attention_rig import Chunks, PagedHeads, Sequences, model_config, random_chunks
+from tests.unit.engine.flashinfer_emulation import EMULATION
+
+CPU = torch.device("cpu")
+
+
+def heads_of(num_heads: int, num_kv_heads: int, width: int, value_width: int | None = None) -> AttentionHeads:
+    return AttentionHeads(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        key_width=width,
+        value_width=value_width or width,
+        dtype=torch.float32,
+    )
+
+
+def backend(paged: PagedHeads) -> FlashInferAttention:
+    return FlashInferAttention(paged.scale, paged.block_size, paged.heads, CPU, paged.num_parts, EMULATION)
+
+
+def check(paged: PagedHeads, chunks: Chunks, seed: int) -> None:
+    """What both write is equal, and what they return close."""
+    sequences = Sequences(paged, [places.stop for places in chunks.values()], seed)
+    before = {seq: range(places.start) for seq, places in chunks.items()}
+    pool = sequences.pool(before, unseen=float("nan"))  # nothing of it may come to a result
+    expected_pool = sequences.pool(before)
+    result = sequences.attend(backend(paged), chunks, pool)
+    expected = sequences.attend(paged.reference(), chunks, expected_pool)
+    torch.testing.assert_close(result, expected, atol=3e-6, rtol=3e-6)
+    assert torch.equal(torch.nan_to_num(pool), expected_pool)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    ("heads", "num_parts"),
+    [(heads_of(8, 2, 16), 1), (heads_of(8, 4, 16), 2), (heads_of(4, 4, 8), 4), (heads_of(6, 1, 24, 16), 1)],
+)
+def test_results_are_the_references(heads: AttentionHeads, num_parts: int, seed: int) -> None:
+    draw = random.Random(seed)
+    check(PagedHeads(heads, draw.choice((4, 16)), num_parts), random_chunks(draw, 400), seed)
+
+
+@pytest.mark.parametrize("chunks", [{0: range(7, 8)}, {0: range(9)}, {0: range(15, 16), 1: range(32, 48)}])
+def test_batches_of_one_kind(chunks: Chunks) -> None:
+    check(PagedHeads(heads_of(4, 2, 8), 16), chunks, 1)
+
+
+def test_one_backend_serves_one_batch_after_the_other() -> None:
+    """Plans of an earlier step leave nothing behind."""
+    paged = PagedHeads(heads_of(4, 2, 8), 4)
+    sequences, served = Sequences(paged, [30, 30, 30], 2), backend(paged)
+    pool, expected_pool = sequences.pool({}), sequences.pool({})
+    for chunks in ({0: range(9)}, {0: range(9, 10), 1: range(13)}, {0: range(10, 11), 1: range(13, 14)}, {2: range(5)}):
+        result = sequences.attend(served, chunks, pool)
+        torch.testing.assert_close(result, sequences.attend(paged.reference(), chunks, expected_pool))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("num_shared", "num_parts"), [(1, 1), (3, 2), (6, 1)])
+def test_decodes_share_the_reading_of_what_they_begin_with(num_shared: int, num_parts: int, seed: int) -> None:
+    """A chunk of a prompt beside them does too, and is attended to alone."""
+    draw = random.Random(seed)
+    paged = PagedHeads(heads_of(8, 2, 16), 4, num_parts)
+    lengths = [4 * num_shared + draw.randrange(1, 30) for _ in range(5)]
+    sequences = Sequences(paged, lengths, seed)
+    for table in sequences.tables:
+        table[:num_shared] = sequences.tables[0][:num_shared]
+    chunks = {seq: range(length - 1, length) for seq, length in enumerate(lengths[:4])}
+    if draw.random() < 0.5:
+        chunks[4] = range(lengths[4] - 3, lengths[4])
+    block_bytes = 2 * 2 * 4 * 16 * 4
+    served = FlashInferAttention(
+        paged.scale, 4, paged.heads, CPU, num_parts, EMULATION, least_saved_bytes=3 * num_shared * block_bytes
+    )
+    assert served.num_shared_blocks(sequences.batch(chunks)) == num_shared
+    pool, expected_pool = sequences.pool({}), sequences.pool({})
+    result = sequences.attend(served, chunks, pool)
+    torch.testing.assert_close(result, sequences.attend(paged.reference(), chunks, expected_pool), atol=3e-6, rtol=3e-6)
+    usual = FlashInferAttention(
+        paged.scale, 4, paged.heads, CPU, num_parts, EMULATION, least_saved_bytes=3 * num_shared * block_bytes + 1
+    )
+    assert usual.num_shared_blocks(sequences.batch(chunks)) == 0
+
+
+def test_each_decode_keeps_a_token_of_its_own() -> None:
+    paged = PagedHeads(heads_of(4, 2, 8), 4)
+    sequences = Sequences(paged, [8, 8, 9], 1)
+    for table in sequences.tables:
+        table[:2] = sequences.tables[0][:2]
+    served = FlashInferAttention(paged.scale, 4, paged.heads, CPU, 1, EMULATION, least_saved_bytes=1)
+    assert served.num_shared_blocks(sequences.batch({0: range(7, 8), 1: range(7, 8)})) == 1
+    assert served.num_shared_blocks(sequences.batch({2: range(8, 9)})) == 0
+
+
+def test_sequences_without_padding() -> None:
+    paged = PagedHeads(heads_of(2, 1, 8), 4)
+    sequences = Sequences(paged, [1, 9, 12, 4], 3)
+    batch = sequences.batch({0: range(1), 1: range(8, 9), 2: range(3, 12), 3: range(4)})
+    found = PagedSequences.of(batch, 4).part(1, 4)
+    assert found.query_starts.tolist() == [0, 1, 10, 14]
+    assert found.block_starts.tolist() == [0, 3, 6, 7]
+    assert found.blocks.tolist() == [block for seq in (1, 2, 3) for block in sequences.tables[seq]]
+    assert found.context_lens.tolist() == [9, 12, 4]
+    assert found.last_block_lens.tolist() == [1, 4, 4]
+
+
+def test_what_the_library_has_kernels_for() -> None:
+    def serves(width: int, value_width: int, dtype: torch.dtype, num_heads: int = 4) -> bool:
+        return is_made_for(
+            AttentionHeads(num_heads=num_heads, num_kv_heads=1, key_width=width, value_width=value_width, dtype=dtype)
+        )
+
+    assert serves(128, 128, torch.bfloat16)
+    assert serves(576, 512, torch.bfloat16)
+    assert not serves(128, 128, torch.float32)
+    assert not serves(80, 80, torch.bfloat16)
+    assert not serves(40, 32, torch.bfloat16)
+    assert serves(576, 512, torch.bfloat16, 128)
+    assert not serves(576, 512, torch.bfloat16, 24)
+
+
+def test_what_cannot_be_had_is_said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer", None)  # so that its import fails
+    gpu = torch.device("cuda")
+    assert isinstance(attention_for(model_config(None, "bfloat16", 64), 16, gpu), TorchAttention)
+    assert 'pip install "baton-serve[gpu]"' in caplog.text
+    assert isinstance(attention_for(model_config(None, "bfloat16", 80), 16, gpu), TorchAttention)
+    assert "no kernels for 80 elements a head in bfloat16" in caplog.text

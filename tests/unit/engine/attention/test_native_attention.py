@@ -1,0 +1,143 @@
+"""The compiled attention against the torch reference, over random shapes."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("baton.engine.native.paged_attention", reason="attention was not compiled when this was installed")
+
+from baton.engine.attention.factory import attention_for
+from baton.engine.attention.heads import AttentionHeads
+from baton.engine.attention.native import NativeAttention
+from baton.engine.attention.torch_reference import TorchAttention
+from baton.engine.config import MLAConfig
+from baton.engine.native.paged_attention import instruction_sets
+from tests.unit.engine.attention_rig import LAYER, Chunks, PagedHeads, Sequences, model_config, random_chunks
+
+DTYPES = (torch.float32, torch.bfloat16)
+QUANTISED = pytest.mark.parametrize("is_quantised", [False, True])
+MLA = MLAConfig(kv_lora_rank=24, q_lora_rank=None, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16)
+INSTRUCTIONS = pytest.mark.parametrize("instructions", instruction_sets())
+
+
+def random_heads(draw: random.Random, dtype: torch.dtype, is_quantised: bool) -> PagedHeads:
+    """Multi-head, grouped-query or latent."""
+    kind: dict[str, Any] = {"dtype": dtype, "kv_dtype": torch.int8 if is_quantised else None}
+    block_size = draw.choice((8, 16, 32, 64))
+    if draw.random() < 0.25:
+        rank, rope_dim = draw.choice(((512, 64), (24, 8), (13, 4)))
+        latent = AttentionHeads(
+            num_heads=draw.randint(1, 16), num_kv_heads=1, key_width=rank + rope_dim, value_width=rank, **kind
+        )
+        return PagedHeads(latent, block_size)
+    num_kv_heads, group = draw.choice((1, 2, 4, 6)), draw.randint(1, 16)
+    width = draw.choice((64, 128, 80, 96, 256, 8, 7))
+    heads = AttentionHeads(
+        num_heads=num_kv_heads * group, num_kv_heads=num_kv_heads, key_width=width, value_width=width, **kind
+    )
+    return PagedHeads(heads, block_size, draw.choice((1, num_kv_heads)))
+
+
+def check(paged: PagedHeads, chunks: Chunks, instructions: str, seed: int) -> None:
+    """What both write is equal, and what they return close."""
+    sequences = Sequences(paged, [places.stop for places in chunks.values()], seed)
+    before = {seq: range(places.start) for seq, places in chunks.items()}
+    pool = sequences.pool(before, unseen=float("nan"))  # nothing of it may come to a result
+    expected_pool = sequences.pool(before)
+    if not paged.heads.is_quantised:
+        expected_pool = expected_pool.float()
+    result = sequences.attend(paged.native(instructions), chunks, pool)
+    expected = sequences.attend(paged.in_float32().reference(), chunks, expected_pool, torch.float32)
+    assert_same_where_written(pool, expected_pool, sequences.pool({}, unseen=float("nan")))
+    assert result.dtype == paged.heads.dtype
+    if paged.heads.dtype == torch.float32:
+        torch.testing.assert_close(result, expected, atol=3e-6, rtol=3e-6)
+    else:  # a result and its weights have 8 bits each
+        torch.testing.assert_close(result.float(), expected, atol=2**-8, rtol=2**-7)
+
+
+def assert_same_where_written(pool: Tensor, expected: Tensor, unwritten: Tensor) -> None:
+    """Rows that are `unwritten` have to be so still, and all others as expected."""
+    rows, never = pool.flatten(0, -2), unwritten.flatten(0, -2)[:1]
+    is_written = ~rows.isnan().all(-1) if pool.is_floating_point() else (rows != never).any(-1)
+    assert torch.equal(rows[is_written].to(expected.dtype), expected.flatten(0, -2)[is_written])
+    assert not expected.flatten(0, -2)[~is_written].any()
+
+
+@INSTRUCTIONS
+@QUANTISED
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seed", range(12))
+def test_results_are_the_references(instructions: str, dtype: torch.dtype, is_quantised: bool, seed: int) -> None:
+    draw = random.Random(seed)
+    check(random_heads(draw, dtype, is_quantised), random_chunks(draw, 1200), instructions, seed)
+
+
+@QUANTISED
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("context_len", [1, 2, 255, 256, 257, 512, 513, 8191, 8192])
+def test_contexts_of_every_length(dtype: torch.dtype, is_quantised: bool, context_len: int) -> None:
+    heads = AttentionHeads(
+        num_heads=4,
+        num_kv_heads=2,
+        key_width=64,
+        value_width=64,
+        dtype=dtype,
+        kv_dtype=torch.int8 if is_quantised else None,
+    )
+    paged = PagedHeads(heads, 16)
+    for query_len in {1, min(40, context_len)}:
+        check(paged, {0: range(context_len - query_len, context_len)}, instruction_sets()[0], context_len)
+
+
+@INSTRUCTIONS
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_of_scores_far_apart(instructions: str, dtype: torch.dtype) -> None:
+    """Keys of which all but one count for nothing, and of which the first splits count for nothing."""
+    heads = AttentionHeads(num_heads=2, num_kv_heads=1, key_width=64, value_width=64, dtype=dtype)
+    paged = PagedHeads(heads, 16)
+    sequences = Sequences(paged, [700], 3)
+    tokens = sequences.tokens[0]
+    tokens[:, 2] *= torch.linspace(0.001, 1, 700)[:, None].to(dtype)
+    tokens[600, 2] = 60 * tokens[699, 0]
+    chunks = {0: range(699, 700)}
+    pool = sequences.pool({0: range(699)})
+    result = sequences.attend(paged.native(instructions), chunks, pool)
+    assert torch.equal(result[0, 0], tokens[600, 3])
+    expected = sequences.attend(paged.in_float32().reference(), chunks, pool.float(), torch.float32)
+    torch.testing.assert_close(result.float(), expected, atol=2**-8, rtol=2**-7)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("mla", [None, MLA])
+def test_a_model_on_a_cpu_is_served_by_it(mla: MLAConfig | None, dtype: str) -> None:
+    config = model_config(mla, dtype)
+    chosen = attention_for(config, 16, torch.device("cpu"))
+    assert isinstance(chosen, NativeAttention)
+    assert isinstance(attention_for(config, 16, torch.device("meta")), TorchAttention)
+    paged = PagedHeads(chosen.heads, 16)
+    chunks = {0: range(6, 20)}
+    sequences = Sequences(paged, [20], 0)
+    pool = sequences.pool({0: range(6)})
+    reference = TorchAttention.for_model(config, 16)
+    results: list[Tensor] = [sequences.attend(each, chunks, pool.clone()) for each in (chosen, reference)]
+    torch.testing.assert_close(*results, atol=2e-6 if dtype == "float32" else 2e-2, rtol=0)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    heads = AttentionHeads(num_heads=2, num_kv_heads=1, key_width=8, value_width=8, dtype=torch.float32)
+    paged = PagedHeads(heads, 8)
+    with pytest.raises(ValueError, match="instruction set 'mmx'"):
+        paged.native("mmx")
+    sequences, chunks = Sequences(paged, [20], 0), {0: range(10, 20)}
+    pool = sequences.pool({0: range(10)})
+    native = paged.native()
+    with pytest.raises(ValueError, match="not the one that was planned for"):
+        native.forward(torch.zeros(3, 2, 8), *torch.zeros(2, 3, 1, 8), pool[:, :, LAYER], sequences.batch(chunks))
+    for beyond in (sequences.num_blocks, -1, 1 << 40):
+        sequences.tables[0][1] = beyond
+        with pytest.raises(ValueError, match="block"):
+            sequences.attend(native, chunks, pool)

@@ -1,0 +1,231 @@
+"""Reading config.json: both spellings, and refusal by name."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from baton.engine.checkpoint.model_config import GenerationDefaults, read_generation_defaults, read_model_config
+from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
+from baton.engine.kv.layout import KVCacheLayout
+from baton.kvtransfer.block_slice import PartGroup
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 2,
+}
+QWEN3_MOE = LLAMA | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "moe_intermediate_size": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+}
+DEEPSEEK_V2 = LLAMA | {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "kv_lora_rank": 32,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+}
+
+
+def write(directory: Path, config: dict[str, Any], generation: dict[str, Any] | None = None) -> Path:
+    (directory / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (directory / "generation_config.json").write_text(json.dumps(generation))
+    return directory
+
+
+def test_defaults_are_those_of_the_architecture(tmp_path: Path) -> None:
+    config = read_model_config(write(tmp_path, LLAMA))
+    assert (config.num_kv_heads, config.head_dim, config.dtype) == (4, 16, "bfloat16")
+    assert (config.rope.kind, config.rope.theta, config.max_model_len) == ("default", 10000.0, 512)
+    assert config.attention_scale == 0.25
+    assert (config.qkv_bias, config.qk_norm, config.tie_word_embeddings) == (False, False, False)
+    assert config.eos_token_ids == {2}
+
+
+def test_both_spellings_of_the_rotary_embedding_read_alike(tmp_path: Path) -> None:
+    numbers = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
+    }
+    old = LLAMA | {"rope_theta": 5e5, "rope_scaling": {"type": "llama3"} | numbers}
+    new = LLAMA | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5} | numbers}
+    new["dtype"] = new.pop("torch_dtype")
+    first = read_model_config(write(tmp_path, old))
+    assert first == read_model_config(write(tmp_path, new))
+    assert (first.rope.theta, first.rope.kind, first.rope.factor) == (5e5, "llama3", 8.0)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "max_model_len"),
+    [
+        ({"type": "linear", "factor": 2.0}, 1024),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 2048),
+        ({"type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}, 512),
+    ],
+)
+def test_scaling_stretches_the_context(tmp_path: Path, scaling: dict[str, Any], max_model_len: int) -> None:
+    assert read_model_config(write(tmp_path, LLAMA | {"rope_scaling": scaling})).max_model_len == max_model_len
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
+        ({"architectures": []}, "none named"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "layer type"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ({"attention_chunk_size": 8192}, "attention_chunk_size"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({"torch_dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 256}, "sliding_window 256"),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 256, "use_sliding_window": True},
+            "sliding_window 256",
+        ),
+        ({"architectures": ["Qwen2ForCausalLM"], "attention_bias": True}, "attention_bias"),
+        ({"architectures": ["Qwen3ForCausalLM"], "mlp_bias": True}, "mlp_bias"),
+        (DEEPSEEK_V2 | {"topk_method": "noaux_tc"}, "noaux_tc"),
+        (DEEPSEEK_V2 | {"scoring_func": "sigmoid"}, "sigmoid"),
+        (DEEPSEEK_V2 | {"norm_topk_prob": True}, "norm_topk_prob"),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedModel, match=named):
+        read_model_config(write(tmp_path, LLAMA | change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"architectures": ["MistralForCausalLM"], "sliding_window": None},
+        {"architectures": ["MistralForCausalLM"], "sliding_window": 512},
+        {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 256, "use_sliding_window": False},
+        {"architectures": ["Qwen3ForCausalLM"], "sliding_window": 8, "layer_types": ["full_attention"] * 3},
+    ],
+)
+def test_a_window_that_hides_nothing_is_accepted(tmp_path: Path, change: dict[str, Any]) -> None:
+    assert read_model_config(write(tmp_path, LLAMA | change)).max_model_len == 512
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": "64"}, "hidden_size must be a whole number"),
+        ({"num_key_value_heads": 3}, "3 KV heads"),
+        (QWEN3_MOE | {"num_experts_per_tok": 9}, "cannot choose 9 of 8"),
+        (DEEPSEEK_V2 | {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 1}, "3 groups"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidCheckpoint, match=named):
+        read_model_config(write(tmp_path, LLAMA | change))
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidCheckpoint, match=r"config\.json does not exist"):
+        read_model_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(InvalidCheckpoint, match=r"config\.json cannot be read"):
+        read_model_config(tmp_path)
+
+
+def test_sparse_layers_follow_step_and_list(tmp_path: Path) -> None:
+    config = read_model_config(write(tmp_path, QWEN3_MOE | {"num_hidden_layers": 6, "decoder_sparse_step": 2}))
+    assert [config.is_sparse(layer) for layer in range(6)] == [False, True] * 3
+    config = read_model_config(write(tmp_path, QWEN3_MOE | {"mlp_only_layers": [1]}))
+    assert [config.is_sparse(layer) for layer in range(3)] == [True, False, True]
+    config = read_model_config(write(tmp_path, DEEPSEEK_V2 | {"num_hidden_layers": 5, "moe_layer_freq": 2}))
+    assert [config.is_sparse(layer) for layer in range(5)] == [False, False, True, False, True]
+
+
+def test_the_requested_dtype_wins_over_the_checkpoints(tmp_path: Path) -> None:
+    assert read_model_config(write(tmp_path, LLAMA), "float32").dtype == "float32"
+    with pytest.raises(UnsupportedModel, match="int8"):
+        read_model_config(write(tmp_path, LLAMA), "int8")
+
+
+def test_float16_is_served_as_float32_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert read_model_config(write(tmp_path, LLAMA | {"torch_dtype": "float16"})).dtype == "float32"
+    assert "served as float32" in caplog.text
+
+
+def test_generation_config_names_the_end_tokens_and_defaults(tmp_path: Path) -> None:
+    write(tmp_path, LLAMA, {"eos_token_id": [7, 9], "temperature": 0.6, "top_k": 20, "top_p": 0.95})
+    assert read_model_config(tmp_path).eos_token_ids == {7, 9}
+    assert read_generation_defaults(tmp_path) == GenerationDefaults(temperature=0.6, top_k=20, top_p=0.95)
+
+
+def test_without_generation_config_there_are_no_defaults(tmp_path: Path) -> None:
+    assert read_generation_defaults(write(tmp_path, LLAMA)) == GenerationDefaults()
+
+
+def test_the_layout_counts_a_blocks_bytes(tmp_path: Path) -> None:
+    config = read_model_config(write(tmp_path, LLAMA))
+    layout = KVCacheLayout.of(config, 16)
+    assert layout.pool_shape(5) == (5, 1, 3, 2, 4, 16, 16)
+    assert layout.block_bytes == 3 * 2 * 4 * 16 * 16 * 2
+    by_head = KVCacheLayout.of(config, 16, num_parts=4)
+    assert by_head.pool_shape(5) == (5, 4, 3, 2, 1, 16, 16)
+    assert by_head.block_bytes == layout.block_bytes
+    latent = KVCacheLayout.of(read_model_config(write(tmp_path, DEEPSEEK_V2), "float32"), 16, num_parts=4, num_ranks=3)
+    assert latent.pool_shape(5) == (5, 3, 16, 40)
+    assert latent.block_bytes == 3 * 16 * 40 * 4
+    assert latent.num_parts == 1
+
+
+def test_ranks_hold_some_parts_of_every_block(tmp_path: Path) -> None:
+    config = read_model_config(write(tmp_path, LLAMA))  # of 4 KV heads
+    for num_parts, num_ranks, held in ((1, 1, 1), (2, 1, 2), (2, 2, 1), (4, 2, 2), (4, 8, 1)):
+        layout = KVCacheLayout.of(config, 16, num_parts, num_ranks)
+        assert layout.block_shape == (held, 3, 2, 4 // num_parts, 16, 16)
+        assert layout.num_parts == held == PartGroup(num_parts, num_ranks).parts_per_rank
+    for num_parts, num_ranks in ((3, 1), (0, 1), (8, 1), (4, 3), (2, 4), (1, 2), (4, 0)):
+        with pytest.raises(ValueError, match="cannot be divided"):
+            KVCacheLayout.of(config, 16, num_parts, num_ranks)
+
+
+@pytest.mark.parametrize("num_parts", [1, 4])
+def test_a_layers_keys_and_values_are_strided_views_and_a_part_is_one_region(tmp_path: Path, num_parts: int) -> None:
+    layout = KVCacheLayout.of(read_model_config(write(tmp_path, LLAMA)), 8, num_parts)
+    pool = torch.zeros(layout.pool_shape(5), dtype=layout.dtype)
+    # [num_blocks, num_kv_heads, block_size, head_dim]; a copy would fail
+    keys, values = (each.view(5, 4, 8, 16) for each in KVCacheLayout.layer_cache(pool, 1).unbind(2))
+    assert keys.stride() == values.stride()
+    assert keys.stride()[2:] == (16, 1)
+    keys[3, -1] = 1
+    values[3, -1] = 2
+    part = pool.view(5 * num_parts, -1)[4 * num_parts - 1]
+    assert part.is_contiguous()
+    assert part.nbytes * num_parts == layout.block_bytes
+    assert float(part.sum()) == float(pool.sum()) == (1 + 2) * 8 * 16
+
+
+def test_reading_a_config_imports_no_torch() -> None:
+    code = "import sys, engine.model_config, engine.checkpoint; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

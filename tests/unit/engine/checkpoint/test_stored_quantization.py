@@ -1,0 +1,116 @@
+"""Reading quantization_config: which formats of FP8 are known, and that all else is refused by name."""
+
+from typing import Any
+
+import pytest
+
+from baton.engine.checkpoint.json_object import JsonObject
+from baton.engine.checkpoint.stored_quantization import StoredQuantization, read_stored_quantization
+from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
+from tests.unit.engine.fp8_writer import FORMATS
+
+FP8 = {"quant_method": "fp8"}
+WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
+TOKENS = WEIGHTS | {"strategy": "token", "dynamic": True}
+
+
+def read(quantization: dict[str, Any] | None) -> StoredQuantization | None:
+    return read_stored_quantization(JsonObject({"quantization_config": quantization}, "config.json"))
+
+
+def compressed(*groups: dict[str, Any], **more: Any) -> dict[str, Any]:
+    named = {f"group_{index}": group for index, group in enumerate(groups)}
+    return {"quant_method": "compressed-tensors", "config_groups": named, **more}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "expected"),
+    [
+        (None, None),
+        (FP8, StoredQuantization()),
+        (FP8 | {"activation_scheme": "static", "weight_block_size": None}, StoredQuantization()),
+        (FP8 | {"fmt": "e4m3", "weight_block_size": [128, 64]}, StoredQuantization(block=(128, 64))),
+        (FP8 | {"weight_block_size": [128, 128], "scale_fmt": "ue8m0"}, StoredQuantization(block=(128, 128))),
+        (compressed({"weights": WEIGHTS, "input_activations": TOKENS}), StoredQuantization()),
+        (compressed({"weights": WEIGHTS}), StoredQuantization(quantises_tokens=False)),
+        (
+            compressed(
+                {"weights": WEIGHTS, "input_activations": TOKENS}, {"weights": WEIGHTS | {"strategy": "tensor"}}
+            ),
+            StoredQuantization(quantises_tokens=False),
+        ),
+        (
+            compressed(
+                {
+                    "weights": WEIGHTS | {"strategy": "block", "block_structure": [128, 128]},
+                    "input_activations": TOKENS | {"strategy": "group", "group_size": 128},
+                },
+                kv_cache_scheme={"num_bits": 8, "type": "float"},
+            ),
+            StoredQuantization(block=(128, 128)),
+        ),
+    ],
+)
+def test_known_formats(quantization: dict[str, Any] | None, expected: StoredQuantization | None) -> None:
+    assert read(quantization) == expected
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_formats_that_models_are_tested_in(name: str) -> None:
+    stored = read(FORMATS[name].config)
+    assert stored is not None
+    assert (stored.block is not None) == name.startswith("blocks")
+    assert stored.quantises_tokens == (name != "weights-alone")
+
+
+@pytest.mark.parametrize(
+    ("quantization", "named"),
+    [
+        ({"quant_method": "awq", "bits": 4}, "quant_method 'awq'"),
+        ({"quant_method": "gptq", "bits": 4}, "quant_method 'gptq'"),
+        ({"quant_method": "modelopt"}, "quant_method 'modelopt'"),
+        ({"bits": 4}, "quant_method 'unknown'"),
+        (FP8 | {"fmt": "e5m2"}, "fmt 'e5m2'"),
+        (FP8 | {"activation_scheme": "block"}, "activation_scheme 'block'"),
+        (compressed(), "no config_groups"),
+        (
+            compressed({"weights": WEIGHTS | {"num_bits": 4, "type": "int"}}),
+            "group_0: weights in anything but symmetric",
+        ),
+        (compressed({"weights": WEIGHTS | {"type": "int"}}), "group_0: weights in anything but symmetric FP8"),
+        (compressed({"weights": WEIGHTS | {"num_bits": 4}}), "group_0: weights in anything but symmetric FP8"),
+        (compressed({"weights": WEIGHTS | {"symmetric": False}}), "group_0: weights in anything but symmetric FP8"),
+        (compressed({"targets": ["Linear"]}), "group_0: weights in anything but symmetric FP8"),
+        (compressed({"weights": WEIGHTS | {"strategy": "group"}}), "strategy 'group'"),
+        (compressed({"weights": WEIGHTS | {"strategy": "block"}}), "group_0: strategy 'block' without"),
+        (compressed({"weights": WEIGHTS, "input_activations": TOKENS | {"type": "int"}}), "input_activations"),
+        (compressed({"weights": WEIGHTS, "output_activations": TOKENS}), "output_activations"),
+        (compressed({"weights": WEIGHTS}, sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config"),
+        (compressed({"weights": WEIGHTS}, transform_config={"config_groups": {"R1": {}}}), "transform_config"),
+        (
+            compressed({"weights": WEIGHTS}, {"weights": WEIGHTS | {"strategy": "block", "block_structure": [8, 8]}}),
+            "a scale for each block in one group and not in another",
+        ),
+    ],
+)
+def test_all_else_is_refused_by_name(quantization: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedModel) as raised:
+        read(quantization)
+    assert named in str(raised.value)
+    assert str(raised.value).startswith("config.json: quantization_config")
+    assert "supported are fp8 in e4m3, with a scale for a tensor or for a block, and compressed-tensors" in str(
+        raised.value
+    )
+
+
+@pytest.mark.parametrize("sizes", [[128], [128, 128, 1], [0, 128], "128"])
+def test_blocks_have_two_sizes(sizes: Any) -> None:
+    with pytest.raises(InvalidCheckpoint, match="weight_block_size must be"):
+        read(FP8 | {"weight_block_size": sizes})
+
+
+def test_scales_that_were_measured_beforehand_are_known() -> None:
+    stored = StoredQuantization()
+    assert stored.is_unused("model.layers.0.mlp.down_proj.input_scale")
+    assert stored.is_unused("model.layers.0.mlp.down_proj.activation_scale")
+    assert not stored.is_unused("model.layers.0.mlp.down_proj.weight_scale")

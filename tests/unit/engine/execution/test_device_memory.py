@@ -1,0 +1,100 @@
+"""What is left for KV on a GPU, with a meter in the GPU's place; the steps that it measures are computed, on a CPU."""
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from baton.engine.attention.base import AttentionBackend
+from baton.engine.attention.factory import attention_for
+from baton.engine.checkpoint.model_config import read_model_config
+from baton.engine.config import EngineConfig, ModelConfig
+from baton.engine.errors import EngineError
+from baton.engine.execution import loaded_model
+from baton.engine.execution.cuda_graphs import recorded_sizes
+from baton.engine.execution.device_memory import RECORDED_BYTES, bytes_for_kv, check_fits, greatest_step
+from baton.engine.kv.layout import KVCacheLayout
+from baton.engine.models import load_model
+from baton.engine.models.causal_lm import CausalLM
+from tests.checkpoints import make_checkpoint
+from tests.paged_model import CPU
+from tests.unit.engine.tensor_rig import TensorRig
+
+
+class ScriptedMeter:
+    """See Meter: computes what it measures, and has an answer for each measurement in turn."""
+
+    total_bytes = 80_000
+    foreign_bytes = 3_000
+
+    def __init__(self, *peaks: int) -> None:
+        self._peaks = list(peaks)
+
+    def peak_bytes(self, compute: Callable[[], object]) -> int:
+        compute()
+        return self._peaks.pop(0)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("llama3", tmp_path_factory.mktemp("llama3") / "model")
+
+
+def left(directory: Path, config: EngineConfig, *peaks: int) -> int:
+    model_config = read_model_config(directory, "float32")
+    model = load_model(directory, model_config, CPU, attention_for(model_config, config.block_size, CPU))
+    layout = KVCacheLayout.of(model_config, config.block_size)
+    return bytes_for_kv(
+        config, 512, model, layout, model_config.vocab_size, ScriptedMeter(*peaks), records=not config.enforce_eager
+    )
+
+
+def test_weights_activations_and_others_are_taken_off(directory: Path) -> None:
+    config = EngineConfig(model=str(directory), gpu_memory_utilization=0.5, enforce_eager=True)
+    assert left(directory, config, 12_000) == 40_000 - 3_000 - 12_000
+
+
+def test_more_kv_than_the_gpu_has_free_is_refused() -> None:
+    check_fits(77_000, CPU, ScriptedMeter())
+    with pytest.raises(EngineError, match="of the 80000 bytes of cpu only 77000 are free"):
+        check_fits(77_001, CPU, ScriptedMeter())
+
+
+def test_ranks_measure_together(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each computes the greatest step with the others, and draws from the logits that it has."""
+    measured: dict[int, int] = {}
+
+    def load_and_measure(
+        path: Path, served: ModelConfig, device: torch.device, attention: AttentionBackend, *rest: Any
+    ) -> CausalLM:
+        model = load_model(path, served, device, attention, *rest)
+        shard = rest[2].shard
+        config = EngineConfig(model=str(path), max_num_seqs=4, max_num_batched_tokens=32, gpu_memory_utilization=0.5)
+        layout = KVCacheLayout.of(served, 16, 2, 2)
+        columns = served.vocab_size // (1 if shard.rank == 0 else 2)
+        measured[shard.rank] = bytes_for_kv(config, 512, model, layout, columns, ScriptedMeter(12_000), records=False)
+        return model
+
+    monkeypatch.setattr(loaded_model, "load_model", load_and_measure)
+    with closing(TensorRig(directory, 2)) as rig:
+        assert rig.engine.runner.model is not rig.follower(1)  # both have loaded
+        assert measured == dict.fromkeys(range(2), 40000 - 3000 - 12000)
+
+
+def test_recorded_decodes_have_memory_of_their_own(directory: Path) -> None:
+    config = EngineConfig(model=str(directory), gpu_memory_utilization=0.5, max_num_seqs=5)
+    recorded = 2_000 + RECORDED_BYTES * len(recorded_sizes(5))
+    assert left(directory, config, 12_000, 9_000, 11_000) == 40_000 - 3_000 - 12_000 - recorded
+
+
+@pytest.mark.parametrize(("max_num_seqs", "max_model_len"), [(8, 1000), (8, 60), (1, 33), (199, 1000)])
+def test_the_greatest_step_is_as_large_as_steps_get(max_num_seqs: int, max_model_len: int) -> None:
+    config = EngineConfig(model="none", max_num_batched_tokens=200, max_num_seqs=max_num_seqs)
+    step = greatest_step(config, max_model_len)
+    assert sum(item.num_new_tokens for item in step) == 200
+    assert len(step) >= max_num_seqs
+    assert all(item.samples for item in step)
+    assert max(item.num_new_tokens for item in step) <= max_model_len

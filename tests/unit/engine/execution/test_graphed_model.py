@@ -1,0 +1,99 @@
+"""Decodes that are recorded once and replayed, against the same model step by step; CUDA's graphs need a GPU.
+
+Instead of kernels the recorder here computes again what was recorded, with the Python objects of that time: what does
+not stand in the tensors that are kept is stale, as it would be in a graph.
+"""
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton.engine.attention.flashinfer import FlashInferAttention
+from baton.engine.attention.heads import AttentionHeads
+from baton.engine.config import ModelConfig
+from baton.engine.execution.cuda_graphs import GraphedModel, Replay, recorded_sizes
+from baton.engine.models.causal_lm import CausalLM
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.paged_model import CPU, PagedModel
+from tests.unit.engine.flashinfer_emulation import EMULATION
+
+MAX_BLOCKS = 8
+
+
+class Recomputing:
+    """See Recorder."""
+
+    def __init__(self) -> None:
+        self.num_replays = 0
+
+    def record(self, compute: Callable[[], object]) -> Replay:
+        compute()
+
+        def replay() -> None:
+            self.num_replays += 1
+            compute()
+
+        return replay
+
+
+def attention_of(config: ModelConfig, block_size: int) -> FlashInferAttention:
+    return FlashInferAttention(config.attention_scale, block_size, AttentionHeads.of(config), CPU, 1, EMULATION)
+
+
+def eager_model(directory: Path) -> PagedModel:
+    return PagedModel(directory, dtype="float32", attention_of=attention_of)
+
+
+def graphed_model(directory: Path, sizes: list[int]) -> tuple[PagedModel, Recomputing]:
+    paged, recorder = eager_model(directory), Recomputing()
+    assert isinstance(paged.model, CausalLM)
+    shares: list[float] = []
+    paged.model = GraphedModel(paged.model, paged.pool, sizes, MAX_BLOCKS, recorder, shares.append)
+    assert shares == [(place + 1) / len(sizes) for place in range(len(sizes))]
+    return paged, recorder
+
+
+@pytest.fixture(scope="module", params=["llama3", "deepseek-v3"])
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(request.param, tmp_path_factory.mktemp(request.param) / "model")
+
+
+def tokens(draw: random.Random, count: int) -> list[int]:
+    return draw.choices(range(3, VOCAB_SIZE), k=count)
+
+
+def test_replays_are_the_steps(directory: Path) -> None:
+    """Sequences come, grow over their blocks' ends and go; batches of all sizes, mixed ones and too large ones."""
+    draw = random.Random(1)
+    graphed, recorder = graphed_model(directory, [1, 2, 4])
+    eager = eager_model(directory)
+    running: list[str] = []
+    decodes = 0
+    for number in range(40):
+        step: dict[str, list[int]] = {name: tokens(draw, 1) for name in running}
+        if number % 5 == 0:
+            name = f"s{number}"
+            step[name] = tokens(draw, draw.choice((1, 7, 31)))
+            running.append(name)
+        decodes += len(step) <= 4 and all(len(new) == 1 for new in step.values())
+        found, expected = graphed.step(step), eager.step(step)
+        for name in step:
+            torch.testing.assert_close(found[name], expected[name])
+        torch.testing.assert_close(graphed.pool[1:], eager.pool[1:])  # padding is seen in nobody's block
+        if len(running) > 5:
+            running.remove(draw.choice(running))
+    assert recorder.num_replays == decodes > 10
+
+
+def test_sizes_are_close_to_each_other() -> None:
+    assert recorded_sizes(1) == [1]
+    assert recorded_sizes(4) == [1, 2, 4]
+    assert recorded_sizes(20) == [1, 2, 4, 8, 16, 20]
+    sizes = recorded_sizes(512)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == 512
+    assert all(after - before <= 16 for before, after in pairwise(sizes))

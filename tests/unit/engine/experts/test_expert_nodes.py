@@ -1,0 +1,27 @@
+"""Experts of a model that chooses them by groups, on ranks of several nodes: a group stays whole on a node."""
+
+import numpy as np
+import pytest
+
+from baton.engine.experts.rebalance import better_slots
+
+NUM_EXPERTS, NUM_GROUPS = 32, 8
+
+
+def groups_of(slots: list[list[int]], ranks: range) -> list[int]:
+    """Groups of which some expert stands on these ranks."""
+    return sorted({expert * NUM_GROUPS // NUM_EXPERTS for rank in ranks for expert in slots[rank]})
+
+
+@pytest.mark.parametrize("num_redundant", [0, 8])
+def test_groups_stay_whole_on_a_node(num_redundant: int) -> None:
+    loads = np.random.default_rng(3).integers(1, 1000, NUM_EXPERTS)
+    start = [list(range(8 * rank, 8 * rank + 8)) for rank in range(4)]
+    slots = better_slots(start, loads, num_redundant, NUM_GROUPS, num_nodes=2)
+    first, second = groups_of(slots, range(2)), groups_of(slots, range(2, 4))
+    assert sorted(first + second) == list(range(NUM_GROUPS))
+    assert len(first) == len(second)
+    again = better_slots(slots, loads, num_redundant, NUM_GROUPS, num_nodes=2)
+    assert again == slots  # nothing moves without a reason
+    anywhere = better_slots(start, loads, num_redundant)
+    assert set(groups_of(anywhere, range(2))) & set(groups_of(anywhere, range(2, 4)))

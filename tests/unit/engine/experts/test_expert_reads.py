@@ -1,0 +1,349 @@
+"""Ranks whose checkpoint's files are gone, hang or are slow: who has just come gets experts for all that."""
+
+import itertools
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from baton.engine.checkpoint.weights import Weights
+from baton.engine.errors import EngineError
+from baton.engine.experts import group as expert_group
+from baton.engine.experts import rebalance as expert_rebalance
+from baton.engine.experts.group import BalanceSettings, ExpertGroup
+from baton.engine.experts.layer import ExpertLayer
+from baton.engine.experts.rebalance import Slots
+from baton.engine.layers import experts as expert_layers
+from baton.engine.layers.experts import Expert, GroupedWeights, PreparedExperts
+from baton.engine.parallel.rank_group import RankGroup
+from tests.checkpoints import make_checkpoint
+from tests.unit.engine.experts.test_expert_group import alone, make_requests
+from tests.unit.engine.group_rig import TIMEOUT_S, Rank, Ranks
+
+FILE = "model.safetensors"
+COULD_NOT = "the experts could not be placed anew"
+NUM_LAYERS, NUM_EXPERTS = 3, 8
+EXACT = {"dtype": "float32", "enable_prefix_caching": False}  # the same requests again are computed like the first ones
+
+
+@pytest.fixture(scope="module")
+def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("mixtral", tmp_path_factory.mktemp("mixtral") / "model")
+
+
+@pytest.fixture
+def own(mixtral: Path, tmp_path: Path) -> Path:
+    """A rank's own copy of the files."""
+    return shutil.copytree(mixtral, tmp_path / "own")
+
+
+@pytest.fixture
+def group(mixtral: Path, own: Path) -> Iterator[Ranks]:
+    """One rank that has all experts; a second one will have its own files."""
+    made = Ranks(mixtral, ["rank-0"], models={"rank-1": own}, **EXACT)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed is tried again soon."""
+    monkeypatch.setattr(expert_group, "RETRY_STEPS", 4)
+
+
+def weights_of(experts: ExpertGroup) -> Weights:
+    return experts.layers[0]._reader._weights
+
+
+def lose_files(experts: ExpertGroup, directory: Path) -> None:
+    """A rank that did not keep them mapped looks for them in vain, as where a network's file system is gone."""
+    weights_of(experts).close()
+    if (directory / FILE).exists():
+        (directory / FILE).rename(directory / "gone")
+
+
+def write_into_files(_: ExpertGroup, directory: Path) -> None:
+    """As a copy in place of the next version does: what a rank has mapped changes with the file."""
+    with (directory / FILE).open("r+b") as file:
+        file.seek(-1000, os.SEEK_END)
+        file.write(bytes(1000))
+
+
+def find_files(directory: Path) -> None:
+    (directory / "gone").rename(directory / FILE)
+
+
+def num_held(group: Ranks) -> list[list[int]]:
+    """Experts of each rank, by layer."""
+    return [[len(layer.held) for layer in rank.experts.layers] for rank in group.ranks.values()]
+
+
+def num_failures(caplog: pytest.LogCaptureFixture) -> int:
+    return sum(record.message == COULD_NOT for record in caplog.records)
+
+
+def serve(group: Ranks, seed: int, model: Path | None = None) -> None:
+    """Requests at the first rank, whose tokens must be those of the model, its own if none is given."""
+    group["rank-0"].add(*make_requests(seed, 6))
+    check(group, seed, model)
+
+
+def check(group: Ranks, seed: int, model: Path | None = None) -> None:
+    """What became of them; no others may have been computed at the time, for rows of one product make others' bits."""
+    group["rank-0"].wait_for_all()
+    for rank in group.ranks.values():
+        assert rank.failure is None
+    expected = alone(model or Path(group["rank-0"].engine.config.model), make_requests(seed, 6), "float32")
+    assert {name: group["rank-0"].said[name] for name in expected} == expected
+
+
+@pytest.mark.usefixtures("soon")
+def test_who_came_without_files_gets_experts_when_they_are_there(
+    group: Ranks, own: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    group.join("rank-1", on_join=lambda experts: lose_files(experts, own))
+    serve_until(group, lambda: num_failures(caplog) > 2)  # tried again and again
+    assert num_held(group) == [[NUM_EXPERTS] * NUM_LAYERS, [0] * NUM_LAYERS]
+    find_files(own)
+    serve_until(group, lambda: num_held(group) == [[NUM_EXPERTS // 2] * NUM_LAYERS] * 2)
+    assert num_failures(caplog) < 10
+
+
+@pytest.mark.usefixtures("soon")
+def test_who_comes_gets_experts_though_another_rank_cannot_read(
+    group: Ranks, own: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    group.join("rank-1")
+    serve_until(group, lambda: num_held(group)[1] == [NUM_EXPERTS // 2] * NUM_LAYERS)
+    group["rank-1"].call(lambda engine: lose_files(group["rank-1"].experts, own)).result(TIMEOUT_S)
+    group.join("rank-2")
+    serve_until(group, lambda: all(num_held(group)[2]))
+    assert num_failures(caplog) == 0  # nobody was asked to read who has enough
+    assert all(min(sizes) >= 2 and max(sizes) <= 3 for sizes in zip(*num_held(group), strict=True))
+
+
+def test_who_has_enough_reads_nothing_when_another_comes(group: Ranks) -> None:
+    """Though a placement by the loads would have other experts on every rank."""
+    group.join("rank-1")
+    serve_until(group, lambda: all(num_held(group)[1]))
+    num_read = [weights_of(group[name].experts)._read_bytes for name in ("rank-0", "rank-1")]
+    group.join("rank-2")
+    serve_until(group, lambda: all(num_held(group)[2]))
+    assert num_read == [weights_of(group[name].experts)._read_bytes for name in ("rank-0", "rank-1")]
+
+
+def test_tries_become_rare(
+    group: Ranks, own: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expert_group, "RETRY_STEPS", 1)
+    monkeypatch.setattr(expert_group, "MAX_DOUBLINGS", 3)
+    group.join("rank-1", on_join=lambda experts: lose_files(experts, own))
+    waits: list[int] = []  # steps between two tries
+    begin = ExpertGroup._begin_rebalance
+
+    def count(experts: ExpertGroup) -> None:
+        if experts is group["rank-0"].experts:
+            waits.append(experts._num_steps)
+        begin(experts)
+
+    monkeypatch.setattr(ExpertGroup, "_begin_rebalance", count)
+    serve_until(group, lambda: len(waits) > 5)
+    assert waits[:6] == [1, 2, 4, 8, 8, 8]
+
+
+@pytest.mark.parametrize("spoil", [lose_files, write_into_files])
+def test_a_rank_that_cannot_read_what_nobody_has_ends_and_the_others_go_on(
+    group: Ranks, own: Path, spoil: Callable[[ExpertGroup, Path], None]
+) -> None:
+    group.join("rank-1")
+    group.join("rank-2")
+    serve_until(group, lambda: all(num_held(group)[2]))
+    failing = group["rank-1"]
+    failing.call(lambda engine: spoil(failing.experts, own)).result(TIMEOUT_S)
+    group["rank-0"].add(*make_requests(1000, 6))
+    group.lose("rank-2")
+    with pytest.raises(EngineError) as raised:
+        failing.wait(lambda _: False)
+    text = str(raised.value)
+    assert text.startswith("rank 1 of 2 cannot read its share of the experts that no rank has, ")
+    assert FILE in text
+    del group.ranks["rank-1"]
+    group.group.listeners.pop("rank-1")
+    group.group.set_members("rank-0")
+    check(group, 1000)
+    serve(group, 1001)
+    assert num_held(group) == [[NUM_EXPERTS] * NUM_LAYERS]
+
+
+def test_files_that_were_there_at_the_start_are_enough(tmp_path: Path) -> None:
+    """Also those that hold nothing but experts of other ranks."""
+    whole = make_checkpoint("qwen3-moe", tmp_path / "whole")
+    model = with_a_file_for_each_tensor(whole, tmp_path / "model")
+    group = Ranks(model, ["rank-0", "rank-1"], **EXACT)
+    for file in model.glob("*.safetensors"):
+        file.unlink()
+    group.lose("rank-1")
+    serve(group, 1, whole)
+    assert num_held(group) == [[NUM_EXPERTS] * NUM_LAYERS]
+    group.close()
+
+
+def with_a_file_for_each_tensor(checkpoint: Path, directory: Path) -> Path:
+    """The same checkpoint."""
+    shutil.copytree(checkpoint, directory, ignore=shutil.ignore_patterns(FILE))
+    tensors = load_file(checkpoint / FILE)
+    files = {name: f"model-{number}.safetensors" for number, name in enumerate(tensors)}
+    for name, file in files.items():
+        save_file({name: tensors[name]}, directory / file)
+    (directory / f"{FILE}.index.json").write_text(json.dumps({"weight_map": files}))
+    return directory
+
+
+def serve_until(group: Ranks, is_true: Callable[[], bool]) -> None:
+    """Load of which every token is right, for as long as that takes."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    for seed in itertools.count():
+        serve(group, seed)
+        if is_true():
+            return
+        assert time.monotonic() < deadline_s, num_held(group)
+
+
+class ReadAhead:
+    """Counts the layers of which a rank holds new experts beside the old ones."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.worst: dict[RankGroup, int] = {}
+        self._new: dict[ExpertLayer, list[int]] = {}
+        self._lock = threading.Lock()
+        read, place = ExpertLayer.read, ExpertLayer.place
+
+        def note_read(layer: ExpertLayer, wanted: Sequence[int]) -> list[Expert]:
+            with self._lock:
+                self._new.setdefault(layer, []).extend(expert for expert in wanted if expert not in layer.held)
+                of_rank = [new for each, new in self._new.items() if each.exchange.group is layer.exchange.group]
+                num_layers = sum(map(bool, of_rank))
+                self.worst[layer.exchange.group] = max(num_layers, self.worst.get(layer.exchange.group, 0))
+            return read(layer, wanted)
+
+        def note_place(layer: ExpertLayer, slots: Slots, rank: int, experts: PreparedExperts) -> None:
+            place(layer, slots, rank, experts)
+            with self._lock:
+                self._new.pop(layer, None)
+
+        monkeypatch.setattr(ExpertLayer, "read", note_read)
+        monkeypatch.setattr(ExpertLayer, "place", note_place)
+
+
+@contextmanager
+def hanging_files(rank: Rank, directory: Path) -> Iterator[None]:
+    """A rank's file hangs whoever opens it, as a network's file system may; an error in the end.
+
+    After that the file is read as it should be.
+    """
+    file = directory / FILE
+    rank.call(lambda _: lose_files(rank.experts, directory)).result(TIMEOUT_S)
+    os.mkfifo(file)
+    try:
+        yield
+    finally:
+        os.close(os.open(file, os.O_RDWR))  # for who waits in opening it
+        file.unlink()
+        find_files(directory)
+
+
+@pytest.fixture
+def replicating(mixtral: Path, own: Path) -> Iterator[Ranks]:
+    """Two ranks that will read each other's experts when they have stepped for a while."""
+    settings = BalanceSettings(is_enabled=True, num_redundant=NUM_EXPERTS, step_interval=20)
+    made = Ranks(mixtral, ["rank-0", "rank-1"], settings, {"rank-1": own}, **EXACT)
+    yield made
+    made.close()
+
+
+def test_a_rank_whose_files_hang_ends_the_move_for_all_and_a_later_one_succeeds(
+    replicating: Ranks, own: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(expert_rebalance, "READ_DEADLINE_S", 0.2)
+    with hanging_files(replicating["rank-1"], own):
+        before = num_held(replicating)
+        serve_until(replicating, lambda: caplog.text.count("the experts stay where they are") > 1)
+        assert num_held(replicating) == before
+        readers = [thread for thread in threading.enumerate() if thread.name == "experts"]
+        assert len(readers) <= 3  # the one that hangs, the next, and the other rank's
+    monkeypatch.setattr(expert_rebalance, "READ_DEADLINE_S", TIMEOUT_S)
+    serve_until(replicating, lambda: num_held(replicating) == [[NUM_EXPERTS] * NUM_LAYERS] * 2)
+
+
+def test_one_layer_is_read_ahead_and_no_more(
+    replicating: Ranks, own: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = replicating["rank-0"], replicating["rank-1"]
+    read_ahead = ReadAhead(monkeypatch)
+    layer_bytes = NUM_EXPERTS // 2 * sum(weight.nbytes for weight in weights_of_expert(first.experts))
+    num_read = weights_of(first.experts)._read_bytes
+    with hanging_files(second, own):
+        serve_until(replicating, lambda: num_ready(first) > 0)
+        for seed in range(3):  # the other rank hangs, and no step waits for it
+            serve(replicating, seed)
+        assert num_ready(first) == 1
+        assert weights_of(first.experts)._read_bytes - num_read == layer_bytes
+        assert num_held(replicating) == [[NUM_EXPERTS // 2] * NUM_LAYERS] * 2
+    serve_until(replicating, lambda: num_held(replicating) == [[NUM_EXPERTS] * NUM_LAYERS] * 2)
+    assert num_failures(caplog) == 1
+    assert read_ahead.worst == {first.experts.ranks: 1, second.experts.ranks: 1}
+
+
+def test_what_a_gpu_copies_is_copied_beside_the_steps(group: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU in bf16, where the experts of a layer lie together."""
+    copiers: set[str] = set()
+    lay_out = GroupedWeights.of
+
+    def note(slots: Sequence[Expert]) -> GroupedWeights:
+        copiers.add(threading.current_thread().name)
+        return lay_out(slots)
+
+    monkeypatch.setattr(GroupedWeights, "of", note)
+    monkeypatch.setattr(expert_layers, "_is_faster_grouped", lambda _: True)
+    group.join("rank-1")
+    group["rank-0"].add(*make_requests(1, 30))
+    group["rank-0"].wait_for_all()
+    assert num_held(group) == [[NUM_EXPERTS // 2] * NUM_LAYERS] * 2
+    for rank in group.ranks.values():
+        assert all(layer.experts.is_grouped for layer in rank.experts.layers)
+    assert copiers == {"experts"}
+
+
+def test_what_is_read_for_nobody_ends_with_its_rank(replicating: Ranks, own: Path) -> None:
+    before = reading_threads()
+    with hanging_files(replicating["rank-1"], own):
+        serve_until(replicating, lambda: num_ready(replicating["rank-0"]) > 0)
+        assert len(reading_threads() - before) == 2
+    replicating.close()
+    for thread in reading_threads() - before:
+        thread.join(TIMEOUT_S)
+    assert reading_threads() <= before
+
+
+def num_ready(rank: Rank) -> int:
+    """Layers that it has prepared, and not been asked for."""
+    rebalance = rank.experts._rebalance
+    return rebalance.num_ready if rebalance is not None else 0
+
+
+def weights_of_expert(experts: ExpertGroup) -> list[Tensor]:
+    """Of any expert; all are of one size."""
+    expert = experts.layers[0].experts.slots[0]
+    return [expert.gate_up.weight, expert.down.weight]
+
+
+def reading_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "experts"}

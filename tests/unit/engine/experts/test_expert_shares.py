@@ -1,0 +1,49 @@
+"""Who reads what when experts are missing, or too many on one rank."""
+
+import random
+
+import pytest
+
+from baton.engine.experts.shares import hand_over, is_even, share_missing
+
+
+def test_at_the_start_each_rank_gets_a_run() -> None:
+    assert share_missing([[], [], []], 8) == [[0, 1, 2], [3, 4, 5], [6, 7]]
+
+
+def test_what_nobody_has_goes_to_who_has_the_fewest() -> None:
+    assert share_missing([[0, 1, 2], [6]], 8) == [[0, 1, 2, 3], [6, 4, 5, 7]]
+    assert share_missing([[0, 1], [0]], 2) == [[0, 1], [0]]
+
+
+@pytest.mark.parametrize(("sizes", "even"), [([3, 3, 2], True), ([3, 1], False), ([4, 0, 4], False), ([5], True)])
+def test_even_is_a_difference_of_one_at_most(sizes: list[int], even: bool) -> None:
+    assert is_even([list(range(size)) for size in sizes]) == even
+
+
+def test_who_has_the_most_gives_to_who_has_none() -> None:
+    assert hand_over([[0, 1, 2, 3], [4, 5, 6, 7], []]) == [[0, 1, 2], [4, 5, 6], [3, 7]]
+    assert hand_over([[0, 1], [2], [3]]) == [[0, 1], [2], [3]]
+
+
+def test_a_replica_that_the_taker_has_already_is_let_go() -> None:
+    assert hand_over([[0, 1, 1, 1], [1, 0]]) == [[0, 1, 1], [1, 0]]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_nobody_reads_but_who_has_too_few_and_no_expert_is_lost(seed: int) -> None:
+    draw = random.Random(seed)
+    num_experts = draw.randint(1, 40)
+    slots = share_missing([[] for _ in range(draw.randint(1, 6))], num_experts)
+    for held in slots:  # replicas
+        held += draw.sample(sorted(set(range(num_experts)) - set(held)), draw.randint(0, num_experts - len(held)))
+    slots += [[] for _ in range(draw.randint(0, 3))]
+    before = [list(held) for held in slots]
+    shared = hand_over(slots)
+    assert slots == before
+    assert is_even(shared)
+    assert set().union(*shared) == set(range(num_experts))
+    assert all(len(set(held)) == len(held) for held in shared)
+    assert all(set(held) <= set(had) or set(held) > set(had) for held, had in zip(shared, slots, strict=True))
+    takers = [had for held, had in zip(shared, slots, strict=True) if len(held) > len(had)]
+    assert all(len(had) < max(map(len, slots)) for had in takers)

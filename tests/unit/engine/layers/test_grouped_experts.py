@@ -1,0 +1,71 @@
+"""All experts of a rank as one product: what each gives alone."""
+
+import pytest
+import torch
+
+from baton.engine.experts.dispatch import LocalExchange
+from baton.engine.layers.device_exchange import DeviceExchange
+from baton.engine.layers.experts import ROW_TILE, Expert, Experts
+from baton.engine.layers.linear import Linear
+
+HIDDEN, SIZE, NUM_EXPERTS = 48, 96, 5
+
+
+def make_experts(seed: int) -> list[Expert]:
+    draw = torch.Generator().manual_seed(seed)
+
+    def linear(outputs: int, inputs: int) -> Linear:
+        weight = torch.randn(outputs, inputs, generator=draw) / inputs**0.5
+        return Linear(weight.to(torch.bfloat16), packed=False)
+
+    return [Expert(linear(2 * SIZE, HIDDEN), linear(HIDDEN, SIZE)) for _ in range(NUM_EXPERTS)]
+
+
+@pytest.mark.parametrize("tiles", [[1, 1, 1, 1, 1], [0, 3, 0, 1, 0], [0, 0, 0, 0, 7], [0, 0, 0, 0, 0]])
+def test_one_product_gives_what_each_gives_alone(tiles: list[int]) -> None:
+    slots = make_experts(1)
+    sizes = [ROW_TILE * count for count in tiles]
+    rows = torch.randn(sum(sizes), HIDDEN, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+    expected = Experts(slots, is_grouped=False)(rows, sizes)
+    torch.testing.assert_close(Experts(slots, is_grouped=True)(rows, sizes), expected, atol=1e-2, rtol=1e-2)
+
+
+def test_experts_that_are_replaced_are_computed_with_from_then_on() -> None:
+    experts = Experts([], is_grouped=True)
+    first, second = make_experts(1), make_experts(3)
+    rows = torch.ones(ROW_TILE, HIDDEN, dtype=torch.bfloat16)
+    results = []
+    for slots in (first, [second[0], first[1]]):
+        experts.take(experts.prepare(slots))
+        assert all(torch.equal(a.down.weight, b.down.weight) for a, b in zip(experts.slots, slots, strict=True))
+        results.append(experts(rows, [ROW_TILE, *[0] * (len(slots) - 1)]))
+    assert not torch.equal(*results)
+    experts.take(experts.prepare(first))  # views of what was there before may be among those that come
+    assert torch.equal(experts(rows, [ROW_TILE, 0, 0, 0, 0]), results[0])
+
+
+def test_experts_that_stand_already_are_not_copied() -> None:
+    experts = Experts(make_experts(1), is_grouped=True)
+    weights = experts.slots[0].down.weight
+    experts.take(experts.prepare(experts.slots))
+    assert experts.slots[0].down.weight.data_ptr() == weights.data_ptr()
+
+
+def test_on_a_cpu_each_has_its_own_product() -> None:
+    experts = make_experts(1)
+    assert list(Experts(experts).slots) == experts
+
+
+@pytest.mark.parametrize("num_tokens", [1, 7, 40])
+def test_the_device_alone_counts_the_rows(num_tokens: int) -> None:
+    draw = torch.Generator().manual_seed(num_tokens)
+    x = torch.randn(num_tokens, HIDDEN, generator=draw).to(torch.bfloat16)
+    chosen = torch.stack([torch.randperm(NUM_EXPERTS, generator=draw)[:2] for _ in range(num_tokens)])
+    weights = torch.rand(num_tokens, 2, generator=draw)
+    results = []
+    for is_grouped, exchange in ((False, LocalExchange(NUM_EXPERTS)), (True, DeviceExchange(NUM_EXPERTS))):
+        dispatch = exchange.dispatch(x, chosen)
+        arrived = dispatch.arrive()
+        outputs = Experts(make_experts(1), is_grouped=is_grouped)(arrived.rows, arrived.sizes)
+        results.append(dispatch.combine(outputs.float(), weights))
+    torch.testing.assert_close(results[1], results[0], atol=1e-2, rtol=1e-2)

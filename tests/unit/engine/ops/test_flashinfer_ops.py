@@ -1,0 +1,229 @@
+"""How FlashInfer's functions on rows are called, against torch's; the kernels themselves need a GPU."""
+
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from baton.engine.layers import attention, latent_attention, linear, mlp
+from baton.engine.layers import norm as norm_layer
+from baton.engine.ops import factory as choice
+from baton.engine.ops.base import HeadNorms, Rotation
+from baton.engine.ops.factory import ops_for
+from baton.engine.ops.flashinfer_ops import FlashInferOps
+from baton.engine.ops.torch_ops import TorchOps
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.paged_model import PagedModel
+from tests.unit.engine.flashinfer_ops_emulation import Called
+
+EPS = 1e-6
+DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+TOLERANCES = {torch.bfloat16: (2**-8, 2**-7), torch.float16: (2**-11, 2**-10)}
+NUM_POSITIONS = 300
+
+
+def placed(tensor: Tensor, offset_bytes: int = 0) -> Tensor:
+    """The same, so many bytes behind a multiple of 128."""
+    memory = torch.empty(tensor.nbytes + 256, dtype=torch.uint8)
+    start = -memory.data_ptr() % 128 + offset_bytes
+    result = memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+    assert result.data_ptr() % 128 == offset_bytes % 128
+    return result.copy_(tensor)
+
+
+def drawn(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return placed((2 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))).to(dtype))
+
+
+def close(result: Tensor, expected: Tensor) -> None:
+    """To some units in the last place; `expected` is of fp32."""
+    atol, rtol = TOLERANCES[result.dtype]
+    torch.testing.assert_close(result.float(), expected, atol=4 * atol, rtol=rtol)
+
+
+def rotation_of(num_tokens: int, width: int, interleaved: bool) -> Rotation:
+    angles = torch.outer(torch.arange(float(NUM_POSITIONS)), torch.rand(width // 2))
+    table = torch.cat([angles.cos(), angles.sin()], dim=-1)
+    return Rotation(table, torch.randint(NUM_POSITIONS, (num_tokens,)), interleaved)
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(1, 4096), (3, 64), (130, 1024), (7, 40)])
+def test_norms(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    called, reference = Called(), TorchOps()
+    ops = FlashInferOps(called.functions())
+    x, addend = drawn(*shape, dtype=dtype), drawn(*shape, dtype=dtype, seed=1)
+    weight = drawn(shape[1], dtype=dtype, seed=2)
+    close(ops.rms_norm(x, weight, EPS), reference.rms_norm(x.float(), weight.float(), EPS))
+    heads = x.view(1, *shape)
+    assert torch.equal(ops.rms_norm(heads, weight, EPS)[0], ops.rms_norm(x, weight, EPS))
+    total, expected = reference.add_rms_norm(x.float(), addend.float(), weight.float(), EPS)
+    places = x.data_ptr(), addend.data_ptr()
+    added, normed = ops.add_rms_norm(x, addend, weight, EPS)
+    assert (added.data_ptr(), normed.data_ptr()) == places  # no memory is taken
+    close(added, total)
+    close(normed, expected)
+    assert called.counts == {"norm": 3, "add_norm": 1}
+
+
+@DTYPES
+def test_a_norm_of_columns_of_rows(dtype: torch.dtype) -> None:
+    """As latents are normed, which stand beside rotary keys."""
+    called, x = Called(), drawn(9, 576, dtype=dtype)[:, :512]
+    weight = drawn(512, dtype=dtype, seed=1)
+    result = FlashInferOps(called.functions()).rms_norm(x, weight, EPS)
+    close(result, TorchOps().rms_norm(x.float(), weight.float(), EPS))
+    assert called.counts == {"norm": 1}
+
+
+@DTYPES
+@pytest.mark.parametrize(("num_rows", "size"), [(1, 3072), (70, 256), (5, 12)])
+def test_silu(dtype: torch.dtype, num_rows: int, size: int) -> None:
+    called = Called()
+    ops = FlashInferOps(called.functions())
+    whole = drawn(num_rows, 2 * size + 8, dtype=dtype)
+    for gate_up in (placed(whole[:, : 2 * size]), whole[:, : 2 * size]):
+        close(ops.silu_and_mul(gate_up), TorchOps().silu_and_mul(gate_up.float()))
+    assert called.counts["silu_and_mul"] >= 1
+
+
+@DTYPES
+@pytest.mark.parametrize("has_norms", [True, False])
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_rotation(dtype: torch.dtype, has_norms: bool, interleaved: bool, seed: int) -> None:
+    draw = random.Random(seed)
+    num_tokens, width = draw.choice((1, 3, 100)), draw.choice((64, 128, 256))
+    counts = draw.choice(((1,), (4, 1), (8, 2), (3, 3)))
+    num_heads = sum(counts)
+    whole = drawn(num_tokens, num_heads + 2, width, dtype=dtype, seed=seed)
+    before, heads = whole.clone(), whole[:, :num_heads]  # as queries and keys stand before values
+    rows = [drawn(1, width, dtype=dtype, seed=seed + place + 1) for place in range(len(counts))]
+    weight = placed(torch.cat([row.repeat(count, 1) for row, count in zip(rows, counts, strict=True)]))
+    norms = HeadNorms(weight, counts, EPS) if has_norms else None
+    exact = HeadNorms(weight.float(), counts, EPS) if has_norms else None
+    rotation = rotation_of(num_tokens, width, interleaved)
+    expected = TorchOps().rotate(heads.float(), rotation, exact)
+    called = Called()
+    result = FlashInferOps(called.functions()).rotate(heads, rotation, norms)
+    atol, rtol = TOLERANCES[dtype]
+    torch.testing.assert_close(result.float(), expected, atol=8 * atol * float(expected.abs().max()), rtol=rtol)
+    assert called.counts == {"rotate": 1} | ({"norm": len(counts)} if has_norms else {})
+    assert torch.equal(whole[:, num_heads:], before[:, num_heads:])
+    if not interleaved:
+        assert result.data_ptr() == heads.data_ptr()
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        drawn(4, 64, dtype=torch.float32),
+        drawn(4, 20, dtype=torch.bfloat16),  # no whole vectors
+        drawn(0, 64, dtype=torch.bfloat16),
+        placed(torch.randn(4, 64).bfloat16(), 2),
+        placed(torch.randn(4, 64).bfloat16(), 16),  # where rows of 128 bytes do not begin
+        drawn(4, 68, dtype=torch.bfloat16)[:, :64],
+        drawn(4, 128, dtype=torch.bfloat16)[:, ::2],
+    ],
+)
+def test_what_the_kernels_are_not_made_for_is_torchs(x: Tensor) -> None:
+    called, reference = Called(), TorchOps()
+    ops, weight = FlashInferOps(called.functions()), torch.ones(x.shape[1], dtype=x.dtype)
+    assert torch.equal(ops.rms_norm(x, weight, EPS), reference.rms_norm(x, weight, EPS))
+    expected = reference.add_rms_norm(x, x.clone(), weight, EPS)
+    assert all(map(torch.equal, ops.add_rms_norm(x, x.clone(), weight, EPS), expected))
+    assert called.counts == {}
+
+
+def test_rows_that_begin_within_a_vector_are_torchs() -> None:
+    called, reference = Called(), TorchOps()
+    ops, rotation = FlashInferOps(called.functions()), rotation_of(4, 64, interleaved=False)
+    rows = placed(torch.randn(4, 192).bfloat16(), 2)
+    weight, heads = torch.ones(64, dtype=torch.bfloat16), rows[:, :128].unflatten(1, (2, 64))
+    assert torch.equal(ops.silu_and_mul(rows), reference.silu_and_mul(rows))
+    assert torch.equal(ops.rms_norm(rows[:, :64], weight, EPS), reference.rms_norm(rows[:, :64], weight, EPS))
+    assert torch.equal(ops.rotate(heads, rotation), reference.rotate(heads, rotation))
+    assert called.counts == {}
+
+
+def test_silu_of_rows_that_lie_apart_is_of_a_copy() -> None:
+    called, x = Called(), drawn(4, 128, dtype=torch.bfloat16)[:, ::2]
+    close(FlashInferOps(called.functions()).silu_and_mul(x), TorchOps().silu_and_mul(x.float()))
+    assert called.counts == {"silu_and_mul": 1}
+    nothing = drawn(0, 64, dtype=torch.bfloat16)
+    assert FlashInferOps(called.functions()).silu_and_mul(nothing).shape == (0, 32)
+
+
+def test_what_is_never_served() -> None:
+    called, reference = Called(), TorchOps()
+    ops, x = FlashInferOps(called.functions()), drawn(5, 64, dtype=torch.bfloat16)
+    for width in (16, 80, 96):
+        heads, rotation = drawn(5, 3, width, dtype=torch.bfloat16), rotation_of(5, width, interleaved=False)
+        assert torch.equal(ops.rotate(heads, rotation), reference.rotate(heads, rotation))
+    exact = drawn(5, 3, 64, dtype=torch.float32)
+    rotation = rotation_of(5, 64, interleaved=True)
+    assert torch.equal(ops.rotate(exact, rotation), reference.rotate(exact, rotation))
+    found, expected = ops.quantise(x), reference.quantise(x)
+    assert all(map(torch.equal, found, expected))
+    assert torch.equal(ops.scale(x, expected[1], x[0]), reference.scale(x, expected[1], x[0]))
+    assert called.counts == {}
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama3", "deepseek-v3"])
+def test_models_say_the_same(architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that a layer still needs is overwritten. Sizes are such that whatever memory a CPU gives is served."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48}
+    if architecture == "deepseek-v3":
+        sizes |= {"qk_rope_head_dim": 64, "moe_intermediate_size": 16, "n_shared_experts": 1}
+    else:
+        sizes |= {"head_dim": 64}
+    monkeypatch.setattr(linear, "can_have_panels", lambda _: False)  # as on a GPU
+    model = make_checkpoint(architecture, tmp_path / "model", **sizes)
+    tokens = random.Random(0).choices(range(3, VOCAB_SIZE), k=90)
+
+    def logits() -> Tensor:
+        paged = PagedModel(model, dtype="bfloat16")
+        return torch.cat([paged.step({"text": tokens[:70]})["text"], paged.step({"text": tokens[70:]})["text"]])
+
+    called = Called()
+    ops = FlashInferOps(called.functions())
+    exact, usual = PagedModel(model, dtype="float32").step({"text": tokens})["text"], logits()
+    for module in (attention, latent_attention, mlp, norm_layer):
+        monkeypatch.setattr(module, "ops_for", lambda _: ops)
+    errors = [(each - exact).square().mean(-1).sqrt().median() for each in (logits(), usual)]
+    assert errors[0] < 1.2 * errors[1]
+    num_layers, is_latent = 3, architecture == "deepseek-v3"
+    assert called.counts["add_norm"] == 2 * 2 * num_layers  # of two steps
+    assert called.counts["rotate"] == 2 * (1 + is_latent) * num_layers
+    assert called.counts["norm"] == 2 * (1 + (2 * num_layers if architecture != "llama3" else 0))
+    assert called.counts["silu_and_mul"] >= 2 * num_layers
+
+
+@pytest.fixture
+def _asked_anew() -> Iterator[None]:
+    choice._cuda_ops.cache_clear()
+    yield
+    choice._cuda_ops.cache_clear()
+
+
+@pytest.mark.usefixtures("_asked_anew")
+def test_what_cannot_be_had_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer", None)  # so that its import fails
+    found = [ops_for(torch.device(device)) for device in ("cuda", "cuda:1", "cuda")]
+    assert all(isinstance(ops, TorchOps) for ops in found)
+    assert caplog.text.count('pip install "baton-serve[gpu]"') == 1
+
+
+@pytest.mark.usefixtures("_asked_anew")
+def test_on_a_gpu_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Library:
+        rmsnorm = fused_add_rmsnorm = silu_and_mul = apply_rope_with_cos_sin_cache_inplace = None
+
+    monkeypatch.setitem(sys.modules, "flashinfer", Library)
+    assert isinstance(ops_for(torch.device("cuda:1")), FlashInferOps)
+    assert ops_for(torch.device("cuda")) is ops_for(torch.device("cuda:1"))
+    assert not isinstance(ops_for(torch.device("cpu")), FlashInferOps)

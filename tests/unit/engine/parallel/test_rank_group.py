@@ -1,0 +1,267 @@
+"""Ranks that wait for each other: what ends a wait, and what becomes of an epoch that does not come about."""
+
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch
+from torch._C._distributed_c10d import Work
+
+from baton.engine.errors import EngineEnded, GroupBroken
+from baton.engine.parallel import rank_connections
+from baton.engine.parallel.exchange import POLL_S, Exchange
+from baton.engine.parallel.rank_group import RankGroup
+from tests.unit.engine.group_rig import CPU, HOST, TIMEOUT_S, Group, Member
+
+SOON_S = 2.0  # for who waits to hear of a newer epoch, which takes a fifth of a second
+
+
+class Pair:
+    """Two ranks of a group, each with a thread of its own."""
+
+    def __init__(self) -> None:
+        self.group = Group()
+        self.ranks = [RankGroup(Member(self.group, name), HOST, CPU) for name in ("rank-0", "rank-1")]
+        self.threads = [ThreadPoolExecutor(1) for _ in self.ranks]
+
+    def form(self) -> None:
+        """Both come."""
+        self.group.set_members("rank-0", "rank-1")
+        forming = [thread.submit(ranks.form) for thread, ranks in zip(self.threads, self.ranks, strict=True)]
+        for each in forming:
+            each.result(TIMEOUT_S)
+
+    def waiting(self) -> "Future[list[list[int]]]":
+        """The first rank tells a number, and waits for the other's, which tells none."""
+        told = self.threads[0].submit(self.ranks[0].gather, [1])
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while not self.ranks[0].is_waiting:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.001)
+        return told
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        for ranks in self.ranks:
+            ranks.leave()
+        pairs = zip(self.threads, self.ranks, strict=True)
+        for each in [thread.submit(ranks.close) for thread, ranks in pairs]:
+            each.result(TIMEOUT_S)
+        for thread in self.threads:
+            thread.shutdown()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.close()
+
+
+def test_numbers_of_all_ranks_are_gathered_by_rank(pair: Pair) -> None:
+    pair.form()
+    told = pair.waiting()
+    assert pair.threads[1].submit(pair.ranks[1].gather, [2]).result(TIMEOUT_S) == [[1], [2]]
+    assert told.result(TIMEOUT_S) == [[1], [2]]
+    assert not pair.ranks[0].is_waiting
+    assert pair.ranks[0].waited_s > 0
+
+
+def test_a_newer_epoch_ends_a_wait_for_a_rank_that_lives(pair: Pair) -> None:
+    """Its connections are open, so nothing but the membership tells of it."""
+    pair.form()
+    told = pair.waiting()
+    pair.group.set_members("rank-0")
+    with pytest.raises(GroupBroken, match="epoch 2 of the group has begun"):
+        told.result(SOON_S)
+    assert not pair.ranks[0].is_waiting
+
+
+def test_who_leaves_ends_its_own_wait(pair: Pair) -> None:
+    pair.form()
+    told = pair.waiting()
+    pair.ranks[0].leave()
+    with pytest.raises(GroupBroken, match="this rank has left its group"):
+        told.result(SOON_S)
+
+
+def test_who_is_gone_ends_the_others_wait(pair: Pair) -> None:
+    """Its connections end, and the membership has not told of it yet."""
+    pair.form()
+    told = pair.waiting()
+    pair.threads[1].submit(pair.ranks[1].drop).result(TIMEOUT_S)
+    with pytest.raises(GroupBroken, match="a collective failed"):
+        told.result(SOON_S)
+
+
+class GpuWork:
+    """A collective as NCCL's is: a wait for a certain time ends its communicator when the time is over."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self.is_aborted = False
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+    def wait(self, *timeout: timedelta) -> bool:
+        self.is_aborted = bool(timeout)
+        assert not timeout
+        assert self.is_completed(), "it would wait for ever, whatever becomes of the group"
+        return self._work.wait()
+
+
+class OnGpu:
+    """The collectives of one rank, as if between GPUs."""
+
+    def __init__(self, pair: Pair, rank: int) -> None:
+        self._ranks = pair.ranks[rank]
+        self._thread = pair.threads[rank]
+        self.begun: list[GpuWork] = []
+
+    def begin(self, number: int) -> "Future[list[int]]":
+        """Tells a number to both, and waits for both's."""
+        return self._thread.submit(self._exchange, number)
+
+    def _exchange(self, number: int) -> list[int]:
+        told, heard = torch.full((2,), number), torch.zeros(2, dtype=torch.int64)
+        work = self._ranks._connected.data.alltoall_base(heard, told, [1, 1], [1, 1], timedelta(seconds=60))
+        self.begun.append(GpuWork(work))
+        Exchange(self.begun[-1], self._ranks, is_on_gpu=True).wait()  # type: ignore[arg-type]
+        return heard.tolist()
+
+    def wait_until_it_waits(self) -> None:
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while not self._ranks.is_waiting:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.001)
+
+
+def test_a_gpus_collective_may_take_longer_than_a_look(pair: Pair) -> None:
+    pair.form()
+    first, second = OnGpu(pair, 0), OnGpu(pair, 1)
+    told = first.begin(1)
+    first.wait_until_it_waits()
+    time.sleep(2 * POLL_S)
+    assert second.begin(2).result(TIMEOUT_S) == [1, 2]
+    assert told.result(TIMEOUT_S) == [1, 2]
+    assert not first.begun[0].is_aborted
+
+
+def test_a_newer_epoch_ends_the_wait_for_a_gpu_and_its_memory_stays_until_the_group_has_ended(pair: Pair) -> None:
+    pair.form()
+    first = OnGpu(pair, 0)
+    told = first.begin(1)
+    first.wait_until_it_waits()
+    pair.group.set_members("rank-0")
+    with pytest.raises(GroupBroken, match="epoch 2 of the group has begun"):
+        told.result(SOON_S)
+    assert pair.ranks[0]._given_up == first.begun
+    pair.threads[0].submit(pair.ranks[0].close).result(TIMEOUT_S)
+    assert pair.ranks[0]._given_up == []
+
+
+def test_who_is_gone_ends_the_others_wait_for_a_gpu(pair: Pair) -> None:
+    pair.form()
+    first = OnGpu(pair, 0)
+    told = first.begin(1)
+    first.wait_until_it_waits()
+    pair.threads[1].submit(pair.ranks[1].drop).result(TIMEOUT_S)
+    with pytest.raises(GroupBroken, match="a collective failed"):
+        told.result(SOON_S)
+
+
+def test_what_is_to_follow_the_groups_end_does_not_hold_up_the_engine(pair: Pair) -> None:
+    pair.form()
+    began, may_end = threading.Event(), threading.Event()
+
+    def follow() -> None:
+        began.set()
+        may_end.wait(TIMEOUT_S)
+
+    ranks, thread = pair.ranks[0], pair.threads[0]
+    thread.submit(ranks.drop, follow).result(TIMEOUT_S)
+    assert began.wait(TIMEOUT_S)
+    assert not ranks.is_formed
+    waiting = thread.submit(ranks.wait_for_dropped, TIMEOUT_S)
+    assert not waiting.done()
+    may_end.set()
+    waiting.result(TIMEOUT_S)
+
+
+def test_torchs_watchdog_does_not_end_the_process() -> None:
+    """Torch looks at this when a group of GPUs is made."""
+    assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"
+
+
+def test_an_epoch_of_too_few_ranks_is_not_joined(caplog: pytest.LogCaptureFixture) -> None:
+    group = Group()
+    ranks = RankGroup(Member(group, "rank-0"), HOST, CPU, fewest=2)
+    other = RankGroup(Member(group, "rank-1"), HOST, CPU, fewest=2)
+    group.set_members("rank-0")
+    with ThreadPoolExecutor(2) as threads:
+        forming = threads.submit(ranks.form)
+        try:
+            deadline_s = time.monotonic() + TIMEOUT_S
+            while not ranks.is_short:
+                assert time.monotonic() < deadline_s
+                time.sleep(0.001)
+            assert "has 1 of the 2 ranks that it needs" in caplog.text
+            group.set_members("rank-0", "rank-1")
+            threads.submit(other.form).result(TIMEOUT_S)
+            forming.result(TIMEOUT_S)
+            assert (ranks.is_short, ranks.view.epoch, ranks.size) == (False, 2, 2)
+            assert group.broken == []
+        finally:
+            for each in (ranks, other):
+                each.leave()
+    for each in (ranks, other):
+        each.close()
+
+
+@pytest.mark.parametrize(
+    ("here", "reason"),
+    [("rank-0", r"not every member came in \d s"), ("rank-1", r"rank-0 did not open a store in \d s")],
+)
+def test_an_epoch_that_does_not_form_is_reported_and_a_later_one_joined(
+    here: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_connections, "FORM_TIMEOUT_S", 0.3)
+    group = Group()
+    ranks = RankGroup(Member(group, here), HOST, CPU)
+    group.set_members("rank-0", "rank-1")
+    with ThreadPoolExecutor(1) as thread:
+        forming = thread.submit(ranks.form)
+        try:
+            with group.changed:
+                assert group.changed.wait_for(lambda: len(group.broken) > 1, TIMEOUT_S)  # it goes on trying
+            group.set_members(here)
+            forming.result(TIMEOUT_S)
+            assert ranks.size == 1
+        finally:
+            ranks.leave()
+    assert [epoch for epoch, _ in group.broken[:2]] == [1, 2]
+    assert re.fullmatch(reason, group.broken[0][1])
+
+
+def test_who_leaves_forms_nothing_any_more(pair: Pair) -> None:
+    forming = pair.threads[0].submit(pair.ranks[0].form)
+    pair.ranks[0].leave()
+    with pytest.raises(EngineEnded, match="this rank has left its group"):
+        forming.result(SOON_S)
+
+
+def test_what_is_dropped_leaves_no_thread_behind() -> None:
+    before = set(threading.enumerate())
+    pair = Pair()
+    for _ in range(3):
+        pair.form()
+        for thread, ranks in zip(pair.threads, pair.ranks, strict=True):
+            thread.submit(ranks.drop).result(TIMEOUT_S)
+    pair.close()
+    assert set(threading.enumerate()) <= before

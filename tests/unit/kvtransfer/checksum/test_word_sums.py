@@ -1,0 +1,63 @@
+"""Triton's kernel is used only where it does what it should, which only running it tells."""
+
+import logging
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from baton.kvtransfer.checksum import word_sums
+from baton.kvtransfer.checksum.word_checksum import sum_words_in_torch
+from baton.kvtransfer.checksum.word_sums import SumWords, word_sums_kernel
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> Iterator[None]:
+    word_sums_kernel.cache_clear()
+    yield
+    word_sums_kernel.cache_clear()
+
+
+def no_triton() -> SumWords:
+    raise ImportError("No module named 'triton'")
+
+
+def no_compiler() -> SumWords:
+    def sum_words(words: Tensor, units: Tensor) -> Tensor:
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.\nand more")
+
+    return sum_words
+
+
+def wrong_sums() -> SumWords:
+    return lambda words, units: sum_words_in_torch(words, units) + 1
+
+
+@pytest.mark.parametrize(
+    ("load", "said"),
+    [
+        (no_triton, "ImportError: No module named 'triton'"),
+        (no_compiler, "RuntimeError: Failed to find C compiler. Please specify via CC environment variable."),
+        (wrong_sums, "ArithmeticError: its sums are wrong"),
+    ],
+)
+def test_a_kernel_that_does_not_do_is_not_used_and_the_log_says_why(
+    load: Callable[[], SumWords], said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(word_sums, "load_kernel", load)
+    assert word_sums_kernel(CPU, sum_words_in_torch) is None
+    assert word_sums_kernel(CPU, sum_words_in_torch) is None
+    (record,) = caplog.records  # once, not at every request
+    assert record.levelno == logging.WARNING
+    assert record.getMessage().endswith(f"Triton does not do here: {said}")
+
+
+def test_a_kernel_that_sums_rightly_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kernel(words: Tensor, units: Tensor) -> Tensor:
+        return sum_words_in_torch(words, units)
+
+    monkeypatch.setattr(word_sums, "load_kernel", lambda: kernel)
+    assert word_sums_kernel(CPU, sum_words_in_torch) is kernel

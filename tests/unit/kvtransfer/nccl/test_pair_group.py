@@ -1,0 +1,72 @@
+"""One communicator, and what torch and NCCL are told of it."""
+
+import logging
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from baton.kvtransfer.base import PoolIdentity
+from baton.kvtransfer.errors import TransportUnavailable
+from baton.kvtransfer.nccl import communicator as pair_group
+from baton.kvtransfer.nccl import transport as nccl
+from baton.kvtransfer.nccl.communicator import BLOCKING_WAIT, MAX_CTAS, PairGroup, load_kernels
+from baton.kvtransfer.nccl.transport import PairTransport
+from tests.unit.kvtransfer.kv_peers import HOST
+
+
+def test_an_abort_that_fails_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    group = PairGroup.__new__(PairGroup)
+
+    def abort() -> None:
+        raise RuntimeError("NCCL error: unhandled system error\nframes")
+
+    group._group = SimpleNamespace(abort=abort)
+    group.abort()
+    group.abort()
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage() == "a communicator does not end: NCCL error: unhandled system error"
+
+
+@pytest.mark.parametrize("said", ["0", "false", "", "perhaps"])
+def test_nccl_is_not_used_where_torch_would_end_the_process(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl, "nccl_type", lambda: None)
+    monkeypatch.setenv(BLOCKING_WAIT, said)
+    with pytest.raises(TransportUnavailable, match=r"TORCH_NCCL_BLOCKING_WAIT is .*leave it out, or set 1"):
+        PairTransport(PoolIdentity("a", "b"), HOST)
+    monkeypatch.setenv(BLOCKING_WAIT, "Yes")
+    PairTransport(PoolIdentity("a", "b"), HOST)
+
+
+def test_a_communicator_over_nccl_takes_little_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What NCCL is told; there may be no GPU to tell it on."""
+    made: list[SimpleNamespace] = []
+
+    class Group:
+        def __init__(self, _store: object, rank: int, size: int, options: SimpleNamespace) -> None:
+            assert (rank, size) == (1, 2)
+            made.append(options)
+
+        @staticmethod
+        def Options(is_high_priority_stream: bool = False) -> SimpleNamespace:  # noqa: N802
+            return SimpleNamespace(is_high_priority_stream=is_high_priority_stream, config=SimpleNamespace())
+
+        def eager_connect_single_device(self, device: torch.device) -> None:
+            assert device.index == 1
+
+    monkeypatch.setattr(pair_group, "nccl_type", lambda: Group)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    store = torch.distributed.HashStore()
+    pair_group._nccl(store, 1, HOST, torch.device("cuda", 1), timedelta(seconds=3))
+    (options,) = made
+    assert options.is_high_priority_stream
+    assert options.config.max_ctas == MAX_CTAS
+    assert options._timeout == timedelta(seconds=3)
+
+
+def test_loading_kernels_changes_nothing() -> None:
+    rows = torch.arange(64, dtype=torch.uint8).view(4, 16)
+    load_kernels(rows)
+    assert rows.flatten().tolist() == list(range(64))

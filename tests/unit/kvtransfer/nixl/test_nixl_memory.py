@@ -1,0 +1,212 @@
+"""What NIXL says of memory that it cannot read by itself; the GPUs' part of it, as far as it goes without one."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+from baton.kvtransfer import endpoint
+from baton.kvtransfer.base import PoolDescription, PoolIdentity
+from baton.kvtransfer.errors import PeerRefused, TransportUnavailable
+from baton.kvtransfer.nixl import agent as nixl_agent
+from baton.kvtransfer.nixl.agent import NixlAgent
+from baton.kvtransfer.nixl.gpu_memory import MemoryPlace, gpu_number, has_ucx_cuda
+from baton.kvtransfer.nixl.peer import NixlPeer
+from baton.kvtransfer.nixl.read import Region
+from baton.kvtransfer.nixl.transport import NAME, Endpoint, NixlTransport
+from tests.unit.kvtransfer.kv_peers import HOST, ProcessPeer
+from tests.unit.kvtransfer.read_rig import PATIENCE_S, SHAPE
+
+VRAM = MemoryPlace("VRAM", 0)
+
+
+def reader(tries_at_rest: bool, one_sided_only: bool = True, connect_deadline_s: float = 10.0) -> NixlTransport:
+    """Ours, with a pool in host memory."""
+    identity = PoolIdentity(uuid.uuid4().hex, "model")
+    transport = NixlTransport(
+        identity, HOST, None, connect_deadline_s, one_sided_only=one_sided_only, tries_at_rest=tries_at_rest
+    )
+    transport.register_pool(torch.zeros(SHAPE, dtype=torch.int64))
+    return transport
+
+
+async def test_reads_that_need_no_help_are_told_by_a_peer_at_rest() -> None:
+    peer = await ProcessPeer.start("nixl", PoolIdentity(uuid.uuid4().hex, "model"), SHAPE, 1)
+    transport = reader(tries_at_rest=True)
+    try:
+        found = await transport.connect(peer.description)
+        assert transport.choices[found].reason == "memory to memory on one host, by devices alone"
+        await transport.read(found, [1], [2], PATIENCE_S)
+    finally:
+        await transport.close()
+        peer.kill()
+
+
+@pytest.mark.parametrize("one_sided_only", [True, False])
+async def test_what_ucx_stages_is_refused_or_named(one_sided_only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    peer = await ProcessPeer.start("nixl_emulated", PoolIdentity(uuid.uuid4().hex, "model"), SHAPE, 1)
+    transport = reader(True, one_sided_only)
+    try:
+        if one_sided_only:
+            with pytest.raises(TransportUnavailable, match=r"stages it through host memory: there is no cuda_ipc"):
+                await transport.connect(peer.description)
+            address = endpoint.decode(Endpoint, peer.description, NAME)
+            elsewhere = replace(address, boot="another kernel")
+            with pytest.raises(TransportUnavailable, match="no GPUDirect RDMA"):
+                await transport.connect(replace(peer.description, endpoints={NAME: endpoint.encode(elsewhere)}))
+            assert not transport.choices
+        else:
+            found = await transport.connect(peer.description)
+            assert transport.choices[found].reason == "staged through host memory by UCX"
+    finally:
+        await transport.close()
+        peer.kill()
+
+
+async def test_pools_in_other_kinds_of_memory_are_not_read_over_nixl() -> None:
+    peer = await ProcessPeer.start("nixl", PoolIdentity(uuid.uuid4().hex, "model"), SHAPE, 1)
+    transport = reader(tries_at_rest=False)
+    try:
+        address = replace(endpoint.decode(Endpoint, peer.description, NAME), memory="VRAM", device=3)
+        described = replace(peer.description, endpoints={NAME: endpoint.encode(address)})
+        with pytest.raises(TransportUnavailable, match="is in GPU memory, ours in host memory"):
+            await transport.connect(described)
+    finally:
+        await transport.close()
+        peer.kill()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="UCX has its CUDA support here")
+def test_gpu_memory_is_not_registered_where_ucx_does_not_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, memory = NixlAgent(uuid.uuid4().hex), torch.zeros(4096, dtype=torch.uint8)
+
+    def register() -> "Future[None]":
+        return agent.call(lambda: agent.register(memory, VRAM))
+
+    try:
+        assert not has_ucx_cuda()
+        with pytest.raises(TransportUnavailable, match=r"has not loaded its CUDA support.*libcuda"):
+            register().result()
+        # As if the module were there: then it is UCX itself that does not take it for a GPU's.
+        monkeypatch.setattr("baton.kvtransfer.nixl.agent.has_ucx_cuda", lambda: True)
+        monkeypatch.setattr("baton.kvtransfer.nixl.agent.bind_thread", lambda device: None)
+        with pytest.raises(TransportUnavailable, match="cannot register GPU memory"):
+            register().result()
+    finally:
+        agent.close()
+
+
+def test_descriptors_name_the_device() -> None:
+    assert Region(4096, 512, 7, MemoryPlace("VRAM", 3)).rows().tolist() == [[4096, 512, 3, 512, 7]]
+    assert Region(4096, 512, 7).rows().tolist() == [[4096, 512, 0, 512, 7]]
+    assert MemoryPlace.of(torch.zeros(1)) == MemoryPlace("DRAM", 0)
+
+
+@asynccontextmanager
+async def owner() -> AsyncIterator[tuple[NixlTransport, PoolDescription]]:
+    """A peer in this process, so that one can have it poll."""
+    transport = NixlTransport(PoolIdentity(uuid.uuid4().hex, "model"), HOST)
+    try:
+        yield transport, transport.register_pool(torch.ones(SHAPE, dtype=torch.int64))
+    finally:
+        await transport.close()
+
+
+async def test_a_peer_that_polls_for_others_all_the_time_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")  # what it hides: every read needs its help
+    async with owner() as (theirs, description):
+        theirs._agent.poll_for_peer(1)
+        transport = reader(True, connect_deadline_s=2.0)
+        with pytest.raises(TransportUnavailable, match=r"NIXL read nothing of peer .* on trial within 1.6 s"):
+            await transport.connect(description)
+        await transport.close()
+
+
+async def test_a_peer_that_polls_for_others_in_every_trial_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with owner() as (theirs, description):
+        real = NixlPeer.polls_at_rest
+
+        async def polls_once_more(self: NixlPeer) -> int:
+            theirs._agent.poll_for_peer(1)
+            theirs._agent.poll_for_peer(-1)
+            return await real(self)
+
+        monkeypatch.setattr(NixlPeer, "polls_at_rest", polls_once_more)
+        transport = reader(True)
+        with pytest.raises(TransportUnavailable, match="polled for others in each of 5 trials"):
+            await transport.connect(description)
+        await transport.close()
+
+
+async def test_a_trial_waits_until_the_peer_rests() -> None:
+    async with owner() as (theirs, description):
+        theirs._agent.poll_for_peer(1)
+        transport = reader(True)
+        connecting = asyncio.create_task(transport.connect(description))
+        done, _ = await asyncio.wait({connecting}, timeout=0.5)
+        assert not done
+        theirs._agent.poll_for_peer(-1)
+        peer = await connecting
+        assert transport.choices[peer].reason == "memory to memory on one host, by devices alone"
+        await transport.read(peer, [1], [2], PATIENCE_S)
+        await transport.close()
+
+
+def test_an_agent_says_how_often_it_has_polled_once_it_rests() -> None:
+    agent, told = NixlAgent(uuid.uuid4().hex), []
+
+    def polls() -> int:
+        asked: Future[int] = Future()
+        agent.count_at_rest(asked.set_result)
+        return asked.result(PATIENCE_S)
+
+    try:
+        before = polls()
+        assert polls() == before
+        agent.poll_for_peer(1)
+        agent.count_at_rest(told.append)
+        agent.call(lambda: None).result()
+        assert not told
+        agent.poll_for_peer(-1)
+        assert polls() > before
+        assert len(told) == 1
+    finally:
+        agent.close()
+
+
+@pytest.mark.parametrize("device", [-1, 1 << 10, 1 << 70])
+async def test_a_device_that_there_is_not_is_refused(device: int) -> None:
+    async with owner() as (_, description):
+        address = replace(endpoint.decode(Endpoint, description, NAME), device=device)
+        transport = reader(tries_at_rest=False)
+        with pytest.raises(PeerRefused, match=f"says that its pool is on device {device}"):
+            await transport.connect(replace(description, endpoints={NAME: endpoint.encode(address)}))
+        assert not transport.choices
+        await transport.close()
+
+
+def test_an_agent_has_the_context_of_its_gpu_before_nixl_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[object] = []
+    create = nixl_agent.create_agent
+    monkeypatch.setattr(nixl_agent, "bind_thread", order.append)
+    monkeypatch.setattr(nixl_agent, "create_agent", lambda name: order.append("created") or create(name))
+    NixlAgent(uuid.uuid4().hex, gpu=3).close()
+    assert order == [3, "created"]
+    NixlAgent(uuid.uuid4().hex).close()
+    assert order == [3, "created", "created"]
+
+
+def test_a_gpus_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpu_number(torch.device("cpu")) is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu_number(torch.device("cuda", 2)) is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 5)
+    assert gpu_number(torch.device("cuda", 2)) == 2
+    assert gpu_number(torch.device("cuda")) == 5

@@ -1,0 +1,288 @@
+"""Reads through windows of host memory: who has which frame, and what is said of it."""
+
+import asyncio
+import logging
+import random
+import socket
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing, suppress
+
+import pytest
+import torch
+
+from baton.kvtransfer import endpoint
+from baton.kvtransfer.auto import AutoTransport, Backend, Unavailable
+from baton.kvtransfer.base import KVTransport, PoolIdentity
+from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferError, TransferFailed, TransportUnavailable
+from baton.kvtransfer.factory import STAGING_COSTS, create_transport
+from baton.kvtransfer.local_pool import LocalPool
+from baton.kvtransfer.quarantine import Quarantine
+from baton.kvtransfer.shared_memory.pool import SharedPool
+from baton.kvtransfer.shared_memory.transport import SharedMemoryTransport
+from baton.kvtransfer.staged import owner as staging_owner
+from baton.kvtransfer.staged import window as staging_window
+from baton.kvtransfer.staged.control import StagingControl, send_words
+from baton.kvtransfer.staged.copy import StagingCopy
+from baton.kvtransfer.staged.transport import NAME, Endpoint, StagedTransport
+from baton.kvtransfer.tcp.connection import open_connection
+from tests.unit.kvtransfer.kv_peers import HOST, fill, holds
+from tests.unit.kvtransfer.read_rig import PATIENCE_S, SHAPE, UNTOUCHED, soon, until
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def _small_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two frames of two blocks for readers, and two for reads."""
+    monkeypatch.setattr(staging_window, "FRAME_BYTES", 2 * SHAPE[1] * 8)
+
+
+class Side:
+    """A pool that is "on another device": it is read through a window alone."""
+
+    def __init__(self, seed: int, window_bytes: int = 0) -> None:
+        identity = PoolIdentity(uuid.uuid4().hex, "model")
+        window = SharedPool()
+        self.pool = torch.full(SHAPE, UNTOUCHED)
+        if seed:
+            fill(self.pool, seed)
+        self.transport = StagedTransport(
+            identity, SharedMemoryTransport(identity, window), window, HOST, window_bytes=window_bytes
+        )
+        self.description = self.transport.register_pool(self.pool)
+
+    async def control(self, reader: "Side") -> StagingControl:
+        """A connection of a reader that knows no better than what is sent over it by hand."""
+        address = endpoint.decode(Endpoint, self.description, NAME)
+        local = reader.transport._require_local().pool
+        return StagingControl(await open_connection(address.host, address.port, address.key, local, self.description))
+
+
+@asynccontextmanager
+async def sides(window_bytes: int = 0) -> AsyncIterator[tuple[Side, Side]]:
+    """Ours and a peer's."""
+    both = Side(0, window_bytes), Side(1, window_bytes)
+    try:
+        yield both
+    finally:
+        for side in both:
+            await side.transport.close()
+
+
+async def test_more_reads_than_frames_all_end() -> None:
+    async with sides() as (ours, theirs):
+        peer = await ours.transport.connect(theirs.description)
+        blocks = list(range(64))
+        random.Random(1).shuffle(blocks)
+        parts = [blocks[start : start + 5] for start in range(0, 64, 5)]
+        reads = [ours.transport.read(peer, [63 - each for each in part], part, PATIENCE_S) for part in parts]
+        backwards = await theirs.transport.connect(ours.description)
+        await asyncio.gather(*reads, theirs.transport.read(backwards, [], [], PATIENCE_S))
+        assert all(holds(ours.pool, block, 1, 63 - block) for block in blocks)
+        assert ours.transport.choices[peer].transport == "staged_shared_memory"
+        assert ours.transport.choices[peer].reason == "through host memory, same host"
+
+
+async def test_both_sides_read_each_other_at_once() -> None:
+    async with sides() as (ours, theirs):
+        peer, back = await asyncio.gather(
+            ours.transport.connect(theirs.description), theirs.transport.connect(ours.description)
+        )
+        fill(ours.pool[:32], 2)
+        for _ in range(3):
+            await asyncio.gather(
+                ours.transport.read(peer, list(range(32)), list(range(32, 64)), PATIENCE_S),
+                theirs.transport.read(back, list(range(32)), list(range(32, 64)), PATIENCE_S),
+            )
+        assert all(holds(ours.pool, block + 32, 1, block) for block in range(32))
+        assert all(holds(theirs.pool, block + 32, 2, block) for block in range(32))
+
+
+async def test_a_reader_that_stands_still_loses_its_frames_and_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging_owner, "LEND_S", 0.3)
+    async with sides() as (ours, theirs):
+        idle = await theirs.control(ours)
+        await idle.ask([0, 1])
+        await idle.ask([2, 3])
+        frames = {await idle.staged(), await idle.staged()}
+        assert len(frames) == 2  # all that readers may have
+        peer = await ours.transport.connect(theirs.description)
+        await soon(ours.transport.read(peer, [5, 6, 7], [5, 6, 7], PATIENCE_S))
+        assert all(holds(ours.pool, block, 1, block) for block in (5, 6, 7))
+        with pytest.raises((PeerLost, OSError)):  # so it knows that what it read may have been another's
+            await soon(idle.give_back())
+        idle.sock.close()
+
+
+async def test_a_frame_comes_back_when_its_reader_ends() -> None:
+    async with sides() as (ours, theirs):
+        for _ in range(5):
+            gone = await theirs.control(ours)
+            await gone.ask([0])
+            await gone.ask([1])
+            await gone.staged()
+            gone.sock.close()
+        peer = await ours.transport.connect(theirs.description)
+        await soon(ours.transport.read(peer, list(range(64)), list(range(64)), PATIENCE_S))
+        assert holds(ours.pool, 63, 1, 63)
+
+
+async def test_a_reader_that_stands_still_keeps_a_share_of_the_frames_however_many_connections_it_has() -> None:
+    frame_bytes = 2 * SHAPE[1] * 8
+    async with sides(window_bytes=16 * frame_bytes) as (ours, theirs):
+        stopped = Side(0)
+        controls = [await theirs.control(stopped) for _ in range(5)]
+        for control in controls:
+            await control.ask([0])
+            await control.ask([1])
+        frames = theirs.transport._require_local().window.for_readers
+        await until(lambda: len(frames) == 6)
+        peer = await ours.transport.connect(theirs.description)
+        await ours.transport.read(peer, list(range(64)), list(range(64)), staging_owner.LEND_S / 2)
+        assert len(frames) == 6  # of eight
+        for control in controls:
+            control.sock.close()
+        await until(lambda: len(frames) == 8)
+        await stopped.transport.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        (9,),  # no word of the protocol
+        (2,),  # a frame back that it does not have
+        (1, 0),  # no units
+        (1, 3, 0, 1, 2),  # more than a frame has
+        (1, 1, 0, 1, 1, 0, 1, 1, 0),  # a third frame
+        (1, 1 << 31),
+    ],
+)
+async def test_nonsense_ends_the_connection_and_nothing_else(said: tuple[int, ...]) -> None:
+    async with sides() as (ours, theirs):
+        wrong = await theirs.control(ours)
+        await send_words(wrong.sock, *said)
+        with suppress(TransferError, OSError):
+            for _ in range(3):
+                await soon(wrong.staged())
+            pytest.fail("it got three frames")
+        wrong.sock.close()
+        peer = await ours.transport.connect(theirs.description)
+        await ours.transport.read(peer, [3], [4], PATIENCE_S)
+        assert holds(ours.pool, 4, 1, 3)
+
+
+async def test_blocks_that_there_are_not_are_refused_by_the_owner_too() -> None:
+    async with sides() as (ours, theirs):
+        control = await theirs.control(ours)
+        await control.ask([64])
+        with pytest.raises(PeerRefused, match=r"block 64 is not one of the pool's 64"):
+            await soon(control.staged())
+        control.sock.close()
+
+
+async def test_as_a_last_resort_it_is_said_loudly(caplog: pytest.LogCaptureFixture) -> None:
+    async with sides() as (ours, theirs):
+        auto = AutoTransport(
+            [Unavailable("nixl", "UCX has no CUDA"), Backend("staged", ours.transport, STAGING_COSTS)], Quarantine()
+        )
+        peer = await auto.connect(theirs.description)
+        (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+        said = warning.getMessage()
+        assert "over staged_shared_memory as a last resort" in said
+        assert "twice over PCIe" in said
+        assert "nixl: UCX has no CUDA" in said
+        assert auto.choices[peer].transport == "staged_shared_memory"
+
+
+@pytest.mark.parametrize("name", ["tcp", "shared_memory"])
+async def test_a_transport_of_host_memory_says_what_serves_a_gpu(name: str) -> None:
+    memory = SharedPool()
+    transport = create_transport(name, PoolIdentity("a", "b"), memory, HOST)
+    with pytest.raises(ValueError, match=r"on the CPU for this transport.*meta.*nixl, nccl, staged and auto"):
+        transport.register_pool(torch.zeros(4, 4, device="meta"))
+    await transport.close()
+    memory.close()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+async def test_a_gpus_auto_is_made_of_what_reads_gpus() -> None:
+    async with pools("auto", GPU) as (ours, theirs):
+        assert set(theirs.description.endpoints) >= {"staged"}
+        assert "tcp" not in theirs.description.endpoints  # of the window, whose blocks mean something else
+        peer = await ours.transport.connect(theirs.description)
+        await ours.transport.read(peer, [3], [4], PATIENCE_S)
+        assert holds(ours.pool, 4, 1, 3)
+
+
+class Pooled:
+    """A transport by its name, with a pool of its own."""
+
+    def __init__(self, name: str, device: torch.device, seed: int) -> None:
+        self.memory = SharedPool()
+        self.transport: KVTransport = create_transport(
+            name, PoolIdentity(uuid.uuid4().hex, "model"), self.memory, HOST, device=device
+        )
+        self.pool = torch.full(SHAPE, UNTOUCHED)
+        if seed:
+            fill(self.pool, seed)
+        self.description = self.transport.register_pool(self.pool)
+
+
+@asynccontextmanager
+async def pools(name: str, device: torch.device) -> AsyncIterator[tuple[Pooled, Pooled]]:
+    both = Pooled(name, device, 0), Pooled(name, device, 1)
+    try:
+        yield both
+    finally:
+        for each in both:
+            await each.transport.close()
+            each.memory.close()
+
+
+async def test_staged_is_a_transport_to_ask_for() -> None:
+    async with pools("staged", torch.device("cpu")) as (ours, theirs):
+        assert set(theirs.description.endpoints) == {"staged"}
+        peer = await ours.transport.connect(theirs.description)
+        await ours.transport.read(peer, [3], [4], PATIENCE_S)
+        assert holds(ours.pool, 4, 1, 3)
+        assert ours.transport.choices[peer].transport == "staged_shared_memory"
+
+
+async def test_who_has_no_window_is_not_read_through_one() -> None:
+    async with sides() as (ours, _), pools("tcp", torch.device("cpu")) as (_, theirs):
+        with pytest.raises(TransportUnavailable, match="does not offer staged"):
+            await ours.transport.connect(theirs.description)
+
+
+def a_staged_transport(port: int = 0) -> tuple[StagedTransport, SharedPool]:
+    identity, window = PoolIdentity(uuid.uuid4().hex, "model"), SharedPool()
+    return StagedTransport(identity, SharedMemoryTransport(identity, window), window, HOST, port=port), window
+
+
+async def test_without_memory_for_a_window_another_transport_may_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: SharedPool, *_args: object) -> None:
+        raise MemoryError("no memory for a pool of 1 bytes")
+
+    transport, window = a_staged_transport()
+    monkeypatch.setattr(SharedPool, "allocate", refuse)
+    with pytest.raises(TransportUnavailable, match="no host memory to stage blocks in: no memory"):
+        transport.register_pool(torch.zeros(SHAPE))
+    assert window.fd == -1
+    await transport.close()
+
+
+async def test_a_window_goes_when_the_pool_is_not_registered() -> None:
+    with closing(socket.create_server((HOST, 0))) as taken:
+        transport, window = a_staged_transport(taken.getsockname()[1])
+        with pytest.raises(OSError, match="cannot listen on port"):
+            transport.register_pool(torch.zeros(SHAPE))
+        assert window.fd == -1
+        await transport.close()
+
+
+def test_a_copy_that_fails_is_an_error_of_transfer() -> None:
+    pool = LocalPool.of(torch.zeros(4, 8), PoolIdentity("a", "b"))
+    copy = StagingCopy(pool, torch.zeros(4, 32, dtype=torch.uint8))
+    with pytest.raises(TransferFailed, match="copying blocks between GPU and host failed: "):
+        copy.copy_in([0, 1], 32, 4)

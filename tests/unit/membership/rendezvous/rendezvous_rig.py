@@ -1,0 +1,150 @@
+"""A rendezvous in this process, and members of its groups."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+
+import grpc
+
+from baton.engine.parallel.group_view import GroupView
+from baton.membership.rendezvous.epoch import Life
+from baton.membership.rendezvous.member import GroupMember, Place
+from baton.membership.rendezvous.rendezvous_address import FixedAddress
+from baton.membership.rendezvous.service import RendezvousService
+from baton.membership.rendezvous.settings import RendezvousSettings
+from baton.protos import group_pb2, group_pb2_grpc
+from baton.rpc.grpc_options import SERVER_OPTIONS
+from baton.rpc.malformed import RefuseMalformed
+from baton.rpc.peers import Channels
+from baton.rpc.tls import Plaintext
+
+PATIENCE_S = 20.0
+DEFAULTS = RendezvousSettings()
+
+
+async def until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
+    """Returns once the condition holds."""
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, "it did not come about"
+        await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def rendezvous(
+    settings: RendezvousSettings = DEFAULTS, port: int = 0
+) -> AsyncIterator[tuple[RendezvousService, str]]:
+    """A rendezvous and its address."""
+    server = grpc.aio.server(interceptors=[RefuseMalformed()], options=SERVER_OPTIONS)
+    service = RendezvousService(settings)
+    group_pb2_grpc.add_RendezvousServicer_to_server(service, server)
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    looking = asyncio.create_task(service.run())
+    await server.start()
+    try:
+        yield service, f"127.0.0.1:{port}"
+    finally:
+        service.close()
+        await server.stop(0.5)
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+
+
+class Members:
+    """Owns members that have no engine: their views are looked at."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.channels = Channels(Plaintext())
+        self._all: list[GroupMember] = []
+
+    def join(self, name: str, size: int, group: str = "g", life: str = "1", fingerprint: str = "f") -> GroupMember:
+        """A started member."""
+        place = Place(group, Life(name, life, "127.0.0.1:1"), fingerprint, size)
+        member = GroupMember(FixedAddress(self.address), place, Plaintext(), self.channels)
+        self._all.append(member)
+        member.start()
+        return member
+
+    async def close(self) -> None:
+        """Closes all."""
+        await asyncio.gather(*(member.close() for member in self._all))
+        await self.channels.close()
+
+
+@asynccontextmanager
+async def members_of(address: str) -> AsyncIterator[Members]:
+    """Members, all closed at the end."""
+    members = Members(address)
+    try:
+        yield members
+    finally:
+        await members.close()
+
+
+def view_of(member: GroupMember) -> GroupView:
+    """Its newest view."""
+    view = member.wait(None, 0)
+    assert view is not None
+    return view
+
+
+def names_of(member: GroupMember) -> list[str]:
+    """The members of its newest view, without their lives; none before the first."""
+    view = member.wait(None, 0)
+    return [] if view is None else [each.partition("/")[0] for each in view.members]
+
+
+async def wait_all(members: Sequence[GroupMember], names: Sequence[str], after: int = 0) -> int:
+    """Returns the epoch, once all have the same one, later than `after`, with these names."""
+    await until(
+        lambda: (
+            all(names_of(member) == list(names) and member.epoch > after for member in members)
+            and len({member.epoch for member in members}) == 1
+        )
+    )
+    return members[0].epoch
+
+
+class Stream:
+    """A stream to the rendezvous as nobody but a test speaks it."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.call = group_pb2_grpc.RendezvousStub(channel).Join()  # type: ignore[call-arg]
+
+    async def join(self, **fields: object) -> None:
+        """Says a join: a good one but for `fields`."""
+        await self.call.write(join_message(**fields))
+
+    async def epoch(self) -> group_pb2.Epoch:
+        """The next epoch that is told."""
+        while True:
+            message = await self.read()
+            if message.HasField("epoch"):
+                return message.epoch
+
+    async def read(self) -> group_pb2.GroupMessage:
+        """The next message."""
+        message = await asyncio.wait_for(self.call.read(), PATIENCE_S)
+        assert isinstance(message, group_pb2.GroupMessage), message
+        return message
+
+    async def refusal(self) -> tuple[grpc.StatusCode, str]:
+        """How the call ends; what is said before that is passed over."""
+        with suppress(grpc.aio.AioRpcError):
+            while await asyncio.wait_for(self.call.read(), PATIENCE_S) is not grpc.aio.EOF:
+                pass
+        code = await asyncio.wait_for(self.call.code(), PATIENCE_S)
+        return code, await self.call.details()
+
+
+def join_message(**fields: object) -> group_pb2.MemberMessage:
+    """A good join but for `fields`."""
+    good: dict[str, object] = {"group": "g", "life": life("a"), "fingerprint": "f", "size": 1}
+    return group_pb2.MemberMessage(join=group_pb2.JoinGroup(**{**good, **fields}))  # type: ignore[arg-type]
+
+
+def life(name: str, incarnation: str = "1", address: str = "127.0.0.1:1") -> group_pb2.Life:
+    """A life's message."""
+    return group_pb2.Life(name=name, incarnation=incarnation, address=address)

@@ -1,0 +1,89 @@
+"""When a group's epochs begin, where the rendezvous was late itself."""
+
+import asyncio
+
+import pytest
+
+from baton.membership.rendezvous.epoch import Epoch, epoch_from_proto, epoch_to_proto
+from baton.membership.rendezvous.group import Group
+from baton.membership.rendezvous.join import read_join
+from baton.membership.rendezvous.member_session import Seat
+from baton.membership.rendezvous.settings import RendezvousSettings
+from tests.unit.membership.rendezvous.rendezvous_rig import join_message, life
+
+SETTINGS = RendezvousSettings(timeout_s=0.4, return_s=0.5)
+SETTLED_S = 0.2  # long enough for an epoch to begin that need not wait
+
+
+def admit(group: Group, name: str, last: Epoch | None = None) -> Seat:
+    message = join_message(life=life(name), size=2).join
+    if last is not None:
+        message.last_epoch.CopyFrom(epoch_to_proto(last))
+    return group.admit(read_join(message, SETTINGS))
+
+
+async def shown(seat: Seat) -> Epoch:
+    """The newest epoch, which it has not been told yet."""
+    async with asyncio.timeout(10):
+        async for message in seat.messages():
+            if message.HasField("epoch"):
+                return epoch_from_proto(message.epoch)
+    raise AssertionError("the seat is closed")
+
+
+async def test_nobody_is_out_for_what_could_not_be_heard() -> None:
+    group = Group("g", SETTINGS)
+    seats = [admit(group, "a"), admit(group, "b")]
+    await asyncio.sleep(0.3)
+    group.look(late_s=0.25)
+    await asyncio.sleep(0.3)
+    group.look(late_s=0)
+    assert [seat.end for seat in seats] == [None, None]
+    await asyncio.sleep(0.3)
+    group.look(late_s=0)
+    assert all("silent" in str(seat.end) for seat in seats)
+    group.close()
+
+
+@pytest.mark.parametrize("is_seen_first", [False, True])
+async def test_who_gave_up_a_rendezvous_that_was_away_may_return(is_seen_first: bool) -> None:
+    """Whether its leave is seen before or after we see that we were away."""
+    group = Group("g", SETTINGS)
+    gone, stayed = admit(group, "a"), admit(group, "b")
+    first = await shown(stayed)
+    if is_seen_first:
+        group.look(late_s=5)
+    group.remove(gone)
+    if not is_seen_first:
+        group.look(late_s=5)
+    await asyncio.sleep(SETTLED_S)
+    back = admit(group, "a", first)
+    assert await shown(back) == first
+    await asyncio.sleep(0.6)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await shown(stayed)
+    group.close()
+
+
+async def test_who_does_not_return_is_out_in_the_end() -> None:
+    group = Group("g", SETTINGS)
+    gone, stayed = admit(group, "a"), admit(group, "b")
+    first = await shown(stayed)
+    group.look(late_s=5)
+    begun_s = asyncio.get_running_loop().time()
+    group.remove(gone)
+    epoch = await shown(stayed)
+    assert asyncio.get_running_loop().time() - begun_s > 0.4
+    assert (epoch.number, epoch.lives) == (first.number + 1, (stayed.life,))
+    group.close()
+
+
+async def test_a_closed_group_begins_no_epoch() -> None:
+    group = Group("g", SETTINGS)
+    seats = [admit(group, "a"), admit(group, "b")]
+    group.close()
+    for seat in seats:
+        group.remove(seat)
+        assert str(seat.end) == "the rendezvous ends"
+        assert [message async for message in seat.messages()] == []

@@ -1,0 +1,137 @@
+"""The end of what takes too long."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import pytest
+
+from baton.router.admission.deadline import deadline_of, news_within, result_within
+from baton.router.request_context import RequestContext
+from baton.rpc.status import DeadlineExceeded
+
+
+class News:
+    """A stream whose next item comes when it is let go on; records that it was closed."""
+
+    def __init__(self, num_at_once: int) -> None:
+        self.go_on = asyncio.Event()
+        self.closed = asyncio.Event()
+        self._num_at_once = num_at_once
+
+    async def stream(self) -> AsyncGenerator[int, None]:
+        try:
+            for number in range(self._num_at_once):
+                yield number
+            await self.go_on.wait()
+            yield -1
+        finally:
+            await asyncio.sleep(0)
+            self.closed.set()
+
+
+def soon(delay_s: float = 0.03) -> float:
+    return time.monotonic() + delay_s
+
+
+def test_the_default_holds_for_those_who_state_nothing() -> None:
+    context = RequestContext(timeout_s=3.0, arrived_s=10.0)
+    assert deadline_of(context, 5.0) == deadline_of(context, None) == 13.0
+    assert deadline_of(RequestContext(arrived_s=10.0), 5.0) == 15.0
+    assert deadline_of(RequestContext(), None) is None
+    assert deadline_of(RequestContext(timeout_s=1e300), 5.0) is None
+
+
+async def test_news_in_time_are_untouched() -> None:
+    news = News(5)
+    news.go_on.set()
+    assert [each async for each in news_within(soon(60), news.stream())] == [0, 1, 2, 3, 4, -1]
+    assert news.closed.is_set()
+
+
+async def test_one_who_waits_for_news_is_told() -> None:
+    news = News(2)
+    limited = news_within(soon(), news.stream())
+    assert [await anext(limited), await anext(limited)] == [0, 1]
+    with pytest.raises(DeadlineExceeded, match="time was over"):
+        await anext(limited)
+    assert news.closed.is_set()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_a_reader_in_another_task_is_told() -> None:
+    news = News(1)
+    async with aclosing(news_within(soon(), news.stream())) as limited:
+        assert await asyncio.create_task(anext(limited)) == 0
+        with pytest.raises(DeadlineExceeded):
+            await asyncio.create_task(anext(limited))
+    assert news.closed.is_set()
+
+
+async def test_the_source_is_closed_at_once_though_nobody_reads() -> None:
+    news = News(2)
+    limited = news_within(soon(), news.stream())
+    assert await anext(limited) == 0
+    await asyncio.wait_for(news.closed.wait(), 10)
+    with pytest.raises(DeadlineExceeded):
+        await anext(limited)
+    with pytest.raises(StopAsyncIteration):
+        await anext(limited)
+
+
+async def test_a_cancellation_of_ones_own_stays_one() -> None:
+    news = News(1)
+
+    async def read() -> None:
+        async with aclosing(news_within(soon(60), news.stream())) as limited:
+            async for _ in limited:
+                pass
+
+    reader = asyncio.create_task(read())
+    await asyncio.sleep(0)
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    assert news.closed.is_set()
+
+
+async def test_a_cancellation_at_the_same_moment_wins() -> None:
+    news = News(0)
+    limited = news_within(soon(), news.stream())
+    reader = asyncio.create_task(anext(limited))
+    await asyncio.sleep(0)
+    time.sleep(0.05)  # noqa: ASYNC251  # both are due in one turn of the event loop
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    await limited.aclose()
+
+
+async def test_an_error_of_the_source_stays_one() -> None:
+    async def broken() -> AsyncGenerator[int, None]:
+        yield 1
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        [each async for each in news_within(soon(60), broken())]
+
+
+async def test_a_result_in_time_or_not() -> None:
+    async def work(pause_s: float) -> int:
+        await asyncio.sleep(pause_s)
+        return 5
+
+    assert await result_within(soon(60), work(0), "was worked on") == 5
+    with pytest.raises(DeadlineExceeded, match="while it was worked on"):
+        await result_within(soon(), work(60), "was worked on")
+
+
+async def test_a_timeout_of_the_works_own_stays_one() -> None:
+    async def work() -> int:
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        await result_within(soon(60), work(), "was worked on")

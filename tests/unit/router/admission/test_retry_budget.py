@@ -1,0 +1,30 @@
+"""Refused requests are sent again for a share of all requests, and no more."""
+
+from baton.router.admission.retry_budget import MOST_SAVED, SHARE, RetryBudget
+
+
+def num_taken(budget: RetryBudget, num_tries: int) -> int:
+    return sum(budget.take() for _ in range(num_tries))
+
+
+def test_what_is_saved_is_spent_once() -> None:
+    budget = RetryBudget()
+    assert num_taken(budget, 1000) == MOST_SAVED
+    assert not budget.take()
+
+
+def test_under_lasting_overload_a_share_is_left() -> None:
+    budget = RetryBudget()
+    num_taken(budget, 1000)
+    taken = 0
+    for _ in range(1000):
+        budget.note_request()
+        taken += num_taken(budget, 3)
+    assert abs(taken - 1000 * SHARE) <= 1
+
+
+def test_quiet_times_save_no_more_than_the_bound() -> None:
+    budget = RetryBudget()
+    for _ in range(10_000):
+        budget.note_request()
+    assert num_taken(budget, 1000) == MOST_SAVED

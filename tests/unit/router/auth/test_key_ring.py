@@ -1,0 +1,138 @@
+"""The keys that a router takes, while their file changes."""
+
+import logging
+import time
+from pathlib import Path
+
+import pytest
+
+from baton.router.auth.api_key import ApiKey, digest_of, hidden, unnamed_key
+from baton.router.auth.cache_secret import CacheSecret
+from baton.router.auth.client import Client
+from baton.router.auth.key_ring import KeyRing
+from baton.router.auth.keys_file import InvalidKeysFile, KeysFile
+from baton.router.errors import KeyLimitReached
+from tests.unit.router.api_keys import TestKeys
+
+SECRET = "of all routers in this test"
+
+
+class Ring:
+    """A ring with a file, at a time that the test sets."""
+
+    def __init__(self, keys: TestKeys, *fixed: ApiKey, shared_cache: bool = False) -> None:
+        self.now_s = 0.0
+        secret = None if shared_cache else CacheSecret(SECRET)
+        self.ring = KeyRing(fixed, KeysFile(str(keys.path)), secret, lambda: self.now_s)
+
+    def find(self, key: str) -> Client | None:
+        return self.ring.find(digest_of(key.encode()))
+
+    def name(self, key: str) -> str | None:
+        """Of the key that was found."""
+        client = self.find(key)
+        return client.key.name if client is not None and client.key is not None else None
+
+
+def test_keys_come_and_go(tmp_path: Path) -> None:
+    keys = TestKeys(tmp_path)
+    first = keys.add("first")
+    ring = Ring(keys, unnamed_key(hidden("from the command line")))
+    second = keys.add("second")
+    assert (ring.name(first), ring.name(second), ring.name("other")) == ("first", None, None)
+    ring.now_s = 1.0
+    assert (ring.name(first), ring.name(second)) == ("first", "second")
+    keys.remove("first")
+    ring.now_s = 1.9
+    assert ring.name(first) == "first"
+    ring.now_s = 2.0
+    assert (ring.name(first), ring.name(second)) == (None, "second")
+    assert (ring.name("from the command line") or "").startswith("key-")
+    assert len(ring.ring) == 2
+
+
+def test_a_file_that_is_broken_or_gone_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys = TestKeys(tmp_path)
+    key = keys.add("a")
+    ring = Ring(keys)
+    keys.replace("keys: [sk-secret")
+    for second in range(1, 5):
+        ring.now_s = second
+        assert ring.name(key) == "a"
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    assert "the API keys stay as they are" in caplog.text
+    assert "secret" not in caplog.text
+    keys.path.unlink()
+    ring.now_s = 5.0
+    assert ring.name(key) == "a"
+    keys.entries = []
+    other = keys.add("b")
+    ring.now_s = 6.0
+    assert (ring.name(key), ring.name(other)) == (None, "b")
+
+
+def test_a_file_that_is_broken_at_the_start_is_an_error(tmp_path: Path) -> None:
+    keys = TestKeys(tmp_path)
+    keys.replace("keys: [")
+    with pytest.raises(InvalidKeysFile, match="is not YAML"):
+        Ring(keys)
+    keys.path.unlink()
+    with pytest.raises(InvalidKeysFile, match="cannot read"):
+        Ring(keys)
+
+
+def test_an_expired_key_is_no_key(tmp_path: Path) -> None:
+    keys = TestKeys(tmp_path)
+    old, new = keys.add("old", expires="2020-01-01T00:00:00Z"), keys.add("new", expires="2999-01-01T00:00:00Z")
+    ring = Ring(keys)
+    assert (ring.name(old), ring.name(new)) == (None, "new")
+
+
+def test_a_key_expires_while_the_file_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = TestKeys(tmp_path)
+    key = keys.add("a", expires="2999-01-01T00:00:00Z")
+    ring = Ring(keys)
+    assert ring.name(key) == "a"
+    monkeypatch.setattr(time, "time", lambda: 40_000_000_000.0)
+    assert ring.name(key) is None
+
+
+def test_counts_go_on_when_a_file_is_read_again(tmp_path: Path) -> None:
+    keys = TestKeys(tmp_path)
+    key = keys.add("a", requests_per_minute=1)
+    ring = Ring(keys)
+    client = ring.find(key)
+    assert client is not None
+    client.begin()
+    keys.change("a", priority=5)
+    ring.now_s = 1.0
+    client = ring.find(key)
+    assert client is not None
+    assert [client.priority(wanted) for wanted in (-1, 0, 2)] == [5, 5, 7]
+    with pytest.raises(KeyLimitReached):
+        client.begin()
+    keys.change("a", requests_per_minute=10)
+    ring.now_s = 2.0
+    client = ring.find(key)
+    assert client is not None
+    client.begin()
+
+
+def test_tenants_are_apart_and_scopes_together(tmp_path: Path) -> None:
+    keys = TestKeys(tmp_path)
+    given = [keys.add("a"), keys.add("b", cache_salt="team"), keys.add("c", cache_salt="team"), keys.add("team")]
+    salts = [client.cache_salt("") for client in map(Ring(keys).find, given) if client is not None]
+    assert salts[1] == salts[2]
+    assert len(set(salts)) == 3
+    own = [client.cache_salt("mine") for client in map(Ring(keys).find, given) if client is not None]
+    assert own[1] == own[2]
+    assert len({*own, *salts}) == 6
+    shared = [client.cache_salt("x") for client in map(Ring(keys, shared_cache=True).find, given) if client is not None]
+    assert shared == ["x"] * 4
+
+
+def test_a_key_of_the_command_line_is_called_alike_everywhere_and_tells_nothing() -> None:
+    key = unnamed_key(hidden("secret"))
+    assert key == unnamed_key(hidden(hidden("secret")))
+    assert key.digest == digest_of(b"secret")
+    assert key.digest.hex()[:8] not in key.name

@@ -1,0 +1,131 @@
+"""The file that has the API keys, good and bad."""
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from baton.router.auth.api_key import ApiKey
+from baton.router.auth.keys_file import InvalidKeysFile, KeysFile, read_keys
+
+DIGEST = "0123456789abcdefABCDEF" + "0" * 42
+
+
+def entry(**fields: object) -> bytes:
+    given = {"name": "a", "sha256": f"'{DIGEST}'", **fields}
+    return ("keys:\n- " + "\n  ".join(f"{name}: {value}" for name, value in given.items())).encode()
+
+
+def test_an_entry_with_everything() -> None:
+    text = entry(
+        priority=-3, max_inflight=64, requests_per_minute=600, tokens_per_minute=200000, cache_salt="research",
+        expires="2027-01-31T00:00:00Z",
+    )  # fmt: skip
+    assert read_keys(text, "file") == [
+        ApiKey(
+            name="a", digest=bytes.fromhex(DIGEST), priority=-3, max_inflight=64, requests_per_minute=600,
+            tokens_per_minute=200000, cache_scope="research",
+            expires_s=datetime(2027, 1, 31, tzinfo=UTC).timestamp(),
+        )
+    ]  # fmt: skip
+
+
+def test_a_name_and_a_digest_are_enough_and_no_key_is_right_too() -> None:
+    assert read_keys(entry(), "file") == [ApiKey(name="a", digest=bytes.fromhex(DIGEST))]
+    assert read_keys(b"keys: []", "file") == []
+
+
+@pytest.mark.parametrize("time", ["2027-01-31", "'2027-01-31'", "2027-01-31 00:00:00", "2027-01-31T01:00:00+01:00"])
+def test_times_of_all_kinds(time: str) -> None:
+    assert read_keys(entry(expires=time), "file")[0].expires_s == datetime(2027, 1, 31, tzinfo=UTC).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "must be a mapping with a list under `keys`"),
+        (b"keys: {}", "must be a mapping with a list under `keys`"),
+        (b"keys: []\nmore: 1", "must be a mapping with a list under `keys`"),
+        (b"keys: [sk-secret]", "keys[0]: must be a mapping with a name and a sha256"),
+        (b"keys:\n- name: a", "keys[0]: must have a name and a sha256"),
+        (entry(sha256="sk-secret"), "keys[0].sha256: must be the 64 hexadecimal digits"),
+        (entry(sha256=f"'{DIGEST}0'"), "keys[0].sha256: must be the 64 hexadecimal digits"),
+        (entry(sha256="[sk-secret]"), "keys[0].sha256: must be the 64 hexadecimal digits"),
+        (entry(prority=1), "keys[0].prority: unknown option; did you mean priority?"),
+        (entry(priority="high"), "keys[0].priority: 'high' is not allowed; it must be a whole number"),
+        (entry(max_inflight=0), "keys[0].max_inflight: 0 is not allowed; it must be a whole number at least 1"),
+        (entry(expires="soon"), "keys[0].expires: must be a time such as"),
+        (entry(name="'a b'"), "keys[0].name: must be 1 to 128 visible ASCII characters"),
+        (entry(name="null"), "keys[0].name: None is not allowed"),
+        (entry(cache_salt="''"), "keys[0].cache_salt: must be 1 to 128 visible ASCII characters"),
+        (entry() + b"\n  name: sk-secret", "has a key twice (line 4)"),
+        (entry() + entry().replace(b"keys:", b""), "keys[1].name: is that of keys[0] too"),
+        (entry() + entry(name="b").replace(b"keys:", b""), "keys[1].sha256: is that of keys[0] too"),
+        (b"keys: *sk-secret", "is not YAML"),
+        (b"keys: {sk-secret", "is not YAML"),
+        (b"keys: !!timestamp sk-secret", "is not YAML"),
+        (b"keys: !sk-secret 1", "is not YAML"),
+        (b"\xff\xfe\xff", "is not YAML"),
+        (b"keys: &a [*a]", "keys[0]: must be a mapping"),
+        (b"[" * 200_000, "is not YAML"),
+        (b"- " * 200_000, "is not YAML"),
+    ],
+)
+def test_what_is_wrong_is_named_and_no_secret_repeated(text: bytes, message: str) -> None:
+    with pytest.raises(InvalidKeysFile) as caught:
+        read_keys(text, "the file")
+    assert str(caught.value).startswith("the file: ")
+    assert message in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_another_file_under_the_name_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_bytes(entry())
+    file = KeysFile(str(path))
+    assert file.has_changed()
+    file.read()
+    assert not file.has_changed()
+    new = tmp_path / "new.yaml"
+    new.write_bytes(entry(name="b"))  # of the same size
+    os.replace(new, path)
+    assert file.has_changed()
+    assert [key.name for key in file.read()] == ["b"]
+    path.unlink()
+    assert file.has_changed()
+    with pytest.raises(InvalidKeysFile, match=r"cannot read .*keys.yaml: No such file"):
+        file.read()
+    assert not file.has_changed()
+    path.write_bytes(entry(name="c"))
+    assert file.has_changed()
+
+
+def test_a_directory_that_is_swapped_by_its_link_is_seen(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "keys.yaml").write_bytes(entry(name=name))
+    data = tmp_path / "..data"
+    data.symlink_to("first")
+    (tmp_path / "keys.yaml").symlink_to("..data/keys.yaml")
+    file = KeysFile(str(tmp_path / "keys.yaml"))
+    assert [key.name for key in file.read()] == ["first"]
+    (tmp_path / "..new").symlink_to("second")
+    os.replace(tmp_path / "..new", data)
+    assert file.has_changed()
+    assert [key.name for key in file.read()] == ["second"]
+
+
+def test_a_file_that_is_broken_is_seen_once(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text("keys: [")
+    file = KeysFile(str(path))
+    with pytest.raises(InvalidKeysFile):
+        file.read()
+    assert not file.has_changed()
+    path.unlink()
+    path.mkdir()
+    assert file.has_changed()
+    with pytest.raises(InvalidKeysFile, match=r"cannot read .*: Is a directory"):
+        file.read()
+    assert not file.has_changed()

@@ -1,0 +1,186 @@
+"""The HTTP server's certificate: replaced while the server runs, and refused at the start if it cannot serve."""
+
+import asyncio
+import logging
+import os
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trustme
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from baton.router.config import RouterConfig
+from baton.router.http.certificate import Certificate, HttpsFiles, make_certificate
+from baton.rpc.tls import TlsFiles
+from baton.settings.values import OptionError
+from tests.unit.router.running_router import DEADLINE_S, MODEL
+from tests.unit.rpc.test_tls import write
+
+NAME = "router.baton.test"
+
+
+@asynccontextmanager
+async def serving(certificate: Certificate) -> AsyncIterator[int]:
+    """A server that repeats lines; its port."""
+
+    async def repeat(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            writer.write(line)
+        writer.close()
+
+    context = certificate.server_context()
+    server = await asyncio.start_server(repeat, "127.0.0.1", 0, ssl=context, ssl_shutdown_timeout=1)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+class Client:
+    """A connection that has had its first answer."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.serial = writer.get_extra_info("ssl_object").getpeercert()["serialNumber"]
+
+    @property
+    def may_resume(self) -> bool:
+        """Whether a later connection could do without a whole handshake."""
+        session = self._writer.get_extra_info("ssl_object").session
+        return session is not None and session.has_ticket
+
+    async def ask(self) -> None:
+        """The connection works."""
+        self._writer.write(b"hello\n")
+        assert await asyncio.wait_for(self._reader.readline(), DEADLINE_S) == b"hello\n"
+
+
+@asynccontextmanager
+async def connected(
+    port: int, authority: trustme.CA, name: str | None = NAME, shown: trustme.LeafCert | None = None
+) -> AsyncIterator[Client]:
+    """Who trusts the authority; `name` is what the server is asked for, and `shown` the client's own certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = name is not None
+    authority.configure_trust(context)
+    if shown is not None:
+        shown.configure_cert(context)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=name or "")
+    try:
+        client = Client(reader, writer)
+        await client.ask()
+        yield client
+    finally:
+        writer.transport.abort()
+
+
+def https(files: TlsFiles, ca_certs: str | None = None, cert_reqs: ssl.VerifyMode = ssl.CERT_NONE) -> Certificate:
+    return Certificate(HttpsFiles(files.cert, files.key, ca_certs, cert_reqs))
+
+
+@pytest.mark.parametrize("name", [NAME, None])
+async def test_each_connection_gets_the_certificate_of_its_time(tmp_path: Path, name: str | None) -> None:
+    authority = trustme.CA()
+    certificate = https(write(tmp_path, authority, NAME))
+    async with serving(certificate) as port, connected(port, authority, name) as first:
+        for _ in range(2):
+            write(tmp_path, authority, NAME)
+            async with connected(port, authority, name) as second, connected(port, authority, name) as third:
+                assert second.serial == third.serial != first.serial
+                assert third.may_resume
+        await first.ask()
+
+
+async def test_a_change_that_is_half_done_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    authority = trustme.CA()
+    files = write(tmp_path / "files", authority, NAME)
+    new = write(tmp_path / "new", authority, NAME)
+    async with serving(https(files)) as port:
+        async with connected(port, authority) as client:
+            before = client.serial
+        os.replace(new.key, files.key)
+        for _ in range(3):
+            async with connected(port, authority) as client:
+                assert client.serial == before
+        assert caplog.text.count("certificates for HTTPS changed and cannot be read") == 1
+        os.replace(new.cert, files.cert)
+        async with connected(port, authority) as client:
+            assert client.serial != before
+        Path(files.key).unlink()
+        async with connected(port, authority) as client:
+            assert client.serial != before
+    assert caplog.text.count("certificates for HTTPS were replaced") == 1
+
+
+async def test_clients_show_certificates_of_the_authority_of_now(tmp_path: Path) -> None:
+    authority, old, new = trustme.CA(), trustme.CA(), trustme.CA()
+    clients = tmp_path / "clients.pem"
+    clients.write_bytes(old.cert_pem.bytes())
+    certificate = https(write(tmp_path, authority, NAME), str(clients), ssl.CERT_REQUIRED)
+    async with serving(certificate) as port:
+        for trusted, other in ((old, new), (new, old)):
+            clients.write_bytes(trusted.cert_pem.bytes())
+            async with connected(port, authority, shown=trusted.issue_cert("client.baton.test")) as client:
+                assert not client.may_resume  # and so be taken without being looked at
+            for shown in (None, other.issue_cert("client.baton.test")):
+                with pytest.raises((OSError, AssertionError)):  # of TLS 1.3, or the end of what is read
+                    async with connected(port, authority, shown=shown):
+                        pass
+
+
+def encrypted(key: trustme.Blob) -> bytes:
+    """The key, with a password that nobody is told."""
+    loaded = load_pem_private_key(key.bytes(), None)
+    return loaded.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+
+
+def test_what_cannot_serve_is_said_at_the_start(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    files = write(tmp_path, authority, NAME)
+    paths = {"ssl_certfile": files.cert, "ssl_keyfile": files.key}
+    assert make_certificate(RouterConfig(model=MODEL)) is None
+    assert make_certificate(RouterConfig(model=MODEL, **paths)) is not None
+    contents = {
+        "stranger.pem": authority.issue_cert(NAME).private_key_pem.bytes(),
+        "encrypted.pem": encrypted(authority.issue_cert(NAME).private_key_pem),
+        "text.pem": b"none",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    for changes, words in (
+        ({"ssl_keyfile": "stranger.pem"}, "is not that of the certificate in"),
+        ({"ssl_keyfile": "encrypted.pem"}, "is encrypted"),
+        ({"ssl_keyfile": "text.pem"}, "are no certificate and its key in PEM"),
+        ({"ssl_certfile": "text.pem"}, "are no certificate and its key in PEM"),
+        ({"ssl_certfile": "none.pem"}, "No such file or directory"),
+        ({"ssl_keyfile": "."}, "Is a directory"),
+        ({"ssl_ca_certs": "text.pem"}, "has no authority's certificate"),
+    ):
+        given = {name: str(tmp_path / path) for name, path in changes.items()}
+        config = RouterConfig(model=MODEL, **{**paths, **given}, ssl_cert_reqs=2 * ("ssl_ca_certs" in given))
+        with pytest.raises(OptionError, match=words) as caught:
+            make_certificate(config)
+        assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ssl_certfile": "cert.pem"},
+        {"ssl_keyfile": "key.pem"},
+        {"ssl_ca_certs": "ca.pem", "ssl_cert_reqs": 2},
+        {"ssl_certfile": "cert.pem", "ssl_keyfile": "key.pem", "ssl_ca_certs": "ca.pem"},
+        {"ssl_certfile": "cert.pem", "ssl_keyfile": "key.pem", "ssl_cert_reqs": 1},
+    ],
+)
+def test_nothing_protects_by_halves(options: dict[str, str]) -> None:
+    with pytest.raises(OptionError, match=r"needs? "):
+        RouterConfig(model=MODEL, **options)  # type: ignore[arg-type]  # a test's own choice of options

@@ -1,0 +1,91 @@
+"""Comments in the pauses of a resumable stream."""
+
+import asyncio
+from collections.abc import Mapping
+
+import orjson
+import pytest
+
+from baton.router.auth.client import ANYBODY
+from baton.router.errors import Draining, Overloaded
+from baton.router.http.disconnect import ClientGone
+from baton.router.http.event_stream import EventStream
+from baton.router.http.keep_alive import COMMENT, kept_alive
+from baton.router.openai.resume import RESPONSE_HEADERS
+from baton.router.resumption.resumption import Resumption
+from tests.unit.router.running_router import until
+
+SOON_S, NEVER_S = 0.005, 1000.0
+
+
+class RecordingExchange:
+    """An exchange that keeps what is sent, to a client that is never behind."""
+
+    is_behind = False
+
+    def __init__(self, resumption: Resumption | None = None) -> None:
+        self.resumption = resumption
+        self.request_id, self.client = "request", ANYBODY
+        self.address, self.upload, self.refusal, self.disconnected = "", None, None, False
+        self.heads: list[Mapping[str, str]] = []
+        self.sent: list[bytes] = []
+        self.is_over = False
+
+    @property
+    def started(self) -> bool:
+        return bool(self.heads)
+
+    async def begin_events(self, headers: Mapping[str, str], source: object) -> None:
+        self.heads.append(headers)
+
+    async def send_events(self, events: bytes, last: bool = False) -> None:
+        self.sent.append(events)
+        self.is_over = last
+
+
+async def test_a_silent_stream_has_comments_its_head_first() -> None:
+    exchange = RecordingExchange(Resumption(b""))
+    async with kept_alive(exchange, True, SOON_S) as alive:  # type: ignore[arg-type]  # it needs no body
+        await until(lambda: len(exchange.sent) >= 3)
+        await alive.begin_events({"x-baton-decode": "decode-0"}, EventStream(alive, lambda _: b""))  # too late
+        await alive.send_events(b"data: 1\n\n")
+        await alive.send_events(b"data: 2\n\n", last=True)
+        num_sent = len(exchange.sent)
+        await asyncio.sleep(5 * SOON_S)
+        assert len(exchange.sent) == num_sent
+    assert exchange.heads == [RESPONSE_HEADERS]
+    assert [each for each in exchange.sent if each != COMMENT] == [b"data: 1\n\n", b"data: 2\n\n"]
+    assert exchange.sent[0] == COMMENT
+
+
+async def test_an_error_is_an_event_only_once_the_head_is_out() -> None:
+    exchange = RecordingExchange(Resumption(b""))
+    with pytest.raises(Overloaded):
+        async with kept_alive(exchange, True, NEVER_S):  # type: ignore[arg-type]  # it needs no body
+            raise Overloaded("full", 1)
+    assert not exchange.sent
+    async with kept_alive(exchange, True, SOON_S):  # type: ignore[arg-type]  # it needs no body
+        await until(lambda: exchange.started)
+        raise Draining("the router is shutting down")
+    assert exchange.is_over
+    assert orjson.loads(exchange.sent[-1].removeprefix(b"data: "))["error"]["code"] == "router_draining"
+
+
+async def test_a_client_that_went_away_is_no_error_of_the_stream() -> None:
+    exchange = RecordingExchange(Resumption(b""))
+
+    async def leave() -> None:
+        async with kept_alive(exchange, True, SOON_S):  # type: ignore[arg-type]  # it needs no body
+            await until(lambda: exchange.started)
+            raise ClientGone
+
+    with pytest.raises(ClientGone):
+        await leave()
+    assert set(exchange.sent) <= {COMMENT}
+
+
+@pytest.mark.parametrize(("resumption", "stream"), [(None, True), (Resumption(b""), False)])
+async def test_other_responses_are_left_alone(resumption: Resumption | None, stream: bool) -> None:
+    exchange = RecordingExchange(resumption)
+    async with kept_alive(exchange, stream, SOON_S) as same:  # type: ignore[arg-type]  # it needs no body
+        assert same is exchange

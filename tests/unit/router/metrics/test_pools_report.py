@@ -1,0 +1,96 @@
+"""What a router tells of its traffic and its workers."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from baton.membership.registry.router_report import RouterReport, decode_report
+from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL
+from tests.unit.router.api_keys import TestKeys, bearer
+from tests.unit.router.running_router import RunningRouter, running_router, wait_workers
+from tests.unit.router.scripted_worker import BLOCK_SIZE, ScriptedWorker
+
+BODY = {"prompt": [300] * 10, "max_tokens": 5, "temperature": 0}
+
+
+async def report_of(router: RunningRouter) -> RouterReport:
+    answer = await router.http.get("/pools")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    return decode_report(answer.text)
+
+
+async def test_a_report_of_what_was_served() -> None:
+    worker = ScriptedWorker()
+    async with running_router(worker) as router:
+        for num_choices in (1, 1, 2):
+            body = {**BODY, "n": num_choices}
+            assert (await router.http.post("/v1/completions", json=body)).status_code == 200
+        for broken in ({**BODY, "prompt": [1 << 30]}, {**BODY, "max_tokens": 10_000}):
+            assert (await router.http.post("/v1/completions", json=broken)).status_code == 400
+        assert (await router.http.post("/tokenize", json={"prompt": "a"})).status_code == 200
+        report = await report_of(router)
+        assert report.model == "bundled_model"
+        traffic = report.traffic
+        assert (traffic.num_requests, traffic.num_waiting, traffic.oldest_wait_s) == (4, 0, 0.0)
+        assert traffic.gaps_s.num == 3  # none before what was invalid
+        assert (traffic.prompt_tokens.num, traffic.prompt_tokens.total) == (4, 40)
+        assert (traffic.output_tokens.num, traffic.output_tokens.total) == (4, 20)
+        assert (traffic.num_generated_tokens, traffic.asked_tokens.total) == (20, 20)
+        assert 4 <= traffic.uncached_tokens.total <= 40 - 2 * BLOCK_SIZE
+        assert 1.0 <= traffic.window_s <= 60.0
+        (seen,) = report.workers
+        assert (seen.worker_id, seen.incarnation, seen.role) == ("decode-0", "decode-0/1", "decode")
+        assert (seen.num_blocks, seen.num_free_blocks, seen.block_size) == (1000, 900, BLOCK_SIZE)
+        assert not seen.draining
+        assert 0 < seen.ready_for_s < 60
+        assert sum(seen.latency.values()) == 4
+
+
+async def test_what_is_older_than_the_window_is_forgotten() -> None:
+    worker = ScriptedWorker()
+    async with running_router(worker, traffic_window_s=1) as router, asyncio.timeout(20):
+        assert (await router.http.post("/v1/completions", json=BODY)).status_code == 200
+        while (report := await report_of(router)).workers[0].latency or report.traffic.output_tokens.num:
+            await asyncio.sleep(0.02)
+        assert report.traffic.num_requests == 0
+        assert report.traffic.window_s == pytest.approx(1.0)
+
+
+async def test_a_prefill_worker_answers_for_what_it_computed() -> None:
+    decode, prefill = ScriptedWorker(), ScriptedWorker("prefill-0", WORKER_ROLE_PREFILL)
+    async with running_router(decode, prefill) as router:
+        pinned = {"x-baton-prefill": "prefill-0"}
+        assert (await router.http.post("/v1/completions", json=BODY, headers=pinned)).status_code == 200
+        assert decode.commands[0].prefill.worker_id == "prefill-0"
+        report = await report_of(router)
+        assert {each.worker_id: sum(each.latency.values()) for each in report.workers} == {
+            "decode-0": 1,
+            "prefill-0": 1,
+        }
+        assert report.traffic.remote_tokens == report.traffic.uncached_tokens
+
+
+async def test_a_refused_request_is_load_and_a_gone_worker_is_none() -> None:
+    worker = ScriptedWorker()
+    async with running_router(worker) as router:
+        worker.draining = True
+        worker.news()
+        await wait_workers(router.http, 1, "draining")
+        assert (await router.http.post("/v1/completions", json=BODY)).status_code == 503
+        report = await report_of(router)
+        assert (report.traffic.num_requests, report.traffic.prompt_tokens.num) == (1, 0)
+        assert [each.draining for each in report.workers] == [True]
+        await worker.stop()
+        await wait_workers(router.http, 1, "connecting")
+        assert (await report_of(router)).workers == ()
+
+
+async def test_operators_only(tmp_path: Path) -> None:
+    keys = TestKeys(tmp_path)
+    key = keys.add("a")
+    async with running_router(api_keys_file=str(keys.path), protect_operations=True) as router:
+        assert (await router.http.get("/pools")).status_code == 401
+        assert (await router.http.get("/pools", headers=bearer(key))).status_code == 200
+    async with running_router(api_keys_file=str(keys.path)) as router:
+        assert (await router.http.get("/pools")).status_code == 200

@@ -1,0 +1,55 @@
+"""What a router tells Prometheus of its workers."""
+
+from contextlib import AsyncExitStack
+
+from prometheus_client import CollectorRegistry
+
+from baton.membership.registry.memory import MemoryRegistry
+from baton.router.metrics.worker_series import WorkerSeries
+from tests.unit.router.pools import MODEL_NAME, ready, running_pool
+from tests.unit.router.running_router import until
+from tests.unit.router.scripted_worker import ScriptedWorker
+from tests.unit.router.series import read_series
+
+
+def handovers(registry: CollectorRegistry) -> dict[str, float]:
+    """The counter of each worker."""
+    prefix = f'baton:handovers_total{{model_name="{MODEL_NAME}",worker="'
+    series = read_series(registry).items()
+    return {name.removeprefix(prefix).rstrip('"}'): value for name, value in series if name.startswith(prefix)}
+
+
+async def test_a_counter_does_not_begin_before_the_first_report() -> None:
+    worker, registry = ScriptedWorker(), CollectorRegistry()
+    worker.may_tell.clear()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(worker.stop)
+        pool = await stack.enter_async_context(running_pool(MemoryRegistry([await worker.start()])))
+        stack.callback(worker.may_tell.set)
+        registry.register(WorkerSeries(pool, MODEL_NAME))
+        await until(lambda: bool(worker.num_watches))  # so it is known who is there
+        assert pool.connections[0].description is not None
+        assert handovers(registry) == {}
+        worker.may_tell.set()
+        await until(lambda: ready(pool) == {worker.address})
+        assert handovers(registry) == {"decode-0": 3}
+        info = f'address="{worker.address}",model_name="{MODEL_NAME}",role="decode",worker="decode-0"'
+        assert read_series(registry)[f"baton:worker_info{{{info}}}"] == 1
+
+
+async def test_workers_of_one_id_have_series_each() -> None:
+    workers, registry = [ScriptedWorker(), ScriptedWorker()], CollectorRegistry()
+    workers[1].num_lives = 7  # so that their lives have different names
+    async with AsyncExitStack() as stack:
+        addresses = [await worker.start() for worker in workers]
+        for worker in workers:
+            stack.push_async_callback(worker.stop)
+        pool = await stack.enter_async_context(running_pool(MemoryRegistry(addresses)))
+        registry.register(WorkerSeries(pool, MODEL_NAME))
+        await until(lambda: ready(pool) == set(addresses))
+        assert handovers(registry) == {f"decode-0@{address}": 3 for address in addresses}
+        transports = [name for name in read_series(registry) if name.startswith("baton:kv_transport_info")]
+        assert len(transports) == 2
+        await workers[1].stop()
+        await until(lambda: ready(pool) == {addresses[0]})
+        assert handovers(registry) == {"decode-0": 3}

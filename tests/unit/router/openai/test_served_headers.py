@@ -1,0 +1,45 @@
+"""What workers say of themselves, as an answer's headers have it."""
+
+from urllib.parse import unquote
+
+import pytest
+
+from baton.protos import common_pb2, worker_pb2
+from baton.router.openai.response import served_headers
+from tests.unit.router.running_router import running_router
+from tests.unit.router.scripted_worker import ScriptedWorker
+
+ODD = ("décode 0", "a\r\nx-injected: 1", "\x00\x7f", "работник", "é" * 5000, "100% sure", "a b")
+BODY = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+
+
+class OddWorker(ScriptedWorker):
+    """Says of a request that workers of odd names served it; its own name is in order."""
+
+    said = ""
+
+    def _served_by(self, command: worker_pb2.GenerateCommand) -> common_pb2.ServedBy:
+        return common_pb2.ServedBy(decode_worker=self.said, prefill_worker=self.said, kv_transport=self.said)
+
+
+@pytest.mark.parametrize("name", ODD)
+async def test_any_name_makes_a_header(name: str) -> None:
+    worker = OddWorker()
+    worker.said = name
+    async with running_router(worker) as router:
+        for stream in (False, True):
+            for headers in ({}, {"expect": "100-continue"}):  # answered on the connection itself, and over ASGI
+                body = {**BODY, "stream": stream}
+                answer = await router.http.post("/v1/chat/completions", json=body, headers=headers)
+                assert answer.status_code == 200
+                for what in ("prefill", "decode", "kv-transport"):
+                    assert unquote(answer.headers[f"x-baton-{what}"]) == name[:128]
+                assert "x-injected" not in answer.headers
+
+
+def test_names_in_order_stand_as_they_are() -> None:
+    told = common_pb2.ServedBy(decode_worker="decode-0/a%20b", prefill_worker="", kv_transport="tcp")
+    headers = served_headers(told)
+    assert headers["x-baton-decode"] == "decode-0/a%20b"
+    assert headers["x-baton-prefill"] == ""
+    assert headers["x-baton-kv-transport"] == "tcp"

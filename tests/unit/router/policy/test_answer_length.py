@@ -1,0 +1,48 @@
+"""How long answers are."""
+
+import pytest
+
+from baton.router.policy.output_length import FIRST_GUESS, AnswerLength
+from tests.unit.router.running_router import running_router
+from tests.unit.router.scripted_worker import ScriptedWorker
+
+
+def test_it_is_guessed_first_and_learnt_from_the_last_answers() -> None:
+    length = AnswerLength()
+    assert length.mean == FIRST_GUESS
+    for _ in range(1000):
+        length.note(40)
+    assert length.mean == pytest.approx(40, rel=1e-3)
+    for number in range(1000):
+        length.note(20 if number % 2 else 60)
+    assert length.mean == pytest.approx(40, rel=0.02)
+
+
+def test_a_few_lengths_tell_how_far_answers_are_from_each_other() -> None:
+    length = AnswerLength()
+    assert set(length.typical) == {FIRST_GUESS}
+    for number in range(200):
+        length.note(8 if number % 2 else 192)
+    assert length.typical == (8.0, 8.0, 192.0, 192.0)
+    for _ in range(200):
+        length.note(0)
+    assert length.typical == (1.0, 1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_router_learns_it_from_every_answer(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[int] = []
+    note = AnswerLength.note
+    monkeypatch.setattr(AnswerLength, "note", lambda self, count: (noted.append(count), note(self, count)))
+    async with running_router(ScriptedWorker()) as router:
+        for max_tokens in (5, 7):
+            body = {"prompt": "Hello there", "max_tokens": max_tokens, "stream": stream}
+            assert (await router.http.post("/v1/completions", json=body)).status_code == 200
+    assert noted == [5, 7]
+
+
+def test_answers_of_nothing_have_one_token() -> None:
+    length = AnswerLength()
+    for _ in range(2000):
+        length.note(0)
+    assert length.mean == 1.0

@@ -1,0 +1,151 @@
+"""Prices of plans on hand-made snapshots, in numbers."""
+
+from dataclasses import replace
+
+import pytest
+
+from baton.router.policy.cluster import ClusterSnapshot, RoutedRequest, WorkerSnapshot
+from baton.router.policy.cost_model import CostModel, PrefillOption, Price
+from baton.router.policy.rates import (
+    DEFAULT_DECODE_STEP_S,
+    DEFAULT_PREFILL_TOKENS_PER_S,
+    DEFAULT_READ_BYTES_PER_S,
+    RateBook,
+)
+from baton.router.policy.recent_requests import FAIRNESS_SLACK, WINDOW, RecentRequests, excess, fair_count
+from baton.router.policy.reuse_share import ReuseShare
+from tests.unit.router.cluster_builder import cluster, prefill, request, worker
+
+MODEL = CostModel()
+
+
+def local(asked: RoutedRequest, decode: WorkerSnapshot) -> Price:
+    snapshot = cluster(decode)
+    times = MODEL.times(asked, decode, RateBook(snapshot))
+    return MODEL.local(asked, times, MODEL.unfair_s(asked, times, RateBook(snapshot)))
+
+
+def option(asked: RoutedRequest, worker: WorkerSnapshot, source: WorkerSnapshot | None = None) -> PrefillOption:
+    return MODEL.option(asked, MODEL.times(asked, worker, RateBook(cluster(worker))), source)
+
+
+def remote(asked: RoutedRequest, decode: WorkerSnapshot, chosen: PrefillOption) -> Price:
+    return MODEL.remote(asked, MODEL.times(asked, decode, RateBook(cluster(decode))), chosen, 0.0)
+
+
+def test_an_idle_worker_takes_the_prompt_and_a_step() -> None:
+    price = local(request(1000), worker("d"))
+    assert price.ttft_s == pytest.approx(0.1 + 0.01)
+    assert price.harm_s == pytest.approx(0.1)  # to one who comes next
+    assert price.evicted_s == pytest.approx(0.5 * 0.1)
+
+
+def test_what_is_cached_is_not_computed_but_for_the_last_token() -> None:
+    assert local(request(1000, d=900), worker("d")).ttft_s == pytest.approx(0.01 + 0.01)
+    assert local(request(1000, d=1000), worker("d")).ttft_s == pytest.approx(0.0001 + 0.01)
+
+
+def test_queued_tokens_come_first() -> None:
+    step_s = 0.01 + 2 * 0.0001
+    price = local(request(1000), worker("d", requests=3, queued=4096))
+    assert price.ttft_s == pytest.approx(0.4096 + 2 * step_s + 0.1 + step_s)
+
+
+def test_a_prompt_of_several_steps_pays_each() -> None:
+    assert local(request(5000), worker("d")).ttft_s == pytest.approx(0.5 + 3 * 0.01)
+
+
+def test_running_sequences_wait_for_the_prompt_and_slow_each_other() -> None:
+    price = local(request(1000), worker("d", requests=10))
+    joining_s = 2 * 10 * MODEL.num_output_tokens * 0.0001
+    assert price.harm_s == pytest.approx(11 * 0.1 + joining_s)
+
+
+def test_a_full_batch_is_waited_for() -> None:
+    room = local(request(10), worker("d", requests=7, max_num_seqs=8)).ttft_s
+    full = local(request(10), worker("d", requests=9, max_num_seqs=8)).ttft_s
+    step_s = 0.01 + 7 * 0.0001
+    ends = 2  # of the eight that run, so that the one waiting and then this one find a place
+    assert full - room == pytest.approx(ends * MODEL.num_output_tokens * step_s / 8, rel=0.05)
+
+
+def test_blocks_are_waited_for() -> None:
+    step_s = 0.01 + 9 * 0.0001
+    price = local(request(320), worker("d", requests=10, free=0))  # 20 blocks; each sequence holds 100
+    unhindered = local(request(320), worker("d", requests=10, free=500))
+    assert price.ttft_s - unhindered.ttft_s == pytest.approx(0.2 * MODEL.num_output_tokens * step_s / 10)
+
+
+def test_only_what_the_computation_does_not_hide_of_a_transfer_is_harm() -> None:
+    slow = worker("d", read_bytes_per_s=(1 << 20) * 1000)  # a block a millisecond
+    short = remote(request(1600), slow, option(request(1600), prefill("p")))
+    assert short.ttft_s == pytest.approx(MODEL.hop_s + 0.16 + 0.01)
+    assert short.harm_s == pytest.approx(0.1 + 0.17)  # a hundred blocks after the only step, and who comes next
+    long = remote(request(4096), slow, option(request(4096), prefill("p")))
+    assert long.harm_s == pytest.approx(0.128 + 0.4096 + 0.02)  # the last step's blocks; the others came beside it
+    cached = remote(request(1600, d=1600), slow, option(request(1600), prefill("p")))
+    assert cached.harm_s == pytest.approx(0.001 + 0.17)
+
+
+def test_a_pull_is_waited_for_beside_the_queue_and_saves_computation() -> None:
+    asked, source = request(5000, s=4800), worker("s")
+    slow = prefill("p", read_bytes_per_s=(1 << 20) * 1000)
+    pulled = option(asked, slow, source)
+    assert pulled.num_computed_tokens == 200
+    assert pulled.wait_s == pytest.approx(MODEL.hop_s + 0.3)
+    assert pulled.compute_s == pytest.approx(0.02 + 0.01)
+    assert option(asked, replace(slow, num_requests=1, num_queued_tokens=9000), source).wait_s > 0.9
+
+
+def test_who_says_nothing_is_like_others_of_the_role_then_like_all() -> None:
+    silent = worker("d0", rate=0, step_s=0, sequence_s=0, read_bytes_per_s=0)
+    fast, slow, slower = (worker(f"d{rate}", rate=rate) for rate in (4000, 2000, 1000))
+    assert RateBook(cluster(silent, fast, slow, slower)).of(silent).prefill_tokens_per_s == 2000
+    rates = RateBook(cluster(silent, prefill("p", rate=7000))).of(silent)
+    assert (rates.prefill_tokens_per_s, rates.decode_step_s) == (7000, 0.010)
+    rates = RateBook(cluster(silent)).of(silent)
+    assert rates.prefill_tokens_per_s == DEFAULT_PREFILL_TOKENS_PER_S
+    assert (rates.decode_step_s, rates.read_bytes_per_s) == (DEFAULT_DECODE_STEP_S, DEFAULT_READ_BYTES_PER_S)
+
+
+def test_a_free_sequence_is_known_to_be_free_and_not_unknown() -> None:
+    known = worker("d0", sequence_s=0.0, read_bytes_per_s=0)
+    assert RateBook(cluster(known, worker("d1"))).of(known).decode_sequence_s == 0
+
+
+def test_a_worker_with_more_than_its_share_pays_what_its_cache_is_worth() -> None:
+    turn = 10_000
+    fair = fair_count(turn, 2)
+    much = RecentRequests(fair + (fair + FAIRNESS_SLACK), turn)  # twice the share, the slack apart
+    book = RateBook(ClusterSnapshot((worker("d1", recent=much), worker("d2")), turn))
+    asked = request(1000)
+    favoured, other = (MODEL.times(asked, each, book) for each in (worker("d1", recent=much), worker("d2")))
+    assert MODEL.unfair_s(asked, favoured, book) == pytest.approx(0.5 * 0.1, rel=0.01)
+    assert MODEL.unfair_s(asked, other, book) == 0
+
+
+def test_requests_are_forgotten_in_time() -> None:
+    count = RecentRequests()
+    for turn in range(1, 20 * WINDOW):
+        if turn % 4 == 0:
+            count = count.with_one(turn)
+    turn = 20 * WINDOW
+    assert count.at(turn) == pytest.approx(WINDOW / 4, rel=0.01)
+    assert fair_count(turn, 4) == pytest.approx(WINDOW / 4, rel=0.01)
+    assert excess(count, turn, fair_count(turn, 4)) == pytest.approx(0, abs=0.01)
+    assert count.at(turn + 10 * WINDOW) < 0.01
+
+
+def test_the_first_requests_mean_nothing() -> None:
+    assert excess(RecentRequests().with_one(1), 1, fair_count(1, 8)) < 1 / FAIRNESS_SLACK
+
+
+def test_the_share_of_reuse_follows_the_prompts() -> None:
+    reuse = ReuseShare()
+    assert reuse.value == 0.5
+    for _ in range(1000):
+        reuse.note(1000, 900)
+    assert reuse.value == pytest.approx(0.9, abs=0.01)
+    for _ in range(1000):
+        reuse.note(1000, 0)
+    assert reuse.value < 0.01

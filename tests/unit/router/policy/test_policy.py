@@ -1,0 +1,246 @@
+"""Which workers are chosen, and the reason for each choice."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from baton.router.errors import NoWorker
+from baton.router.policy.candidates import ImpossiblePlan
+from baton.router.policy.cluster import PlanKind, RoutedRequest
+from baton.router.policy.named_policies import CostPolicy, LeastLoadedPolicy, RoundRobinPolicy, make_policy
+from baton.router.policy.policy import MAX_DECODERS, chance
+from baton.router.policy.targets import Targets
+from baton.router.request_context import RoutingHints
+from tests.unit.router.cluster_builder import both, cluster, names, prefill, request, worker
+
+COST = CostPolicy()
+
+
+def test_a_long_prompt_goes_through_a_prefill_worker_while_others_decode() -> None:
+    plan = COST(request(2000), cluster(worker("d", requests=20), prefill("p")))
+    assert names(plan) == ("d", "p", None)
+    assert plan.kind is PlanKind.REMOTE
+    assert str(plan.reason) == (
+        "remote at d through p: 0.2140 s to the first token, 1.2471 s of harm, 0.2000 s of cache lost, 0.0000 s for "
+        "fairness; instead of local at d: 0.2179 s to the first token, 5.2240 s of harm, 0.1000 s of cache lost, "
+        "0.0000 s for fairness"
+    )
+
+
+def test_a_short_or_well_cached_prompt_is_prefilled_where_it_is_decoded() -> None:
+    workers = (worker("d", requests=20), prefill("p", requests=1))
+    assert names(COST(request(20), cluster(*workers))) == ("d", None, None)
+    plan = COST(request(5000, d=4950), cluster(*workers))
+    assert names(plan) == ("d", None, None)
+    assert str(plan.reason).startswith("local at d: ")
+    assert "; instead of remote at d through p with the prefix of d: " in str(plan.reason)
+
+
+def test_an_idle_decode_worker_computes_what_prefill_workers_would_let_wait() -> None:
+    plan = COST(request(2000), cluster(worker("d"), prefill("p", requests=5, queued=20_000)))
+    assert names(plan) == ("d", None, None)
+
+
+def test_without_prefill_workers_and_at_colocated_ones_it_is_local() -> None:
+    assert names(COST(request(5000), cluster(worker("d", requests=20)))) == ("d", None, None)
+    assert names(COST(request(5000), cluster(both("b", requests=20), prefill("p")))) == ("b", None, None)
+
+
+def test_workers_of_both_roles_prefill_for_decode_workers() -> None:
+    decode = worker("d", requests=20)
+    assert names(COST(request(2000), cluster(decode, both("b")))) == ("d", "b", None)
+    assert names(COST(request(2000), cluster(decode, both("b"), prefill("p", requests=5, queued=20_000))))[1] == "b"
+    assert names(COST(request(2000), cluster(decode, both("b", fingerprint="g"))))[1] is None
+    assert names(COST(request(2000), cluster(both("b1"), both("b2", requests=9))))[1] is None  # nobody else decodes
+
+
+def test_workers_of_both_roles_decode_what_decode_workers_have_no_room_for() -> None:
+    promised = make_policy("cost", None, Targets(ttft_s=1.0, tpot_s=0.02))
+    roomy = worker("d", requests=60, max_num_seqs=99)  # 16 ms of the 20
+    assert names(promised(request(2000), cluster(roomy, both("b")))) == ("d", "b", None)
+    full = worker("d", requests=86, max_num_seqs=99)  # 18.6 ms of the 20
+    assert names(promised(request(2000), cluster(full, both("b")))) == ("b", None, None)
+    assert names(promised(request(2000), cluster(full, worker("e", requests=3), both("b"))))[0] == "e"
+    assert names(COST(request(2000), cluster(full, both("b"))))[0] == "d"  # nothing is promised
+    assert names(COST(request(2000), cluster(worker("d", requests=99, max_num_seqs=99), both("b"))))[0] == "b"
+
+
+def test_a_decode_worker_with_room_is_found_among_many() -> None:
+    promised = make_policy("cost", None, Targets(ttft_s=1.0, tpot_s=0.02))
+    near = [worker(f"d{number}", requests=86, max_num_seqs=99) for number in range(MAX_DECODERS)]
+    far = [worker(f"e{number}", requests=2, queued=500) for number in range(3)]
+    cached = {f"d{number}": 900 for number in range(MAX_DECODERS)}
+    assert names(promised(request(1000, **cached), cluster(*near, *far, both("b"))))[0].startswith("e")
+    assert names(promised(request(1000, **cached), cluster(*near, both("b"))))[0] == "b"
+
+
+def test_the_longest_prefill_queue_is_left_even_when_it_is_hopeless() -> None:
+    promised = make_policy("cost", None, Targets(ttft_s=0.5, tpot_s=0.02))
+    for queued in (5_000, 50_000, 500_000):
+        snapshot = cluster(worker("d", requests=30), prefill("p", requests=9, queued=queued))
+        assert names(promised(request(2000), snapshot))[1] is None
+    two = cluster(worker("d", requests=30), prefill("p", requests=9, queued=60_000), both("b", requests=1, queued=300))
+    assert names(promised(request(2000), two))[1] == "b"
+
+
+def test_what_is_promised_decides_who_computes_a_prompt() -> None:
+    """The same cluster: 30 sequences decode, and the prefill worker has a second's queue."""
+    workers = cluster(worker("d", requests=30), prefill("p", requests=5, queued=10_000))
+    tokens_first = make_policy("cost", None, Targets(ttft_s=5.0, tpot_s=0.015))
+    prompts_first = make_policy("cost", None, Targets(ttft_s=0.5, tpot_s=0.2))
+    assert names(tokens_first(request(2000), workers))[1] == "p"
+    assert names(prompts_first(request(2000), workers))[1] is None
+
+
+def test_only_equal_fingerprints_are_paired() -> None:
+    busy = worker("d", requests=50)
+    assert names(COST(request(5000), cluster(busy, prefill("p", fingerprint="g")))) == ("d", None, None)
+    plan = COST(request(5000, q=4992), cluster(busy, prefill("p"), prefill("q", fingerprint="g")))
+    assert names(plan) == ("d", "p", None)
+    old, new = worker("d1", requests=50), worker("d2", requests=50, fingerprint="g")
+    for turn in range(20):
+        plan = COST(request(5000), cluster(old, new, prefill("p1"), prefill("p2", fingerprint="g"), turn=turn))
+        assert names(plan) in (("d1", "p1", None), ("d2", "p2", None))
+
+
+def test_the_longest_prefix_wins_among_equally_loaded_workers() -> None:
+    assert COST(request(500, d2=256), cluster(worker("d1"), worker("d2"), worker("d3"))).decode.worker_id == "d2"
+
+
+def test_a_queue_outweighs_a_short_prefix_and_not_a_long_one() -> None:
+    busy, idle = worker("d1", requests=4, queued=3000), worker("d2")
+    assert COST(request(4000, d1=1000), cluster(busy, idle)).decode.worker_id == "d2"
+    assert COST(request(8000, d1=7900), cluster(busy, idle)).decode.worker_id == "d1"
+
+
+def test_a_prefill_worker_that_is_too_small_is_left_out() -> None:
+    for policy in (COST, CostPolicy(local_prefill_below=0)):
+        busy, small = worker("d", requests=20), prefill("small", max_model_len=2000)
+        assert names(policy(request(2000), cluster(busy, small))) == ("d", None, None)
+        assert names(policy(request(1999), cluster(busy, small))) == ("d", "small", None)
+    pinned = replace(request(2000), hints=RoutingHints(prefill_worker="small"))
+    with pytest.raises(ImpossiblePlan, match="small is asked for, but it is in the role prefill and takes up to 2000"):
+        COST(pinned, cluster(busy, small))
+
+
+def test_the_prefill_worker_is_chosen_by_prefix_and_queue() -> None:
+    decode = worker("d", requests=30)
+    workers = (
+        decode,
+        prefill("p1", requests=2, queued=3000, read_bytes_per_s=1e6),
+        prefill("p2", read_bytes_per_s=1e6),
+    )
+    assert names(COST(request(5000, p1=1008), cluster(*workers))) == ("d", "p2", None)
+    assert names(COST(request(5000, p1=4992), cluster(*workers))) == ("d", "p1", None)
+
+
+def test_a_worker_without_room_is_avoided() -> None:
+    full = worker("d1", requests=4, free=2)
+    assert COST(request(500), cluster(full, worker("d2", requests=5))).decode.worker_id == "d2"
+    full = worker("d1", requests=16, max_num_seqs=16)
+    assert COST(request(500), cluster(full, worker("d2", requests=20))).decode.worker_id == "d2"
+
+
+def test_a_slower_worker_gets_what_it_can_do() -> None:
+    assert COST(request(4000), cluster(worker("d1", rate=1000), worker("d2", requests=3))).decode.worker_id == "d2"
+
+
+def test_a_prefix_is_pulled_from_the_worker_that_has_most_of_it() -> None:
+    workers = (worker("d1"), worker("d2", requests=60, queued=9000), prefill("p"))
+    plan = COST(request(5000, d2=4000, p=16), cluster(*workers, worker("d3", requests=60)))
+    assert plan.prefix_source is not None
+    assert plan.prefix_source.worker_id == "d2"
+    assert plan.kind is PlanKind.REMOTE_WITH_SOURCE
+
+
+def test_a_prefix_over_a_slow_link_is_computed_anew() -> None:
+    slow = prefill("p", read_bytes_per_s=1e8)  # 250 blocks of 1 MiB would take 2.6 s, their computation 0.4 s
+    plan = COST(
+        request(5000, d2=4000), cluster(worker("d1", requests=30), worker("d2", requests=60, queued=90_000), slow)
+    )
+    assert names(plan) == ("d1", "p", None)
+
+
+def test_a_little_more_of_the_prefix_makes_no_source() -> None:
+    free = prefill("p", read_bytes_per_s=1e15)
+    workers = (worker("d1", requests=30), worker("d2", requests=60, queued=90_000), free)
+    assert COST(request(5000, d2=4032, p=4000), cluster(*workers)).prefix_source is None
+    source = COST(request(5000, d2=4128, p=4000), cluster(*workers)).prefix_source
+    assert source is not None
+    assert source.worker_id == "d2"
+
+
+def test_requests_just_sent_spread_over_equal_workers() -> None:
+    counts = {"d1": 0, "d2": 0, "d3": 0, "d4": 0}
+    for turn in range(40):
+        snapshot = cluster(*(worker(name, requests=count) for name, count in counts.items()), turn=turn)
+        counts[COST(request(10), snapshot).decode.worker_id] += 1
+    assert max(counts.values()) - min(counts.values()) <= 2
+
+
+def test_equal_plans_are_told_apart_by_chance_that_differs_between_routers() -> None:
+    workers = [worker(f"d{number}") for number in range(4)]
+    chosen = [
+        [COST(request(100), cluster(*workers, turn=turn, seed=seed)).decode.worker_id for turn in range(200)]
+        for seed in (11, 22, 11)
+    ]
+    assert chosen[0] == chosen[2]
+    assert sum(a == b for a, b in zip(chosen[0], chosen[1], strict=True)) < 100
+    assert all(30 <= count <= 70 for count in Counter(chosen[0]).values())
+
+
+def test_of_equal_plans_the_worker_that_did_less_is_preferred() -> None:
+    workers = (worker("d1", done=10**6), worker("d2"))
+    assert {COST(request(100), cluster(*workers, turn=turn)).decode.worker_id for turn in range(20)} == {"d2"}
+
+
+def test_chance_is_even() -> None:
+    counts = Counter(chance(number) % 8 for number in range(8000))
+    assert all(850 < count < 1150 for count in counts.values())
+
+
+def test_of_many_workers_the_promising_ones_are_priced() -> None:
+    workers = [worker(f"d{number}", requests=20, queued=8000) for number in range(20 * MAX_DECODERS)]
+    workers[70] = worker("d70", requests=1)
+    assert COST(request(1000), cluster(*workers)).decode.worker_id == "d70"
+    assert COST(request(8000, d90=7990), cluster(*workers[80:])).decode.worker_id == "d90"
+
+
+def test_nobody_to_decode() -> None:
+    for policy in (COST, RoundRobinPolicy(64), LeastLoadedPolicy(64)):
+        with pytest.raises(NoWorker, match="no decode worker is ready"):
+            policy(request(10), cluster(prefill("p")))
+
+
+def test_too_long_for_every_worker_that_is_there() -> None:
+    short, long = worker("d1", max_model_len=64), worker("d2", requests=50, max_model_len=128)
+    assert COST(request(100), cluster(short, long)).decode.worker_id == "d2"
+    assert COST(RoutedRequest(10, num_final_tokens=65), cluster(short, long)).decode.worker_id == "d2"
+    with pytest.raises(NoWorker, match="takes 129 tokens now; the most is 128"):
+        COST(request(128), cluster(short, long))
+
+
+@pytest.mark.parametrize(("missing", "plan"), [(63, "local"), (64, "remote")])
+def test_a_size_decides_where_the_prompt_is_computed(missing: int, plan: str) -> None:
+    policy = CostPolicy(local_prefill_below=64)
+    chosen = policy(request(960 + missing, d=960), cluster(worker("d", requests=missing % 2 * 60), prefill("p")))
+    assert (chosen.prefill is not None) is (plan == "remote")
+
+
+def test_the_next_best_prefill_workers_stand_by() -> None:
+    workers = [prefill(f"p{number}", requests=number, queued=3000 * number) for number in (3, 1, 0, 2)]
+    for policy in (COST, LeastLoadedPolicy(None)):
+        plan = policy(request(3000), cluster(worker("d", requests=40), *workers))
+        assert plan.prefill is not None
+        assert plan.prefill.worker_id == "p0"
+        assert [each.worker_id for each in plan.prefill_fallbacks] == ["p1", "p2"]
+
+
+def test_nobody_stands_by_for_another_model_nor_for_a_prefill_worker_that_was_asked_for() -> None:
+    workers = (worker("d", requests=40), prefill("p"), prefill("q", fingerprint="g"))
+    assert COST(request(3000), cluster(*workers)).prefill_fallbacks == ()
+    pinned = replace(request(3000), hints=RoutingHints(prefill_worker="p"))
+    plan = COST(pinned, cluster(worker("d", requests=40), prefill("p"), prefill("r")))
+    assert names(plan) == ("d", "p", None)
+    assert plan.prefill_fallbacks == ()

@@ -1,0 +1,87 @@
+"""The output of a choice whose client has the beginning of it."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from baton.engine.sampling.params import SamplingParams
+from baton.protos import common_pb2
+from baton.protos.common_pb2 import ServedBy
+from baton.protos.worker_pb2 import RequestDelta
+from baton.router.completion import ChoiceOutput
+from baton.router.generation import ChoiceDelta, Generation, GenerationRequest
+from baton.router.openai.event_ids import EventIds
+from baton.router.resumption.resumed_output import ResumedOutput
+from baton.router.resumption.resumption import ChoiceStart, OutputTally
+from baton.router.text.tokenizer import Tokenizer
+from tests.unit.router.running_router import MODEL
+
+TEXT = "one two!three four 你好 five"
+LENGTH = common_pb2.FINISH_REASON_LENGTH
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Iterator[Tokenizer]:
+    tokenizer = Tokenizer(MODEL)
+    yield tokenizer
+    tokenizer.close()
+
+
+def output(tokenizer: Tokenizer, **options: object) -> ChoiceOutput:
+    request = GenerationRequest(request_id="r", prompt=[300], sampling=SamplingParams(), **options)  # type: ignore[arg-type]
+    return ChoiceOutput(0, Generation(request, [300], SamplingParams(logprobs=0)), tokenizer)
+
+
+def pushed(made: ChoiceOutput | ResumedOutput, token_ids: Sequence[int], size: int) -> list[ChoiceDelta]:
+    """News of the tokens, so many at a time, up to the choice's end."""
+    news: list[ChoiceDelta] = []
+    for start in range(0, len(token_ids), size):
+        part = token_ids[start : start + size]
+        delta = RequestDelta(token_ids=part)
+        if start + size >= len(token_ids):
+            delta.finish_reason = LENGTH
+        news.append(made.push(delta))
+        if made.finished:
+            break
+    return news
+
+
+@pytest.mark.parametrize("stop", [(), ("three", "zz"), ("two!th", "five")])
+@pytest.mark.parametrize("size", [1, 3, 100])
+async def test_what_comes_behind_every_position_is_what_would_have_come(
+    tokenizer: Tokenizer, stop: tuple[str, ...], size: int
+) -> None:
+    token_ids = await tokenizer.encode(TEXT, add_special_tokens=False)
+    expected = pushed(output(tokenizer, stop=stop), token_ids, 1)
+    for num_seen in range(1, len(expected) + 1):
+        resumed = ResumedOutput(output(tokenizer, stop=stop), ChoiceStart(num_seen), 1)
+        news = pushed(resumed, token_ids, size)
+        assert resumed.finished
+        seen = [token_id for each in news for token_id in each.seen]
+        assert seen == token_ids[:num_seen]
+        rest = expected[num_seen:]
+        for name in ("text", "token_ids", "text_offsets"):
+            found = [part for each in news for part in getattr(each, name)]
+            assert found == [part for each in rest for part in getattr(each, name)]
+        last = expected[-1]
+        assert (news[-1].finish_reason, news[-1].stop_reason) == (last.finish_reason, last.stop_reason)
+        assert all(each.finish_reason is None for each in news[:-1])
+
+
+def test_cached_tokens_are_those_of_the_prompt(tokenizer: Tokenizer) -> None:
+    resumed = ResumedOutput(output(tokenizer), ChoiceStart(0), num_prompt_tokens=10)
+    served_by = ServedBy(decode_cached_tokens=8, prefix_pulled_tokens=16, prefill_cached_tokens=24)
+    news = resumed.push(RequestDelta(token_ids=[300], served_by=served_by))
+    assert news.served_by == ServedBy(decode_cached_tokens=8, prefix_pulled_tokens=2, prefill_cached_tokens=10)
+
+
+def test_the_last_event_for_news_has_the_position() -> None:
+    ids = EventIds(OutputTally(2))
+    opening, text = b'data: {"text": "data: "}\n\n', b'data: {"text": "\\n\\ndata: "}\n\n'
+    assert ids.stamped(opening, ChoiceDelta(1)) == opening
+    first = ids.stamped(opening + text, ChoiceDelta(1, token_ids=[5]))
+    assert first.startswith(opening + b"id: 0,1:")
+    assert first.endswith(b"\n" + text)
+    assert ids.stamped(b"", ChoiceDelta(0, token_ids=[6])) == b""  # held back; the next event counts it
+    assert ids.stamped(text, ChoiceDelta(1, token_ids=[7])).startswith(b"id: 1,2:")
+    assert ids.stamped(text, ChoiceDelta(1, seen=[7], finish_reason="stop")) == b""  # the client has that end

@@ -1,0 +1,265 @@
+"""A worker's ranks, the second one behind its real stream: what is received, announced and cleared on both."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+from torch import Tensor
+
+from baton.kvtransfer.base import PoolIdentity
+from baton.kvtransfer.block_slice import PartGroup
+from baton.kvtransfer.checksum.block_checksum import block_checksums
+from baton.kvtransfer.errors import ChecksumMismatch, PeerLost, PeerRefused, TransferDeadline, TransferError
+from baton.kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
+from baton.protos import rank_pb2_grpc
+from baton.rpc.pool_description import pool_to_proto
+from baton.worker.ranks.in_process_rank import LocalRank
+from baton.worker.ranks.rank_service import RankService
+from baton.worker.ranks.ranks import Ranks
+from baton.worker.ranks.remote_rank import FollowerRank
+
+NUM_BLOCKS, NUM_PARTS, WORDS = 8, 4, 16
+WAIT_S = 20.0
+
+
+@dataclass
+class Worker:
+    """Two ranks of a worker that reads, and four of one that is read."""
+
+    network: InMemoryNetwork
+    ranks: Ranks
+    pools: list[Tensor]  # ours, by rank
+    peer_blocks: Tensor  # whole
+    peer_pools: list[Tensor]
+    peer_transports: list[InMemoryTransport]
+    descriptions: list
+    server: grpc.aio.Server
+    follower: FollowerRank
+    lost: list[str]
+    service: RankService
+
+    def announced(self, blocks: list[int]) -> list[int]:
+        """The peer's checksums: all of its first rank, then of the next."""
+        return [each for pool in self.peer_pools for each in block_checksums(pool, blocks)]
+
+    def ours(self, block: int) -> Tensor:
+        """A block as it lies on both ranks."""
+        return torch.cat([pool[block] for pool in self.pools])
+
+
+def share(blocks: Tensor, ranks: PartGroup, rank: int) -> Tensor:
+    first = ranks.first_part(rank)
+    return blocks[:, first : first + ranks.parts_per_rank].contiguous()
+
+
+def local_rank(name: str, rank: int, network: InMemoryNetwork) -> tuple[LocalRank, Tensor]:
+    pool = torch.full((NUM_BLOCKS, NUM_PARTS // 2, WORDS), -1)
+    transport = InMemoryTransport(PoolIdentity(f"{name}-{rank}", "model"), network)
+    return LocalRank(transport, pool, PartGroup(NUM_PARTS, 2), rank), pool
+
+
+@asynccontextmanager
+async def worker(directory: Path) -> AsyncIterator[Worker]:
+    network = InMemoryNetwork()
+    first, first_pool = local_rank("ours", 0, network)
+    second, second_pool = local_rank("ours", 1, network)
+    stores = []
+
+    async def load(store: str) -> LocalRank:
+        stores.append(store)
+        return second
+
+    service = RankService(load)
+    server = grpc.aio.server()
+    rank_pb2_grpc.add_RankServicer_to_server(service, server)
+    channel = grpc.aio.insecure_channel(f"unix:{directory}/1")
+    lost: list[str] = []
+    follower = FollowerRank(1, channel, lambda error: lost.append(str(error)))
+    server.add_insecure_port(f"unix:{directory}/1")  # the first rank is there before
+    await server.start()
+    await follower.listens()
+    follower.join("here:1")
+    async with asyncio.timeout(WAIT_S):
+        await follower.loaded()
+    assert stores == ["here:1"]
+
+    group = PartGroup(NUM_PARTS, 4)
+    blocks = torch.arange(NUM_BLOCKS * NUM_PARTS * WORDS).view(NUM_BLOCKS, NUM_PARTS, WORDS)
+    pools = [share(blocks, group, rank) for rank in range(4)]
+    transports = [InMemoryTransport(PoolIdentity(f"peer-{rank}", "model"), network) for rank in range(4)]
+    descriptions = [
+        pool_to_proto(transport.register_pool(pool)) for transport, pool in zip(transports, pools, strict=True)
+    ]
+    ranks = Ranks(first, [follower], NUM_PARTS)
+    try:
+        yield Worker(
+            network,
+            ranks,
+            [first_pool, second_pool],
+            blocks,
+            pools,
+            transports,
+            descriptions,
+            server,
+            follower,
+            lost,
+            service,
+        )
+    finally:
+        await follower.close()
+        await channel.close()
+        await service.close()
+        await server.stop(None)
+
+
+async def test_a_block_is_received_by_every_rank(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        intake = await it.ranks.receive(it.descriptions, [6, 2, 3], 1, 5.0)
+        await intake.read(1, [4])
+        assert (intake.num_blocks_read, intake.num_blocks_announced, intake.num_blocks_received) == (2, 1, 1)
+        intake.expect(1, it.announced([4, 7]))
+        await intake.read(2, [7])
+        await intake.settled()
+        assert (intake.num_blocks_announced, intake.num_blocks_received) == (3, 3)
+        assert torch.equal(it.ours(2), it.peer_blocks[4])
+        assert torch.equal(it.ours(3), it.peer_blocks[7])
+        assert torch.equal(it.ours(6), torch.full_like(it.ours(6), -1))  # was here already
+        assert intake.transport == "in_memory"
+        assert intake.transfer_s > 0
+        assert set(it.ranks.choices) == {f"peer-{rank}" for rank in range(4)}
+        await it.ranks.clear([2, 3])
+        assert torch.equal(it.ours(3), it.peer_blocks[7])
+
+
+async def test_both_ranks_blocks_are_announced(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        for pool in it.pools:
+            pool.random_(0, 1 << 30)
+        assert [pool.incarnation for pool in it.ranks.describe()] == ["ours-0", "ours-1"]
+        assert it.ranks.block_bytes == NUM_PARTS * WORDS * 8
+        assert [it.ranks.units_for(readers) for readers in (1, 2, 4)] == [1, 1, 2]
+        expected = [each for pool in it.pools for each in block_checksums(pool, [5, 0], 2)]
+        assert await it.ranks.checksums([5, 0], 2) == expected
+        for wrong in (3, 1 << 20):
+            with pytest.raises(ValueError, match="ranks"):
+                it.ranks.units_for(wrong)
+
+
+async def test_what_one_rank_finds_wrong_is_wrong_for_all(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        intake = await it.ranks.receive(it.descriptions, [2, 3], 0, 5.0)
+        checksums = it.announced([0, 1])
+        checksums[-1] ^= 1  # the peer's last rank, which our second one reads
+        await intake.read(0, [0, 1])
+        intake.expect(0, checksums)
+        with pytest.raises(ChecksumMismatch, match="rank 1: block 1 of the request"):
+            await intake.settled()
+        assert intake.num_blocks_received == 1
+
+
+async def test_after_clearing_nothing_is_written_any_more(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        intake = await it.ranks.receive(it.descriptions, [2, 3, 5], 0, WAIT_S)
+        intake.expect(0, it.announced([0, 1, 4]))
+        await intake.read(0, [0])
+        it.network.stop("peer-3")  # the second rank comes no further
+        reading = asyncio.create_task(intake.read(1, [1, 4]))
+        while not torch.equal(it.ours(3)[:2], it.peer_blocks[1, :2]):  # the first one does
+            await asyncio.sleep(0)
+        reading.cancel()
+        await it.ranks.clear([2, 3, 5], [3, 5])
+        it.network.resume("peer-3")
+        assert torch.equal(it.ours(2), it.peer_blocks[0])
+        again = await it.ranks.receive(it.descriptions, [2, 5], 1, 5.0)  # as another one that has the blocks now
+        again.expect(1, it.announced([6]))
+        await again.read(1, [6])
+        await again.settled()
+        assert torch.equal(it.ours(5), it.peer_blocks[6])
+        assert not it.ours(3).any()
+
+
+async def test_a_rank_that_cannot_reach_the_peer_says_so(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        await it.peer_transports[2].close()  # of which only our second rank reads
+        with pytest.raises(PeerLost, match="rank 1: peer peer-2 is gone"):
+            await it.ranks.receive(it.descriptions, [2], 0, 5.0)
+        with pytest.raises(PeerRefused, match="cannot be divided among 3 ranks"):
+            await it.ranks.receive(it.descriptions[:3], [2], 0, 5.0)
+        with pytest.raises(PeerRefused, match="0 pools"):
+            await it.ranks.receive([], [2], 0, 5.0)
+        await it.ranks.clear([2], [2])
+        assert not it.ours(2).any()
+
+
+async def test_when_a_rank_is_gone_nobody_waits_for_it(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        intake = await it.ranks.receive(it.descriptions, [2, 3], 0, WAIT_S)
+        it.network.stop("peer-3")
+        reading = asyncio.create_task(intake.read(0, [0, 1]))
+        await it.server.stop(None)
+        with pytest.raises(PeerLost, match="rank 1 of this worker is gone"):
+            await reading
+        assert len(it.lost) == 1
+        clearing = asyncio.create_task(it.ranks.clear([2, 3]))
+        await asyncio.sleep(0.05)
+        assert not clearing.done()  # its process may still write
+        it.follower.gone.set()
+        await clearing
+        with pytest.raises(TransferError):
+            await it.ranks.checksums([2], 1)
+        it.network.resume("peer-3")
+
+
+async def test_a_rank_that_says_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.worker.ranks.remote_receiver.SLACK_S", 0.1)
+    monkeypatch.setattr("baton.worker.ranks.remote_rank.ANSWER_TIMEOUT_S", 0.2)
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        it.network.stop("peer-3")  # what only the second rank reads; nor does that say that it is late
+        with pytest.raises(TransferDeadline, match="said nothing for"):
+            await it.ranks.receive(it.descriptions, [2], 0, 0.1)
+        it.follower.gone.set()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(it.service, "_obey", lambda *_: None)
+            with pytest.raises(PeerLost, match="rank 1 of this worker does not answer"):
+                await it.ranks.checksums([2], 1)
+        assert it.lost == ["rank 1 of this worker does not answer"]
+        it.network.resume("peer-3")
+
+
+async def test_nothing_is_kept_of_receives_that_failed_or_are_over(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        done = await it.ranks.receive(it.descriptions, [2], 0, 5.0)
+        done.expect(0, it.announced([1]))
+        await done.read(0, [1])
+        await done.settled()
+        await it.ranks.receive(it.descriptions, [4, 5], 2, 5.0)  # all of them are here
+        await it.peer_transports[3].close()
+        for known in (0, 2):
+            with pytest.raises(TransferError):
+                await it.ranks.receive(it.descriptions, [4, 5], known, 5.0)
+        await it.ranks.clear([4, 5])
+        assert not it.follower._intakes
+        assert not it.service._receives
+
+
+async def test_a_command_that_cannot_be_carried_out_loses_the_rank(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        it.follower.gone.set()
+        with pytest.raises(PeerLost, match=r"rank 1: .*99"):
+            await it.follower.checksums([99], 1)
+        assert len(it.lost) == 1
+
+
+async def test_pools_of_another_size_than_they_should_have_are_refused(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        whole = InMemoryTransport(PoolIdentity("whole", "model"), it.network)
+        description = pool_to_proto(whole.register_pool(it.peer_blocks))
+        before = [pool.clone() for pool in it.pools]
+        with pytest.raises(PeerRefused, match="a block of rank 0 of 4 has 512 bytes"):
+            await it.ranks.receive([description] * 4, [2], 0, 5.0)
+        assert all(torch.equal(*pair) for pair in zip(before, it.pools, strict=True))

@@ -1,0 +1,175 @@
+"""A drain waits for exactly the requests that are there."""
+
+import asyncio
+
+import pytest
+
+import baton.worker.drain
+from baton.worker.drain import Drain, DrainConflict, DrainState
+
+
+async def test_it_waits_for_the_last_request() -> None:
+    drain = Drain()
+    await drain.wait_idle()
+    assert not drain.has_begun
+    with drain.request():
+        drain.enter()
+        drain.begin()
+        waiting = asyncio.ensure_future(drain.wait_idle())
+        drain.leave()
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        assert drain.num_requests == 1
+    await waiting
+    assert drain.has_begun
+    assert drain.num_requests == 0
+
+
+async def test_nothing_is_given_away_that_ends_in_time() -> None:
+    drain, given = Drain(), []
+    drain.listen(lambda: given.append("all"))
+    drain.enter()
+    draining = asyncio.ensure_future(drain.run(60))
+    await drain.wait_change(DrainState.SERVING)
+    drain.leave()
+    assert await draining == 0
+    assert given == []
+
+
+async def test_what_does_not_end_in_time_is_given_away_and_its_readers_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(baton.worker.drain, "HAND_OFF_S", 0.01)
+    drain = Drain()
+    read = asyncio.Event()
+
+    async def pull() -> None:
+        with drain.request():
+            await read.wait()
+
+    pulls: list[asyncio.Task[None]] = []
+
+    def hand_off() -> None:
+        drain.leave()
+        pulls.append(asyncio.ensure_future(pull()))  # whoever goes on with it reads its KV from here
+
+    drain.listen(hand_off)
+    drain.enter()
+    draining = asyncio.ensure_future(drain.run(0.01))
+    await asyncio.wait((draining,), timeout=0.2)
+    assert pulls
+    assert not draining.done()
+    read.set()
+    assert await draining == 1
+
+
+async def test_a_worker_whose_requests_nobody_can_take_over_ends_without_delay() -> None:
+    drain = Drain()
+    drain.enter()
+    assert await drain.run(0.01) == 1
+
+
+async def test_who_asks_later_waits_for_the_same_end_and_may_bring_it_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baton.worker.drain, "HAND_OFF_S", 0.2)
+    drain, given = Drain(), []
+
+    def hand_off() -> None:
+        given.append("all")
+        drain.leave()
+
+    drain.listen(hand_off)
+    drain.enter()
+    first = asyncio.ensure_future(drain.run(60))
+    await drain.wait_change(DrainState.SERVING)
+    second = asyncio.ensure_future(drain.run(0.01))
+    async with asyncio.timeout(10):
+        while not given:
+            await asyncio.sleep(0.001)
+    third = asyncio.ensure_future(drain.run(0))  # others are about to pull
+    await asyncio.sleep(0.01)
+    assert not third.done()
+    assert await asyncio.gather(first, second, third) == [1, 1, 1]
+    assert given == ["all"]
+
+
+async def test_a_drain_goes_on_when_who_asked_for_it_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baton.worker.drain, "HAND_OFF_S", 0.01)
+    drain, given = Drain(), []
+
+    def hand_off() -> None:
+        given.append("all")
+        drain.leave()
+
+    drain.listen(hand_off)
+    drain.enter()
+    asked = asyncio.ensure_future(drain.run(0.05))
+    await drain.wait_change(DrainState.SERVING)
+    asked.cancel()
+    async with asyncio.timeout(10):
+        await drain.wait_idle()
+    assert asked.cancelled()
+    assert given == ["all"]
+
+
+async def test_an_undrained_worker_takes_requests_and_can_be_drained_again() -> None:
+    drain = Drain()
+    drain.undo()  # no-op for a worker that serves
+    assert await drain.run(60) == 0
+    assert drain.state is DrainState.DRAINED
+    drain.undo()
+    drain.undo()
+    assert not drain.has_begun
+    with drain.request():
+        again = asyncio.ensure_future(drain.run(60))
+        assert await drain.wait_change(DrainState.SERVING) is DrainState.DRAINING
+    assert await again == 0
+    assert drain.state is DrainState.DRAINED
+
+
+async def test_after_an_undrain_the_deadline_of_the_drain_hands_nothing_off() -> None:
+    drain, given = Drain(), []
+    drain.listen(lambda: given.append("all"))
+    drain.enter()
+    draining = asyncio.ensure_future(drain.run(0.02))
+    await drain.wait_change(DrainState.SERVING)
+    drain.undo()
+    with pytest.raises(DrainConflict, match="undrained before its drain had ended"):
+        await draining
+    later = asyncio.ensure_future(drain.run(60))  # has its own deadline
+    await asyncio.wait((later,), timeout=0.1)
+    assert not later.done()
+    drain.leave()
+    assert await later == 0
+    assert given == []
+
+
+async def test_undraining_during_the_hand_off_gives_the_drain_up() -> None:
+    drain, handed_off = Drain(), asyncio.Event()
+    drain.listen(handed_off.set)
+    drain.enter()
+    draining = asyncio.ensure_future(drain.run(0))
+    await handed_off.wait()
+    drain.leave()
+    drain.undo()
+    with pytest.raises(DrainConflict):
+        await draining
+    assert drain.state is DrainState.SERVING
+
+
+async def test_a_worker_that_is_shutting_down_cannot_be_undrained() -> None:
+    drain = Drain()
+    assert await drain.run(60) == 0
+    drain.begin(final=True)
+    with pytest.raises(DrainConflict, match="shutting down"):
+        drain.undo()
+    assert drain.state is DrainState.DRAINED
+
+
+async def test_a_drained_worker_ends_only_when_peers_have_read_what_they_began_to_read_since() -> None:
+    drain = Drain()
+    assert await drain.run(0.01) == 0
+    with drain.request():  # its cache is a source of KV until it ends
+        ending = asyncio.ensure_future(drain.run(60, final=True))
+        await asyncio.wait((ending,), timeout=0.2)
+        assert not ending.done()
+    assert await asyncio.wait_for(ending, 5) == 0

@@ -1,0 +1,85 @@
+"""Memory asked for against memory that there is."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from baton.cli.options.model_source import BUNDLED
+from baton.engine.checkpoint.model_config import read_model_config
+from baton.engine.checkpoint.weight_memory import num_parameters, weights_bytes
+from baton.engine.config import EngineConfig
+from baton.engine.kv.default_memory import kv_bytes_per_token
+from baton.process.host_memory import HostMemory
+from baton.settings.values import OptionError
+from baton.settings.worker_config import Role, WorkerConfig
+from baton.worker.memory import memory_need, with_kv_memory
+from tests.checkpoints import make_checkpoint
+from tests.unit.engine.fp8_writer import FORMATS, write_fp8
+
+MODEL = read_model_config(BUNDLED)
+GIB, MIB = 1 << 30, 1 << 20
+
+
+def worker(kv_bytes: int | None, role: Role = "decode", device: str = "cpu", ranks: int = 1) -> WorkerConfig:
+    engine = EngineConfig(model=str(BUNDLED), device=device, kv_cache_memory_bytes=kv_bytes)
+    return WorkerConfig(role=role, worker_id=f"{role}-0", engine=engine, tensor_parallel=ranks)
+
+
+def test_weights_are_counted_in_the_type_that_is_computed() -> None:
+    count = num_parameters(BUNDLED, MODEL)
+    assert count == 4_991_744
+    embedding = MODEL.vocab_size * MODEL.hidden_size  # of which the output layer has a copy
+    assert MODEL.tie_word_embeddings
+    assert weights_bytes(BUNDLED, MODEL, None) == 2 * (count + embedding)
+    assert weights_bytes(BUNDLED, replace(MODEL, dtype="float32"), None) == 4 * (count + embedding)
+    assert weights_bytes(BUNDLED, MODEL, "int8") == count + 2 * embedding, "the embedding itself stays in bfloat16"
+
+
+def test_weights_in_fp8_are_counted_as_they_are_dequantised(tmp_path: Path) -> None:
+    source = make_checkpoint("qwen3", tmp_path / "source")
+    directory = write_fp8(source, tmp_path, FORMATS["channel"]).fp8
+    model = read_model_config(directory)
+    assert weights_bytes(directory, model, None) == weights_bytes(source, replace(model, dtype="bfloat16"), None)
+
+
+def test_speculative_layers_are_not_loaded() -> None:
+    shorter = replace(MODEL, num_layers=MODEL.num_layers - 1, num_nextn_predict_layers=1)
+    assert num_parameters(BUNDLED, shorter) < num_parameters(BUNDLED, MODEL)
+
+
+def test_all_workers_together_must_fit() -> None:
+    workers = [worker(3 * GIB, "prefill"), worker(3 * GIB)]
+    need = memory_need(workers, MODEL)
+    assert (need.num_pools, need.kv_bytes) == (2, 6 * GIB)
+    assert need.weights_bytes == 2 * weights_bytes(BUNDLED, MODEL, None)
+    need.check(HostMemory(7 * GIB, is_limited=False))
+    with pytest.raises(OptionError) as raised:
+        need.check(HostMemory(5 * GIB, is_limited=True))
+    assert str(raised.value) == (
+        "kv_cache_memory_bytes: 2 KV caches of 6.0 GiB together and 23 MiB of weights do not fit: 5.0 GiB is free "
+        "(control group's limit); 2548MiB each would fit"
+    )
+    with pytest.raises(OptionError, match="model: its weights take 23 MiB in all workers together, but 10 MiB is free"):
+        need.check(HostMemory(10 * MIB, is_limited=False))
+
+
+def test_each_rank_has_a_cache_of_the_size() -> None:
+    need = memory_need([worker(GIB, ranks=2)], MODEL)
+    assert (need.num_pools, need.kv_bytes, need.weights_bytes) == (2, 2 * GIB, weights_bytes(BUNDLED, MODEL, None))
+
+
+def test_workers_on_gpus_take_none_of_the_hosts_memory() -> None:
+    assert memory_need([worker(900 * GIB, device="cuda")], MODEL).kv_bytes == 0
+    assert with_kv_memory(worker(None, device="cuda"), HostMemory(GIB, False)).engine.kv_cache_memory_bytes is None
+
+
+def test_a_worker_that_was_given_no_size_takes_a_share_of_what_is_free() -> None:
+    sized = with_kv_memory(worker(None), HostMemory(2 * GIB, is_limited=False))
+    assert sized.engine.kv_cache_memory_bytes == 256 * MIB
+    fullest = 64 * MODEL.max_model_len * kv_bytes_per_token(MODEL)  # a batch of the longest requests
+    assert with_kv_memory(worker(None), HostMemory(1 << 40, False)).engine.kv_cache_memory_bytes == min(
+        4 * GIB, fullest
+    )
+    with pytest.raises(OptionError, match=r"a KV cache of 900\.0 GiB and 12 MiB of weights do not fit"):
+        with_kv_memory(worker(900 * GIB), HostMemory(2 * GIB, is_limited=False))

@@ -1,0 +1,51 @@
+"""A real engine under a watchdog; it stands still as it is told: `... CHECKPOINT none|slow|engine|loop`."""
+
+import asyncio
+import sys
+import time
+
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.kvtransfer.base import PoolIdentity
+from baton.kvtransfer.factory import create_transport
+from baton.kvtransfer.shared_memory.pool import SharedPool
+from baton.process.progress import ProgressReporter
+from baton.worker.drain import Drain
+from baton.worker.engine_host import EngineHost
+from baton.worker.watchdog import Watchdog
+
+MAX_STEP_S = 0.4
+
+
+async def main(model: str, what: str) -> None:
+    memory = SharedPool()
+    engine = Engine(EngineConfig(model=model, kv_cache_memory_bytes=1 << 20, num_threads=1), memory.allocate)
+    transport = create_transport("shared_memory", PoolIdentity("life", engine.fingerprint), memory, "127.0.0.1")
+    host = EngineHost(engine, transport, MAX_STEP_S)
+    host.start()
+
+    async def tell_ready(is_ready: bool) -> None:
+        print("ready" if is_ready else "not ready", flush=True)
+
+    watching = asyncio.create_task(Watchdog(host, Drain(), ProgressReporter(None), tell_ready).run())
+    await asyncio.sleep(0)  # it begins
+    if what == "engine":
+        await host.call(lambda _: time.sleep(60))
+    elif what == "loop":
+        time.sleep(60)  # noqa: ASYNC251  # on purpose
+    elif what == "slow":
+        await host.call(lambda _: time.sleep(0.75 * MAX_STEP_S))
+        await asyncio.sleep(MAX_STEP_S)
+    else:
+        for _ in range(4):  # each step short, all of them long
+            await host.call(lambda _: time.sleep(MAX_STEP_S / 4))
+        await asyncio.sleep(2 * MAX_STEP_S)  # nothing to do is no standing still
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    await asyncio.sleep(2 * MAX_STEP_S)
+    await host.stop()
+    await transport.close()
+    memory.close()
+
+
+asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""What prefill and decode workers share: server, engine host, receiving KV, drain, watchdog, metrics."""

@@ -1,0 +1,123 @@
+"""A worker's place in its group of expert-parallel ranks."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import torch
+
+from baton.engine.checkpoint.model_config import read_model_config
+from baton.engine.checkpoint.weights_hash import weights_revision
+from baton.engine.engine import Engine
+from baton.engine.experts.group import BalanceSettings, ExpertGroup
+from baton.engine.experts.nixl_dispatch import check_nixl
+from baton.engine.kv.fingerprint import compatibility_fingerprint
+from baton.engine.kv.layout import torch_dtype
+from baton.engine.parallel.group_view import GroupView
+from baton.membership.rendezvous.epoch import Life
+from baton.membership.rendezvous.member import GroupMember, Place
+from baton.membership.rendezvous.rendezvous_address import whereabouts
+from baton.membership.rendezvous.wakes import GroupPeerService
+from baton.protos import group_pb2_grpc
+from baton.rpc.grpc_options import SERVER_OPTIONS
+from baton.rpc.listening import listen
+from baton.rpc.peers import Channels
+from baton.rpc.tls import Security
+from baton.settings.worker_config import WorkerConfig
+
+PROTOCOL_VERSION = 1  # raised whenever ranks of different versions would not understand each other
+STOP_GRACE_S = 0.1  # for wakes under way
+
+
+class WorkerGroup:
+    """Owns the membership, and tells the engine what the other ranks say."""
+
+    def __init__(self, config: WorkerConfig, member: GroupMember) -> None:
+        self.member = member
+        balance = BalanceSettings(
+            is_enabled=config.enable_eplb,
+            num_redundant=config.num_redundant_experts,
+            step_interval=config.eplb_step_interval,
+            num_nodes=config.eplb_num_nodes,
+        )
+        device = torch.device(config.engine.device)
+        fewest = min(config.min_expert_ranks, config.group_size)
+        self.experts = ExpertGroup(member, config.host, device, balance, _nixl_hidden(config, device), fewest)
+        self._call: Callable[[Callable[[Engine], None]], object] | None = None
+
+    @property
+    def failed(self) -> "asyncio.Future[None]":
+        """Raises why the group does not want us."""
+        return self.member.failed
+
+    def attach(self, call: Callable[[Callable[[Engine], None]], object]) -> None:
+        """The engine, reached by `call` between two steps, hears of wakes and new epochs from now on."""
+        self._call = call
+        self.woken(self.member.epoch, 0)
+
+    def woken(self, epoch: int, round_number: int) -> None:
+        """Another rank has begun a step; round 0: a new epoch has begun."""
+        if self._call is not None:
+            self._call(lambda engine: engine.woken(epoch, round_number))
+
+    def on_view(self, view: GroupView) -> None:
+        """There is a newer view of the group."""
+        self.woken(view.epoch, 0)
+
+    def leave_engine(self) -> None:
+        """The engine waits for no other rank from now on."""
+        self.experts.ranks.leave()
+
+    async def leave(self) -> None:
+        """Takes part in no further step, and has the others go on without us."""
+        self.leave_engine()
+        await self.member.leave()
+
+
+@asynccontextmanager
+async def joined(
+    config: WorkerConfig, incarnation: str, security: Security, channels: Channels
+) -> AsyncIterator[WorkerGroup | None]:
+    """The worker's group, if it is to be in one; left at the end."""
+    if config.group_size == 1:
+        yield None
+        return
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    uds = None if config.uds is None else f"{config.uds}.group"
+    address = listen(server, security, config.host, config.group_port, uds)
+    life = Life(config.worker_id, incarnation, address)
+    fingerprint = await asyncio.to_thread(_fingerprint, config)
+    place = Place(config.group, life, fingerprint, config.group_size)
+    member = GroupMember(whereabouts(config.rendezvous, config.registry), place, security, channels)
+    group = WorkerGroup(config, member)
+    member.listen(group.on_view)
+    group_pb2_grpc.add_GroupPeerServicer_to_server(GroupPeerService(config.group, incarnation, group.woken), server)
+    await server.start()
+    try:
+        yield group
+    finally:
+        group.leave_engine()
+        await member.close()
+        await server.stop(STOP_GRACE_S)
+
+
+def _nixl_hidden(config: WorkerConfig, device: torch.device) -> int | None:
+    """Width of tokens that go by nixl_ep, None if they do not. Raises EngineError where they cannot."""
+    if config.all2all_backend != "nixl_ep":
+        return None
+    model = read_model_config(Path(config.engine.model), config.engine.dtype)
+    num_chosen = model.moe.num_experts_per_token if model.moe is not None else 0
+    check_nixl(model.hidden_size, num_chosen, torch_dtype(model.dtype), device)
+    return model.hidden_size
+
+
+def _fingerprint(config: WorkerConfig) -> str:
+    """The same for all whose experts can stand in for each other's, and who place them by the same rules."""
+    directory, engine = Path(config.engine.model), config.engine
+    model = read_model_config(directory, engine.dtype)
+    balance = f"{config.enable_eplb}/{config.num_redundant_experts}/{config.eplb_step_interval}"
+    rules = f"{balance}/{config.eplb_num_nodes}/{config.all2all_backend}/{config.min_expert_ranks}"
+    fingerprint = compatibility_fingerprint(directory, model, engine.block_size, weights_revision(directory))
+    return f"{fingerprint}/{PROTOCOL_VERSION}/{rules}"

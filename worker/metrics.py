@@ -1,0 +1,129 @@
+"""A worker's figures for Prometheus, under the names that vLLM's users know, with our prefix."""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+from wsgiref.simple_server import WSGIServer
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from baton.engine.outputs import EngineStats, ExpertFigures
+from baton.kvtransfer.base import PeerId
+from baton.rpc.metrics_format import plain_accept
+from baton.worker.counters import WorkerCounters
+from baton.worker.engine_host import EngineHost
+
+SCRAPE_TIMEOUT_S = 5.0
+Family = CounterMetricFamily | GaugeMetricFamily
+FamilyT = TypeVar("FamilyT", CounterMetricFamily, GaugeMetricFamily)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSnapshot:
+    """A worker's figures at one time."""
+
+    stats: EngineStats
+    counters: WorkerCounters
+    transports: dict[PeerId, str]
+    experts: ExpertFigures | None  # of a rank of a group
+    is_short_of_ranks: bool
+
+
+class WorkerMetrics(Collector):
+    """Reads the engine's and the worker's counters whenever it is scraped, from the event loop, which owns them."""
+
+    def __init__(self, host: EngineHost, counters: WorkerCounters, worker_id: str, model: str) -> None:
+        self._host = host
+        self._counters = counters
+        self._labels = {"worker": worker_id, "model_name": model}
+        self._loop = asyncio.get_running_loop()
+
+    async def _snapshot(self) -> WorkerSnapshot:
+        stats = await self._host.stats()
+        choices = self._host.ranks.choices
+        transports = {peer: choice.transport for peer, choice in choices.items()}
+        experts = await self._host.expert_figures()
+        return WorkerSnapshot(stats, replace(self._counters), transports, experts, self._host.is_short_of_ranks)
+
+    def collect(self) -> Iterator[Family]:
+        """All figures; called on a thread of the HTTP server."""
+        snapshot = asyncio.run_coroutine_threadsafe(self._snapshot(), self._loop).result(SCRAPE_TIMEOUT_S)
+        stats, counters = snapshot.stats, snapshot.counters
+        usage = 1 - stats.num_free_blocks / stats.num_blocks
+        yield self._gauge("num_requests_running", "Requests in the batch.", stats.num_running)
+        yield self._gauge("num_requests_waiting", "Requests admitted and not in the batch.", stats.num_waiting)
+        yield self._gauge("kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1.", usage)
+        yield self._gauge("step_seconds", "Recent seconds a step.", stats.step_s)
+        yield self._gauge("prefill_tokens_per_second", "Learnt rate of prompt tokens.", stats.prefill_tokens_per_s)
+        yield self._gauge("decode_step_seconds", "Learnt seconds of a step with one sequence.", stats.decode_step_s)
+        yield self._gauge("decode_sequence_seconds", "What each further one adds to it.", stats.decode_sequence_s)
+        yield self._gauge("read_bytes_per_second", "Learnt rate of KV reads from peers.", counters.read_bytes_per_s)
+        yield self._gauge("remembered_requests", "Ended requests that may be resumed.", counters.num_remembered)
+        yield self._counter("num_preemptions", "Requests preempted.", stats.num_preemptions)
+        yield self._counter("generation_tokens", "Tokens generated.", stats.num_generated_tokens)
+        yield self._counter("prompt_tokens", "Prompt tokens computed.", stats.num_prefilled_tokens)
+        yield self._counter("prefix_cache_queries", "Tokens looked up in the cache.", stats.num_looked_up_tokens)
+        yield self._counter("prefix_cache_hits", "Tokens found in the cache.", stats.num_cached_tokens)
+        yield self._counter("handovers", "Handovers received.", counters.handovers)
+        yield self._counter("handover_bytes", "Bytes received by handovers.", counters.handover_bytes)
+        yield self._counter("handover_failures", "Handovers that failed.", counters.handover_failures)
+        yield self._counter("checksum_failures", "Blocks refused for their checksum.", counters.checksum_failures)
+        transports = GaugeMetricFamily(
+            "baton:kv_transport_info", "Transport in use for each peer.", labels=[*self._labels, "peer", "transport"]
+        )
+        for peer, transport in snapshot.transports.items():
+            transports.add_metric([*self._labels.values(), peer, transport], 1)
+        yield transports
+        if snapshot.experts is not None:
+            yield from self._of_experts(snapshot.experts, snapshot.is_short_of_ranks)
+
+    def _of_experts(self, experts: ExpertFigures, is_short: bool) -> Iterator[Family]:
+        """A rank's figures of its group."""
+        yield self._gauge("expert_group_short", "1 while the group has too few ranks and computes nothing.", is_short)
+        yield self._gauge("expert_group_epoch", "Epoch of the group; a change of ranks begins one.", experts.epoch)
+        yield self._gauge("expert_group_ranks", "Ranks of the group.", experts.num_ranks)
+        text = "Tokens of all ranks that this rank's experts computed, each once for every expert."
+        yield self._by_layer(CounterMetricFamily, "expert_tokens", text, experts.rows)
+        text = "Of the experts that this rank's tokens chose since its start: share of the one chosen most often."
+        yield self._by_layer(GaugeMetricFamily, "expert_busiest_share", text, experts.busiest_shares)
+        text = "Tokens of the busiest rank over the mean rank's, when experts were last placed anew."
+        yield self._by_layer(GaugeMetricFamily, "expert_imbalance", text, experts.imbalances)
+
+    def _by_layer(self, family: type[FamilyT], name: str, text: str, values: Sequence[float]) -> FamilyT:
+        """A series for each layer with experts; one for each expert would be too many."""
+        made = family(f"baton:{name}", text, labels=[*self._labels, "layer"])
+        for layer, value in enumerate(values):
+            made.add_metric([*self._labels.values(), str(layer)], value)
+        return made
+
+    def describe(self) -> Iterator[Family]:
+        """Nothing: a registry that asks for the figures' names at its start would wait for this very event loop."""
+        return iter(())
+
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(f"baton:{name}", text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> CounterMetricFamily:
+        family = CounterMetricFamily(f"baton:{name}", text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+
+def serve_metrics(metrics: Collector, host: str, port: int) -> WSGIServer:
+    """Serves /metrics over HTTP for the life of the process."""
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    server, _ = start_http_server(port, host, registry)
+    page: WSGIApplication = make_wsgi_app(registry)
+
+    def serve(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        return page({**environ, "HTTP_ACCEPT": plain_accept(environ.get("HTTP_ACCEPT", ""))}, start_response)
+
+    server.set_app(serve)
+    return server

@@ -1,0 +1,94 @@
+"""Pulls a prefix that another worker has in its cache, instead of computing it: in prefill and in decode workers."""
+
+import asyncio
+import logging
+
+import grpc
+
+from baton.engine.request import Request
+from baton.engine.scheduling.schedule import Received
+from baton.kvtransfer.errors import ChecksumMismatch, PeerRefused, TransferError
+from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.rpc.event_stream import next_event
+from baton.rpc.peers import Channels
+from baton.worker.counters import WorkerCounters
+from baton.worker.engine_host import EngineHost
+from baton.worker.ranks.group_receiver import GroupIntake
+
+logger = logging.getLogger(__name__)
+
+LeaseCall = grpc.aio.UnaryStreamCall[worker_pb2.LeaseRequest, worker_pb2.LeaseEvent]
+
+
+class PrefixPull:
+    """Reads a request's first blocks from another worker's cache, decode workers' included, under a lease there."""
+
+    def __init__(self, host: EngineHost, request: Request, source: worker_pb2.PeerWorker, deadline_s: float) -> None:
+        block_size = host.config.block_size
+        num_full_blocks = (request.num_tokens - 1) // block_size  # one token at least is left to compute
+        self._host = host
+        self._source = source
+        self._deadline_s = deadline_s
+        self._hashes = request.block_hashes[:num_full_blocks]
+        self._blocks: list[int] = list(request.block_table[:num_full_blocks])
+        self._num_known_blocks = request.num_computed_tokens // block_size
+        self._receiver: GroupIntake | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose KV is here, whole and checked."""
+        num_blocks = self._receiver.num_blocks_received if self._receiver else self._num_known_blocks
+        return num_blocks * self._host.config.block_size
+
+    @property
+    def num_pulled_tokens(self) -> int:
+        """Those of them that were pulled."""
+        return self.num_tokens - self._num_known_blocks * self._host.config.block_size
+
+    async def run(self, channels: Channels) -> None:
+        """Returns when all that the source has is here; raises AioRpcError or TransferError."""
+        lease = worker_pb2.LeaseRequest(
+            block_hashes=b"".join(self._hashes),
+            incarnation=self._source.incarnation,
+            fingerprint=self._host.fingerprint,
+            num_ranks=self._host.ranks.size,
+        )
+        call: LeaseCall = worker_pb2_grpc.KVSourceStub(channels.get(self._source.address)).Lease(lease)
+        try:
+            await self._receive(call)
+        finally:
+            call.cancel()
+
+    def outcome(self, task: "asyncio.Task[None]", counters: WorkerCounters) -> Received:
+        """What came; a failure is logged and counted, and costs only what did not come."""
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, grpc.aio.AioRpcError | TransferError):
+            logger.warning("pulling a prefix from %s failed: %s", self._source.worker_id, error)
+        elif error is not None:
+            logger.error("pulling a prefix from %s failed", self._source.worker_id, exc_info=error)
+        counters.handover_failures += error is not None
+        counters.checksum_failures += isinstance(error, ChecksumMismatch)
+        num_bytes = self.num_pulled_tokens // self._host.config.block_size * self._host.block_bytes
+        counters.handover_bytes += num_bytes
+        counters.note_read(num_bytes, self._receiver.transfer_s if self._receiver is not None else 0.0)
+        return Received(self.num_tokens)
+
+    async def _receive(self, call: LeaseCall) -> None:
+        num_leased = 0
+        while event := await next_event(call, self._source.worker_id, self._deadline_s):  # it has nothing to compute
+            if event.HasField("accepted"):
+                if self._receiver is not None:
+                    raise PeerRefused("the peer accepted twice")
+                num_leased = event.accepted.num_blocks
+                self._receiver = await self._host.ranks.receive(
+                    event.accepted.pools, self._blocks, self._num_known_blocks, self._deadline_s
+                )
+            elif self._receiver is None:
+                raise PeerRefused("the peer announced blocks before it accepted")
+            elif event.HasField("blocks"):
+                await self._receiver.read(event.blocks.first_index, event.blocks.block_ids)
+            else:
+                self._receiver.expect(event.checksums.first_index, event.checksums.checksums)
+            if self._receiver is not None and self._receiver.num_blocks_announced >= num_leased:
+                return await self._receiver.settled()
+        raise PeerRefused("the peer ended the call before all that it had leased was announced")

@@ -1,0 +1,63 @@
+"""A worker's place in the registry, from its being ready to its end."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from baton.membership.registry.base import Lease, Member
+from baton.membership.registry.factory import open_registry
+from baton.protos import worker_pb2
+from baton.settings.worker_config import Role
+from baton.worker.drain import Drain, DrainState
+
+
+@asynccontextmanager
+async def registered(
+    url: str | None, member: Member, lease_s: float, drain: Drain
+) -> AsyncIterator[asyncio.Future[None]]:
+    """Keeps the worker in its registry, if it has one, and reports there whether it drains.
+
+    Gives what is done only if that failed; a registry that is lost is no failure.
+    """
+    if url is None:
+        yield asyncio.get_running_loop().create_future()
+        return
+    registry = open_registry(url)
+    lease = registry.lease(member, lease_s)
+    keeping = asyncio.create_task(_keep(lease, member, drain), name="lease")
+    try:
+        yield keeping
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)  # who serves was told
+        await lease.withdraw()
+        await registry.close()
+
+
+async def _keep(lease: Lease, member: Member, drain: Drain) -> None:
+    async def update_draining() -> None:
+        state = DrainState.SERVING
+        while True:
+            state = await drain.wait_change(state)
+            lease.update(replace(member, draining=state is not DrainState.SERVING))
+
+    updating = asyncio.create_task(update_draining())
+    try:
+        await lease.keep()
+    finally:
+        updating.cancel()
+
+
+def member_of(description: worker_pb2.WorkerDescription, role: Role) -> Member:
+    """What the registry is told of a worker."""
+    return Member(
+        worker_id=description.worker_id,
+        incarnation=description.incarnation,
+        role=role,
+        address=description.address,
+        model=description.model,
+        fingerprint=description.fingerprint,
+        block_size=description.block_size,
+        max_num_seqs=description.max_num_seqs,
+    )

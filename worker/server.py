@@ -1,0 +1,289 @@
+"""The process of a worker, whatever its role: engine, transport, gRPC server, health, drain."""
+
+import asyncio
+import logging
+import signal
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+from grpc_health.v1 import health
+
+from baton.doctor.finding import require_fit
+from baton.doctor.known_peers import KnownPeers
+from baton.doctor.machine import examine_machine
+from baton.doctor.service import DoctorService
+from baton.engine.engine import Engine
+from baton.engine.errors import EngineEnded, GroupBroken
+from baton.engine.execution.device import gpus_here
+from baton.kvtransfer.base import PoolIdentity
+from baton.kvtransfer.factory import create_transport
+from baton.kvtransfer.shared_memory.pool import SharedPool
+from baton.process.host_memory import host_memory
+from baton.process.progress import ProgressReporter
+from baton.protos import doctor_pb2, doctor_pb2_grpc, worker_pb2, worker_pb2_grpc
+from baton.rpc.grpc_options import SERVER_OPTIONS
+from baton.rpc.listening import listen
+from baton.rpc.malformed import RefuseMalformed
+from baton.rpc.peers import Channels
+from baton.rpc.pool_description import pool_to_proto
+from baton.rpc.reflection import enable_reflection
+from baton.rpc.tls import Security, make_security
+from baton.settings.device import require_gpus
+from baton.settings.worker_config import WorkerConfig
+from baton.worker.counters import WorkerCounters
+from baton.worker.drain import Drain
+from baton.worker.engine_host import EngineHost
+from baton.worker.expert_group import WorkerGroup, joined
+from baton.worker.health import WorkerHealth
+from baton.worker.kv_source import KVSourceService
+from baton.worker.memory import with_kv_memory
+from baton.worker.metrics import WorkerMetrics, serve_metrics
+from baton.worker.ranks.worker_ranks import WorkerRanks, following, with_threads_of_its_own
+from baton.worker.registration import member_of, registered
+from baton.worker.service import WorkerService
+from baton.worker.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
+
+STOP_GRACE_S = 1.0
+REASON_TIMEOUT_S = 2.0
+ROLES = {
+    "prefill": worker_pb2.WORKER_ROLE_PREFILL,
+    "decode": worker_pb2.WORKER_ROLE_DECODE,
+    "both": worker_pb2.WORKER_ROLE_BOTH,
+}
+ROLE_SERVICES = {"prefill": ("Prefill",), "decode": ("Decode",), "both": ("Prefill", "Decode")}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCore:
+    """What a role builds its services from."""
+
+    config: WorkerConfig
+    host: EngineHost
+    channels: Channels
+    counters: WorkerCounters
+    drain: Drain
+
+    @property
+    def model_name(self) -> str:
+        """Name of the served model."""
+        return self.config.served_model_name or Path(self.config.engine.model).resolve().name
+
+
+class WorkerServices(Protocol):
+    """What a role adds to a worker."""
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the role's services to the server."""
+        ...
+
+    async def close(self) -> None:
+        """Ends every request; returns when nothing is written into any block any more."""
+        ...
+
+
+async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], WorkerServices]) -> None:
+    """Loads the engine and serves until SIGTERM or SIGINT, then drains. Raises if the engine fails."""
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    progress = ProgressReporter(config.progress_fd)
+    security = make_security(config.tls_cert, config.tls_key, config.tls_ca, config.tls_server_name)
+    channels, incarnation = Channels(security), uuid.uuid4().hex
+    require_gpus(config.engine.device, config.tensor_parallel, gpus_here())
+    config = with_kv_memory(with_threads_of_its_own(config), host_memory())
+    async with joined(config, incarnation, security, channels) as group, following(config) as ranks:
+        memory = SharedPool()
+        experts = group.experts if group is not None else None
+        tensor = ranks.tensor if ranks is not None else None
+
+        def make_engine() -> Engine:
+            return Engine(config.engine, memory.allocate, progress.loading, experts, tensor)
+
+        if (engine := await _load(make_engine, stopping, group or ranks)) is None:
+            return
+        if ranks is not None:
+            await ranks.loaded()
+        identity = PoolIdentity(incarnation, engine.fingerprint)
+        device = engine.pool.device
+        transport = create_transport(config.transport, identity, memory, config.host, config.kv_port, device)
+        followers = ranks.followers if ranks is not None else ()
+        host = EngineHost(engine, transport, config.longest_step_s, followers)
+        _log_capacity(config, host)
+        if config.strict:
+            require_fit(await asyncio.to_thread(examine_machine, host.pool.num_blocks * host.block_bytes))
+        core = WorkerCore(config, host, channels, WorkerCounters(), Drain())
+        await _serve(core, build(core), security, progress, stopping, group, ranks)
+    await channels.close()
+    await transport.close()
+    memory.close()
+
+
+def _log_capacity(config: WorkerConfig, host: EngineHost) -> None:
+    """Log the device and the capacity of the KV cache."""
+    num_tokens = (host.pool.num_blocks - 1) * host.config.block_size  # one block pads block tables
+    longest = host.finish_rule.max_model_len
+    logger.info(
+        "computes on %s (%s); its KV cache holds %d tokens in %.2f GiB, %.1f requests of the longest, %d tokens",
+        *(config.engine.device, gpus_here().reason, num_tokens),
+        *(host.pool.num_blocks * host.block_bytes / (1 << 30), num_tokens / longest, longest),
+    )
+
+
+async def _serve(
+    core: WorkerCore,
+    services: WorkerServices,
+    security: Security,
+    progress: ProgressReporter,
+    stopping: asyncio.Event,
+    group: WorkerGroup | None,
+    ranks: WorkerRanks | None,
+) -> None:
+    """From the engine's first step to its last."""
+    config, host = core.config, core.host
+    server = grpc.aio.server(interceptors=[RefuseMalformed()], options=SERVER_OPTIONS)
+    services.register(server)
+    description = _describe(core, listen(server, security, config.host, config.port, config.uds))
+    worker_health = WorkerHealth(server, _register_common(server, core, description))
+    host.start()
+    if group is not None:
+        group.attach(host.call)
+    if ranks is not None:
+        ranks.attach(lambda: host.call(Engine.look_at_ranks))
+    await server.start()
+    await worker_health.begin()
+    watchdog = Watchdog(host, core.drain, progress, worker_health.tell_ready)
+    watching = asyncio.create_task(watchdog.run(), name="watchdog")
+    if config.metrics_port is not None:
+        serve_metrics(
+            WorkerMetrics(host, core.counters, config.worker_id, core.model_name), config.host, config.metrics_port
+        )
+    progress.ready(address=description.address)
+    logger.info("%s worker %s serves at %s", config.role, config.worker_id, description.address)
+    try:
+        member = member_of(description, core.config.role)
+        async with registered(config.registry, member, config.lease_s, core.drain) as registration:
+            failures = [host.failed, registration, watching]
+            try:
+                await _wait(stopping, *(each.failed for each in (group, ranks) if each is not None), *failures)
+            except EngineEnded:
+                if ranks is not None:
+                    await _first_reason(ranks)
+                raise
+            core.drain.begin(final=True)
+            await worker_health.end()
+            await _drain(core)
+    finally:
+        await services.close()
+        await server.stop(STOP_GRACE_S)
+        if group is not None:
+            await group.leave()
+        await host.stop()
+        watching.cancel()  # last: all that ends here may hang on an engine that does
+
+
+async def _load(
+    make_engine: Callable[[], Engine], stopping: asyncio.Event, group: WorkerGroup | WorkerRanks | None
+) -> Engine | None:
+    """Makes the engine on a thread that ends with it; None if it was told to end while it waited for its group.
+
+    OpenMP keeps a team of threads for each thread that ever computed. A second team, even an idle one, is more threads
+    than cores, and then the waits between the parallel parts of a step are slept through and not spun: on two cores a
+    decode step took half as long again.
+    """
+    with ThreadPoolExecutor(1, "load") as loader:
+        loading = asyncio.get_running_loop().run_in_executor(loader, make_engine)
+        if group is None:
+            return await loading
+        stop = asyncio.ensure_future(stopping.wait())
+        waits: list[asyncio.Future[Any]] = [loading, stop, group.failed]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            group.leave_engine()  # which stops waiting for the others
+        stop.cancel()
+        try:
+            return await loading
+        except (EngineEnded, GroupBroken):
+            if stopping.is_set():
+                return None
+            await _first_reason(group)
+            raise
+
+
+def _describe(core: WorkerCore, address: str) -> worker_pb2.WorkerDescription:
+    """Who this worker is."""
+    config, host = core.config, core.host
+    return worker_pb2.WorkerDescription(
+        worker_id=config.worker_id,
+        incarnation=host.pool.incarnation,
+        role=ROLES[config.role],
+        address=address,
+        model=core.model_name,
+        fingerprint=host.fingerprint,
+        block_size=host.config.block_size,
+        num_blocks=host.pool.num_blocks,
+        max_model_len=host.finish_rule.max_model_len,
+        pool=pool_to_proto(host.pool),
+        transport=config.transport,
+        max_num_seqs=config.engine.batch_seqs,
+        max_num_batched_tokens=config.engine.step_tokens,
+        num_ranks=host.ranks.size,
+    )
+
+
+def _register_common(server: grpc.aio.Server, core: WorkerCore, description: worker_pb2.WorkerDescription) -> list[str]:
+    """Adds what every worker serves; returns the names of the worker services."""
+    config, host = core.config, core.host
+
+    def transport_choices() -> dict[str, str]:
+        return {peer: f"{choice.transport}: {choice.reason}" for peer, choice in host.ranks.choices.items()}
+
+    peers = KnownPeers(config.registry)
+    service = WorkerService(
+        host, core.counters, core.drain, lambda: description, transport_choices, config.drain_timeout_s, peers
+    )
+    worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
+    worker_pb2_grpc.add_KVSourceServicer_to_server(KVSourceService(host, core.drain), server)
+    doctor = DoctorService(host.pool, host.ranks.size, config.host, config.transport, core.channels, peers)
+    doctor_pb2_grpc.add_DoctorServicer_to_server(doctor, server)
+    services = worker_pb2.DESCRIPTOR.services_by_name
+    names = [services[name].full_name for name in ("Worker", "KVSource", *ROLE_SERVICES[config.role])]
+    names.append(doctor_pb2.DESCRIPTOR.services_by_name["Doctor"].full_name)
+    enable_reflection(server, [*names, health.SERVICE_NAME])
+    return names
+
+
+async def _wait(stopping: asyncio.Event, *failures: asyncio.Future[None]) -> None:
+    """Returns at a signal; raises what one of the others fails with."""
+    stop = asyncio.ensure_future(stopping.wait())
+    waits: list[asyncio.Future[Any]] = [stop, *failures]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    for failure in failures:
+        if failure.done():
+            failure.result()
+
+
+async def _first_reason(ranks: WorkerGroup | WorkerRanks) -> None:
+    """Raises why a rank is gone, if that is known soon: it says more than what broke because of it."""
+    await asyncio.wait([ranks.failed], timeout=REASON_TIMEOUT_S)
+    if ranks.failed.done():
+        ranks.failed.result()
+
+
+async def _drain(core: WorkerCore) -> None:
+    """Returns once the worker is idle, or its time is over and what was left is others'; raises if the engine fails."""
+    drained = asyncio.ensure_future(core.drain.run(core.config.drain_timeout_s, final=True))
+    waits: list[asyncio.Future[Any]] = [drained, core.host.failed]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    if not drained.done():
+        drained.cancel()
+        core.host.failed.result()
+    elif num_handed_off := drained.result():
+        logger.warning("%d requests had not ended when the drain's time was over: others have them", num_handed_off)

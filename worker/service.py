@@ -1,0 +1,157 @@
+"""What every worker says of itself."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+
+from baton.doctor.known_peers import KnownPeers
+from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.rpc.peers import Context
+from baton.worker.cache_feed import CacheFeed, Subscription
+from baton.worker.counters import WorkerCounters
+from baton.worker.drain import Drain, DrainConflict, DrainState
+from baton.worker.engine_host import EngineHost
+from baton.worker.report_clock import ReportClock
+from baton.worker.taken_commands import MAX_UNTOLD
+
+MIN_INTERVAL_S = 0.001
+BUSY_INTERVAL_S = 0.1  # longest time between two looks at the load while there is work
+IDLE_INTERVAL_S = 1.0  # the same without; what is then found is told even if nothing changed
+
+
+class WorkerService(worker_pb2_grpc.WorkerServicer):
+    """Describe, Watch, Drain and Undrain."""
+
+    def __init__(
+        self,
+        host: EngineHost,
+        counters: WorkerCounters,
+        drain: Drain,
+        describe: Callable[[], worker_pb2.WorkerDescription],
+        transport_choices: Callable[[], dict[str, str]],
+        drain_timeout_s: float,
+        peers: KnownPeers,
+    ) -> None:
+        self._host = host
+        self._counters = counters
+        self._drain = drain
+        self._describe = describe
+        self._transport_choices = transport_choices
+        self._drain_timeout_s = drain_timeout_s
+        self._peers = peers
+        self._feed = CacheFeed(host)
+        self._clocks: set[ReportClock] = set()
+        host.listen(lambda _: self._note_news())
+        drain.watch(self._note_news)  # who is cancelled ends without a step, and its blocks are free
+
+    async def Describe(  # noqa: N802
+        self, request: worker_pb2.DescribeRequest, context: Context
+    ) -> worker_pb2.WorkerDescription:
+        """Who this worker is."""
+        return self._describe()
+
+    async def Drain(  # noqa: N802
+        self, request: worker_pb2.DrainRequest, context: Context
+    ) -> worker_pb2.DrainResponse:
+        """Takes no new requests from now on; returns once none is left."""
+        try:
+            await self._drain.run(request.timeout_s or self._drain_timeout_s)
+        except DrainConflict as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return worker_pb2.DrainResponse()
+
+    async def Undrain(  # noqa: N802
+        self, request: worker_pb2.UndrainRequest, context: Context
+    ) -> worker_pb2.UndrainResponse:
+        """Take requests again."""
+        try:
+            self._drain.undo()
+        except DrainConflict as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return worker_pb2.UndrainResponse()
+
+    async def Watch(  # noqa: N802
+        self, request: worker_pb2.WatchRequest, context: Context
+    ) -> AsyncIterator[worker_pb2.WorkerUpdate]:
+        """A snapshot, then what changed, at most once an interval."""
+        clock = ReportClock(max(request.interval_ms / 1000, MIN_INTERVAL_S))
+        self._clocks.add(clock)
+        draining = asyncio.create_task(self._report_drain(clock))
+        try:
+            async with self._feed.subscribe() as subscription:
+                with self._peers.named(request.workers), self._counters.taken.watched(request.router_id) as taken:
+                    async for update in self._updates(subscription, taken, clock, is_counting=bool(request.router_id)):
+                        yield update
+        finally:
+            draining.cancel()
+            self._clocks.discard(clock)
+            clock.close()
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the watcher lags too far behind; watch again")
+
+    async def _updates(
+        self, subscription: Subscription, taken: list[int], clock: ReportClock, is_counting: bool
+    ) -> AsyncIterator[worker_pb2.WorkerUpdate]:
+        """One router's updates, until its subscription is lost."""
+        last: worker_pb2.WorkerUpdate | None = None
+        last_sent_at_s = 0.0
+        now_s = asyncio.get_running_loop().time
+        while not subscription.is_lost:
+            numbers, taken[:] = list(taken), ()  # before the load is looked at, so that it includes them
+            load, _ = await asyncio.gather(self._load(), self._feed.refresh())  # at the end of one step
+            update = worker_pb2.WorkerUpdate(
+                incarnation=self._host.pool.incarnation,
+                load=load,
+                draining=self._drain.has_begun,
+                drained=self._drain.state is DrainState.DRAINED,
+                short_of_ranks=self._host.is_short_of_ranks,
+            )
+            events = subscription.take()
+            if events is not None or numbers or update != last or now_s() - last_sent_at_s >= IDLE_INTERVAL_S:
+                message = worker_pb2.WorkerUpdate()
+                message.CopyFrom(update)
+                if events is not None:
+                    message.cache.CopyFrom(events)
+                if is_counting and last is not None and len(numbers) < MAX_UNTOLD:
+                    message.taken.numbers.extend(numbers)
+                    message.taken.SetInParent()
+                last, last_sent_at_s = update, now_s()
+                yield message
+            if subscription.is_pending:
+                continue  # a large snapshot takes several messages, one after the other
+            await clock.wait(BUSY_INTERVAL_S if load.num_running + load.num_waiting else IDLE_INTERVAL_S)
+
+    async def _report_drain(self, clock: ReportClock) -> None:
+        """Wake the watcher's stream when the worker drains or is undrained: routers go by that at once."""
+        state = self._drain.state
+        while True:
+            state = await self._drain.wait_change(state)
+            clock.note_urgent_news()
+
+    def _note_news(self) -> None:
+        for clock in self._clocks:
+            clock.note_news()
+
+    async def _load(self) -> worker_pb2.WorkerLoad:
+        stats = await self._host.stats()
+        return worker_pb2.WorkerLoad(
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            num_prefills=self._counters.num_prefills,
+            num_queued_tokens=stats.num_queued_tokens,
+            num_free_blocks=stats.num_free_blocks,
+            num_blocks=stats.num_blocks,
+            step_s=stats.step_s,
+            num_generated_tokens=stats.num_generated_tokens,
+            num_prefilled_tokens=stats.num_prefilled_tokens,
+            num_preemptions=stats.num_preemptions,
+            handovers=self._counters.handovers,
+            handover_bytes=self._counters.handover_bytes,
+            handover_failures=self._counters.handover_failures,
+            checksum_failures=self._counters.checksum_failures,
+            peer_transports=self._transport_choices(),
+            prefill_tokens_per_s=stats.prefill_tokens_per_s,
+            decode_step_s=stats.decode_step_s,
+            decode_sequence_s=stats.decode_sequence_s,
+            read_bytes_per_s=self._counters.read_bytes_per_s,
+        )
