@@ -39,9 +39,7 @@ PROCESSES = [
 
 def imported(modules: tuple[str, str], **variables: str) -> dict[str, tuple[str | None, str | None]]:
     """Import a process's entry and then what it starts; return both variables at the import of gRPC and of torch."""
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("GRPC_EXPERIMENTS", *OPENMP_SPINS)
-    }
+    environment = {name: value for name, value in os.environ.items() if name not in ("GRPC_EXPERIMENTS", *OPENMP_SPINS)}
     argv = (sys.executable, "-c", PROGRAM, *modules)
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True, env=environment | variables)
     assert "Unknown experiment" not in done.stderr
