@@ -2,9 +2,9 @@
 
 from collections import deque
 
-DECAY = 0.99  # of an answer's weight with each answer after it: about the last hundred count
-FIRST_GUESS = 256.0  # tokens
-FIRST_WEIGHT = 4  # answers that the guess counts for
+LENGTH_DECAY = 0.99  # of an answer's weight with each answer after it: about the last hundred count
+LENGTH_FIRST_GUESS = 256.0  # tokens
+LENGTH_FIRST_WEIGHT = 4  # answers that the guess counts for
 NUM_REMEMBERED = 128  # of the last answers, each by itself
 NUM_TYPICAL = 4  # lengths that stand for them
 
@@ -13,15 +13,15 @@ class AnswerLength:
     """Owns the lengths of the last answers, in tokens: their mean, and how far they are from each other."""
 
     def __init__(self) -> None:
-        self._num_answers = float(FIRST_WEIGHT)
-        self._num_tokens = FIRST_WEIGHT * FIRST_GUESS
-        self._last = deque([FIRST_GUESS] * FIRST_WEIGHT, maxlen=NUM_REMEMBERED)
+        self._num_answers = float(LENGTH_FIRST_WEIGHT)
+        self._num_tokens = LENGTH_FIRST_WEIGHT * LENGTH_FIRST_GUESS
+        self._last = deque([LENGTH_FIRST_GUESS] * LENGTH_FIRST_WEIGHT, maxlen=NUM_REMEMBERED)
         self._typical: tuple[float, ...] | None = None  # of these; None: not looked for yet
 
     def note(self, num_tokens: int) -> None:
         """An answer ended after so many tokens."""
-        self._num_answers = DECAY * self._num_answers + 1
-        self._num_tokens = DECAY * self._num_tokens + num_tokens
+        self._num_answers = LENGTH_DECAY * self._num_answers + 1
+        self._num_tokens = LENGTH_DECAY * self._num_tokens + num_tokens
         self._last.append(float(num_tokens))
         self._typical = None
 
