@@ -2,14 +2,14 @@
 
 import pytest
 
-from baton.router.policy.output_length import FIRST_GUESS, AnswerLength
+from baton.router.policy.output_length import LENGTH_FIRST_GUESS, AnswerLength
 from tests.unit.router.running_router import running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
 
 
 def test_it_is_guessed_first_and_learnt_from_the_last_answers() -> None:
     length = AnswerLength()
-    assert length.mean == FIRST_GUESS
+    assert length.mean == LENGTH_FIRST_GUESS
     for _ in range(1000):
         length.note(40)
     assert length.mean == pytest.approx(40, rel=1e-3)
@@ -20,7 +20,7 @@ def test_it_is_guessed_first_and_learnt_from_the_last_answers() -> None:
 
 def test_a_few_lengths_tell_how_far_answers_are_from_each_other() -> None:
     length = AnswerLength()
-    assert set(length.typical) == {FIRST_GUESS}
+    assert set(length.typical) == {LENGTH_FIRST_GUESS}
     for number in range(200):
         length.note(8 if number % 2 else 192)
     assert length.typical == (8.0, 8.0, 192.0, 192.0)
