@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from baton.decode_worker.router_session import RouterSession
+from baton.decode_worker.service import RouterSession
 from baton.engine.outputs import RequestOutput
 from baton.engine.request import FinishReason, Request, RequestId
+from baton.engine.scheduling.schedule import Received
 from baton.protos import common_pb2, worker_pb2
-from baton.rpc.sampling import logprobs_to_proto, sampling_from_proto
+from baton.rpc.requests import logprobs_to_proto, sampling_from_proto
 
 ENGINE_IDS = "decode/"  # what our requests' ids in the engine begin with; it may have requests of others too
 FINISH_REASONS = {
@@ -156,3 +157,25 @@ def receives_kv(command: worker_pb2.GenerateCommand) -> bool:
 def engine_request_id(session: RouterSession, request_id: str) -> RequestId:
     """A request's id in the engine: routers choose ids without knowing of each other's."""
     return RequestId(f"{ENGINE_IDS}{session.session_id}/{request_id}")
+
+
+LEAST_TOKENS = 256  # fewer are computed here sooner than another worker is asked for them
+
+
+class PrefillWorkers:
+    """Knows who was not asked yet; each is asked once."""
+
+    def __init__(self, entry: DecodeRequest) -> None:
+        self.first = entry.command.prefill
+        self._request = entry.request
+        self._others = iter(entry.command.prefill_fallbacks)
+
+    def next_after(self, received: Received) -> worker_pb2.PeerWorker | None:
+        """Whom to ask for the rest when one has failed; None if the rest is computed here.
+
+        The logprobs of a prompt come in one piece, from one worker.
+        """
+        missing = self._request.num_tokens - received.num_tokens
+        if missing < LEAST_TOKENS or self._request.sampling.prompt_logprobs is not None:
+            return None
+        return next(self._others, None)

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from baton.protos.worker_pb2 import RecalledOutput
-from baton.worker.counters import WorkerCounters
+from baton.worker.reporting import WorkerCounters
 
 MAX_REQUESTS = 4096
 MAX_TOKENS = 1 << 21  # of all outputs together; a few bytes each

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 from baton.decode_worker.decode_request import DecodeRequest, engine_request_id
 from baton.decode_worker.remembered import RememberedOutputs
-from baton.decode_worker.router_session import RouterSession
+from baton.decode_worker.service import RouterSession
 from baton.engine.outputs import StepOutput
 from baton.engine.request import RequestId
 from baton.protos.worker_pb2 import RecalledOutput
 from baton.rpc.status import Conflict, code_number
-from baton.worker.counters import WorkerCounters
 from baton.worker.drain import Drain
+from baton.worker.reporting import WorkerCounters
 
 
 class RequestTable:

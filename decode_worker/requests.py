@@ -17,20 +17,19 @@ import asyncio
 from functools import partial
 
 from baton.decode_worker.decode_request import ENGINE_IDS, DecodeRequest
-from baton.decode_worker.incoming_prompt import IncomingPrompt
-from baton.decode_worker.prompt_fill import PromptFill
 from baton.decode_worker.remembered import RememberedOutputs
+from baton.decode_worker.remote_prefill import IncomingPrompt, PromptFill
 from baton.decode_worker.request_table import RequestTable
-from baton.decode_worker.router_session import RouterSession
+from baton.decode_worker.service import RouterSession
 from baton.engine.outputs import StepOutput
 from baton.engine.scheduling.schedule import Received
 from baton.protos import worker_pb2
 from baton.rpc.peers import Channels
-from baton.worker.counters import WorkerCounters
 from baton.worker.drain import Drain
 from baton.worker.engine_host import EngineHost
 from baton.worker.kv_receives import BlockFills
 from baton.worker.prefix_pull import PrefixPull
+from baton.worker.reporting import WorkerCounters
 
 
 class DecodeRequests:

@@ -18,10 +18,10 @@ import httpx
 
 from baton.doctor.compare import compare
 from baton.doctor.finding import Finding, failure, ok, warning
-from baton.doctor.link_check import check_link
+from baton.doctor.link import check_link
 from baton.doctor.report import Section
 from baton.doctor.worker import ExaminedWorker, examine_worker, probe_link
-from baton.process.reports import ProcessReport, process_reports
+from baton.process.states import ProcessReport, process_reports
 from baton.rpc.peers import Channels
 from baton.rpc.router_client import ServerError, check, connect
 from baton.rpc.tls import Security

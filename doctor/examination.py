@@ -3,11 +3,10 @@
 import asyncio
 
 from baton.doctor.cluster import RouterAddress, Told, examine_cluster
-from baton.doctor.compiled import ENGINE_MODULES
 from baton.doctor.finding import failure
-from baton.doctor.link_check import check_link
+from baton.doctor.link import check_link
 from baton.doctor.local_links import measure_local_links
-from baton.doctor.machine import examine_machine
+from baton.doctor.machine import ENGINE_MODULES, examine_machine
 from baton.doctor.packages import package_versions
 from baton.doctor.registry import check_registry
 from baton.doctor.report import Section

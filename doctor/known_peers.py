@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from baton.membership.registry.base import first_view
 from baton.membership.registry.factory import open_registry
-from baton.membership.registry.first_view import first_view
 
 REGISTRY_TIMEOUT_S = 5.0
 

@@ -1,15 +1,118 @@
 """All checks of one machine that need nothing but a look at it."""
 
+import os
+import platform
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 
-from baton.doctor.compiled import ENGINE_MODULES, check_compiled
-from baton.doctor.finding import Finding
-from baton.doctor.gpus import check_gpus
-from baton.doctor.memory import check_huge_pages, check_shared_memory, shared_memory_space
+import torch
+
+from baton.doctor.finding import Finding, ok, warning
 from baton.doctor.packages import check_extras, check_packages
-from baton.doctor.process_limits import check_file_limit, check_pinned_memory, process_limits
-from baton.doctor.processor import check_processor, this_processor
 from baton.doctor.rdma import check_rdma, rdma_ports
+from baton.doctor.system_limits import (
+    check_file_limit,
+    check_huge_pages,
+    check_pinned_memory,
+    check_shared_memory,
+    process_limits,
+    shared_memory_space,
+)
+
+# What a worker uses.
+ENGINE_MODULES = tuple(
+    f"baton.engine.native.{name}" for name in ("block_hash", "thread_team", "paged_attention", "layer_ops", "products")
+)
+
+
+def check_compiled(modules: Sequence[str]) -> Finding:
+    """Whether the modules were compiled at installation, and load; their twins in Python or torch are slower."""
+    missing: list[str] = []
+    for name in modules:
+        try:
+            import_module(name)
+        except ImportError:
+            missing.append(name)
+    if not missing:
+        return ok("compiled-modules", f"{', '.join(modules)}")
+    return warning(
+        "compiled-modules",
+        f"{', '.join(missing)} cannot be loaded; Python or torch serves in its place, several times slower",
+        "install a C++ compiler and Python's headers, then Baton again; the log of the installation says what failed",
+    )
+
+
+DRIVER = Path("/proc/driver/nvidia")
+
+
+def check_gpus(driver: Path = DRIVER) -> Finding:
+    """Which there are, and whether a driver is there that torch makes nothing of."""
+    built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+    if torch.cuda.is_available():
+        return ok("gpus", f"{torch.cuda.device_count()}: {', '.join(_models(driver))}; torch is {built}")
+    if not (driver / "version").exists():
+        return ok("gpus", "none: no NVIDIA driver is loaded")
+    return warning(
+        "gpu-unused",
+        f"an NVIDIA driver is loaded ({', '.join(_models(driver))}), but torch, {built}, finds no GPU",
+        "install a torch build for the driver's CUDA version (in a clone: rm -r .venv && make setup TORCH_INDEX=), and "
+        "let the container have the GPUs (docker run --gpus all)",
+    )
+
+
+def _models(driver: Path) -> list[str]:
+    """What the driver calls its GPUs."""
+    texts = [file.read_text() for file in sorted(driver.glob("gpus/*/information"))]
+    return [model[1] for text in texts if (model := re.search(r"^Model:\s+(.+?)\s*$", text, re.MULTILINE))] or [
+        "unnamed"
+    ]
+
+
+CPUINFO = Path("/proc/cpuinfo")
+VECTORS = ("avx2", "avx512f", "asimd", "sve")
+BFLOAT16 = ("amx_bf16", "avx512_bf16", "avx_ne_convert", "bf16")  # bf16: of ARM
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """What the kernel says of a processor."""
+
+    name: str
+    num_cores: int  # that we may use
+    flags: frozenset[str]
+
+
+def this_processor(cpuinfo: Path = CPUINFO) -> Processor:
+    """The processor that we run on; without flags where the kernel does not say."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        lines = []
+    fields: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
+    flags = fields.get("flags") or fields.get("Features") or ""
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    return Processor(name, len(os.sched_getaffinity(0)), frozenset(flags.split()))
+
+
+def check_processor(processor: Processor) -> Finding:
+    """Whether it has the vector instructions that torch's fast paths need."""
+    bfloat16 = [flag for flag in BFLOAT16 if flag in processor.flags]
+    vectors = [flag for flag in VECTORS if flag in processor.flags]
+    of_bfloat16 = ", ".join(bfloat16) or "no bfloat16 instructions, so that --dtype float32 may be faster"
+    found = f"{processor.name}, {processor.num_cores} cores; {', '.join(vectors)}; {of_bfloat16}"
+    if vectors or not processor.flags:
+        return ok("processor", found)
+    return warning(
+        "processor",
+        f"{processor.name} has neither AVX2 nor newer vector instructions: torch computes many times slower",
+        "use a processor with AVX2 or AVX-512; a virtual machine must pass the host's instructions on",
+    )
 
 
 def examine_machine(pool_bytes: int | None = None, modules: Sequence[str] = ENGINE_MODULES) -> list[Finding]:

@@ -22,8 +22,7 @@ from statistics import median
 import torch
 
 from baton.doctor.link import LimitShare, Link, LinkRates
-from baton.doctor.link_limit import LinkLimit, link_limit
-from baton.doctor.peer_host import is_same_host
+from baton.doctor.link_limit import LinkLimit, is_same_host, link_limit
 from baton.doctor.rdma import received_bytes
 from baton.kvtransfer.base import KVTransport, PeerId, PoolDescription, PoolIdentity
 from baton.kvtransfer.errors import PeerLost, TransferError, TransportUnavailable

@@ -10,19 +10,17 @@ from torch import Tensor
 
 from baton.engine.config import EngineConfig
 from baton.engine.errors import EngineError, InvalidRequest, UnsupportedModel
-from baton.engine.execution.launched_step import LaunchedStep
+from baton.engine.execution.in_flight_step import LaunchedStep, StepUnderWay
 from baton.engine.execution.loaded_model import load, zeros
 from baton.engine.execution.model_runner import ModelRunner
-from baton.engine.execution.step_under_way import StepUnderWay
 from baton.engine.experts.group import ExpertGroup
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.outputs import EngineStats, ExpertFigures, StepOutput
 from baton.engine.parallel.lockstep import Lockstep
 from baton.engine.parallel.rank0_model import LeadingModel
 from baton.engine.parallel.tensor_parallel import TensorGroup
-from baton.engine.request import Request, RequestId
+from baton.engine.request import FinishRule, Request, RequestId
 from baton.engine.sampling.sampler import Sampler
-from baton.engine.scheduling.finish_rule import FinishRule
 from baton.engine.scheduling.schedule import Received, Schedule, ScheduledRequest, StepResult
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.scheduling.step_rates import StepTimes, StepWork

@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from baton.kvtransfer.base import PoolDescription
-from baton.kvtransfer.errors import PeerLost, PeerRefused
+from baton.kvtransfer.errors import PeerLost, PeerRefused, quoted, words
 from baton.kvtransfer.local_pool import LocalPool
-from baton.kvtransfer.truncated_repr import quoted, words
 from baton.kvtransfer.units import unit_bytes_of
 
 PROTOCOL = "baton-kv/2"

@@ -7,10 +7,38 @@ would with `asyncio.wrap_future`, for one.
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+
+async def settled(future: "asyncio.Future[Any]") -> None:
+    """Returns when a future has ended, however that was; a cancellation of the caller is raised only then."""
+    was_cancelled = False  # and not the error, which would know this frame; see `threads`
+    while not future.done():
+        try:
+            await asyncio.wait({future})
+        except asyncio.CancelledError:
+            was_cancelled = True
+    if was_cancelled:
+        if not future.cancelled():
+            future.exception()  # which is nobody's any more
+        raise asyncio.CancelledError
+
+
+async def all_or_none(*steps: Coroutine[Any, Any, None]) -> None:
+    """Returns when all are done; when one fails, or this is cancelled, ends the others and raises the first error."""
+    if len(steps) == 1:
+        return await steps[0]
+    tasks = [asyncio.ensure_future(each) for each in steps]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
 
 T = TypeVar("T")
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from baton.kvtransfer.base import PoolDescription
-from baton.kvtransfer.errors import PeerRefused
-from baton.kvtransfer.truncated_repr import quoted
+from baton.kvtransfer.errors import PeerRefused, quoted
 
 MAX_BLOCK_UNITS = 256  # more than a model's blocks have parts; smaller units say that the blocks are not of one model
 MAX_PEER_UNITS = 1 << 26  # 128 TiB of units of 2 MiB; a transport may keep some bytes for each

@@ -1,16 +1,40 @@
 """A run in figures."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from baton.loadtool.concurrency import concurrency_of
 from baton.loadtool.dispatch import LoadRun
-from baton.loadtool.distribution import Distribution, distribution
 from baton.loadtool.path_summary import PathSummary, summarise_paths
 from baton.loadtool.slo import Slo
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Milliseconds; percentiles by linear interpolation."""
+
+    count: int
+    mean: float
+    std: float
+    min: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+
+
+def distribution(values_s: Iterable[float]) -> Distribution | None:
+    """Of seconds; None if there are none."""
+    values = np.fromiter(values_s, float) * 1000
+    if not len(values):
+        return None
+    low, p50, p90, p95, p99, high = np.percentile(values, (0, 50, 90, 95, 99, 100)).tolist()
+    return Distribution(len(values), float(values.mean()), float(values.std()), low, p50, p90, p95, p99, high)
+
 
 REJECTED = 429
 LATE_MS = 20.0  # of the 99th percentile of the lag: above it the client did not keep the times

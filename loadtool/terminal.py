@@ -6,9 +6,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from baton.loadtool.distribution import Distribution
 from baton.loadtool.path_summary import PathSummary
-from baton.loadtool.summary import RunSummary
+from baton.loadtool.summary import Distribution, RunSummary
 
 COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
 

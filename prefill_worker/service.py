@@ -13,26 +13,92 @@ However the call ends, its request is aborted in the engine, which frees whateve
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 
 import grpc
 
 from baton.engine.errors import EngineError
-from baton.engine.outputs import StepOutput
-from baton.engine.request import RequestId
+from baton.engine.outputs import RequestOutput, SampledToken, StepOutput
+from baton.engine.request import Request, RequestId
 from baton.engine.scheduling.schedule import Received
 from baton.kvtransfer.errors import TransferError
-from baton.prefill_worker.job import PrefillJob, PrefillStep
-from baton.process.heartbeat import beats_until
+from baton.process.progress import beats_until
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Channels, Context, check_peer
+from baton.rpc.requests import engine_request, logprobs_to_proto
 from baton.rpc.status import status_of
-from baton.worker.announcement import announcements_for
-from baton.worker.counters import WorkerCounters
 from baton.worker.drain import Drain
 from baton.worker.engine_host import EngineHost
 from baton.worker.kv_receives import BlockFills
+from baton.worker.kv_source import Announcements, announcements_for
 from baton.worker.prefix_pull import PrefixPull
+from baton.worker.reporting import WorkerCounters
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStep:
+    """What a step did for the prompt, and the monotonic clock when it was done."""
+
+    output: RequestOutput
+    computed_at_s: float
+
+
+@dataclass(slots=True, eq=False)
+class PrefillJob:
+    """Turns a prompt's steps into the events of its call."""
+
+    request: Request
+    num_caller_tokens: int  # whose KV the caller has already
+    prefix_source: worker_pb2.PeerWorker
+    num_pulled_tokens: int = 0  # pulled from the prefix source
+    pull: "asyncio.Task[None] | None" = None
+    steps: "asyncio.Queue[PrefillStep]" = field(default_factory=asyncio.Queue)  # at most one for each chunk
+
+    @classmethod
+    def of(cls, message: worker_pb2.PrefillRequest, request_id: RequestId) -> "PrefillJob":
+        """The job that a message asks for: its tokens, and one more."""
+        return cls(engine_request(message, request_id), message.num_cached_tokens, message.prefix_source)
+
+    async def events(
+        self, announcements: Announcements, block_size: int, is_stuck: Callable[[], bool]
+    ) -> AsyncIterator[worker_pb2.PrefillEvent]:
+        """The prompt's events from its first step to its last block. What a step did goes before older checksums.
+
+        `is_stuck`: whether the engine does not step; while it does, empty events say so.
+        """
+        num_announced = self.num_caller_tokens // block_size
+        is_last = False
+        while not is_last or announcements.has_unchecked:
+            if announcements.has_unchecked and self.steps.empty():
+                yield worker_pb2.PrefillEvent(checksums=await announcements.next_checksums())
+                continue
+            getting = asyncio.ensure_future(self.steps.get())
+            try:
+                async for _ in beats_until(getting, is_stuck):
+                    yield worker_pb2.PrefillEvent()
+                step = await getting
+            finally:
+                getting.cancel()
+            sampled, num_ready = step.output.sampled, step.output.num_computed_tokens // block_size
+            if sampled is not None:
+                is_last, num_ready = True, len(self.request.block_table)
+            blocks = self.request.block_table[num_announced:num_ready]
+            yield worker_pb2.PrefillEvent(
+                blocks=announcements.announce(num_announced, blocks, step.computed_at_s),
+                prompt_logprobs=map(logprobs_to_proto, step.output.prompt_logprobs),
+                first_token=self._first_token(sampled) if sampled is not None else None,
+            )
+            num_announced = max(num_announced, num_ready)
+
+    def _first_token(self, sampled: SampledToken) -> worker_pb2.FirstToken:
+        return worker_pb2.FirstToken(
+            token_id=sampled.token_id,
+            logprobs=logprobs_to_proto(sampled.logprobs) if sampled.logprobs else None,
+            num_cached_tokens=self.request.num_cached_tokens + self.num_pulled_tokens,
+            num_pulled_tokens=self.num_pulled_tokens,
+        )
+
 
 ENGINE_IDS = "prefill/"  # what our requests' ids in the engine begin with; it may have requests of others too
 

@@ -3,8 +3,10 @@
 import functools
 import logging
 import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +19,26 @@ from baton.engine.errors import EngineError
 from baton.kvtransfer.errors import TransportUnavailable
 from baton.process.environment import prepare_environment
 from baton.process.errors import PlainError
-from baton.process.lifeline import hold_lifeline
 from baton.process.logs import LOG_LEVELS, dump_stacks_on_signal, set_up_logging
 from baton.process.progress import ProgressReporter
 from baton.settings.options import Command
 from baton.settings.values import OptionError
+
+GRACE_S = 3.0  # between the request to end and the end by force
+
+
+def hold_lifeline(fd: int) -> None:
+    """Watches the pipe's read end `fd` from a thread; at its end, sends this process SIGTERM and then ends it."""
+    threading.Thread(target=_watch, args=(fd,), name="lifeline", daemon=True).start()
+
+
+def _watch(fd: int) -> None:
+    while os.read(fd, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_S)
+    os._exit(1)
+
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,22 @@ import math
 import os
 import select
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from baton.process.heartbeat import HEARTBEAT_S
+T = TypeVar("T")
+
+HEARTBEAT_S = 0.25
+
+
+async def beats_until(waiting: "asyncio.Future[T]", is_stuck: Callable[[], bool]) -> AsyncIterator[None]:
+    """Yields now and then until `waiting` is done, but not while the engine is stuck. Raises nothing of its own."""
+    while not waiting.done():
+        await asyncio.wait((waiting,), timeout=HEARTBEAT_S)
+        if not waiting.done() and not is_stuck():
+            yield
+
 
 MIN_INTERVAL_S = 0.1  # between two loading messages
 LAST_WORD_TIMEOUT_S = 5.0  # how long ready and failed wait for room in a full pipe

@@ -1,12 +1,13 @@
 """The router's process: connections to the workers, HTTP and gRPC servers, orderly end."""
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 
 import grpc
@@ -18,7 +19,6 @@ from baton.protos.router_pb2_grpc import add_InferenceServicer_to_server
 from baton.router.auth.cache_secret import agreed
 from baton.router.config import RouterConfig
 from baton.router.errors import Draining
-from baton.router.garbage import GarbageCollector
 from baton.router.grpc.auth_interceptor import GateInterceptor
 from baton.router.grpc.message_bounds import SERVICE_NAME, MessageBounds
 from baton.router.grpc.server import InferenceService
@@ -32,7 +32,33 @@ from baton.rpc.grpc_options import SERVER_OPTIONS
 from baton.rpc.listening import listen
 from baton.rpc.malformed import RefuseMalformed
 from baton.rpc.reflection import enable_reflection
-from baton.settings.host_port import host_port
+from baton.settings.names import host_port
+
+NEW_OBJECTS = 50_000  # between two automatic collections of new objects
+INTERVAL_S = 10.0  # between two full collections at least
+BUSY_INTERVAL_S = 120.0  # the same while requests are in flight: a collection takes some ms for 1,000 of them
+
+
+class GarbageCollector:
+    """Owns the settings of the process's collector."""
+
+    def __init__(self, interval_s: float = INTERVAL_S, busy_interval_s: float = BUSY_INTERVAL_S) -> None:
+        self._interval_s = interval_s
+        self._busy_interval_s = busy_interval_s
+        gc.set_threshold(NEW_OBJECTS, 50, 50)
+
+    async def run(self, is_idle: Callable[[], bool]) -> None:
+        """Collect garbage from time to time, once all that lives as long as the process is there."""
+        gc.collect()
+        gc.freeze()
+        busy_s = 0.0
+        while True:
+            await asyncio.sleep(self._interval_s)
+            busy_s += self._interval_s
+            if is_idle() or busy_s >= self._busy_interval_s:
+                gc.collect()
+                busy_s = 0.0
+
 
 logger = logging.getLogger(__name__)
 

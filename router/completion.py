@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from baton.protos import common_pb2
 from baton.protos.common_pb2 import ServedBy
 from baton.protos.worker_pb2 import RequestDelta
+from baton.router.errors import OUTPUT_PANICS
 from baton.router.generation import ChoiceDelta, Generation
-from baton.router.text.detokenizer import Detokenizer
-from baton.router.text.panic import OUTPUT_PANICS
-from baton.router.text.stop_strings import StopStrings
+from baton.router.text.detokenizer import Detokenizer, StopStrings
 from baton.router.text.tokenizer import Tokenizer
 
 FINISH_NAMES = {common_pb2.FINISH_REASON_STOP: "stop", common_pb2.FINISH_REASON_LENGTH: "length"}

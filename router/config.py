@@ -5,7 +5,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from baton.router.auth.api_key import hidden
-from baton.settings.host_port import is_loopback, is_worker_address
+from baton.settings.names import is_loopback, is_worker_address
 from baton.settings.registry_url import parse_registry_url
 from baton.settings.slo import parse_slo
 from baton.settings.values import OptionError

@@ -4,11 +4,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
+from baton.engine.kv.block_hash import HASH_BYTES, BlockHash, pack_hashes, root_hash
 from baton.engine.sampling.params import SamplingParams
 from baton.protos.common_pb2 import PositionLogprobs, ServedBy
-from baton.router.prompt_hashes import PromptHashes
 from baton.router.request_context import RequestContext
 from baton.router.resumption.resumption import ChoiceStart
+
+
+class PromptHashes:
+    """Owns the block hashes of one prompt, so that its choices and their attempts hash it once for each block size."""
+
+    def __init__(self, token_ids: Sequence[int], cache_salt: str) -> None:
+        self._token_ids = token_ids
+        self._root = root_hash(cache_salt)
+        self._hashes: dict[int, bytes] = {}
+
+    def extended(self, token_ids: Sequence[int], block_size: int) -> bytes:
+        """Hashes of the full blocks of `token_ids`, one after the other; these are the prompt and what followed it."""
+        hashes = self._hashes.get(block_size)
+        if hashes is None:
+            hashes = self._hashes[block_size] = pack_hashes(self._root, self._token_ids, block_size)
+        num_known = len(hashes) // HASH_BYTES
+        if num_known == len(token_ids) // block_size:
+            return hashes
+        parent = BlockHash(hashes[-HASH_BYTES:]) if hashes else self._root
+        return hashes + pack_hashes(parent, token_ids, block_size, num_known * block_size)
+
 
 LOGPROB_BYTES = 100  # of one candidate in memory, about as many as its JSON has
 
@@ -127,3 +148,28 @@ def cached_tokens(served_by: ServedBy) -> int:
     if served_by.prefill_worker and served_by.prefill_worker != served_by.decode_worker:
         return served_by.prefill_cached_tokens
     return served_by.decode_cached_tokens + served_by.prefix_pulled_tokens
+
+
+DELTA_BYTES = 500  # of a delta without content, in memory
+
+
+class MergedDeltas:
+    """Owns at most one delta a choice, however many were added."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0  # 0: there is none
+        self._deltas: dict[int, ChoiceDelta] = {}
+
+    def add(self, delta: ChoiceDelta) -> None:
+        """Add a delta, which must not be used afterwards."""
+        self.num_bytes += delta.num_bytes
+        if (earlier := self._deltas.get(delta.index)) is not None:
+            earlier.extend(delta)
+        else:
+            self.num_bytes += DELTA_BYTES
+            self._deltas[delta.index] = delta
+
+    def take(self) -> list[ChoiceDelta]:
+        """Return the merged deltas; none is left."""
+        deltas, self._deltas, self.num_bytes = self._deltas, {}, 0
+        return list(deltas.values())

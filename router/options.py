@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from baton.router.config import RouterConfig
-from baton.settings.options import OptionInfo
-from baton.settings.tls_options import TLS_OPTIONS
+from baton.settings.options import TLS_OPTIONS, OptionInfo
 
 SECRETS = {  # variables of the environment
     "api_key": "BATON_API_KEY",

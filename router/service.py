@@ -11,16 +11,14 @@ from baton.router.admission.factory import make_admission
 from baton.router.admission.unread_output import UnreadLimits, UnreadMetrics, UnreadOutput
 from baton.router.auth.api_key import unnamed_key
 from baton.router.auth.cache_secret import CacheSecret
-from baton.router.auth.gate import Gate
-from baton.router.auth.key_ring import KeyRing
+from baton.router.auth.gate import Gate, KeyRing
 from baton.router.auth.keys_file import KeysFile
 from baton.router.config import RouterConfig
 from baton.router.errors import NoWorker
 from baton.router.metrics.metrics import RouterMetrics
-from baton.router.metrics.page import MetricsPage
+from baton.router.metrics.page import MetricsPage, ProcessGroup
 from baton.router.metrics.pool_series import PoolSeries
 from baton.router.metrics.pools_report import PoolsReporter
-from baton.router.metrics.process_group import ProcessGroup
 from baton.router.metrics.process_states import ProcessStates
 from baton.router.metrics.worker_series import WorkerSeries
 from baton.router.model_info import ModelInfo, read_model_info

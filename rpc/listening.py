@@ -4,7 +4,7 @@ import grpc
 
 from baton.rpc.tls import Security
 from baton.rpc.unix_sockets import unix_address
-from baton.settings.host_port import host_port
+from baton.settings.names import host_port
 
 
 def listen(server: grpc.aio.Server, security: Security, host: str, port: int, uds: str | None = None) -> str:

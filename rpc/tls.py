@@ -12,9 +12,8 @@ from typing import Protocol
 
 import grpc
 
-from baton.rpc.file_watch import FileWatch
 from baton.rpc.grpc_options import CHANNEL_OPTIONS
-from baton.rpc.pem_files import load_authorities, load_pair
+from baton.rpc.pem_files import FileWatch, load_authorities, load_pair
 from baton.settings.values import OptionError
 
 

@@ -1,6 +1,10 @@
 """What a worker or a request may be called: its name stands in logs, headers and metrics."""
 
 import re
+from ipaddress import ip_address
+from urllib.parse import unquote
+
+from baton.settings.values import OptionError
 
 MAX_NAME_CHARS = 128
 NAME = re.compile(rf"[\x21-\x7e]{{1,{MAX_NAME_CHARS}}}")
@@ -10,3 +14,60 @@ NAME_RULE = f"1 to {MAX_NAME_CHARS} visible ASCII characters"
 def is_name(text: str) -> bool:
     """Whether it may be a name."""
     return NAME.fullmatch(text) is not None
+
+
+MAX_ADDRESS_CHARS = 300
+ADDRESS = re.compile(r"[\x21-\x7e]+:[0-9]{1,5}")
+UNIX_ADDRESS = re.compile(r"unix:/[\x21-\x7e]+")
+
+
+def host_port(host: str, port: int) -> str:
+    """HOST:PORT as gRPC and URLs take it: an IPv6 address stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_host_port(text: str) -> bool:
+    """Whether the text is HOST:PORT."""
+    if len(text) > MAX_ADDRESS_CHARS or ADDRESS.fullmatch(text) is None:
+        return False
+    return 0 < int(text.rpartition(":")[2]) < 1 << 16
+
+
+def is_worker_address(text: str) -> bool:
+    """Return whether the text is HOST:PORT, or unix:PATH of a socket on this machine."""
+    return is_host_port(text) or (len(text) <= MAX_ADDRESS_CHARS and UNIX_ADDRESS.fullmatch(text) is not None)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches a server that listens at the host."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def peer_address(peer: str) -> str:
+    """Return the IP address in gRPC's text for a peer, such as `ipv6:%5B::1%5D:5000`; empty if it has none."""
+    kind, _, address = unquote(peer).partition(":")
+    return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
+
+
+REGISTRY = "registry"  # in place of an address
+DEFAULT_NAME = "default"
+
+
+def registered_name(rendezvous: str | None) -> str | None:
+    """The name in the registry that `registry`, `registry/NAME` or nothing stands for; None for an address.
+
+    Raises OptionError for what cannot be a name.
+    """
+    if rendezvous is None:
+        return DEFAULT_NAME
+    word, slash, name = rendezvous.partition("/")
+    if word != REGISTRY:
+        return None
+    if not slash:
+        return DEFAULT_NAME
+    if not is_name(name):
+        raise OptionError(f"rendezvous: the name after `{REGISTRY}/` must be {NAME_RULE}")
+    return name

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from baton.settings.host_port import host_port
+from baton.settings.names import host_port
 from baton.settings.values import OptionError
 
 Kind = Literal["server", "sentinel", "cluster"]

@@ -5,8 +5,8 @@ from typing import Literal
 
 from baton.engine.config import EngineConfig
 from baton.settings.device import check_device
+from baton.settings.names import registered_name
 from baton.settings.registry_url import parse_registry_url
-from baton.settings.rendezvous_name import registered_name
 from baton.settings.values import OptionError
 from baton.settings.worker_options import GPU_TRANSPORTS, TRANSPORTS
 

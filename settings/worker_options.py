@@ -1,8 +1,7 @@
 """What a worker's options mean, in words and bounds."""
 
 from baton.engine.kv.dtype import KV_CACHE_DTYPES
-from baton.settings.options import OptionInfo
-from baton.settings.tls_options import TLS_OPTIONS
+from baton.settings.options import TLS_OPTIONS, OptionInfo
 
 TRANSPORTS = ("auto", "shared_memory", "nixl", "tcp")
 GPU_TRANSPORTS = ("auto", "nixl", "nccl", "staged")  # for workers on GPUs

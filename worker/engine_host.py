@@ -13,9 +13,7 @@ from baton.engine.loop import EngineLoop
 from baton.engine.outputs import EngineStats, ExpertFigures, StepOutput
 from baton.kvtransfer.base import KVTransport, PoolDescription
 from baton.kvtransfer.block_slice import PartGroup
-from baton.worker.ranks.base import Rank
-from baton.worker.ranks.in_process_rank import LocalRank
-from baton.worker.ranks.ranks import Ranks
+from baton.worker.ranks.ranks import LocalRank, Rank, Ranks
 
 logger = logging.getLogger(__name__)
 

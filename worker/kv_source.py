@@ -2,18 +2,74 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
 import grpc
 
 from baton.engine.kv.block_hash import split_hashes
+from baton.engine.request import BlockId
 from baton.kvtransfer.errors import TransferError
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Context, check_peer
 from baton.rpc.status import status_of
-from baton.worker.announcement import announcements_for
 from baton.worker.drain import Drain
 from baton.worker.engine_host import EngineHost
+from baton.worker.ranks.ranks import Ranks
+
+PIECE_BYTES = 32 << 20  # whose checksums are sent together
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Announced blocks whose checksums are still to be sent."""
+
+    first_index: int
+    blocks: Sequence[BlockId]
+
+
+class Announcements:
+    """Messages for blocks whose bytes are final: where they are, at once; their checksums while the peer reads."""
+
+    def __init__(self, ranks: Ranks, num_readers: int) -> None:
+        """num_readers: ranks of the peer. Raises ValueError if blocks cannot be divided among so many."""
+        self._ranks = ranks
+        self._units_per_block = ranks.units_for(num_readers)
+        self._piece = max(1, PIECE_BYTES // ranks.block_bytes)
+        self._unchecked: deque[Piece] = deque()
+
+    def announce(
+        self, first_index: int, blocks: Sequence[BlockId], computed_at_s: float
+    ) -> worker_pb2.BlocksReady | None:
+        """Where blocks are that stand in the block table from `first_index` on; None if there are none.
+
+        `computed_at_s` is the monotonic clock when the last of them was computed.
+        """
+        if not blocks:
+            return None
+        for start in range(0, len(blocks), self._piece):
+            self._unchecked.append(Piece(first_index + start, blocks[start : start + self._piece]))
+        return worker_pb2.BlocksReady(first_index=first_index, block_ids=blocks, computed_at_s=computed_at_s)
+
+    @property
+    def has_unchecked(self) -> bool:
+        """Whether checksums are still to be sent."""
+        return bool(self._unchecked)
+
+    async def next_checksums(self) -> worker_pb2.BlockChecksums:
+        """The checksums of the next announced blocks. Raises PeerLost or TransferFailed."""
+        piece = self._unchecked.popleft()
+        checksums = await self._ranks.checksums(piece.blocks, self._units_per_block)
+        return worker_pb2.BlockChecksums(first_index=piece.first_index, checksums=checksums)
+
+
+async def announcements_for(context: Context, ranks: Ranks, num_readers: int) -> Announcements:
+    """Announcements for a caller of so many ranks, 0 stands for 1; ends the call if it cannot read our blocks."""
+    try:
+        return Announcements(ranks, num_readers or 1)
+    except ValueError as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"num_ranks: {error}")
 
 
 class KVSourceService(worker_pb2_grpc.KVSourceServicer):

@@ -7,7 +7,7 @@ from pathlib import Path
 from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.checkpoint.weight_memory import weights_bytes
 from baton.engine.config import ModelConfig
-from baton.engine.kv.default_memory import default_kv_bytes
+from baton.engine.kv.dtype import default_kv_bytes
 from baton.process.host_memory import HostMemory, in_gib
 from baton.settings.values import OptionError
 from baton.settings.worker_config import WorkerConfig

@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector
 from baton.engine.outputs import EngineStats, ExpertFigures
 from baton.kvtransfer.base import PeerId
 from baton.rpc.metrics_format import plain_accept
-from baton.worker.counters import WorkerCounters
 from baton.worker.engine_host import EngineHost
+from baton.worker.reporting import WorkerCounters
 
 SCRAPE_TIMEOUT_S = 5.0
 Family = CounterMetricFamily | GaugeMetricFamily

@@ -9,11 +9,10 @@ from baton.engine.request import Request
 from baton.engine.scheduling.schedule import Received
 from baton.kvtransfer.errors import ChecksumMismatch, PeerRefused, TransferError
 from baton.protos import worker_pb2, worker_pb2_grpc
-from baton.rpc.event_stream import next_event
-from baton.rpc.peers import Channels
-from baton.worker.counters import WorkerCounters
+from baton.rpc.peers import Channels, next_event
 from baton.worker.engine_host import EngineHost
-from baton.worker.ranks.group_receiver import GroupIntake
+from baton.worker.ranks.ranks import GroupIntake
+from baton.worker.reporting import WorkerCounters
 
 logger = logging.getLogger(__name__)
 

@@ -35,7 +35,6 @@ from baton.rpc.reflection import enable_reflection
 from baton.rpc.tls import Security, make_security
 from baton.settings.device import require_gpus
 from baton.settings.worker_config import WorkerConfig
-from baton.worker.counters import WorkerCounters
 from baton.worker.drain import Drain
 from baton.worker.engine_host import EngineHost
 from baton.worker.expert_group import WorkerGroup, joined
@@ -45,6 +44,7 @@ from baton.worker.memory import with_kv_memory
 from baton.worker.metrics import WorkerMetrics, serve_metrics
 from baton.worker.ranks.worker_ranks import WorkerRanks, following, with_threads_of_its_own
 from baton.worker.registration import member_of, registered
+from baton.worker.reporting import WorkerCounters
 from baton.worker.service import WorkerService
 from baton.worker.watchdog import Watchdog
 

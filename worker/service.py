@@ -9,11 +9,9 @@ from baton.doctor.known_peers import KnownPeers
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Context
 from baton.worker.cache_feed import CacheFeed, Subscription
-from baton.worker.counters import WorkerCounters
 from baton.worker.drain import Drain, DrainConflict, DrainState
 from baton.worker.engine_host import EngineHost
-from baton.worker.report_clock import ReportClock
-from baton.worker.taken_commands import MAX_UNTOLD
+from baton.worker.reporting import MAX_UNTOLD, ReportClock, WorkerCounters
 
 MIN_INTERVAL_S = 0.001
 BUSY_INTERVAL_S = 0.1  # longest time between two looks at the load while there is work

@@ -59,9 +59,8 @@ def command(
     $ baton doctor --registry redis://cache:6379/0 --strict
     """
     from baton.doctor.cluster import RouterAddress  # these import torch: help must not wait for it
-    from baton.doctor.display import show
     from baton.doctor.examination import examine
-    from baton.doctor.report import Report
+    from baton.doctor.report import Report, show
 
     router = RouterAddress(url, api_key, security, https) if url is not None else None
     errors = Console(stderr=True)

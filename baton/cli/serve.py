@@ -27,13 +27,12 @@ from baton.deployment.local.cluster_config import (
     router_options,
     worker_options,
 )
-from baton.deployment.local.cluster_plan import Checkpoint, ClusterPlan, plan_cluster
+from baton.deployment.local.cluster_plan import Checkpoint, ClusterPlan, check_resources, plan_cluster
 from baton.deployment.local.machine import this_machine
 from baton.deployment.local.ports import PortInUse, check_port
 from baton.deployment.local.process_states import STATES_FILE, StatesWriter
-from baton.deployment.local.resource_checks import check_resources
+from baton.deployment.local.router_view import with_watch_key
 from baton.deployment.local.supervisor import GaveUp, RestartPolicy
-from baton.deployment.local.watch_key import with_watch_key
 from baton.engine.execution.visible_gpus import visible_gpus
 from baton.extras import RAY
 from baton.process.end_signals import EndSignals

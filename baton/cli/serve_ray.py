@@ -20,12 +20,11 @@ import click
 from baton.cli.display.serve_banner import Banner
 from baton.cli.display.serve_progress import LineDisplay, ServeConsole
 from baton.cli.options.model_source import find_checkpoint, servable
-from baton.deployment.local.cluster_plan import ClusterPlan, plan_cluster
+from baton.deployment.local.cluster_plan import ClusterPlan, check_resources, plan_cluster
 from baton.deployment.local.machine import this_machine
 from baton.deployment.local.ports import PortInUse, check_port
 from baton.deployment.local.redis_server import PrivateRedis
-from baton.deployment.local.resource_checks import check_resources
-from baton.deployment.local.watch_key import with_watch_key
+from baton.deployment.local.router_view import with_watch_key
 from baton.deployment.ray.arguments import read_ray_settings
 from baton.deployment.ray.settings import ROUTER, SECTIONS, RaySettings
 from baton.engine.execution.visible_gpus import VisibleGpus, visible_gpus

@@ -14,7 +14,7 @@ from rich.text import Text
 from baton.cli.display.status_table import status_table, transport_lines, worker_rows
 from baton.cli.options.https_flags import https_flags
 from baton.cli.options.server import key_flag, url_flag
-from baton.process.reports import process_reports
+from baton.process.states import process_reports
 from baton.rpc.router_client import ServerError, check, connect, unreachable
 
 READ_TIMEOUT_S = 10.0

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from statistics import median
 
-from baton.loadtool.distribution import Distribution
-from baton.loadtool.summary import RunSummary
+from baton.loadtool.summary import Distribution, RunSummary
 
 
 class Cell:

@@ -12,7 +12,7 @@ from baton.engine.sampling.params import SamplingParams
 from baton.protos.worker_pb2 import GenerateCommand, RouterMessage
 from baton.router.text.chat_template import ChatTemplate
 from baton.router.text.tokenizer_files import read_tokenizer
-from baton.rpc.sampling import sampling_to_proto
+from baton.rpc.requests import sampling_to_proto
 from benchmarks.routing.client import post
 from benchmarks.routing.pass_server import ID_BYTES, STREAMED, WHOLE
 from benchmarks.routing.system import (

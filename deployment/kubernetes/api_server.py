@@ -13,7 +13,7 @@ import orjson
 from pydantic import ValidationError
 
 from baton.deployment.kubernetes.api_objects import Node, Page, Pod
-from baton.deployment.kubernetes.validation_words import first_fault
+from baton.deployment.kubernetes.settings import first_fault
 
 PAGE_SIZE = 500
 CHUNK_BYTES = 1 << 18

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from baton.deployment.autoscaling.by_pool import ByPool
-from baton.deployment.kubernetes.api_objects import Node, Taint, condition
-from baton.deployment.kubernetes.quantity import parse_quantity
+from baton.deployment.kubernetes.api_objects import Node, Taint, condition, parse_quantity
 from baton.deployment.kubernetes.settings import KubernetesSettings, PoolPods, Toleration
 
 KEEPS_AWAY = ("NoSchedule", "NoExecute")  # effects; PreferNoSchedule does not

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from baton.deployment.autoscaling.by_pool import ByPool
-from baton.deployment.kubernetes.api_objects import Container, Pod, PodSpec
-from baton.deployment.kubernetes.quantity import parse_quantity
+from baton.deployment.kubernetes.api_objects import Container, Pod, PodSpec, parse_quantity
 from baton.deployment.kubernetes.settings import KubernetesSettings
 from baton.deployment.kubernetes.unready_pod import UnreadyPod
 

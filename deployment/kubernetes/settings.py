@@ -9,7 +9,13 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.settings import ScalingSettings
-from baton.deployment.kubernetes.validation_words import first_fault
+
+
+def first_fault(error: ValidationError) -> str:
+    """Where the first fault is, and what it is."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(str(each) for each in first["loc"])
+    return f"{place}: {first['msg']}" if place else first["msg"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,10 @@ from collections.abc import Sequence
 
 import httpx
 
-from baton.deployment.local.ending import end_all
 from baton.deployment.local.events import ClusterReady, Ending, Event, GivenUp, Listener, Progressed
 from baton.deployment.local.process_states import StatesWriter
 from baton.deployment.local.router_view import RouterView, num_open_requests, router_client, view_router
-from baton.deployment.local.supervisor import RestartPolicy, Supervisor
+from baton.deployment.local.supervisor import RestartPolicy, Supervisor, end_all
 from baton.deployment.local.warning_relay import WarningRelay
 from baton.process.child import ProcessSpec
 from baton.process.progress import Ready

@@ -9,8 +9,7 @@ from baton.engine.config import EngineConfig
 from baton.router.config import RouterConfig
 from baton.router.options import ROUTER_OPTIONS
 from baton.settings.config_file import as_section, build, check_section, pick, read_config_file
-from baton.settings.options import Option, OptionInfo, options_of
-from baton.settings.tls_options import TLS_OPTIONS
+from baton.settings.options import TLS_OPTIONS, Option, OptionInfo, options_of
 from baton.settings.values import OptionError, Value
 from baton.settings.worker_config import Role, WorkerConfig
 from baton.settings.worker_options import WORKER_OPTIONS

@@ -9,20 +9,22 @@ from baton.deployment.local.machine import Machine, NearCores
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.errors import UnsupportedModel
 from baton.engine.execution.cores import format_cores, parse_cores
-from baton.engine.kv.default_memory import default_kv_bytes
-from baton.engine.kv.dtype import kv_cache_dtype
+from baton.engine.execution.visible_gpus import visible_gpus
+from baton.engine.kv.dtype import default_kv_bytes, kv_cache_dtype
 from baton.extras import NIXL
 from baton.membership.rendezvous.config import RendezvousConfig
 from baton.process.child import ProcessSpec
+from baton.process.host_memory import HostMemory
 from baton.router.auth.cache_secret import new_cache_secret
 from baton.router.config import RouterConfig
 from baton.router.options import without_secrets
 from baton.rpc.unix_sockets import unix_address
-from baton.settings.host_port import host_port
+from baton.settings.device import require_gpus
+from baton.settings.names import REGISTRY, host_port
 from baton.settings.options import flags_of
-from baton.settings.rendezvous_name import REGISTRY
 from baton.settings.values import OptionError
 from baton.settings.worker_config import Role, WorkerConfig
+from baton.worker.memory import memory_need
 
 WORKER_HOST = "127.0.0.1"  # of KV that is read over TCP
 RENDEZVOUS = "rendezvous"
@@ -221,3 +223,11 @@ def _parse_cores(text: str) -> tuple[int, ...]:
         return parse_cores(text)
     except ValueError as error:
         raise OptionError(str(error)) from error
+
+
+def check_resources(plan: ClusterPlan, model: ModelConfig, memory: HostMemory) -> None:
+    """Raise OptionError for GPUs that are not there, or more memory than there is for all workers together."""
+    for worker in plan.workers:
+        if worker.is_on_gpu:
+            require_gpus(worker.engine.device, worker.tensor_parallel, visible_gpus())
+    memory_need(plan.workers, model).check(memory)

@@ -17,11 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from baton.deployment.local.ending import end_all
 from baton.deployment.local.events import Died, Event, Progressed, Started, Warned
 from baton.deployment.local.ports import check_port
 from baton.deployment.local.process_states import STATES_FILE, StatesWriter
-from baton.deployment.local.supervisor import GaveUp, RestartPolicy, Supervisor
+from baton.deployment.local.supervisor import GaveUp, RestartPolicy, Supervisor, end_all
 from baton.process.child import ProcessSpec
 from baton.process.progress import ProgressReporter, Ready
 from baton.router.auth.cache_secret import new_cache_secret
@@ -29,7 +28,7 @@ from baton.router.config import RouterConfig
 from baton.router.http.shared_socket import shared_socket
 from baton.router.options import without_secrets
 from baton.rpc.unix_sockets import socket_parent
-from baton.settings.host_port import host_port
+from baton.settings.names import host_port
 from baton.settings.options import flags_of
 
 logger = logging.getLogger(__name__)

@@ -1,12 +1,15 @@
 """A cluster's state as its router reports it at `/workers`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
 
+from baton.deployment.local.cluster_config import ClusterSettings
 from baton.deployment.local.events import ServingWorker
+from baton.router.auth.api_key import hidden, new_key
+from baton.settings.values import Value
 
 END_TIMEOUT_S = 0.5  # for the last look at a router that is about to end
 
@@ -60,3 +63,17 @@ def _worker(worker: Mapping[str, Any]) -> ServingWorker:
         max_model_len=int(worker["max_model_len"]),
         transports=tuple(worker["transports"]),
     )
+
+
+def with_watch_key(settings: ClusterSettings) -> tuple[ClusterSettings, str | None]:
+    """Return settings whose router takes one more key, and that key; None if the router asks for none.
+
+    The key is held in this process alone; the router gets its digest.
+    """
+    given = settings.router.get("api_key")
+    keys = given if isinstance(given, tuple) else ()
+    if given == () or (given is None and settings.router.get("api_keys_file") is None):
+        return settings, None  # an empty key is refused by the router
+    key = new_key()
+    router: Mapping[str, Value] = {**settings.router, "api_key": (*keys, hidden(key))}
+    return replace(settings, router=router), key

@@ -2,13 +2,35 @@
 
 import asyncio
 import contextlib
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from baton.deployment.local.events import Died, Listener, Progressed, Started, Warned
-from baton.deployment.local.heartbeat_watch import HeartbeatWatch
 from baton.process.child import OOM_KILLED, ChildProcess, ProcessSpec, log_tail
-from baton.process.progress import Alive, Failed, Ready
+from baton.process.progress import HEARTBEAT_S, Alive, Failed, Ready
+
+
+class HeartbeatWatch:
+    """Wakes of the supervisor since the last heartbeat of one life of a process."""
+
+    def __init__(self, timeout_s: float) -> None:
+        """A process may be silent for `timeout_s`; 0: for any time."""
+        self._max_missed = max(1, math.ceil(timeout_s / HEARTBEAT_S)) if timeout_s else math.inf
+        self._num_missed: float = -math.inf  # it is starting, which may take any time
+
+    def note(self) -> None:
+        """Note a heartbeat, the first of which is that the process is ready."""
+        self._num_missed = 0
+
+    async def wait_silence(self) -> None:
+        """Return once the process was silent for too long after its first heartbeat."""
+        while self._num_missed < self._max_missed:
+            await asyncio.sleep(HEARTBEAT_S)
+            self._num_missed += 1
+
 
 TAIL_LINES = 12
 LAST_NEWS_S = 1.0  # after a process's end, for what it still wrote
@@ -236,3 +258,20 @@ class Supervisor:
         self._stopping.set()
         if self._child is not None:
             self._child.kill()
+
+
+async def end_all(stages: Sequence[Sequence[Supervisor]], timeout_s: float, kill: asyncio.Event) -> None:
+    """Ends the processes of one stage after the other, each within `timeout_s`; all at once when `kill` is set."""
+
+    async def stop() -> None:
+        for stage in stages:
+            await asyncio.gather(*(each.stop(timeout_s) for each in stage))
+
+    ending = asyncio.create_task(stop())
+    killed = asyncio.create_task(kill.wait())
+    await asyncio.wait([ending, killed], return_when=asyncio.FIRST_COMPLETED)
+    if not ending.done():
+        for supervisor in chain.from_iterable(stages):
+            supervisor.kill()
+    await ending
+    killed.cancel()

@@ -13,8 +13,7 @@ from ray.serve import Application, Deployment
 from baton.deployment.local.cluster_config import router_options
 from baton.deployment.ray.arguments import read_ray_settings
 from baton.deployment.ray.connection import num_gpus
-from baton.deployment.ray.rendezvous import RendezvousReplica
-from baton.deployment.ray.replica import RouterReplica, WorkerReplica
+from baton.deployment.ray.replica import RendezvousReplica, RouterReplica, WorkerReplica
 from baton.deployment.ray.settings import RENDEZVOUS, ROLES, ROUTER, RaySettings
 
 # What chooses both pools' sizes: an application's `autoscaling_policy` in Serve's config file.

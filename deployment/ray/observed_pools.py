@@ -3,9 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from statistics import median, median_low
 
 from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.moments import Moments, answer_moments
 from baton.deployment.autoscaling.snapshot import (
     DecodeSnapshot,
     PoolSnapshot,
@@ -14,11 +16,66 @@ from baton.deployment.autoscaling.snapshot import (
     ReplicaLatency,
     Traffic,
 )
-from baton.deployment.ray.observed_traffic import merged_traffic
 from baton.deployment.ray.pool_progress import PoolProgress
-from baton.membership.registry.latency_sketch import quantile_of_bins
-from baton.membership.registry.router_report import RouterReport, WorkerReport
+from baton.membership.registry.router_report import (
+    RouterReport,
+    SampleSums,
+    TrafficReport,
+    WorkerReport,
+    quantile_of_bins,
+)
 from baton.router.policy.cost_model import CostModel
+
+MIN_GAPS = 20  # fewer say nothing of how irregular they are
+
+
+def merged_traffic(reports: Sequence[TrafficReport]) -> Traffic:
+    """What came to any of them.
+
+    Rates add up. So do, weighted by their rates, the variations of streams that come together (the asymptotic method of
+    Whitt, The queueing network analyzer, 1983). The window is the one in which as many requests come at that rate.
+    """
+    rates = [each.num_requests / each.window_s for each in reports]
+    requests_per_s, num_requests = sum(rates), sum(each.num_requests for each in reports)
+    if not num_requests:
+        return Traffic(window_s=max((each.window_s for each in reports), default=0.0))
+    variation = sum(rate * gaps_cv2(each.gaps_s) for rate, each in zip(rates, reports, strict=True))
+    remote = [each.remote_tokens for each in reports if each.remote_tokens is not None]
+    is_split = len(remote) == len(reports) and (num_prompts := sum(each.uncached_tokens.num for each in reports)) > 0
+    return Traffic(
+        window_s=num_requests / requests_per_s,
+        requests_per_s=requests_per_s,
+        arrival_cv2=variation / requests_per_s,
+        prompt_tokens=moments_of(each.prompt_tokens for each in reports),
+        uncached_tokens=moments_of(each.uncached_tokens for each in reports),
+        output_tokens=merged_answers(reports),
+        num_ended=sum(each.output_tokens.num for each in reports),
+        remote_share=min(1.0, sum(each.num for each in remote) / num_prompts) if is_split else 1.0,
+        remote_tokens=moments_of(remote) if is_split else None,
+    )
+
+
+def merged_answers(reports: Sequence[TrafficReport]) -> Moments:
+    """The lengths of all answers, those that still run too where all routers count their tokens."""
+    generated = [each.num_generated_tokens for each in reports if each.num_generated_tokens is not None]
+    return answer_moments(
+        moments_of(each.output_tokens for each in reports),
+        sum(each.output_tokens.num for each in reports),
+        sum(generated) if len(generated) == len(reports) else None,
+        moments_of(each.asked_tokens for each in reports).mean or inf,
+    )
+
+
+def moments_of(parts: Iterable[SampleSums]) -> Moments:
+    """Of all samples together."""
+    sums = sum(parts, SampleSums())
+    return Moments(sums.total / sums.num, sums.squares / sums.num) if sums.num else Moments()
+
+
+def gaps_cv2(gaps_s: SampleSums) -> float:
+    """The squared coefficient of variation; that of Poisson arrivals where too few came."""
+    return moments_of([gaps_s]).cv2 if gaps_s.num >= MIN_GAPS and gaps_s.total > 0 else 1.0
+
 
 # From a router by way of the decode worker to a prefill worker, and the first token's back, as routers' prices have it.
 # Blocks come behind the first token, which does not wait for them.

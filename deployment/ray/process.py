@@ -20,7 +20,7 @@ from baton.engine.checkpoint.model_config import read_model_config
 from baton.membership.rendezvous.config import RendezvousConfig
 from baton.process.child import ProcessSpec
 from baton.router.options import SECRETS
-from baton.settings.rendezvous_name import DEFAULT_NAME, REGISTRY
+from baton.settings.names import DEFAULT_NAME, REGISTRY
 from baton.settings.values import OptionError
 from baton.settings.worker_config import Role
 

@@ -20,8 +20,7 @@ from baton.deployment.ray.live_budget import LiveBudget
 from baton.deployment.ray.pool_progress import ProgressWatch
 from baton.deployment.ray.pools_observer import Budget, PoolsObserver, Sighting
 from baton.deployment.ray.scaling_options import ScalingOptions, read_options
-from baton.deployment.ray.serve_conflicts import misfits
-from baton.deployment.ray.serve_context import Contexts, PolicyState, ServeContext, Targets
+from baton.deployment.ray.serve_context import Contexts, PolicyState, ServeContext, Targets, misfits
 
 logger = logging.getLogger("ray.serve.baton")  # below the logger whose file Serve shows
 

@@ -9,8 +9,7 @@ from torch import Tensor
 from baton.engine.attention import fp8_rows
 from baton.engine.attention.flashinfer_kernels import LAYOUT, FlashInferKernels
 from baton.engine.attention.heads import AttentionHeads
-from baton.engine.attention.new_tokens import NewTokens
-from baton.engine.attention.paged_sequences import PagedSequences
+from baton.engine.attention.paged_sequences import NewTokens, PagedSequences
 from baton.engine.attention.shared_prefix import LEAST_SAVED_BYTES, SharedPrefixDecode, num_shared_blocks
 from baton.engine.execution.batch import Batch
 from baton.engine.execution.device import pinned

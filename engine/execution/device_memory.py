@@ -17,7 +17,7 @@ from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduling.schedule import ScheduledRequest
-from baton.engine.scheduling.step_room import MAX_PROMPT_LOGITS
+from baton.engine.scheduling.step_budget import MAX_PROMPT_LOGITS
 
 log = logging.getLogger(__name__)
 

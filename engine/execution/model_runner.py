@@ -9,7 +9,7 @@ from torch import Tensor
 
 from baton.engine.execution.batch import Batch
 from baton.engine.execution.device import sent
-from baton.engine.execution.launched_step import HostCopy, LaunchedStep
+from baton.engine.execution.in_flight_step import HostCopy, LaunchedStep
 from baton.engine.kv.block_pool import NULL_BLOCK
 from baton.engine.models import Model
 from baton.engine.outputs import PositionLogprobs

@@ -24,8 +24,8 @@ from baton.engine.errors import EngineError, GroupBroken
 from baton.engine.experts.balance import imbalance
 from baton.engine.experts.layer import ExpertLayer
 from baton.engine.experts.nixl_dispatch import NixlLink
+from baton.engine.experts.placement import hand_over, is_even, share_missing
 from baton.engine.experts.rebalance import FAILED, Loads, Place, Rebalance, Slots, better_slots
-from baton.engine.experts.shares import hand_over, is_even, share_missing
 from baton.engine.layers.expert_reader import ExpertReader
 from baton.engine.outputs import ExpertFigures
 from baton.engine.parallel.group_view import Membership

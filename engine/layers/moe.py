@@ -1,5 +1,9 @@
 """Mixture of experts."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -7,15 +11,107 @@ from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import MoEConfig
 from baton.engine.experts.dispatch import ExpertExchange, LocalExchange
 from baton.engine.experts.group import ExpertGroup
-from baton.engine.layers.device_exchange import DeviceExchange
-from baton.engine.layers.expert_part import PartExchange
+from baton.engine.experts.permutation import ExpertRows, rows_by_slot, weighted_sum
 from baton.engine.layers.expert_reader import ExpertNames, ExpertReader
 from baton.engine.layers.expert_routing import ExpertChoice
-from baton.engine.layers.experts import Experts
+from baton.engine.layers.experts import ROW_TILE, Experts
 from baton.engine.layers.mlp import MLP, load_partial_mlp
-from baton.engine.layers.side_stream import begin_beside
 from baton.engine.parallel.tensor_parallel import TensorRanks
 from baton.engine.parallel.tensor_shard import TensorShard
+
+
+class DeviceExchange:
+    """All experts stand here, one product for all of them: only the device need know how many rows each one gets."""
+
+    def __init__(self, num_experts: int) -> None:
+        self._num_experts = num_experts
+
+    def dispatch(self, x: Tensor, chosen: Tensor) -> "DeviceDispatch":
+        """See ExpertExchange."""
+        slots = chosen.flatten()
+        order = slots.argsort(stable=True)
+        places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+        # Of which there is a count on a GPU too, unlike bincount, without waiting for the greatest.
+        sizes = slots.new_zeros(self._num_experts).scatter_add_(0, slots, torch.ones_like(slots))
+        return DeviceDispatch(ExpertRows(x[order // chosen.shape[1]], sizes, places))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDispatch:
+    """See Dispatch."""
+
+    rows: ExpertRows
+
+    def arrive(self) -> ExpertRows:
+        """At once."""
+        return self.rows
+
+    def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
+        """See Dispatch."""
+        return weighted_sum(outputs, self.rows.places, weights)
+
+
+def begin_beside(compute: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+    """Computes beside what is launched from now on, if the device is a GPU; what is returned waits for it.
+
+    What `compute` reads must stay as it is, and its memory held, until then. On a CPU it is computed in its turn.
+    """
+    if device.type != "cuda":
+        result = compute()
+        return lambda: result
+    side, main = _side_stream(device), torch.cuda.current_stream(device)
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        computed = compute()
+
+    def wait() -> Tensor:
+        # Memory that is given back goes to what is next begun there, and that waits for the main stream.
+        main.wait_stream(side)
+        return computed
+
+    return wait
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all layers: what a stream has given back, no other can have."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+class PartExchange:
+    """An ExpertExchange that sends nothing: what other ranks' experts give is zero here, and the ranks' sum has it."""
+
+    def __init__(self, first: int, count: int, row_tile: int = ROW_TILE) -> None:
+        """Our experts are `count` ones from `first` on; they stand in slots in their order. row_tile: see Experts."""
+        self._first = first
+        self._count = count
+        self._row_tile = row_tile
+
+    def dispatch(self, x: Tensor, chosen: Tensor) -> "PartDispatch":
+        """See ExpertExchange."""
+        num_chosen = chosen.shape[1]
+        slots = chosen.flatten() - self._first
+        entries = torch.nonzero((slots >= 0) & (slots < self._count)).flatten()  # those of ours
+        rows = rows_by_slot(x, entries // num_chosen, slots[entries], self._count, self._row_tile)
+        return PartDispatch(rows, entries)
+
+
+@dataclass(frozen=True, slots=True)
+class PartDispatch:
+    """See Dispatch."""
+
+    rows: ExpertRows
+    entries: Tensor  # which of all (token, chosen expert) have rows here
+
+    def arrive(self) -> ExpertRows:
+        """At once."""
+        return self.rows
+
+    def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
+        """See Dispatch."""
+        results = outputs.new_zeros(weights.numel(), outputs.shape[1])
+        results[self.entries] = outputs[self.rows.places]
+        return weighted_sum(results, None, weights)
 
 
 class MoE:

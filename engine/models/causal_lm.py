@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from baton.engine.attention.base import AttentionBackend
@@ -12,13 +13,30 @@ from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import ModelConfig
 from baton.engine.execution.batch import Batch
 from baton.engine.kv.layout import KVCacheLayout
-from baton.engine.layers.embedding import Embedding
 from baton.engine.layers.linear import Linear, Projection, gathered, load_linear
 from baton.engine.layers.moe import MoE
 from baton.engine.layers.norm import RMSNorm
 from baton.engine.layers.rotary import RotaryEmbedding
 from baton.engine.ops.base import Rotation
 from baton.engine.parallel.tensor_parallel import TensorRanks
+
+
+class Embedding:
+    """The vectors of the vocabulary, whose rows are divided among ranks."""
+
+    def __init__(self, weight: Tensor, tensor: TensorRanks, vocab_size: int) -> None:
+        self.weight = weight  # [our part of the vocabulary, hidden]
+        self.tensor = tensor
+        self.first = tensor.shard.of(vocab_size).start
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """token_ids: [num_tokens]. Returns [num_tokens, hidden]."""
+        if self.tensor.shard.size == 1:
+            return F.embedding(token_ids, self.weight)
+        ours = token_ids - self.first
+        is_elsewhere = (ours < 0) | (ours >= len(self.weight))
+        vectors = F.embedding(ours.masked_fill_(is_elsewhere, 0), self.weight)
+        return self.tensor.sum(vectors.masked_fill_(is_elsewhere.unsqueeze(1), 0))
 
 
 class Attention(Protocol):

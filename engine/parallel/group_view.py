@@ -1,5 +1,6 @@
 """Who is in an expert-parallel group, as an engine needs to know it; plain data and a Protocol, no torch, no gRPC."""
 
+import threading
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,3 +42,29 @@ class Membership(Protocol):
     def wake(self, epoch: int, round_number: int) -> None:
         """Tells all other members, which may be asleep, that a step has begun. Does not wait."""
         ...
+
+
+class NewestView:
+    """Owns the newest view: shown on one thread, looked at and waited for on any other."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._view: GroupView | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Of the newest view; 0 before the first."""
+        view = self._view
+        return 0 if view is None else view.epoch
+
+    def show(self, view: GroupView) -> None:
+        """This is the newest one."""
+        with self._changed:
+            self._view = view
+            self._changed.notify_all()
+
+    def wait(self, seen: GroupView | None, timeout_s: float) -> GroupView | None:
+        """The newest view as soon as it is another one than `seen`; None if not in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._view != seen, min(timeout_s, threading.TIMEOUT_MAX))
+            return self._view if self._view != seen else None

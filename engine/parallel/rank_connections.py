@@ -16,8 +16,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
 
 from baton.engine.errors import GroupBroken
-from baton.engine.parallel.ending_threads import EndingThreads
-from baton.engine.parallel.exchange import POLL_S
+from baton.engine.parallel.exchange import POLL_S, EndingThreads
 from baton.engine.parallel.group_view import GroupView, Membership
 
 FORM_TIMEOUT_S = 10.0  # for the members of an epoch to come to its store

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store, Work
 
 from baton.engine.errors import EngineEnded, GroupBroken
-from baton.engine.parallel.ending_threads import EndingThreads
-from baton.engine.parallel.exchange import POLL_S, Exchange
+from baton.engine.parallel.exchange import POLL_S, EndingThreads, Exchange
 from baton.engine.parallel.group_view import GroupView, Membership
 from baton.engine.parallel.rank_connections import COLLECTIVE_TIMEOUT_S, Collectives, Connections, RankConnector
 

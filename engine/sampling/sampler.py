@@ -8,13 +8,43 @@ import torch
 from torch import Tensor
 
 from baton.engine.execution.device import sent
-from baton.engine.outputs import PositionLogprobs, SampledToken
+from baton.engine.outputs import PositionLogprobs, SampledToken, TokenLogprob
 from baton.engine.request import Request
 from baton.engine.sampling.logits import edit_logits
-from baton.engine.sampling.logprobs import position_logprobs
 from baton.engine.sampling.noise import row_keys
 from baton.engine.sampling.params import GREEDY_BELOW, SamplingParams
 from baton.engine.sampling.random_choice import RandomRows, draw_truncated, draw_whole
+from baton.engine.sampling.truncation import find_candidates
+
+
+def position_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> list[PositionLogprobs]:
+    """What stands at each position, and the `num_top` most probable tokens there.
+
+    logits: [num_positions, vocab] float32, as the model gave them; token_ids: [num_positions] int64, on its device.
+    Equally probable tokens share the better rank.
+    """
+    log_total = logits.logsumexp(-1, keepdim=True)
+    chosen = logits.gather(1, token_ids[:, None])
+    ranks = (logits > chosen).count_nonzero(-1) + 1
+    top = find_candidates(logits, min(num_top, logits.shape[1]))
+    top_ranks = torch.searchsorted(-top.logits, -top.logits) + 1
+    columns = zip(
+        token_ids.tolist(),
+        (chosen - log_total)[:, 0].tolist(),
+        ranks.tolist(),
+        top.token_ids.tolist(),
+        (top.logits - log_total).tolist(),
+        top_ranks.tolist(),
+        strict=True,
+    )
+    return [
+        PositionLogprobs(
+            TokenLogprob(token_id, logprob, rank),
+            tuple(TokenLogprob(*candidate) for candidate in zip(ids, logprobs, candidate_ranks, strict=True)),
+        )
+        for token_id, logprob, rank, ids, logprobs, candidate_ranks in columns
+    ]
+
 
 ARGMAX_BLOCK = 64  # tokens
 CHUNK_ELEMENTS = 1 << 21  # logits drawn from at a time, so that intermediates stay small

@@ -11,12 +11,10 @@ from baton.engine.config import EngineConfig
 from baton.engine.errors import InvalidRequest, QueueFull
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.outputs import RequestOutput, SampledToken
-from baton.engine.request import FinishReason, Request, RequestId, RequestStatus
+from baton.engine.request import FinishReason, FinishRule, Request, RequestId, RequestStatus
 from baton.engine.sampling.params import GREEDY_BELOW
-from baton.engine.scheduling.finish_rule import FinishRule
 from baton.engine.scheduling.schedule import Received, Schedule, ScheduledRequest, StepResult
-from baton.engine.scheduling.step_budget import StepBudget
-from baton.engine.scheduling.step_room import StepRoom
+from baton.engine.scheduling.step_budget import StepBudget, StepRoom
 from baton.engine.scheduling.waiting_queue import OrderedRequests
 
 

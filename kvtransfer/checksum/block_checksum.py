@@ -16,10 +16,8 @@ from torch import Tensor
 
 from baton.kvtransfer.checksum.word_checksum import word_checksums
 from baton.kvtransfer.cuda_streams import on, shared_stream
-from baton.kvtransfer.errors import PeerRefused
+from baton.kvtransfer.errors import PeerRefused, quoted, torch_failures
 from baton.kvtransfer.local_pool import block_bytes_of
-from baton.kvtransfer.torch_failures import torch_failures
-from baton.kvtransfer.truncated_repr import quoted
 
 XXH3 = "xxh3"
 WORDS = "words"

@@ -23,13 +23,14 @@ The finaliser is MurmurHash3's (Appleby), the sequence Steele, Lea and Flood's (
 Generators, OOPSLA 2014).
 """
 
-from collections.abc import Sequence
-from functools import lru_cache
+import logging
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
 
-from baton.kvtransfer.checksum.word_sums import word_sums_kernel
+from baton.kvtransfer.errors import first_line
 
 WORD_BYTES = 8
 MASK = (1 << 64) - 1
@@ -114,3 +115,35 @@ def _sum_padded(rows: Tensor, units: Tensor) -> Tensor:
     """Of units that do not end with a word: with copies that do. No model's blocks are so."""
     padded = torch.nn.functional.pad(rows[units], (0, -rows.shape[1] % WORD_BYTES))
     return sum_words(padded.view(torch.int64), torch.arange(len(units), device=rows.device))
+
+
+logger = logging.getLogger(__name__)
+
+SumWords = Callable[[Tensor, Tensor], Tensor]
+
+
+@cache
+def word_sums_kernel(device: torch.device, in_torch: SumWords) -> SumWords | None:
+    """The kernel, if it sums some words on the device as `in_torch` does; else None, and the log says why.
+
+    That Triton is there says little: it compiles when it first runs, and wants a C compiler then. Without the kernel
+    torch's operations read and write the words some times.
+    """
+    try:
+        kernel = load_kernel()
+        words = torch.arange(1, 3001, device=device).mul_(-7046029254386353131).view(6, 500)
+        units = torch.tensor([4, 0, 5], device=device)
+        if not torch.equal(kernel(words, units), in_torch(words, units)):
+            raise ArithmeticError("its sums are wrong")
+    except Exception as error:  # whatever Triton, a compiler or the driver raises
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        logger.warning("checksums of KV blocks are made with torch's operations, Triton does not do here: %s", reason)
+        return None
+    return kernel
+
+
+def load_kernel() -> SumWords:
+    """Raises ImportError where there is no Triton."""
+    from baton.kvtransfer.checksum.word_sums_triton import sum_words
+
+    return sum_words

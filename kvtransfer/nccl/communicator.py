@@ -12,8 +12,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
 from baton.kvtransfer.cuda_streams import SideStreams, on, wait_for
-from baton.kvtransfer.errors import PeerLost, TransportUnavailable
-from baton.kvtransfer.torch_failures import first_line, torch_failures
+from baton.kvtransfer.errors import PeerLost, TransportUnavailable, first_line, torch_failures
 
 logger = logging.getLogger(__name__)
 

@@ -10,19 +10,24 @@ from functools import partial
 import numpy as np
 
 from baton.kvtransfer.cuda_streams import SideStreams
-from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferError, TransferFailed, TransportUnavailable
+from baton.kvtransfer.errors import (
+    PeerLost,
+    PeerRefused,
+    TransferError,
+    TransferFailed,
+    TransportUnavailable,
+    first_line,
+)
 from baton.kvtransfer.handshake import Caller
+from baton.kvtransfer.listener import ended
 from baton.kvtransfer.local_pool import LocalPool
 from baton.kvtransfer.nccl.communicator import OWNER, PairGroup, own_store
 from baton.kvtransfer.nccl.communicator_factory import END_S, PairMaking
 from baton.kvtransfer.nccl.communicator_limit import PairSeats
-from baton.kvtransfer.socket_ends import ended
 from baton.kvtransfer.staged.control import receive_bytes, receive_word, send_words
 from baton.kvtransfer.tcp.connection import keep_alive
-from baton.kvtransfer.threads import run_in_thread
-from baton.kvtransfer.torch_failures import first_line
+from baton.kvtransfer.threads import run_in_thread, settled
 from baton.kvtransfer.units import unit_bytes_of
-from baton.kvtransfer.waits import settled
 
 logger = logging.getLogger(__name__)
 

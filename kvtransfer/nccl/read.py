@@ -12,9 +12,8 @@ from torch import Tensor
 from baton.kvtransfer.base import Landed
 from baton.kvtransfer.errors import PeerLost, TransferError
 from baton.kvtransfer.nccl.communicator import PairGroup
-from baton.kvtransfer.threads import run_in_thread
+from baton.kvtransfer.threads import run_in_thread, settled
 from baton.kvtransfer.transfers import Transfer
-from baton.kvtransfer.waits import settled
 
 MAX_ASKED = 2  # chunks: the peer knows the next one while it sends
 

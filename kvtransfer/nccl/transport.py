@@ -24,11 +24,11 @@ from functools import partial
 from torch import Tensor
 
 from baton.kvtransfer import endpoint
+from baton.kvtransfer.auto import Refusals
 from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
-from baton.kvtransfer.connections import Connections
 from baton.kvtransfer.cuda_streams import SideStreams
-from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline, TransportUnavailable
-from baton.kvtransfer.listener import Listener
+from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline, TransportUnavailable, first_line
+from baton.kvtransfer.listener import Listener, is_open
 from baton.kvtransfer.local_pool import LocalPool
 from baton.kvtransfer.nccl.communicator import (
     READER,
@@ -43,12 +43,9 @@ from baton.kvtransfer.nccl.communicator_limit import PairSeats
 from baton.kvtransfer.nccl.owner import NO_STORE, PairOwner
 from baton.kvtransfer.nccl.read import PairRead
 from baton.kvtransfer.quarantine import Quarantine
-from baton.kvtransfer.refusals import Refusals
-from baton.kvtransfer.socket_ends import is_open
 from baton.kvtransfer.staged.control import receive_word
 from baton.kvtransfer.tcp.connection import listening_socket, open_connection
-from baton.kvtransfer.torch_failures import first_line
-from baton.kvtransfer.transfers import Transfer, Transfers
+from baton.kvtransfer.transfers import Connections, Transfer, Transfers
 from baton.kvtransfer.units import Units
 
 logger = logging.getLogger(__name__)

@@ -26,9 +26,8 @@ from torch import Tensor
 
 from baton.kvtransfer import endpoint
 from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
-from baton.kvtransfer.connections import Connections
-from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
-from baton.kvtransfer.listener import Listener
+from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable, quoted
+from baton.kvtransfer.listener import Listener, is_open
 from baton.kvtransfer.local_pool import LocalPool
 from baton.kvtransfer.nixl.agent import NixlAgent
 from baton.kvtransfer.nixl.gpu_memory import MemoryPlace, gpu_number
@@ -38,11 +37,9 @@ from baton.kvtransfer.nixl.peer import NixlPeer
 from baton.kvtransfer.nixl.rdma import has_rdma_device
 from baton.kvtransfer.nixl.read import MAX_GPU_STEP_BYTES, MAX_STEP_BYTES, Read, Region
 from baton.kvtransfer.quarantine import Quarantine
-from baton.kvtransfer.socket_ends import is_open
 from baton.kvtransfer.tcp.connection import listening_socket, open_connection
 from baton.kvtransfer.threads import run_in_thread
-from baton.kvtransfer.transfers import Transfer, Transfers
-from baton.kvtransfer.truncated_repr import quoted
+from baton.kvtransfer.transfers import Connections, Transfer, Transfers
 from baton.kvtransfer.units import Units
 
 NAME = "nixl"

@@ -22,17 +22,14 @@ from torch import Tensor
 
 from baton.kvtransfer import endpoint
 from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
-from baton.kvtransfer.connections import Connections
-from baton.kvtransfer.copy_threads import CopyThreads
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
 from baton.kvtransfer.handshake import Caller, greet
-from baton.kvtransfer.listener import Listener
+from baton.kvtransfer.listener import Listener, is_open, readable
 from baton.kvtransfer.local_pool import LocalPool, runs
 from baton.kvtransfer.quarantine import Quarantine
 from baton.kvtransfer.shared_memory.pool import MADV_POPULATE_READ, SEALS, SharedPool, populate
-from baton.kvtransfer.socket_ends import is_open, readable
 from baton.kvtransfer.threads import run_in_thread
-from baton.kvtransfer.transfers import Transfer, Transfers
+from baton.kvtransfer.transfers import Connections, CopyThreads, Transfer, Transfers
 from baton.kvtransfer.units import Units
 
 __all__ = ["SharedMemoryTransport", "SharedPool"]

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from baton.kvtransfer.errors import PeerLost, PeerRefused
-from baton.kvtransfer.truncated_repr import words
+from baton.kvtransfer.errors import PeerLost, PeerRefused, words
 
 STAGE, RETURN = 1, 2
 STAGED, RETURNED, REFUSED = 1, 2, 3

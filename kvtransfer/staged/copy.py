@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from baton.kvtransfer.cuda_streams import on, side_stream, wait_for
+from baton.kvtransfer.errors import torch_failures
 from baton.kvtransfer.local_pool import LocalPool, runs
-from baton.kvtransfer.torch_failures import torch_failures
 
 
 class StagingCopy:

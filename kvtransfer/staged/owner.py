@@ -28,9 +28,8 @@ from baton.kvtransfer.staged.control import (
 from baton.kvtransfer.staged.copy import StagingCopy
 from baton.kvtransfer.staged.window import ReadersFrames, Share
 from baton.kvtransfer.tcp.connection import keep_alive
-from baton.kvtransfer.threads import run_by
+from baton.kvtransfer.threads import run_by, settled
 from baton.kvtransfer.units import unit_bytes_of
-from baton.kvtransfer.waits import settled
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,9 @@ from baton.kvtransfer.local_pool import LocalPool
 from baton.kvtransfer.staged.control import StagingControl
 from baton.kvtransfer.staged.copy import StagingCopy
 from baton.kvtransfer.staged.window import StagingWindow
-from baton.kvtransfer.threads import run_by
+from baton.kvtransfer.threads import run_by, settled
 from baton.kvtransfer.transfers import Transfer
 from baton.kvtransfer.units import Units
-from baton.kvtransfer.waits import settled
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from baton.kvtransfer import endpoint
 from baton.kvtransfer.base import KVTransport, Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
-from baton.kvtransfer.connections import Connections
 from baton.kvtransfer.errors import PeerLost, PeerRefused
 from baton.kvtransfer.listener import Listener
 from baton.kvtransfer.local_pool import LocalPool
@@ -35,7 +34,7 @@ from baton.kvtransfer.staged.owner import StagingOwner
 from baton.kvtransfer.staged.read import Local, StagedRead
 from baton.kvtransfer.staged.window import WINDOW_BYTES, ReadersFrames, StagingWindow
 from baton.kvtransfer.tcp.connection import listening_socket, open_connection
-from baton.kvtransfer.transfers import Transfer, Transfers
+from baton.kvtransfer.transfers import Connections, Transfer, Transfers
 from baton.kvtransfer.units import Units
 
 NAME = "staged"

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from baton.kvtransfer.errors import PeerLost, PeerRefused
+from baton.kvtransfer.errors import PeerLost, PeerRefused, words
 from baton.kvtransfer.local_pool import runs
-from baton.kvtransfer.truncated_repr import words
 
 REQUEST = struct.Struct("<I")
 RESPONSE = struct.Struct("<IQ")

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from baton.kvtransfer import endpoint
 from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
-from baton.kvtransfer.connections import Connections
-from baton.kvtransfer.copy_threads import CopyThreads
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline
 from baton.kvtransfer.listener import Listener
 from baton.kvtransfer.local_pool import LocalPool
@@ -25,7 +23,7 @@ from baton.kvtransfer.quarantine import Quarantine
 from baton.kvtransfer.tcp import frames as tcp_frames
 from baton.kvtransfer.tcp.connection import listening_socket, open_connection
 from baton.kvtransfer.tcp.server import serve_reader
-from baton.kvtransfer.transfers import Transfer, Transfers
+from baton.kvtransfer.transfers import Connections, CopyThreads, Transfer, Transfers
 from baton.kvtransfer.units import Units
 
 NAME = "tcp"

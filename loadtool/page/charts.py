@@ -8,12 +8,11 @@ from numpy.typing import NDArray
 
 from baton.loadtool.arrivals import MaxConcurrency, RequestRate
 from baton.loadtool.concurrency import concurrency_of
-from baton.loadtool.distribution import Distribution
 from baton.loadtool.load_report import MeasuredRun
 from baton.loadtool.page.chart import Chart, Mark, Series
 from baton.loadtool.page.ticks import Axis, linear_axis, log_axis, tight_axis
 from baton.loadtool.record import RequestRecord
-from baton.loadtool.summary import RunSummary
+from baton.loadtool.summary import Distribution, RunSummary
 
 NUM_QUANTILES = 200
 MAX_DOTS = 1500

@@ -5,11 +5,10 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
 
-from baton.loadtool.distribution import Distribution
 from baton.loadtool.load_report import LoadReport
 from baton.loadtool.page.chart import NUM_COLOURS
 from baton.loadtool.page.charts import distribution_charts, sweep_charts, timeline_charts
-from baton.loadtool.summary import RunSummary
+from baton.loadtool.summary import Distribution, RunSummary
 from baton.loadtool.terminal import COLUMNS, lines_of, number
 
 

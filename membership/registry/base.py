@@ -1,5 +1,6 @@
 """What a registry is, to the workers that stand in it and to the routers that follow it."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -146,3 +147,20 @@ class Registry(Protocol):
     async def close(self) -> None:
         """Ends its connections; whatever uses it has ended before."""
         ...
+
+
+async def first_view(registry: Registry, timeout_s: float) -> RegistryView:
+    """Return the registry's first view, and close the registry. Raises TimeoutError."""
+    first: asyncio.Future[RegistryView] = asyncio.get_running_loop().create_future()
+
+    def listen(view: RegistryView) -> None:
+        if not first.done():
+            first.set_result(view)
+
+    following = asyncio.create_task(registry.follow(listen))
+    try:
+        return await asyncio.wait_for(first, timeout_s)
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await registry.close()

@@ -34,8 +34,6 @@ def open_shared_text(url: str, name: str) -> SharedText:
 
     Raises OptionError for a URL that cannot be read.
     """
-    from baton.membership.registry.redis_shared_text import (
-        RedisSharedText,  # its client is heavy, and few processes need it
-    )
+    from baton.membership.registry.redis_shared_text import RedisSharedText
 
     return RedisSharedText(parse_registry_url(url), name)

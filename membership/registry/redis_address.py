@@ -17,7 +17,7 @@ from baton.membership.registry.redis_client import REDIS_ERRORS, RedisConnection
 from baton.membership.registry.redis_lease import FIRST_BACKOFF_S, LAST_BACKOFF_S, LONGEST_PAUSE_S, RENEWALS
 from baton.membership.registry.redis_texts import is_wrong_type
 from baton.rpc.backoff import Backoff
-from baton.settings.host_port import is_host_port
+from baton.settings.names import is_host_port
 from baton.settings.registry_url import RegistryUrl
 
 logger = logging.getLogger(__name__)

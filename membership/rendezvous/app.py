@@ -13,10 +13,9 @@ from grpc_health.v1._async import HealthServicer  # `health.aio` is this module,
 from grpc_reflection.v1alpha import reflection
 
 from baton.membership.registry.base import PlaceTaken
-from baton.membership.rendezvous.config import RendezvousConfig
-from baton.membership.rendezvous.member_status import standing
+from baton.membership.rendezvous.config import RendezvousConfig, RendezvousSettings
+from baton.membership.rendezvous.rendezvous_address import standing
 from baton.membership.rendezvous.service import RendezvousService
-from baton.membership.rendezvous.settings import RendezvousSettings
 from baton.process.progress import ProgressReporter
 from baton.protos import group_pb2, group_pb2_grpc
 from baton.rpc.grpc_options import SERVER_OPTIONS

@@ -14,10 +14,10 @@ from collections import deque
 
 import grpc
 
+from baton.membership.rendezvous.config import RendezvousSettings
 from baton.membership.rendezvous.epoch import Epoch, Life, in_rank_order
 from baton.membership.rendezvous.join import Join, Refused
 from baton.membership.rendezvous.member_session import Seat
-from baton.membership.rendezvous.settings import RendezvousSettings
 
 logger = logging.getLogger(__name__)
 

@@ -4,11 +4,10 @@ from dataclasses import dataclass
 
 import grpc
 
+from baton.membership.rendezvous.config import RendezvousSettings
 from baton.membership.rendezvous.epoch import Epoch, Life, epoch_from_proto, life_from_proto
-from baton.membership.rendezvous.settings import RendezvousSettings
 from baton.protos import group_pb2
-from baton.settings.host_port import MAX_ADDRESS_CHARS, is_host_port, is_worker_address
-from baton.settings.names import NAME_RULE, is_name
+from baton.settings.names import MAX_ADDRESS_CHARS, NAME_RULE, is_host_port, is_name, is_worker_address
 
 MAX_EPOCH = 1 << 62  # leaves room in 64 bits for all that may follow
 MAX_SHOWN_CHARS = 100

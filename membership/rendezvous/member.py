@@ -14,17 +14,15 @@ from typing import Any
 
 import grpc
 
-from baton.engine.parallel.group_view import GroupView
+from baton.engine.parallel.group_view import GroupView, NewestView
 from baton.kvtransfer.errors import PeerLost, TransferDeadline
 from baton.membership.rendezvous.epoch import Epoch, Life, epoch_from_proto, epoch_to_proto, life_to_proto
 from baton.membership.rendezvous.member_report import MemberNews
-from baton.membership.rendezvous.newest_view import NewestView
 from baton.membership.rendezvous.rendezvous_address import RendezvousUnknown, Whereabouts
 from baton.membership.rendezvous.wakes import Wakes
 from baton.protos import group_pb2, group_pb2_grpc
 from baton.rpc.backoff import Backoff
-from baton.rpc.event_stream import next_event
-from baton.rpc.peers import Channels
+from baton.rpc.peers import Channels, next_event
 from baton.rpc.tls import Security
 
 logger = logging.getLogger(__name__)

@@ -1,10 +1,14 @@
 """Where a rendezvous is: at an address that members are told, or where the registry says at the time."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Protocol
 
 from baton.membership.registry.base import NamedAddress, RegistryLost
 from baton.membership.registry.factory import open_address
-from baton.settings.rendezvous_name import registered_name
+from baton.membership.rendezvous.config import RendezvousConfig
+from baton.settings.names import registered_name
 from baton.settings.values import OptionError
 
 KIND = "rendezvous"  # in the registry
@@ -70,3 +74,23 @@ def whereabouts(rendezvous: str | None, registry: str | None) -> Whereabouts:
     if registry is None:
         raise OptionError("rendezvous: without a registry it must be the host:port of a `baton rendezvous`")
     return RegisteredAddress(open_address(registry, KIND, name))
+
+
+@asynccontextmanager
+async def standing(config: RendezvousConfig, address: str) -> AsyncIterator[asyncio.Future[None]]:
+    """Keeps the rendezvous in its registry, if it has one.
+
+    Gives what is done only if another has its place; a registry that is lost is no failure.
+    """
+    if config.registry is None:
+        yield asyncio.get_running_loop().create_future()
+        return
+    entry = open_address(config.registry, KIND, config.name)
+    keeping = asyncio.create_task(entry.keep(address, config.lease_s), name="rendezvous' place")
+    try:
+        yield keeping
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)  # who serves was told
+        await entry.withdraw()
+        await entry.close()

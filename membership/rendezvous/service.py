@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import grpc
 
+from baton.membership.rendezvous.config import RendezvousSettings
 from baton.membership.rendezvous.group import Group
 from baton.membership.rendezvous.join import Refused, check_address, read_join
 from baton.membership.rendezvous.member_session import Seat
-from baton.membership.rendezvous.settings import RendezvousSettings
 from baton.protos import group_pb2, group_pb2_grpc
 from baton.rpc.peers import Context
 

@@ -21,10 +21,8 @@ from baton.engine.errors import InvalidRequest
 from baton.router.admission.arrivals import Arrival, Arrivals
 from baton.router.admission.deadline import deadline_of, exceeded
 from baton.router.admission.fair_queue import FairQueue, Ticket
-from baton.router.admission.inflight_limit import Capacity, InflightLimit
-from baton.router.admission.limits import AdmissionLimits
+from baton.router.admission.inflight_limit import AdmissionLimits, Capacity, InflightLimit, ServiceRate
 from baton.router.admission.metrics import AdmissionMetrics, Refusal
-from baton.router.admission.service_rate import ServiceRate
 from baton.router.errors import Draining, NoWorker, Overloaded
 from baton.router.request_context import RequestContext
 from baton.rpc.status import Unavailable

@@ -1,12 +1,74 @@
 """How often choices came to the router lately."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from baton.membership.registry.router_report import SampleSums
-from baton.router.metrics.samples import Samples
-from baton.router.metrics.sliding_window import SlidingWindow
+
+
+@dataclass(slots=True)
+class Samples:
+    """What has been seen so far."""
+
+    num: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def add(self, value: float) -> None:
+        """One more sample."""
+        self.num += 1
+        self.total += value
+        self.squares += value * value
+
+    def remove(self, value: float) -> None:
+        """A sample that was added is none."""
+        self.num -= 1
+        self.total -= value
+        self.squares -= value * value
+
+    def sums(self) -> SampleSums:
+        """As they are told."""
+        return SampleSums(self.num, self.total, self.squares)
+
+
+T = TypeVar("T")
+
+
+class SlidingWindow(Generic[T]):
+    """Owns one thing to count in for each of the last spans, the present one included."""
+
+    def __init__(self, make: Callable[[], T], num_spans: int, span_s: float) -> None:
+        """`make` gives a thing that has counted nothing."""
+        self._make = make
+        self._span_s = span_s
+        self._things = [make() for _ in range(num_spans)]
+        self._numbers: list[int | None] = [None] * num_spans  # of the span that each is for; None: of none yet
+
+    def at(self, now_s: float) -> T:
+        """The thing of the present span."""
+        number = int(now_s // self._span_s)
+        place = number % len(self._things)
+        if self._numbers[place] != number:
+            self._things[place] = self._make()
+            self._numbers[place] = number
+        return self._things[place]
+
+    def live(self, now_s: float) -> Iterator[T]:
+        """The things of the window that have counted anything."""
+        first = self._first(now_s)
+        for thing, number in zip(self._things, self._numbers, strict=True):
+            if number is not None and number >= first:
+                yield thing
+
+    def begins_s(self, now_s: float) -> float:
+        """Since when all that came is counted."""
+        return self._first(now_s) * self._span_s
+
+    def _first(self, now_s: float) -> int:
+        return int(now_s // self._span_s) - len(self._things) + 1
+
 
 SPAN_S = 1.0
 LEAST_WINDOW_S = 1.0  # a router that began a moment ago knows no rate

@@ -4,11 +4,45 @@ from prometheus_client import CollectorRegistry
 
 from baton.router.admission.admission import Admission
 from baton.router.admission.arrivals import Arrivals
-from baton.router.admission.limits import AdmissionLimits
+from baton.router.admission.inflight_limit import AdmissionLimits
 from baton.router.admission.metrics import AdmissionMetrics
-from baton.router.admission.pool_capacity import PoolCapacity
 from baton.router.config import RouterConfig
+from baton.router.policy.cluster import WorkerRole
+from baton.router.workers.connection import ROLES, ConnectionState, WorkerConnection
 from baton.router.workers.pool import WorkerPool
+
+
+class PoolCapacity:
+    """Reads the capacity of a pool's decode workers; a `Capacity`."""
+
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool
+
+    def num_seqs(self) -> int | None:
+        """The sum of what the ready decode workers run at once; a draining one counts as what it still runs for us."""
+        decoders = [each for each in self._pool.connections if _decodes(each)]
+        num_seqs, num_ready = 0, 0
+        for connection in decoders:
+            description = connection.description
+            if connection.state.is_draining:
+                num_seqs += connection.load.num_own_requests
+            elif description is not None and not description.max_num_seqs:
+                return None
+            elif description is not None:
+                num_ready += 1
+                num_seqs += description.max_num_seqs
+        return num_seqs if num_ready else 0
+
+    async def wait_change(self, timeout_s: float) -> None:
+        """Returns when a worker came or went, or after the time-out; raises what the pool ended with."""
+        await self._pool.wait_change(timeout_s)
+
+
+def _decodes(connection: WorkerConnection) -> bool:
+    description = connection.description
+    if description is None or connection.state is ConnectionState.CONNECTING:
+        return False
+    return ROLES[description.role] is not WorkerRole.PREFILL
 
 
 def make_admission(config: RouterConfig, pool: WorkerPool, registry: CollectorRegistry, model_name: str) -> Admission:

@@ -10,8 +10,7 @@ from baton.protos.router_pb2 import GenerateRequest, GenerateResponse
 from baton.router.admission import unread_output as unread
 from baton.router.admission.unread_output import UnreadOutput
 from baton.router.errors import SlowClient
-from baton.router.generation import ChoiceDelta
-from baton.router.merged_deltas import MergedDeltas
+from baton.router.generation import ChoiceDelta, MergedDeltas
 
 Message = Callable[[ChoiceDelta], GenerateResponse]
 Context = ServicerContext[GenerateRequest, GenerateResponse]

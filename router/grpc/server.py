@@ -15,7 +15,7 @@ from baton.protos.router_pb2 import GenerateRequest, GenerateResponse
 from baton.protos.router_pb2 import Usage as UsageMessage
 from baton.protos.router_pb2_grpc import InferenceServicer
 from baton.router.auth.client import Client
-from baton.router.errors import Overloaded
+from baton.router.errors import REQUEST_PANICS, Overloaded
 from baton.router.generation import ChoiceDelta, Generation, GenerationRequest, cached_tokens
 from baton.router.grpc.auth_interceptor import text_metadata
 from baton.router.grpc.response_writer import Context, ResponseWriter
@@ -30,11 +30,9 @@ from baton.router.limits import (
 )
 from baton.router.request_context import PLANS, RequestContext, RoutingHints
 from baton.router.service import RouterService
-from baton.router.text.panic import REQUEST_PANICS
-from baton.rpc.sampling import sampling_from_proto
+from baton.rpc.requests import sampling_from_proto
 from baton.rpc.status import message_of, status_of
-from baton.settings.host_port import peer_address
-from baton.settings.names import NAME_RULE, is_name
+from baton.settings.names import NAME_RULE, is_name, peer_address
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,7 @@ from baton.router.admission.unread_output import UnreadOutput
 from baton.router.auth.gate import Gate
 from baton.router.http.body_reader import BodyReader
 from baton.router.http.body_route import BodyIntake, BodyRoute
-from baton.router.http.cross_origin import CrossOrigin
-from baton.router.http.middleware import GateMiddleware, RequestIdMiddleware
+from baton.router.http.middleware import CrossOrigin, GateMiddleware, RequestIdMiddleware
 from baton.router.openai.chat import ChatApi, ChatRequest
 from baton.router.openai.completions import CompletionRequest, CompletionsApi
 from baton.router.openai.description import Description

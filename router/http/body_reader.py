@@ -2,8 +2,10 @@
 
 import asyncio
 import time
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeVar
 
 import orjson
@@ -12,11 +14,84 @@ from starlette.exceptions import HTTPException
 
 from baton.engine.errors import InvalidRequest
 from baton.router.admission.turns import Turns
-from baton.router.http.content_encoding import gunzip
-from baton.router.http.disconnect import ClientGone
-from baton.router.http.exchange import Exchange
-from baton.router.http.json_parts import JsonParts, count_parts
+from baton.router.http.exchange import ClientGone, Exchange, check_size
 from baton.router.openai.invalid_body import invalid_body
+
+CHUNK_BYTES = 1 << 18  # counted at once: the interpreter can switch threads between two
+
+
+@dataclass(slots=True)
+class JsonParts:
+    """Counts of parts outside of strings."""
+
+    num_objects: int = 0  # lists, objects and their keys
+    num_elements: int = 0  # commas
+
+
+def count_parts(text: bytes | bytearray, max_objects: int, max_elements: int) -> JsonParts:
+    """Return the counts, which stop soon after one is over its bound.
+
+    Of a text that is not JSON they are right up to where a parser finds that.
+    """
+    parts = JsonParts()
+    is_in_string = False
+    start = 0
+    while start < len(text) and parts.num_objects <= max_objects and parts.num_elements <= max_elements:
+        end = min(len(text), start + CHUNK_BYTES)
+        chunk = text[start:end]
+        if (len(chunk) - len(chunk.rstrip(b"\\"))) % 2:  # an escape begins here
+            chunk += text[end : end + 1]
+            end += 1
+        start = end
+        segments = chunk.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
+        outside = b"".join(segments[is_in_string::2])
+        is_in_string ^= len(segments) % 2 == 0
+        parts.num_objects += sum(map(outside.count, (b"[", b"{", b":")))
+        parts.num_elements += outside.count(b",")
+    return parts
+
+
+GZIP_NAMES = ("gzip", "x-gzip")  # the second is an alias of the first (RFC 9110, 8.4.1.3)
+GZIP_FORMAT = zlib.MAX_WBITS | 16  # as zlib selects it
+MAX_MEMBERS = 64  # of one body: clients send one, parallel compressors a few
+
+
+def is_gzip(content_encoding: str) -> bool:
+    """Return whether a body is compressed. Raises HTTPException (415) for any encoding but gzip."""
+    name = content_encoding.strip().lower()
+    if name in ("", "identity"):
+        return False
+    if name in GZIP_NAMES:
+        return True
+    text = f"content-encoding is {name[:50]!r}, but must be gzip or left out"
+    raise HTTPException(415, text, {"accept-encoding": "gzip"})
+
+
+def gunzip(body: bytes | bytearray, max_bytes: int) -> bytes:
+    """Decompress a body, but never more than the bound: a few bytes may stand for gigabytes.
+
+    zlib parses the members' headers too: in Python, megabytes of them would take the interpreter from other requests.
+    Raises HTTPException: 413 for a body that is larger than `max_bytes` decompressed, 400 for one that is not gzip.
+    """
+    content = bytearray()
+    for _ in range(MAX_MEMBERS):
+        member = zlib.decompressobj(GZIP_FORMAT)
+        try:
+            content += member.decompress(body, max_bytes + 1 - len(content))
+        except zlib.error as error:
+            raise _invalid(str(error)) from error
+        check_size(len(content), max_bytes)
+        if not member.eof:
+            raise _invalid("it ends too early")
+        body = member.unused_data
+        if not body:
+            return bytes(content)
+    raise _invalid(f"it has over {MAX_MEMBERS} members")
+
+
+def _invalid(reason: str) -> HTTPException:
+    return HTTPException(400, f"the body is not valid gzip, as content-encoding says: {reason}")
+
 
 Body = TypeVar("Body", bound=BaseModel)
 Content = bytes | bytearray

@@ -12,13 +12,11 @@ from starlette.responses import Response
 from baton.engine.errors import EngineError
 from baton.router.admission.body_budget import BodyBudget
 from baton.router.auth.gate import Gate
-from baton.router.http.body_reader import BodyReader, Content, is_light, read_body
-from baton.router.http.content_encoding import is_gzip
-from baton.router.http.disconnect import ClientGone
-from baton.router.http.exchange import Exchange, announced_size, check_size
+from baton.router.errors import REQUEST_PANICS
+from baton.router.http.body_reader import BodyReader, Content, is_gzip, is_light, read_body
+from baton.router.http.exchange import ClientGone, Exchange, announced_size, check_size
 from baton.router.openai.errors import error_response
-from baton.router.openai.resume import read_resumption
-from baton.router.text.panic import REQUEST_PANICS
+from baton.router.openai.headers import read_resumption
 from baton.rpc.status import ServiceError
 
 Body = TypeVar("Body", bound=BaseModel)

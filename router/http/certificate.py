@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from baton.router.config import RouterConfig
-from baton.rpc.file_watch import FileWatch
-from baton.rpc.pem_files import load_authorities, load_pair
+from baton.rpc.pem_files import FileWatch, load_authorities, load_pair
 from baton.settings.values import OptionError
 
 

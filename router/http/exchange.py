@@ -13,6 +13,10 @@ from baton.router.resumption.resumption import Resumption
 from baton.settings.names import is_name
 
 
+class ClientGone(Exception):
+    """The client closed the connection; there is nobody to answer."""
+
+
 def new_id(given: str) -> str:
     """The id of a request: the client's own if it has one."""
     return given if is_name(given) else uuid.uuid4().hex

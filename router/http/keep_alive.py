@@ -8,10 +8,9 @@ import orjson
 
 from baton.router.admission.body_budget import Upload
 from baton.router.auth.client import Client
-from baton.router.http.disconnect import ClientGone
-from baton.router.http.exchange import EventSource, Exchange
+from baton.router.http.exchange import ClientGone, EventSource, Exchange
 from baton.router.openai.errors import describe
-from baton.router.openai.resume import RESPONSE_HEADERS
+from baton.router.openai.headers import RESPONSE_HEADERS
 from baton.router.resumption.resumption import Resumption
 
 COMMENT = b": waiting\n\n"

@@ -16,9 +16,8 @@ from baton.router.admission.unread_output import UnreadOutput, UnreadShare
 from baton.router.auth.client import ANYBODY, Client
 from baton.router.errors import Overloaded
 from baton.router.http.body_route import BodyRoute
-from baton.router.http.cross_origin import CrossOrigin
-from baton.router.http.disconnect import ClientGone
-from baton.router.http.exchange import EventSource, check_size, new_id, read_headers
+from baton.router.http.exchange import ClientGone, EventSource, check_size, new_id, read_headers
+from baton.router.http.middleware import CrossOrigin
 from baton.router.resumption.resumption import Resumption
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from baton.router.admission.unread_output import UnreadOutput
 from baton.router.http.body_route import BodyRoute
-from baton.router.http.cross_origin import CrossOrigin
+from baton.router.http.middleware import CrossOrigin
 from baton.router.http.post_exchange import STATUS_LINES, PostExchange
 from baton.router.http.stall_watch import StallWatch
 from baton.router.openai.errors import error_body

@@ -1,12 +1,86 @@
 """What Prometheus reads."""
 
+import asyncio
+import logging
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
-from baton.router.metrics.process_group import ProcessGroup
+from baton.router.metrics.shared_series import one_page, own_series, pack_series, shared_series, unpack_series
 from baton.rpc.metrics_format import plain_accept
+
+logger = logging.getLogger(__name__)
+
+PEER_TIMEOUT_S = 1.0  # a process that is stopped must not keep the others from answering
+
+
+class ProcessGroup:
+    """Owns the socket of one process of the group."""
+
+    def __init__(self, directory: Path, number: int, size: int, registry: CollectorRegistry) -> None:
+        """The `number`th (from 0) of `size` processes, with its series."""
+        self.number = number
+        self._directory = directory
+        self._size = size
+        self._registry = registry
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> "ProcessGroup":
+        path = self._path(self.number)
+        path.unlink(missing_ok=True)  # an earlier life's
+        self._server = await asyncio.start_unix_server(self._answer, path)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        self._path(self.number).unlink(missing_ok=True)
+
+    async def page(self) -> Collector:
+        """Return the series of all processes, and which of them do not answer."""
+        others = [number for number in range(self._size) if number != self.number]
+        told = await asyncio.gather(*(self._ask(number) for number in others))
+        by_process = {**dict(zip(others, told, strict=True)), self.number: list(own_series(self._registry))}
+        return one_page(dict(sorted(by_process.items())), shared_series(self._registry))
+
+    def _path(self, number: int) -> Path:
+        return self._directory / f"router-{number}.sock"
+
+    async def _answer(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            writer.write(pack_series(own_series(self._registry)))
+            await writer.drain()
+        except ConnectionError as error:
+            logger.debug("another router process did not wait for our series: %s", error)
+        finally:
+            await _close(writer)
+
+    async def _ask(self, number: int) -> list[Metric] | None:
+        """Another process's own series; None if it does not answer."""
+        try:
+            async with asyncio.timeout(PEER_TIMEOUT_S):
+                reader, writer = await asyncio.open_unix_connection(self._path(number))
+                try:
+                    return unpack_series(await reader.read())
+                finally:
+                    await _close(writer)
+        except (OSError, TimeoutError, ValueError) as error:
+            logger.debug("router process %d does not answer: %r", number, error)
+            return None
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(ConnectionError):  # the other end was first
+        await writer.wait_closed()
 
 
 @dataclass(frozen=True, slots=True)

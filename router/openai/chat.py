@@ -15,13 +15,12 @@ from baton.router.generation import ChatPrompt, ChoiceDelta, Generation, Generat
 from baton.router.http.exchange import Exchange
 from baton.router.http.keep_alive import kept_alive
 from baton.router.limits import MAX_ENTRIES
-from baton.router.openai.context import read_context
 from baton.router.openai.fields import STREAM_RULE, TRUE, Count, GenerationFields
+from baton.router.openai.headers import read_context, resumable
 from baton.router.openai.logprobs import chat_content, prompt_positions
 from baton.router.openai.messages import Messages, TemplateOptions, template_messages
 from baton.router.openai.request_body import BOOLEAN, WHOLE, AtMost, unless
 from baton.router.openai.response import WholeChoice, answer, apart, command_id
-from baton.router.openai.resume import resumable
 from baton.router.request_context import RequestContext
 from baton.router.service import RouterService
 from baton.router.text.tokenizer import Tokenizer

@@ -13,12 +13,11 @@ from baton.router.http.exchange import Exchange
 from baton.router.http.keep_alive import kept_alive
 from baton.router.limits import check_echo
 from baton.router.openai.completion_shape import CompletionShape, PromptEcho
-from baton.router.openai.context import read_context
 from baton.router.openai.fields import INT32_MAX, STREAM_RULE, TRUE, GenerationFields
+from baton.router.openai.headers import read_context, resumable
 from baton.router.openai.prompts import PROMPT_SCHEMA, Prompt, read_prompts
 from baton.router.openai.request_body import WHOLE, unless
 from baton.router.openai.response import answer, command_id
-from baton.router.openai.resume import resumable
 from baton.router.request_context import RequestContext
 from baton.router.service import RouterService
 

@@ -10,7 +10,7 @@ from baton.engine.errors import InvalidRequest
 from baton.router.errors import FieldError
 from baton.router.generation import ChatPrompt
 from baton.router.http.exchange import Exchange
-from baton.router.openai.context import read_context
+from baton.router.openai.headers import read_context
 from baton.router.openai.messages import Messages, TemplateOptions, template_messages
 from baton.router.openai.prompts import TOKEN_IDS_SCHEMA, read_token_ids
 from baton.router.openai.request_body import RequestBody

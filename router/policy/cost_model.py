@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from baton.router.policy.cluster import RoutedRequest, WorkerSnapshot
-from baton.router.policy.rates import RateBook
+from baton.router.policy.rates import RateBook, WorkerTimes
 from baton.router.policy.targets import SLOPE, Targets
-from baton.router.policy.worker_times import WorkerTimes
 
 
 @dataclass(slots=True)

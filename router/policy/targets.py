@@ -14,7 +14,7 @@ more than among those that come, since they stay longer; and to those that come 
 from dataclasses import dataclass
 
 from baton.router.policy.cluster import RoutedRequest, WorkerRole
-from baton.router.policy.worker_times import WorkerTimes
+from baton.router.policy.rates import WorkerTimes
 
 SLOPE = 0.3
 POWER = 4

@@ -14,8 +14,7 @@ from itertools import islice, product
 from baton.protos import common_pb2
 from baton.protos.worker_pb2 import RecalledOutput
 from baton.router.errors import ResumeFailed
-from baton.router.generation import ChoiceDelta, Generation
-from baton.router.merged_deltas import DELTA_BYTES
+from baton.router.generation import DELTA_BYTES, ChoiceDelta, Generation
 from baton.router.metrics.metrics import RouterMetrics
 from baton.router.resumption.resumption import ChoiceStart, OutputTally, Position
 from baton.router.workers.pool import WorkerPool

@@ -5,14 +5,115 @@ looked up in the cache; one that is not there is encoded by tiktoken where that 
 tokenizer. Who has a cache salt finds only what came with the same: nobody learns by timing what another asked.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from sys import getsizeof
+from typing import Any
 
 from tokenizers import Tokenizer
 
-from baton.router.text.byte_pairs import make_byte_pair_encoder
-from baton.router.text.prompt_cache import PromptCache
-from baton.router.text.segments import make_text_segments
+from baton.router.text.byte_level import make_byte_pair_encoder
+
+# Steps that look at one piece of text at a time. (Metaspace, for one, treats a text's beginning in its own way.)
+LOCAL_STEPS = frozenset({
+    "Sequence", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Replace", "StripAccents", "ByteLevel", "Split", "Digits",
+    "Punctuation", "Whitespace", "WhitespaceSplit",
+})  # fmt: skip
+MAX_CUTS = 8192  # of one text; the event loop takes some microseconds for each piece
+
+
+@dataclass(frozen=True, slots=True)
+class TextSegments:
+    """Cuts texts; the tokenizer finds added tokens first, before it normalises, so that a cut changes nothing."""
+
+    pattern: re.Pattern[str]  # one group: an added token
+    token_ids: Mapping[str, int]  # of the added tokens
+
+    def cut(self, text: str) -> list[str] | None:
+        """Pieces of text, which may be empty, with an added token between each two; None: there would be too many."""
+        pieces = self.pattern.split(text, maxsplit=MAX_CUTS)
+        return pieces if len(pieces) <= 2 * MAX_CUTS else None
+
+
+def make_text_segments(tokenizer: Tokenizer) -> TextSegments | None:
+    """How the tokenizer cuts texts; None if a piece's tokens may depend on what is beside it."""
+    added = list(tokenizer.get_added_tokens_decoder().items())
+    if tokenizer.encode_special_tokens:
+        return None  # special tokens within a text are texts like others
+    if any(token.lstrip or token.rstrip or token.single_word for _, token in added):
+        return None
+    parts: Mapping[str, Any] = json.loads(tokenizer.to_str())
+    if not all(_is_local(parts[step]) for step in ("normalizer", "pre_tokenizer")) or parts["model"].get("dropout"):
+        return None
+    normalized = [token.normalized for _, token in added]  # these are looked for in normalised text, after the others
+    if any(normalized) and (parts["normalizer"] is not None or not all(normalized)):
+        return None
+    token_ids = {token.content: token_id for token_id, token in added if token.content}
+    return TextSegments(re.compile(f"({_any_of(token_ids) or '(?!)'})"), token_ids)
+
+
+def _any_of(words: Collection[str]) -> str:
+    """A pattern of any of the words, the longest that is there; as a tree, so that a near miss costs little."""
+    tails: dict[str, list[str]] = {}
+    for word in words:
+        if word:
+            tails.setdefault(word[0], []).append(word[1:])
+    branches = [re.escape(head) + _any_of(rest) for head, rest in tails.items()]
+    if not branches:
+        return ""
+    pattern = f"(?:{'|'.join(branches)})" if len(branches) > 1 or "" in words else branches[0]
+    return f"{pattern}?" if "" in words else pattern
+
+
+def _is_local(step: Mapping[str, Any] | None) -> bool:
+    if step is None:
+        return True
+    inner = step.get("pretokenizers") or step.get("normalizers") or []
+    return step["type"] in LOCAL_STEPS and all(map(_is_local, inner))
+
+
+Key = tuple[str, str]  # cache salt and text
+
+ENTRY_BYTES = 300  # of an entry's place in the cache, about
+REFERENCE_BYTES = 8
+
+
+class PromptCache:
+    """Owns texts and their token ids, least recently used first; bounded in bytes. For one thread."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[Key, Sequence[int]] = OrderedDict()
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: Key) -> Sequence[int] | None:
+        """The text's token ids; None if they are not here."""
+        found = self._entries.get(key)
+        if found is not None:
+            self._entries.move_to_end(key)
+        return found
+
+    def put(self, key: Key, token_ids: Sequence[int]) -> None:
+        """Remembers token ids, and forgets others for them; not those of a text that takes much of the room."""
+        size = _size(key, token_ids)
+        if size > self._max_bytes // 4 or key in self._entries:
+            return
+        self._entries[key] = token_ids
+        self.num_bytes += size
+        while self.num_bytes > self._max_bytes:
+            self.num_bytes -= _size(*self._entries.popitem(last=False))
+
+
+def _size(key: Key, token_ids: Sequence[int]) -> int:
+    """Bytes of an entry; the numbers themselves are shared."""
+    return ENTRY_BYTES + sum(map(getsizeof, key)) + REFERENCE_BYTES * len(token_ids)
+
 
 BACKEND_CHAR_S = 300e-9  # of a character for the tokenizer itself, about
 

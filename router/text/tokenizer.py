@@ -10,13 +10,12 @@ from typing import ParamSpec, TypeVar
 from tokenizers import Tokenizer as FastTokenizer
 
 from baton.router.admission.turns import Turns
+from baton.router.errors import INPUT_PANICS
+from baton.router.text.byte_level import TokenBytes
 from baton.router.text.chat_template import ChatTemplate, Message, is_plain
 from baton.router.text.detokenizer import ByteDetokenizer, Detokenizer, StreamDetokenizer
-from baton.router.text.panic import INPUT_PANICS
 from baton.router.text.prompt_encoder import PromptEncoder
-from baton.router.text.special_token_affixes import find_special_ends
-from baton.router.text.token_bytes import TokenBytes
-from baton.router.text.tokenizer_files import read_tokenizer, usable
+from baton.router.text.tokenizer_files import find_special_ends, read_tokenizer, usable
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -10,18 +10,15 @@ from functools import partial
 
 from baton.engine.errors import QueueFull
 from baton.protos.worker_pb2 import RequestDelta
-from baton.router.admission.retry_budget import RetryBudget
 from baton.router.errors import Draining, HandedOff, NoWorker, WorkerLost
 from baton.router.generation import Generation
 from baton.router.metrics.metrics import RouterMetrics
 from baton.router.policy.candidates import ImpossiblePlan, find_candidates
 from baton.router.policy.cluster import ClusterSnapshot, Plan, RoutedRequest
-from baton.router.policy.output_length import AnswerLength
+from baton.router.policy.expectations import AnswerLength, ReuseShare
 from baton.router.policy.policy import Policy
-from baton.router.policy.reuse_share import ReuseShare
-from baton.router.workers.attempt_times import AttemptTimes
-from baton.router.workers.command import make_command, take_failure
-from baton.router.workers.load_share import LoadShare
+from baton.router.workers.attempt import AttemptTimes, RetryBudget, make_command, take_failure
+from baton.router.workers.load import LoadShare
 from baton.router.workers.pool import WorkerPool
 from baton.rpc.backoff import Backoff
 from baton.rpc.status import Unavailable

@@ -2,11 +2,34 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import exp
 
 from baton.protos.worker_pb2 import WorkerDescription, WorkerLoad
-from baton.router.policy.cluster import WorkerRole, WorkerSnapshot
-from baton.router.policy.recent_requests import RecentRequests
-from baton.router.workers.prompt_share import PromptShare
+from baton.router.policy.cluster import Plan, RecentRequests, RoutedRequest, WorkerRole, WorkerSnapshot
+
+SPAN_S = 5.0  # over which the share is averaged
+
+
+class PromptShare:
+    """Owns the share of the last seconds that a worker's prompt tokens took by its rate: 0 or more, seldom over 1."""
+
+    def __init__(self) -> None:
+        self._value = 0.0
+        self._noted_s: float | None = None
+        self._num_tokens = 0  # of prompts, up to then
+
+    def note(self, num_tokens: int, tokens_per_s: float, now_s: float) -> None:
+        """The worker has computed so many tokens of prompts in its life; a rate of 0 is not known yet."""
+        if self._noted_s is not None and now_s > self._noted_s and tokens_per_s > 0:
+            seconds = now_s - self._noted_s
+            share = (num_tokens - self._num_tokens) / tokens_per_s / seconds
+            self._value = share + (self._value - share) * exp(-seconds / SPAN_S)
+        self._noted_s, self._num_tokens = now_s, num_tokens
+
+    @property
+    def value(self) -> float:
+        """As of the last report."""
+        return self._value
 
 
 @dataclass(slots=True)
@@ -132,3 +155,39 @@ class LoadEstimate:
 
 def _num_tokens(additions: Iterable[Addition]) -> int:
     return sum(addition.num_tokens for addition in additions)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadShare:
+    """One command in the load estimates of its workers, as far as these are still there."""
+
+    number: int
+    decode: LoadEstimate | None
+    prefill: LoadEstimate | None
+
+    def add(self, plan: Plan, routed: RoutedRequest) -> None:
+        """The command is sent."""
+        if self.decode is not None:
+            num_tokens = routed.missing_tokens(plan.decode) if plan.prefill is None else 0
+            self.decode.add(self.number, num_tokens, _num_blocks(routed.missing_tokens(plan.decode), plan.decode))
+        if self.prefill is not None and plan.prefill is not None:
+            best = min(routed.missing_tokens(worker) for worker in (plan.prefill, plan.prefix_source) if worker)
+            num_blocks = _num_blocks(routed.missing_tokens(plan.prefill), plan.prefill)
+            self.prefill.add(self.number, best, num_blocks, is_prefill=True)
+
+    def computed(self) -> None:
+        """The first token came: the prefill worker is done with the prompt."""
+        if self.decode is not None:
+            self.decode.computed(self.number)
+        if self.prefill is not None:
+            self.prefill.remove(self.number)
+
+    def remove(self) -> None:
+        """The command has ended."""
+        for load in (self.decode, self.prefill):
+            if load is not None:
+                load.remove(self.number)
+
+
+def _num_blocks(num_tokens: int, worker: WorkerSnapshot) -> int:
+    return -(-num_tokens // worker.block_size)

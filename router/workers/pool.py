@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from zlib import crc32
@@ -11,14 +11,41 @@ from zlib import crc32
 from baton.membership.registry.base import Registry, RegistryView
 from baton.protos.worker_pb2 import WorkerDescription
 from baton.router.errors import WorkerLost
-from baton.router.index.expected_blocks import ExpectedBlocks
-from baton.router.index.prefix_index import PrefixIndex
+from baton.router.index.prefix_index import ExpectedBlocks, PrefixIndex
 from baton.router.policy.cluster import ClusterSnapshot, WorkerRole, WorkerSnapshot
-from baton.router.workers.connection import WorkerConnection
-from baton.router.workers.worker_index import Roster, make_roster
+from baton.router.workers.connection import ROLES, ConnectionState, WorkerConnection
 from baton.rpc.status import Unavailable
 from baton.rpc.tls import Plaintext, Security
 from baton.settings.names import NAME_RULE, is_name
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """Good until a worker comes, goes, or begins to drain."""
+
+    by_incarnation: Mapping[str, WorkerConnection]
+    block_sizes: frozenset[int]  # that some worker has
+    max_model_len: int | None  # longest prompt plus output that some decode worker takes; None if none is ready
+    same_ids: Mapping[str, list[str]]  # worker ids that several of them go by, and the addresses of these
+
+
+def make_roster(connections: Iterable[WorkerConnection]) -> Roster:
+    """The roster of those of the connections that have a worker."""
+    by_incarnation, block_sizes, lengths = {}, set(), set()
+    addresses: defaultdict[str, list[str]] = defaultdict(list)  # by worker id
+    for connection in connections:
+        description = connection.description
+        if description is None:
+            continue
+        by_incarnation[description.incarnation] = connection
+        block_sizes.add(description.block_size)
+        if connection.state is not ConnectionState.CONNECTING:
+            addresses[description.worker_id].append(connection.address)
+        if connection.state is ConnectionState.READY and ROLES[description.role] is not WorkerRole.PREFILL:
+            lengths.add(description.max_model_len)
+    same_ids = {worker_id: several for worker_id, several in addresses.items() if len(several) > 1}
+    return Roster(by_incarnation, frozenset(block_sizes), max(lengths, default=None), same_ids)
+
 
 logger = logging.getLogger(__name__)
 

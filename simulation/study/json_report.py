@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from baton.loadtool.distribution import Distribution
+from baton.loadtool.summary import Distribution
 from baton.simulation.study.comparison import Comparison
 from baton.simulation.twin.outcome import Outcome
 

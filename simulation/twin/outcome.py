@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from baton.deployment.autoscaling.settings import SLO
-from baton.loadtool.distribution import Distribution, distribution
+from baton.loadtool.summary import Distribution, distribution
 from baton.simulation.twin.deployment_plan import DeploymentPlan
 from baton.simulation.twin.gpu_meter import Sizes
 from baton.simulation.twin.record import Record

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 
 from baton.router.index.prefix_index import PrefixIndex
 from baton.router.policy.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerSnapshot
-from baton.router.policy.output_length import AnswerLength
+from baton.router.policy.expectations import AnswerLength, ReuseShare
 from baton.router.policy.policy import Policy
-from baton.router.policy.reuse_share import ReuseShare
-from baton.router.workers.load_share import LoadShare
+from baton.router.workers.load import LoadShare
 from baton.simulation.twin.clock import Clock
 from baton.simulation.twin.reports import Reports
 from baton.simulation.twin.trace_request import TraceRequest

@@ -2,8 +2,7 @@
 
 from collections import deque
 
-from baton.deployment.autoscaling.answer_length import answer_moments
-from baton.deployment.autoscaling.moments import Moments
+from baton.deployment.autoscaling.moments import Moments, answer_moments
 from baton.deployment.autoscaling.snapshot import Traffic
 
 WINDOW_S = 60.0

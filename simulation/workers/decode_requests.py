@@ -3,7 +3,7 @@
 from baton.decode_worker.decode_request import ENGINE_IDS, DecodeRequest
 from baton.decode_worker.remembered import RememberedOutputs
 from baton.decode_worker.request_table import RequestTable
-from baton.decode_worker.router_session import RouterSession
+from baton.decode_worker.service import RouterSession
 from baton.engine.errors import EngineError
 from baton.engine.outputs import StepOutput
 from baton.protos import worker_pb2
@@ -12,8 +12,8 @@ from baton.simulation.engine.core import EngineCore
 from baton.simulation.workers.fills import Fill, Fills
 from baton.simulation.workers.prefix_pull import PrefixPull
 from baton.simulation.workers.remote_prompt import RemotePrompt
-from baton.worker.counters import WorkerCounters
 from baton.worker.drain import Drain
+from baton.worker.reporting import WorkerCounters
 
 ORPHAN_TIMEOUT_S = 10.0  # a real worker's default
 

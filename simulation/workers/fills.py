@@ -4,9 +4,17 @@ import asyncio
 import logging
 from typing import Protocol
 
+import grpc
+
 from baton.engine.request import Request
 from baton.engine.scheduling.schedule import Received
 from baton.simulation.engine.core import EngineCore
+
+
+def connection_error(error: grpc.aio.AioRpcError) -> ConnectionError:
+    """In one line, without the call's history."""
+    return ConnectionError(f"{error.code().name}: {error.details()}")
+
 
 logger = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ from baton.engine.outputs import RequestOutput, StepOutput
 from baton.engine.request import Request, RequestId
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Channels, Context, check_peer
+from baton.rpc.requests import engine_request
 from baton.rpc.status import status_of
 from baton.simulation.engine.core import EngineCore
 from baton.simulation.workers.fills import Fills
 from baton.simulation.workers.prefix_pull import PrefixPull
-from baton.worker.counters import WorkerCounters
 from baton.worker.drain import Drain
-from baton.worker.prefill_request import engine_request
+from baton.worker.reporting import WorkerCounters
 
 ENGINE_IDS = "prefill/"  # as a real worker's
 

@@ -5,17 +5,16 @@ from collections.abc import AsyncGenerator, Callable
 
 import grpc
 
-from baton.decode_worker.decode_request import DecodeRequest
-from baton.decode_worker.prefill_workers import PrefillWorkers
+from baton.decode_worker.decode_request import DecodeRequest, PrefillWorkers
 from baton.engine.request import FinishReason
 from baton.engine.scheduling.schedule import Received
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Channels
 from baton.simulation.engine.core import EngineCore
 from baton.simulation.engine.request import PrefilledChunk
-from baton.simulation.workers.connection_error import connection_error
+from baton.simulation.workers.fills import connection_error
 from baton.simulation.workers.handover import Handover
-from baton.worker.counters import WorkerCounters
+from baton.worker.reporting import WorkerCounters
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +26,7 @@ PrefillCall = grpc.aio.UnaryStreamCall[worker_pb2.PrefillRequest, worker_pb2.Pre
 class RemotePrompt:
     """Fills a request's blocks, and keeps its record of who computed it.
 
-    The workers of the plan are asked one after the other, as by a real worker (see `baton.decode_worker.prompt_fill`).
+    Asks the workers of the plan in order, as a real worker does (see `baton.decode_worker.remote_prefill`).
     """
 
     def __init__(

@@ -11,10 +11,8 @@ from baton.rpc.peers import Context
 from baton.simulation.engine.core import EngineCore
 from baton.simulation.workers.cache_feed import CacheSubscription
 from baton.simulation.workers.load_report import LoadReport
-from baton.worker.counters import WorkerCounters
 from baton.worker.drain import Drain, DrainConflict, DrainState
-from baton.worker.report_clock import ReportClock
-from baton.worker.taken_commands import MAX_UNTOLD
+from baton.worker.reporting import MAX_UNTOLD, ReportClock, WorkerCounters
 
 MIN_INTERVAL_S = 0.001
 DRAIN_TIMEOUT_S = 30.0  # unless the caller says otherwise

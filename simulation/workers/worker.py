@@ -10,7 +10,7 @@ from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.grpc_options import SERVER_OPTIONS
 from baton.rpc.malformed import RefuseMalformed
 from baton.rpc.peers import Channels
-from baton.settings.host_port import host_port
+from baton.settings.names import host_port
 from baton.simulation.engine.core import EngineCore
 from baton.simulation.workers.decode_requests import SimulatedDecodeRequests
 from baton.simulation.workers.kv_source import SimulatedKVSourceService
@@ -18,8 +18,8 @@ from baton.simulation.workers.prefill_service import SimulatedPrefillService
 from baton.simulation.workers.remote_prompt import TRANSPORT
 from baton.simulation.workers.service import SimulatedWorkerService
 from baton.simulation.workers.worker_config import SimulatedWorkerConfig
-from baton.worker.counters import WorkerCounters
 from baton.worker.drain import Drain
+from baton.worker.reporting import WorkerCounters
 
 ROLES = {
     "prefill": worker_pb2.WORKER_ROLE_PREFILL,

@@ -6,8 +6,7 @@ from contextlib import closing
 import pytest
 from hypothesis import strategies as st
 
-from baton.router.text.detokenizer import StreamDetokenizer
-from baton.router.text.stop_strings import StopStrings
+from baton.router.text.detokenizer import StopStrings, StreamDetokenizer
 from baton.router.text.tokenizer import Tokenizer
 from tests.fuzz.fuzzing import Fuzzing
 from tests.unit.router.running_router import MODEL

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from hypothesis import strategies as st
 
-from baton.membership.rendezvous.settings import RendezvousSettings
+from baton.membership.rendezvous.config import RendezvousSettings
 from baton.protos.group_pb2 import DESCRIPTOR, Epoch, Life, MemberMessage
 from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.grpc_calls import call

@@ -14,8 +14,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from baton.engine.errors import InvalidCheckpoint, InvalidRequest
+from baton.router.text.byte_level import byte_of_character
 from baton.router.text.chat_template import Message
-from baton.router.text.token_bytes import byte_of_character
 from baton.router.text.tokenizer import Tokenizer
 from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.mutations import damaged_bytes, damaged_json, json_values, odd_texts

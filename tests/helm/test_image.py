@@ -16,7 +16,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from baton.doctor.compiled import ENGINE_MODULES
+from baton.doctor.machine import ENGINE_MODULES
 from tests.helm.dockerfile import ROOT, copied, is_sent, stages, whole
 
 SCRIPTS = ROOT / "scripts" / "image"

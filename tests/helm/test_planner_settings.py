@@ -10,7 +10,7 @@ import yaml
 from baton.deployment.kubernetes.settings import KubernetesSettings
 from baton.deployment.ray.scaling import POOLS
 from baton.deployment.ray.scaling_options import read_options
-from baton.deployment.ray.serve_conflicts import misfits
+from baton.deployment.ray.serve_context import misfits
 from tests.helm import charts
 from tests.helm.application import ray_cluster, without_replicas
 from tests.helm.cases import CASES

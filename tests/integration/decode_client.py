@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from baton.engine.sampling.params import SamplingParams
 from baton.protos import common_pb2, worker_pb2, worker_pb2_grpc
-from baton.rpc.sampling import sampling_to_proto
+from baton.rpc.requests import sampling_to_proto
 from tests.integration.worker_process import WorkerProcess
 
 

@@ -5,9 +5,8 @@ from collections.abc import Callable
 import torch
 
 from baton.engine.errors import EngineEnded
-from baton.engine.parallel.group_view import GroupView
+from baton.engine.parallel.group_view import GroupView, NewestView
 from baton.engine.parallel.tensor_parallel import TensorGroup
-from baton.membership.rendezvous.newest_view import NewestView
 from baton.settings.worker_config import WorkerConfig
 
 EPOCH = 1  # the only one

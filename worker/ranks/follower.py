@@ -20,8 +20,8 @@ from baton.protos import rank_pb2_grpc
 from baton.rpc.grpc_options import LOCAL_OPTIONS
 from baton.settings.worker_config import WorkerConfig
 from baton.worker.ranks.fixed_group import FixedGroup, tensor_group
-from baton.worker.ranks.in_process_rank import LocalRank
 from baton.worker.ranks.rank_service import RankService
+from baton.worker.ranks.ranks import LocalRank
 
 logger = logging.getLogger(__name__)
 

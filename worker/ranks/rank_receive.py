@@ -10,7 +10,7 @@ from baton.kvtransfer.errors import PeerRefused, TransferError
 from baton.kvtransfer.receiver import Intake
 from baton.protos import rank_pb2, worker_pb2
 from baton.rpc.pool_description import pool_from_proto
-from baton.worker.ranks.in_process_rank import LocalRank
+from baton.worker.ranks.ranks import LocalRank
 
 logger = logging.getLogger(__name__)
 

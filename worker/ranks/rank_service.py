@@ -12,8 +12,8 @@ from baton.engine.errors import EngineError
 from baton.protos import rank_pb2, rank_pb2_grpc, worker_pb2
 from baton.rpc.peers import Context
 from baton.rpc.pool_description import pool_to_proto
-from baton.worker.ranks.in_process_rank import LocalRank
 from baton.worker.ranks.rank_receive import RankReceive
+from baton.worker.ranks.ranks import LocalRank
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from baton.rpc.tls import make_security
-from baton.settings.tls_options import TLS_OPTIONS
+from baton.settings.options import TLS_OPTIONS
 from baton.settings.values import OptionError
 
 

@@ -10,9 +10,8 @@ import click
 import grpc
 import httpx
 
-from baton.membership.registry.base import Registry
+from baton.membership.registry.base import Registry, first_view
 from baton.membership.registry.factory import open_registry
-from baton.membership.registry.first_view import first_view
 from baton.rpc.router_client import ServerError, check, unreachable
 from baton.rpc.tls import Security
 from baton.settings.values import OptionError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.decode_worker.read_times import Read, ReadTimes
+from baton.decode_worker.handover import Read, ReadTimes
 
 
 def test_reads_before_the_last_chunk_are_hidden() -> None:

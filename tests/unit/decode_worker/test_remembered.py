@@ -4,7 +4,7 @@ import asyncio
 
 from baton.decode_worker.remembered import RememberedOutputs
 from baton.protos.worker_pb2 import RecalledOutput
-from baton.worker.counters import WorkerCounters
+from baton.worker.reporting import WorkerCounters
 
 LONG_S = 1000.0
 

@@ -3,14 +3,14 @@
 from baton.decode_worker.decode_request import DecodeRequest
 from baton.decode_worker.remembered import RememberedOutputs
 from baton.decode_worker.request_table import RequestTable
-from baton.decode_worker.router_session import RouterSession
+from baton.decode_worker.service import RouterSession
 from baton.engine.errors import QueueFull
 from baton.engine.outputs import RequestOutput, SampledToken, StepOutput
 from baton.engine.request import FinishReason, RequestId
 from baton.protos import common_pb2, worker_pb2
 from baton.rpc.status import Conflict, error_from_code
-from baton.worker.counters import WorkerCounters
 from baton.worker.drain import Drain
+from baton.worker.reporting import WorkerCounters
 
 ROUTER = "router-1"
 

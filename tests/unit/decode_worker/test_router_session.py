@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from baton.decode_worker import router_session
-from baton.decode_worker.router_session import RouterSession
+from baton.decode_worker import service as router_session
+from baton.decode_worker.service import RouterSession
 from baton.protos import worker_pb2
 from baton.rpc.grpc_options import MAX_MESSAGE_BYTES
 

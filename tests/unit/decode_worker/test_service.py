@@ -5,9 +5,8 @@ import asyncio
 import grpc
 import pytest
 
-from baton.decode_worker import router_session
-from baton.decode_worker.router_session import RouterSession
-from baton.decode_worker.service import DecodeService
+from baton.decode_worker import service as router_session
+from baton.decode_worker.service import DecodeService, RouterSession
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.grpc_options import CHANNEL_OPTIONS, SERVER_OPTIONS
 

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 from baton.process.child import OOM_KILLED
-from baton.process.lifeline import hold_lifeline
+from baton.process.entry import hold_lifeline
 from baton.process.logs import dump_stacks_on_signal
 from baton.process.progress import ProgressReporter
 

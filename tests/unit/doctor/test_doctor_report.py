@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from baton.doctor.display import show
 from baton.doctor.finding import failure, ok, warning
-from baton.doctor.report import Report, Section
+from baton.doctor.report import Report, Section, show
 from tests.unit.doctor.links import LINK
 
 GOOD = Section("this machine", [ok("memlock", "unlimited")], versions={"torch": "2.13"})

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from baton.doctor.finding import Level
-from baton.doctor.link import Link
-from baton.doctor.link_check import check_link
+from baton.doctor.link import Link, check_link
 from baton.doctor.messages import link_from_proto, link_to_proto
 from tests.unit.doctor.links import LINK, RATES, far, unusable, with_rates
 

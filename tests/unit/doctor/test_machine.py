@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.doctor.compiled import check_compiled
 from baton.doctor.finding import Level, Unfit, failure, ok, require_fit, warning
-from baton.doctor.gpus import check_gpus
-from baton.doctor.machine import examine_machine
-from baton.doctor.memory import FileSystemSpace, check_huge_pages, check_shared_memory, shared_memory_space
-from baton.doctor.process_limits import (
+from baton.doctor.machine import Processor, check_compiled, check_gpus, check_processor, examine_machine, this_processor
+from baton.doctor.system_limits import (
     CAP_IPC_LOCK,
+    FileSystemSpace,
     ProcessLimits,
     check_file_limit,
+    check_huge_pages,
     check_pinned_memory,
+    check_shared_memory,
     process_limits,
+    shared_memory_space,
 )
-from baton.doctor.processor import Processor, check_processor, this_processor
 
 
 def test_this_machine_gives_each_check_once() -> None:

@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from baton.doctor.finding import Level
-from baton.doctor.link import Link
-from baton.doctor.link_check import check_link
-from baton.doctor.link_limit import LoopbackLimit, MemoryCopyLimit, link_limit
+from baton.doctor.link import Link, check_link
+from baton.doctor.link_limit import LoopbackLimit, MemoryCopyLimit, is_same_host, is_this_machine, link_limit
 from baton.doctor.local_links import measure_local_links
-from baton.doctor.peer_host import is_same_host, is_this_machine
 from baton.doctor.probe import Reader, probe
 from baton.kvtransfer.base import PoolDescription, PoolIdentity
 from baton.kvtransfer.factory import create_transport

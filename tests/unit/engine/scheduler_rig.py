@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from baton.engine.config import EngineConfig
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.outputs import RequestOutput, SampledToken
-from baton.engine.request import FinishReason, Request, RequestId, RequestStatus
+from baton.engine.request import FinishReason, FinishRule, Request, RequestId, RequestStatus
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduling.finish_rule import FinishRule
 from baton.engine.scheduling.schedule import Received
 from baton.engine.scheduling.scheduler import Scheduler
 from tests.unit.engine.fake_model import VOCAB, FakeModel, reference

@@ -13,7 +13,7 @@ import pytest
 
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.execution.launched_step import LaunchedStep
+from baton.engine.execution.in_flight_step import LaunchedStep
 from baton.engine.loop import EngineLoop
 from baton.engine.outputs import StepOutput
 from baton.engine.request import FinishReason, Request, RequestId

@@ -3,9 +3,8 @@
 from baton.engine.config import EngineConfig
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.outputs import SampledToken
-from baton.engine.request import Request, RequestId
+from baton.engine.request import FinishRule, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduling.finish_rule import FinishRule
 from baton.engine.scheduling.schedule import Received, StepResult
 from baton.engine.scheduling.scheduler import Scheduler
 

@@ -9,7 +9,7 @@ import torch
 
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.execution.launched_step import LaunchedStep
+from baton.engine.execution.in_flight_step import LaunchedStep
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduling.schedule import ScheduledRequest

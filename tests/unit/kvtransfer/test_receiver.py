@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from baton.kvtransfer.base import PoolIdentity
-from baton.kvtransfer.block_receiver import BlockReceiver
 from baton.kvtransfer.block_slice import PartGroup, slices_of
 from baton.kvtransfer.checksum.block_checksum import WORDS, UnitChecksums, block_checksums
 from baton.kvtransfer.checksum.word_checksum import word_checksums
 from baton.kvtransfer.errors import ChecksumMismatch, PeerLost, PeerRefused
 from baton.kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
+from baton.kvtransfer.receiver import BlockReceiver
 
 
 class Pair:
@@ -107,7 +107,7 @@ async def test_what_came_before_a_wrong_block_counts(reads_first: bool) -> None:
 
 async def test_a_lost_peer_leaves_what_came_and_another_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair()
-    monkeypatch.setattr("baton.kvtransfer.block_receiver.MAX_READ_BYTES", 2 * pair.theirs[0].nbytes)
+    monkeypatch.setattr("baton.kvtransfer.receiver.MAX_READ_BYTES", 2 * pair.theirs[0].nbytes)
     receiver = await pair.receiver([0, 1, 2, 3, 4])
     receiver.expect(0, pair.checksums([5, 6, 7, 8, 9]))
     reading = asyncio.create_task(receiver.read(0, [5, 6, 7, 8, 9]))

@@ -8,11 +8,10 @@ import pytest
 
 from baton.loadtool.arrivals import MaxConcurrency
 from baton.loadtool.concurrency import Concurrency
-from baton.loadtool.distribution import distribution
 from baton.loadtool.path_summary import PathSummary
 from baton.loadtool.record import ServedPath
 from baton.loadtool.slo import Slo
-from baton.loadtool.summary import summarise
+from baton.loadtool.summary import distribution, summarise
 from tests.unit.loadtool.measured_runs import answered, failed, run_of
 
 

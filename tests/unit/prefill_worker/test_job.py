@@ -11,12 +11,11 @@ from baton.kvtransfer.base import PoolIdentity
 from baton.kvtransfer.block_slice import PartGroup
 from baton.kvtransfer.checksum.block_checksum import block_checksums
 from baton.kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
-from baton.prefill_worker.job import PrefillJob, PrefillStep
-from baton.process.heartbeat import HEARTBEAT_S
+from baton.prefill_worker.service import PrefillJob, PrefillStep
+from baton.process.progress import HEARTBEAT_S
 from baton.protos import common_pb2, worker_pb2
-from baton.worker.announcement import Announcements
-from baton.worker.ranks.in_process_rank import LocalRank
-from baton.worker.ranks.ranks import Ranks
+from baton.worker.kv_source import Announcements
+from baton.worker.ranks.ranks import LocalRank, Ranks
 
 BLOCK_SIZE = 4
 

@@ -11,13 +11,13 @@ import grpc
 import pytest
 
 from baton.prefill_worker.service import PrefillService
-from baton.process.heartbeat import HEARTBEAT_S
+from baton.process.progress import HEARTBEAT_S
 from baton.protos import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc.grpc_options import SERVER_OPTIONS
 from baton.rpc.peers import Channels
-from baton.worker.counters import WorkerCounters
 from baton.worker.drain import Drain
 from baton.worker.engine_host import EngineHost
+from baton.worker.reporting import WorkerCounters
 from tests.checkpoints import make_checkpoint
 from tests.unit.engine.group_rig import Group
 from tests.unit.worker.test_expert_metrics import hosts

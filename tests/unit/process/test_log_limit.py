@@ -3,7 +3,7 @@
 import io
 import logging
 
-from baton.process.log_limit import BURST, MAX_KINDS, LogLimit
+from baton.process.logs import BURST, MAX_KINDS, LogLimit
 
 
 class Log:

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.router.admission.admission import Admission
 from baton.router.admission.arrivals import Arrivals
-from baton.router.admission.limits import AdmissionLimits
+from baton.router.admission.inflight_limit import AdmissionLimits
 from baton.router.admission.metrics import AdmissionMetrics
 from baton.router.errors import Overloaded
 from baton.router.request_context import RequestContext

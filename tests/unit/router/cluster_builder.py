@@ -1,7 +1,14 @@
 """Hand-made snapshots for policies."""
 
-from baton.router.policy.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerRole, WorkerSnapshot
-from baton.router.policy.recent_requests import NO_REQUESTS, RecentRequests
+from baton.router.policy.cluster import (
+    NO_REQUESTS,
+    ClusterSnapshot,
+    Plan,
+    RecentRequests,
+    RoutedRequest,
+    WorkerRole,
+    WorkerSnapshot,
+)
 
 PREFILL_TOKENS_PER_S = 10_000.0
 STEP_S = 0.010

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.router.garbage import GarbageCollector
+from baton.router.app import GarbageCollector
 
 
 class Cycle:

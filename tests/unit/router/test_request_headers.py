@@ -3,7 +3,7 @@
 import pytest
 
 from baton.router.errors import FieldError
-from baton.router.openai.context import read_context
+from baton.router.openai.headers import read_context
 from baton.router.request_context import NO_HINTS, RoutingHints
 
 

@@ -9,7 +9,7 @@ from baton.protos.common_pb2 import FINISH_REASON_STOP, PositionLogprobs, Served
 from baton.protos.worker_pb2 import RequestDelta
 from baton.router.errors import WorkerLost
 from baton.router.stream_merge import StreamMerge
-from baton.router.workers.mailbox import Mailbox
+from baton.router.workers.attach_stream import Mailbox
 from baton.rpc.backoff import Backoff
 
 

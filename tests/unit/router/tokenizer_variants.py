@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from baton.router.text.byte_pairs import CL100K_PATTERN, O200K_PATTERN
+from baton.router.text.byte_level import CL100K_PATTERN, O200K_PATTERN
 from tests.unit.router.running_router import MODEL
 
 PATTERNS = {

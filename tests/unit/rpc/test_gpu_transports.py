@@ -12,7 +12,7 @@ from baton.protos import worker_pb2
 from baton.rpc.pool_description import pool_from_proto, pool_to_proto
 from baton.settings.values import OptionError
 from baton.settings.worker_config import WorkerConfig
-from baton.worker.ranks.in_process_rank import wipe
+from baton.worker.ranks.ranks import wipe
 
 
 def config(device: str, transport: str, kv_port: int = 0, tensor_parallel: int = 1) -> WorkerConfig:
@@ -74,7 +74,7 @@ def test_blocks_are_wiped_whatever_their_type() -> None:
 
 WIPES = """
 import os, threading, torch
-from baton.worker.ranks.in_process_rank import wipe
+from baton.worker.ranks.ranks import wipe
 torch.set_num_threads(4)
 pool = torch.ones(4, 1 << 20, dtype=torch.uint8)
 added = []

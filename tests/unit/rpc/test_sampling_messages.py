@@ -6,7 +6,7 @@ from dataclasses import fields
 from baton.engine.outputs import PositionLogprobs, TokenLogprob
 from baton.engine.sampling.params import SamplingParams
 from baton.protos import common_pb2
-from baton.rpc.sampling import logprobs_from_proto, logprobs_to_proto, sampling_from_proto, sampling_to_proto
+from baton.rpc.requests import logprobs_from_proto, logprobs_to_proto, sampling_from_proto, sampling_to_proto
 
 
 def random_sampling(rng: random.Random) -> SamplingParams:

@@ -1,6 +1,6 @@
 """Addresses as text."""
 
-from baton.settings.host_port import host_port, peer_address
+from baton.settings.names import host_port, peer_address
 
 
 def test_an_address_of_two_kinds_of_hosts() -> None:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 from baton.protos.worker_pb2 import WorkerDescription
 from baton.router.policy.cluster import ClusterSnapshot, RoutedRequest, WorkerRole
+from baton.router.policy.expectations import ReuseShare
 from baton.router.policy.policy import Policy
-from baton.router.policy.reuse_share import ReuseShare
-from baton.router.workers.load import LoadEstimate
-from baton.router.workers.load_share import LoadShare
+from baton.router.workers.load import LoadEstimate, LoadShare
 from baton.simulation.engine.engine import SimulatedEngine
 from baton.simulation.engine.request import PrefilledChunk, SimulatedRequest
 from baton.simulation.engine.virtual_time import run_in_virtual_time
@@ -21,7 +20,7 @@ from baton.simulation.twin.record import Record
 from baton.simulation.twin.trace_request import TraceRequest
 from baton.simulation.twin.worker import describe
 from baton.simulation.workers.load_report import LoadReport
-from baton.worker.counters import WorkerCounters
+from baton.worker.reporting import WorkerCounters
 
 REPORT_INTERVAL_S = 0.05
 

@@ -19,9 +19,9 @@ from baton.kvtransfer.base import PoolIdentity
 from baton.kvtransfer.factory import create_transport
 from baton.kvtransfer.shared_memory.pool import SharedPool
 from baton.worker.cache_feed import CacheFeed
-from baton.worker.counters import WorkerCounters
 from baton.worker.engine_host import EngineHost
 from baton.worker.metrics import WorkerMetrics
+from baton.worker.reporting import WorkerCounters
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.unit.engine.group_rig import CPU, HOST, Group, Member
 

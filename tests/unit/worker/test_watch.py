@@ -14,14 +14,13 @@ from baton.engine.config import EngineConfig
 from baton.engine.kv.block_hash import hash_blocks
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.outputs import EngineStats, SampledToken, StepOutput
-from baton.engine.request import Request, RequestId
+from baton.engine.request import FinishRule, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduling.finish_rule import FinishRule
 from baton.engine.scheduling.schedule import StepResult
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.protos import worker_pb2, worker_pb2_grpc
-from baton.worker.counters import WorkerCounters
 from baton.worker.drain import Drain, DrainState
+from baton.worker.reporting import WorkerCounters
 from baton.worker.service import BUSY_INTERVAL_S, WorkerService
 
 PROMPT = list(range(20))

@@ -9,7 +9,7 @@ from baton.cli.options.model_source import BUNDLED
 from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.checkpoint.weight_memory import num_parameters, weights_bytes
 from baton.engine.config import EngineConfig
-from baton.engine.kv.default_memory import kv_bytes_per_token
+from baton.engine.kv.dtype import kv_bytes_per_token
 from baton.process.host_memory import HostMemory
 from baton.settings.values import OptionError
 from baton.settings.worker_config import Role, WorkerConfig

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubernetes.utils.quantity import parse_quantity as clients_parse_quantity
 
-from baton.deployment.kubernetes.quantity import MOST, parse_quantity
+from baton.deployment.kubernetes.api_objects import MOST, parse_quantity
 
 
 @pytest.mark.parametrize(

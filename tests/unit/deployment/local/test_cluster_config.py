@@ -18,7 +18,7 @@ from baton.deployment.local.cluster_config import (
 from baton.deployment.local.cluster_plan import Checkpoint, ClusterPlan, plan_cluster
 from baton.deployment.local.machine import Machine, this_machine
 from baton.engine.config import MLAConfig, ModelConfig, RopeConfig
-from baton.engine.kv.default_memory import kv_bytes_per_token
+from baton.engine.kv.dtype import kv_bytes_per_token
 from baton.router.config import RouterConfig
 from baton.router.options import ROUTER_OPTIONS
 from baton.settings.config_file import load

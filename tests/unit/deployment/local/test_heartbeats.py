@@ -11,10 +11,8 @@ from pathlib import Path
 import psutil
 
 from baton.deployment.local.events import Died, Event, Progressed, Started
-from baton.deployment.local.heartbeat_watch import HeartbeatWatch
-from baton.deployment.local.supervisor import RestartPolicy, Supervisor
-from baton.process.heartbeat import HEARTBEAT_S
-from baton.process.progress import Ready
+from baton.deployment.local.supervisor import HeartbeatWatch, RestartPolicy, Supervisor
+from baton.process.progress import HEARTBEAT_S, Ready
 from tests.unit.deployment.recorder import Recorder, child_spec
 
 POLICY = RestartPolicy(first_delay_s=0.01, max_delay_s=0.05)

@@ -3,7 +3,7 @@
 import pytest
 
 from baton.deployment.local.cluster_config import load_settings
-from baton.deployment.local.watch_key import with_watch_key
+from baton.deployment.local.router_view import with_watch_key
 from baton.router.auth.api_key import hidden
 from baton.router.config import RouterConfig
 

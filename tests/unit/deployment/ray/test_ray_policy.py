@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton.deployment.ray.scaling import POOLS
-from baton.deployment.ray.serve_conflicts import misfits
+from baton.deployment.ray.serve_context import misfits
 from baton.membership.registry.factory import open_registry
 from baton.membership.registry.router_report import encode_report
 from tests.redis_server import redis_server

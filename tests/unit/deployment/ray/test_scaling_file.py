@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.deployment.autoscaling.settings import SLO, ScalingSettings
-from baton.deployment.ray.scaling_file import ScalingFile, logger
-from baton.deployment.ray.scaling_options import read_options, read_settings
+from baton.deployment.ray.scaling_options import ScalingFile, logger, read_options, read_settings
 
 GIVEN = {"budget_gpus": 8, "turn_s": 60.0}
 Told = Callable[[], list[str]]

@@ -11,8 +11,7 @@ from baton.deployment.autoscaling.input_check import decode_fault, prefill_fault
 from baton.deployment.autoscaling.snapshot import PoolsSnapshot, ReplicaLatency
 from baton.deployment.ray.observed_pools import WAY_S, SeenPools, merged_workers
 from baton.deployment.ray.pool_progress import PoolProgress
-from baton.membership.registry.latency_sketch import bin_of, quantile_of_bins
-from baton.membership.registry.router_report import RouterReport
+from baton.membership.registry.router_report import RouterReport, bin_of, quantile_of_bins
 from tests.unit.membership.registry.router_reports import router_report, sums, traffic_report, worker_report
 
 NOTHING = ByPool(PoolProgress(), PoolProgress())

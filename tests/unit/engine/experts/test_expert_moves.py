@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from baton.engine.experts.balance import balanced, imbalance
 from baton.engine.experts.migration import best_assignment, kept_in_place, with_few_moves
-from baton.engine.experts.placement import ExpertPlacement, contiguous
+from baton.engine.experts.placement import ExpertPlacement, contiguous, share_missing
 from baton.engine.experts.rebalance import better_slots
-from baton.engine.experts.shares import share_missing
 
 Slots = Sequence[Sequence[int]]
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from baton.engine.experts.shares import hand_over, is_even, share_missing
+from baton.engine.experts.placement import hand_over, is_even, share_missing
 
 
 def test_at_the_start_each_rank_gets_a_run() -> None:

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from baton.engine.checkpoint.model_config import read_model_config
-from baton.engine.kv.default_memory import kv_bytes_per_token
-from baton.engine.kv.dtype import kv_cache_dtype, row_bytes
+from baton.engine.kv.dtype import kv_bytes_per_token, kv_cache_dtype, row_bytes
 from baton.engine.kv.layout import KVCacheLayout
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.kv_scales import add_kv_scales

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from baton.engine.experts.dispatch import LocalExchange
-from baton.engine.layers.device_exchange import DeviceExchange
 from baton.engine.layers.experts import ROW_TILE, Expert, Experts
 from baton.engine.layers.linear import Linear
+from baton.engine.layers.moe import DeviceExchange
 
 HIDDEN, SIZE, NUM_EXPERTS = 48, 96, 5
 

@@ -9,9 +9,8 @@ import torch
 
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.layers.expert_part import PartExchange
 from baton.engine.layers.experts import ROW_TILE
-from baton.engine.layers.moe import MoE
+from baton.engine.layers.moe import MoE, PartExchange
 from baton.engine.parallel.tensor_shard import TensorShard
 from tests.checkpoints import make_checkpoint
 from tests.paged_model import PagedModel

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.kvtransfer.checksum import word_sums
-from baton.kvtransfer.checksum.word_checksum import sum_words_in_torch
-from baton.kvtransfer.checksum.word_sums import SumWords, word_sums_kernel
+from baton.kvtransfer.checksum import word_checksum as word_sums
+from baton.kvtransfer.checksum.word_checksum import SumWords, sum_words_in_torch, word_sums_kernel
 
 CPU = torch.device("cpu")
 

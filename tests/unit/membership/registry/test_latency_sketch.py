@@ -6,7 +6,7 @@ from math import ceil
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.membership.registry.latency_sketch import LEAST_S, MOST_S, bin_of, quantile_of_bins
+from baton.membership.registry.router_report import LEAST_S, MOST_S, bin_of, quantile_of_bins
 
 TIMES = st.lists(st.floats(LEAST_S, MOST_S), min_size=1, max_size=200)
 

@@ -17,7 +17,7 @@ from baton.membership.rendezvous.rendezvous_address import (
     RendezvousUnknown,
     whereabouts,
 )
-from baton.settings.rendezvous_name import registered_name
+from baton.settings.names import registered_name
 from baton.settings.values import OptionError
 from tests.redis_server import HOST, RedisServer, redis_server
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from baton.membership.registry import redis_reports, redis_texts
+from baton.membership.registry import redis_registry as redis_reports
+from baton.membership.registry import redis_texts
 from baton.membership.registry.base import Registry, RegistryLost
 from baton.membership.registry.factory import open_registry
-from baton.membership.registry.redis_reports import LEASE_S
+from baton.membership.registry.redis_registry import LEASE_S
 from baton.membership.registry.redis_store import MAX_REPORT_BYTES
 from tests.redis_server import HOST, redis_server
 from tests.unit.membership.registry.registry_members import DEADLINE_S, kept, make_member, told

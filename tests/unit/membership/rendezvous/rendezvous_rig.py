@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager, suppress
 import grpc
 
 from baton.engine.parallel.group_view import GroupView
+from baton.membership.rendezvous.config import RendezvousSettings
 from baton.membership.rendezvous.epoch import Life
 from baton.membership.rendezvous.member import GroupMember, Place
 from baton.membership.rendezvous.rendezvous_address import FixedAddress
 from baton.membership.rendezvous.service import RendezvousService
-from baton.membership.rendezvous.settings import RendezvousSettings
 from baton.protos import group_pb2, group_pb2_grpc
 from baton.rpc.grpc_options import SERVER_OPTIONS
 from baton.rpc.malformed import RefuseMalformed

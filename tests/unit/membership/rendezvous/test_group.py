@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
+from baton.membership.rendezvous.config import RendezvousSettings
 from baton.membership.rendezvous.epoch import Epoch, epoch_from_proto, epoch_to_proto
 from baton.membership.rendezvous.group import Group
 from baton.membership.rendezvous.join import read_join
 from baton.membership.rendezvous.member_session import Seat
-from baton.membership.rendezvous.settings import RendezvousSettings
 from tests.unit.membership.rendezvous.rendezvous_rig import join_message, life
 
 SETTINGS = RendezvousSettings(timeout_s=0.4, return_s=0.5)

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
+from baton.membership.rendezvous.config import RendezvousSettings
 from baton.membership.rendezvous.member import GroupRefused
-from baton.membership.rendezvous.settings import RendezvousSettings
 from baton.protos import group_pb2, group_pb2_grpc
 from baton.rpc.peers import Context
 from tests.unit.membership.rendezvous.rendezvous_rig import (

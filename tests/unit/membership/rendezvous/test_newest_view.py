@@ -3,8 +3,7 @@
 import threading
 import time
 
-from baton.engine.parallel.group_view import GroupView
-from baton.membership.rendezvous.newest_view import NewestView
+from baton.engine.parallel.group_view import GroupView, NewestView
 
 NUM_VIEWS = 20_000
 

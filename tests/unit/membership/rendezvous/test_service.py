@@ -9,8 +9,8 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from baton.membership.rendezvous.config import RendezvousSettings
 from baton.membership.rendezvous.service import RendezvousService
-from baton.membership.rendezvous.settings import RendezvousSettings
 from baton.protos import group_pb2
 from baton.rpc.grpc_options import CHANNEL_OPTIONS
 from tests.unit.membership.rendezvous.rendezvous_rig import Stream, join_message, life, rendezvous, until

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.deployment.ray.observed_traffic import gaps_cv2
+from baton.deployment.ray.observed_pools import gaps_cv2
 from baton.membership.registry.router_report import SampleSums
-from baton.router.admission.arrivals import Arrivals
-from baton.router.metrics.sliding_window import SlidingWindow
+from baton.router.admission.arrivals import Arrivals, SlidingWindow
 from tests.unit.router.admission_rig import Rig, overloaded, settle
 
 WINDOW_S = 60

@@ -1,6 +1,6 @@
 """Refused requests are sent again for a share of all requests, and no more."""
 
-from baton.router.admission.retry_budget import MOST_SAVED, SHARE, RetryBudget
+from baton.router.workers.attempt import MOST_SAVED, SHARE, RetryBudget
 
 
 def num_taken(budget: RetryBudget, num_tries: int) -> int:

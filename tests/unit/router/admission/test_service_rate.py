@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.router.admission.service_rate import ServiceRate
+from baton.router.admission.inflight_limit import ServiceRate
 
 
 def test_nothing_is_known_at_first() -> None:

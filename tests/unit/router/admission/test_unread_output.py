@@ -7,8 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.router.admission.unread_output import UnreadLimits, UnreadMetrics, UnreadOutput, UnreadShare
-from baton.router.generation import ChoiceDelta
-from baton.router.merged_deltas import MergedDeltas
+from baton.router.generation import ChoiceDelta, MergedDeltas
 
 
 class Rig:

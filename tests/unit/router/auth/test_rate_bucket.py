@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.router.auth.rate_bucket import RateBucket
+from baton.router.auth.key_meter import RateBucket
 
 
 def test_a_minutes_worth_is_there_at_first_and_never_more() -> None:

@@ -8,7 +8,7 @@ import orjson
 import pytest
 from starlette.exceptions import HTTPException
 
-from baton.router.http.content_encoding import gunzip
+from baton.router.http.body_reader import gunzip
 from tests.unit.router.running_router import running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
 

@@ -5,9 +5,8 @@ from typing import cast
 
 from baton.protos.common_pb2 import PositionLogprobs
 from baton.router.generation import ChoiceDelta
-from baton.router.http.event_stream import EventStream
+from baton.router.http.event_stream import EventIds, EventStream
 from baton.router.http.exchange import Exchange
-from baton.router.openai.event_ids import EventIds
 from baton.router.resumption.resumption import OutputTally
 
 

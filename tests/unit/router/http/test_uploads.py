@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from baton.router.http import body_reader, post_protocol
-from baton.router.http.content_encoding import gunzip
+from baton.router.http.body_reader import gunzip
 from baton.router.http.post_exchange import PostExchange
 from tests.faults.attacks import (
     MESSAGE,

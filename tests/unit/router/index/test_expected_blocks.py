@@ -7,8 +7,8 @@ import pytest
 
 from baton.engine.kv.block_hash import hash_blocks
 from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL
-from baton.router.index import expected_blocks
-from baton.router.index.expected_blocks import LIFE_S, MAX_CHAINS, ExpectedBlocks
+from baton.router.index import prefix_index as expected_blocks
+from baton.router.index.prefix_index import LIFE_S, MAX_CHAINS, ExpectedBlocks
 from tests.unit.router.running_router import running_router
 from tests.unit.router.scripted_worker import BLOCK_SIZE, ScriptedWorker
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
+import baton.router.generation
 import baton.router.index.prefix_index
-import baton.router.prompt_hashes
 from baton.engine.kv.block_hash import BlockHash, hash_blocks
+from baton.router.generation import PromptHashes
 from baton.router.index.prefix_index import BlockIndex, CompiledIndex, PrefixIndex, create_index
 from baton.router.index.python_prefix_index import PythonIndex
-from baton.router.prompt_hashes import PromptHashes
 from tests.unit.router.caching_worker import CachingWorker, longest_prefix
 
 NOT_COMPILED = pytest.mark.skipif(CompiledIndex is None, reason="the index was not compiled when this was installed")
@@ -193,7 +193,7 @@ def test_a_prompt_is_hashed_once_for_all_its_attempts(monkeypatch: pytest.Monkey
     assert hashes.extended(prompt, 8) == pack(hash_blocks(prompt, 8, "salt"))
     assert hashes.extended(prompt, 4) == expected[0]
     num_hashed = 0
-    chain_hashes = baton.router.prompt_hashes.pack_hashes
+    chain_hashes = baton.router.generation.pack_hashes
 
     def counted(*arguments: object) -> bytes:
         nonlocal num_hashed
@@ -201,7 +201,7 @@ def test_a_prompt_is_hashed_once_for_all_its_attempts(monkeypatch: pytest.Monkey
         num_hashed += len(packed)
         return packed
 
-    monkeypatch.setattr("baton.router.prompt_hashes.pack_hashes", counted)
+    monkeypatch.setattr("baton.router.generation.pack_hashes", counted)
     for num in range(10):
         assert hashes.extended([*prompt, *output[:num]], 4) == expected[num]
     assert num_hashed == sum(len(each) - len(expected[0]) for each in expected)

@@ -9,8 +9,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from baton.router.metrics.page import MetricsPage
-from baton.router.metrics.process_group import ProcessGroup
+from baton.router.metrics.page import MetricsPage, ProcessGroup
 from baton.router.metrics.shared_series import pack_series, unpack_series
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"
@@ -77,7 +76,7 @@ async def test_a_process_that_knows_no_worker_hides_nobody_elses(tmp_path: Path)
 
 
 async def test_who_does_not_answer_is_down_until_the_next_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.router.metrics.process_group.PEER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("baton.router.metrics.page.PEER_TIMEOUT_S", 0.05)
     group = ProcessGroup(tmp_path, 0, 3, registry_of(1, None))
     # One stands still, as if stopped: it listens and says nothing. Of the other only a dead life's socket is left.
     held: list[asyncio.StreamWriter] = []

@@ -14,8 +14,8 @@ from baton.protos.router_pb2 import GenerateRequest
 from baton.protos.router_pb2_grpc import InferenceStub
 from baton.router.openai.chat import ChatRequest
 from baton.router.openai.completions import CompletionRequest
+from baton.router.openai.invalid_body import advice
 from baton.router.openai.tokenize import TokenizeRequest
-from baton.router.openai.unknown_fields import advice
 from tests.unit.router.running_router import RunningRouter, running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
 

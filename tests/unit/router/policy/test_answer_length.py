@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.router.policy.output_length import LENGTH_FIRST_GUESS, AnswerLength
+from baton.router.policy.expectations import LENGTH_FIRST_GUESS, AnswerLength
 from tests.unit.router.running_router import running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
 

@@ -4,16 +4,24 @@ from dataclasses import replace
 
 import pytest
 
-from baton.router.policy.cluster import ClusterSnapshot, RoutedRequest, WorkerSnapshot
+from baton.router.policy.cluster import (
+    FAIRNESS_SLACK,
+    WINDOW,
+    ClusterSnapshot,
+    RecentRequests,
+    RoutedRequest,
+    WorkerSnapshot,
+    excess,
+    fair_count,
+)
 from baton.router.policy.cost_model import CostModel, PrefillOption, Price
+from baton.router.policy.expectations import ReuseShare
 from baton.router.policy.rates import (
     DEFAULT_DECODE_STEP_S,
     DEFAULT_PREFILL_TOKENS_PER_S,
     DEFAULT_READ_BYTES_PER_S,
     RateBook,
 )
-from baton.router.policy.recent_requests import FAIRNESS_SLACK, WINDOW, RecentRequests, excess, fair_count
-from baton.router.policy.reuse_share import ReuseShare
 from tests.unit.router.cluster_builder import cluster, prefill, request, worker
 
 MODEL = CostModel()

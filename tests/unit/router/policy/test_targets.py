@@ -8,9 +8,8 @@ import pytest
 from baton.router.policy.cluster import WorkerSnapshot
 from baton.router.policy.cost_model import CostModel, Price
 from baton.router.policy.policy import choose
-from baton.router.policy.rates import RateBook
+from baton.router.policy.rates import RateBook, WorkerTimes
 from baton.router.policy.targets import LOST_SHARE, LOST_SLOPE, MOST_PROMPT_SHARE, POWER, SLOPE, STEEP_SHARE, Targets
-from baton.router.policy.worker_times import WorkerTimes
 from tests.unit.router.cluster_builder import both, cluster, prefill, request, worker
 
 TARGETS = Targets(ttft_s=1.0, tpot_s=0.02)

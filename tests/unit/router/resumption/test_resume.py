@@ -11,7 +11,7 @@ from baton.protos import common_pb2, worker_pb2
 from baton.protos.worker_pb2 import RecalledOutput, RequestDelta
 from baton.router.auth.key_meter import KeyMeter
 from baton.router.generation import ChoiceDelta
-from baton.router.openai.usage import Usage
+from baton.router.openai.response import Usage
 from baton.router.resumption.resumption import OutputTally
 from baton.rpc.status import Conflict, code_number
 from tests.unit.router.api_keys import TestKeys

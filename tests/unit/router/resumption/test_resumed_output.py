@@ -10,7 +10,7 @@ from baton.protos.common_pb2 import ServedBy
 from baton.protos.worker_pb2 import RequestDelta
 from baton.router.completion import ChoiceOutput
 from baton.router.generation import ChoiceDelta, Generation, GenerationRequest
-from baton.router.openai.event_ids import EventIds
+from baton.router.http.event_stream import EventIds
 from baton.router.resumption.resumed_output import ResumedOutput
 from baton.router.resumption.resumption import ChoiceStart, OutputTally
 from baton.router.text.tokenizer import Tokenizer

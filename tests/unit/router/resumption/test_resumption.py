@@ -5,7 +5,7 @@ import pytest
 from baton.engine.errors import InvalidRequest
 from baton.router.auth.api_key import ApiKey
 from baton.router.auth.client import ANYBODY, Client
-from baton.router.openai.resume import position_of, read_resumption
+from baton.router.openai.headers import position_of, read_resumption
 from baton.router.resumption.resumption import OutputTally, Position, Resumption
 
 BODY = b'{"prompt": "a"}'

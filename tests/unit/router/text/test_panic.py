@@ -11,7 +11,7 @@ from baton.engine.errors import InvalidRequest
 from baton.protos import common_pb2
 from baton.protos.router_pb2 import GenerateRequest
 from baton.protos.router_pb2_grpc import InferenceStub
-from baton.router.text.panic import INPUT_PANICS, OUTPUT_PANICS, is_panic
+from baton.router.errors import INPUT_PANICS, OUTPUT_PANICS, is_panic
 from baton.router.text.tokenizer import Tokenizer
 from baton.rpc.status import Internal
 from tests.unit.router.http.test_post_protocol import connected, request

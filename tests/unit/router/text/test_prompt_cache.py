@@ -2,7 +2,7 @@
 
 import random
 
-from baton.router.text.prompt_cache import ENTRY_BYTES, PromptCache
+from baton.router.text.prompt_encoder import ENTRY_BYTES, PromptCache
 
 
 def test_what_was_used_least_recently_goes_first() -> None:

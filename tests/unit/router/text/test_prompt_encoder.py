@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from baton.router.text.byte_pairs import MAX_CHARS, make_byte_pair_encoder
-from baton.router.text.prompt_encoder import PromptEncoder
-from baton.router.text.segments import MAX_CUTS, make_text_segments
-from baton.router.text.special_token_affixes import SpecialEnds, find_special_ends
+from baton.router.text.byte_level import MAX_CHARS, make_byte_pair_encoder
+from baton.router.text.prompt_encoder import MAX_CUTS, PromptEncoder, make_text_segments
+from baton.router.text.tokenizer_files import SpecialEnds, find_special_ends
 from tests.unit.router.tokenizer_variants import (
     VARIANTS,
     added_token,

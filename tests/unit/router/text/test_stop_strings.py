@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from baton.router.text.stop_strings import StopStrings
+from baton.router.text.detokenizer import StopStrings
 
 
 def run(stops: list[str], pieces: list[str], include: bool = False) -> tuple[str, str | None]:

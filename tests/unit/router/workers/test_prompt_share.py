@@ -6,8 +6,7 @@ import pytest
 
 from baton.protos.worker_pb2 import WorkerDescription, WorkerLoad
 from baton.router.policy.cluster import WorkerRole
-from baton.router.workers.load import LoadEstimate
-from baton.router.workers.prompt_share import SPAN_S, PromptShare
+from baton.router.workers.load import SPAN_S, LoadEstimate, PromptShare
 
 
 def test_it_is_averaged_over_the_last_seconds() -> None:

@@ -18,9 +18,8 @@ from baton.kvtransfer.errors import ChecksumMismatch, PeerLost, PeerRefused, Tra
 from baton.kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
 from baton.protos import rank_pb2_grpc
 from baton.rpc.pool_description import pool_to_proto
-from baton.worker.ranks.in_process_rank import LocalRank
 from baton.worker.ranks.rank_service import RankService
-from baton.worker.ranks.ranks import Ranks
+from baton.worker.ranks.ranks import LocalRank, Ranks
 from baton.worker.ranks.remote_rank import FollowerRank
 
 NUM_BLOCKS, NUM_PARTS, WORDS = 8, 4, 16

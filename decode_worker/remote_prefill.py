@@ -1,0 +1,147 @@
+"""A prompt's KV from the prefill workers of its plan, one after the other until all is here."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import grpc
+
+from baton.decode_worker.decode_request import DecodeRequest, PrefillWorkers
+from baton.decode_worker.handover import Handover
+from baton.engine.request import FinishRule
+from baton.engine.scheduling.schedule import Received
+from baton.kvtransfer.errors import ChecksumMismatch, TransferError
+from baton.protos import common_pb2, worker_pb2
+from baton.rpc.peers import Channels
+from baton.worker.engine_host import EngineHost
+from baton.worker.reporting import WorkerCounters
+
+logger = logging.getLogger(__name__)
+
+
+class IncomingPrompt:
+    """Passes on what comes ahead of the KV, and keeps the request's record of who computed it."""
+
+    def __init__(
+        self,
+        entry: DecodeRequest,
+        finish_rule: FinishRule,
+        counters: WorkerCounters,
+        end: Callable[[DecodeRequest], None],
+    ) -> None:
+        """`end` takes the request out of the engine, and cancels the handover."""
+        self.entry = entry
+        self._finish_rule = finish_rule
+        self._counters = counters
+        self._end = end
+        self._peer = entry.command.prefill
+        self._handovers: list[Handover] = []
+
+    @contextmanager
+    def from_peer(self, peer: worker_pb2.PeerWorker, handover: Handover) -> Iterator[None]:
+        """A handover, from beginning to end. A failure is logged and counted; what came before it counts too."""
+        self._peer = peer
+        self._handovers.append(handover)
+        try:
+            yield
+            self._counters.handovers += 1
+        except Exception as error:
+            self._log(error)
+            self._counters.handover_failures += 1
+            self._counters.checksum_failures += isinstance(error, ChecksumMismatch)
+            raise
+        finally:
+            self._counters.handover_bytes += handover.num_bytes
+            self._counters.note_read(handover.num_bytes, handover.times.transfer_s)
+
+    def on_first_token(self, first: worker_pb2.FirstToken) -> None:
+        """Passes the token on; one that ends the request needs no KV."""
+        served_by = self.entry.served_by
+        served_by.prefill_worker = self._peer.worker_id
+        served_by.kv_transport = self._handovers[-1].peer_transport
+        served_by.prefill_cached_tokens = first.num_cached_tokens
+        served_by.prefix_pulled_tokens = first.num_pulled_tokens
+        reason = self._finish_rule.reason(self.entry.request, first.token_id)
+        if reason is not None:
+            self._note_transfer()
+        self.entry.say_first_token(first, reason)
+        if reason is not None:
+            self._end(self.entry)
+
+    def on_prompt_logprobs(self, positions: Sequence[common_pb2.PositionLogprobs]) -> None:
+        """Passes them on."""
+        self.entry.say_prompt_logprobs(positions)
+
+    def ended(self) -> None:
+        """Nothing more comes."""
+        if self._handovers and self._handovers[-1].received.sampled is None:
+            self.entry.served_by.prefill_worker = self.entry.served_by.decode_worker  # which computes the rest
+        self._note_transfer()
+
+    def _log(self, error: Exception) -> None:
+        worker_id = self._peer.worker_id
+        if isinstance(error, grpc.aio.AioRpcError):
+            logger.warning("handover from %s failed: %s: %s", worker_id, error.code(), error.details())
+        elif isinstance(error, TransferError):
+            logger.warning("handover from %s failed: %s", worker_id, error)
+        else:
+            logger.error("handover from %s failed", worker_id, exc_info=error)
+
+    def _note_transfer(self) -> None:
+        """Tells what has really come, and how long it took."""
+        if not self._handovers:
+            return
+        self.entry.is_served_by_sent = False
+        served_by, last = self.entry.served_by, self._handovers[-1]
+        brought = [handover for handover in self._handovers if handover.num_bytes]
+        served_by.kv_transport = brought[-1].peer_transport if brought else ""
+        num_known_tokens = self.entry.request.num_cached_tokens
+        served_by.handed_over_tokens = max(0, last.received.num_tokens - num_known_tokens)
+        served_by.transferred_bytes = sum(handover.num_bytes for handover in brought)
+        served_by.transfer_s = sum(handover.times.transfer_s for handover in brought)
+        served_by.exposed_transfer_s = last.times.exposed_transfer_s
+        served_by.handover_s = last.times.handover_s
+
+
+class PromptFill:
+    """Owns one request's handovers; each one begins with what the ones before it brought."""
+
+    def __init__(self, host: EngineHost, channels: Channels, incoming: IncomingPrompt, deadline_s: float) -> None:
+        self._host = host
+        self._channels = channels
+        self._incoming = incoming
+        self._deadline_s = deadline_s
+        self._workers = PrefillWorkers(incoming.entry)
+        request = incoming.entry.request
+        self._blocks: list[int] = list(request.block_table)
+        self._received = Received(request.num_computed_tokens)
+        self._handover: Handover | None = None
+
+    @property
+    def received(self) -> Received:
+        """What is here."""
+        return self._received if self._handover is None else self._handover.received
+
+    async def run(self) -> None:
+        """Returns when all is here; raises the last worker's AioRpcError or TransferError if no other is left."""
+        peer = self._workers.first
+        while True:
+            try:
+                await self._hand_over(peer)
+                return
+            except (grpc.aio.AioRpcError, TransferError):
+                following = self._workers.next_after(self.received)
+                if following is None:
+                    raise
+            peer = following
+            # What the last worker's transfer may still write must not land on the next one's blocks.
+            await self._host.ranks.clear(self._blocks)
+
+    async def _hand_over(self, peer: worker_pb2.PeerWorker) -> None:
+        entry = self._incoming.entry
+        handover = self._handover = Handover(self._host, entry.request, self._incoming, self._deadline_s, self.received)
+        message = entry.prefill_request(
+            peer, self._host.fingerprint, self._host.ranks.size, handover.received.num_tokens
+        )
+        with self._incoming.from_peer(peer, handover):
+            await handover.run(self._channels, peer.address, message)

@@ -1,0 +1,128 @@
+"""What a request's headers say of its routing, its time and whose it is."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import blake2b
+
+from baton.router.auth.client import ANYBODY, Client
+from baton.router.errors import FieldError
+from baton.router.generation import GenerationRequest
+from baton.router.limits import check_worker_name
+from baton.router.request_context import NO_HINTS, PLANS, RequestContext, RoutingHints
+from baton.router.resumption.resumption import Position, Resumption
+from baton.settings.names import NAME_RULE, is_name
+
+DECODE, PREFILL, PLAN, TIMEOUT = "x-baton-decode", "x-baton-prefill", "x-baton-plan", "x-baton-timeout"
+
+
+def read_context(
+    headers: Mapping[str, str], user: str | None, priority: int, client: Client = ANYBODY
+) -> RequestContext:
+    """The request's context; names of headers are in lower case. Raises FieldError for a plan or time that is none.
+
+    Requests with one API key are one client's, whether keys are asked for or not; without a key, those of one `user`.
+    """
+    timeout = headers.get(TIMEOUT)
+    fairness_key = client.fairness_key
+    if fairness_key is None:
+        fairness_key = _fairness_key(headers.get("authorization", ""), user)
+    return RequestContext(
+        hints=_hints(headers),
+        fairness_key=fairness_key,
+        timeout_s=None if timeout is None else _seconds(timeout),
+        priority=client.priority(priority),
+    )
+
+
+def _hints(headers: Mapping[str, str]) -> RoutingHints:
+    decode, prefill, plan = headers.get(DECODE), headers.get(PREFILL), headers.get(PLAN)
+    if decode is None and prefill is None and plan is None:
+        return NO_HINTS
+    if plan and plan not in PLANS:
+        raise FieldError(PLAN, f"{PLAN} is {plan[:50]!r}, but must be local or remote")
+    check_worker_name(DECODE, decode)
+    check_worker_name(PREFILL, prefill)
+    return RoutingHints(decode or None, prefill or None, PLANS[plan] if plan else None)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise FieldError(TIMEOUT, f"{TIMEOUT} is {text[:50]!r}, but must be a number of seconds above 0")
+    return value
+
+
+def _fairness_key(authorization: str, user: str | None) -> str:
+    """A digest, so that no key stands in a log or a memory dump; "" if the client says nothing of itself."""
+    scheme, _, token = authorization.partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return blake2b(token.strip().encode(), digest_size=8, person=b"api-key").hexdigest()
+    return blake2b(user.encode(), digest_size=8, person=b"user").hexdigest() if user else ""
+
+
+REQUEST_ID, RESUMABLE, RESUME = "x-request-id", "x-baton-resumable", "x-baton-resume"
+RESPONSE_HEADERS: Mapping[str, str] = {RESUMABLE: "true"}  # of what can be resumed
+POSITION = re.compile(r"tokens=([0-9]{1,9}(?:,[0-9]{1,9})*)(?::([0-9a-f]{8}))?")
+MAX_CHOICES = 1 << 16
+
+
+def read_resumption(headers: Mapping[str, str], client: Client, body: bytes | bytearray) -> Resumption | None:
+    """Return how a request can be resumed, or where it is to go on; None if it is not resumable.
+
+    Raises FieldError for headers that are malformed or contradict each other.
+    """
+    if RESUMABLE not in headers and RESUME not in headers:
+        return None
+    request_id = headers.get(REQUEST_ID, "")
+    if not is_name(request_id):
+        raise FieldError(REQUEST_ID, f"a resumable request needs a unique {REQUEST_ID} of {NAME_RULE}")
+    position = None
+    if (resume := headers.get(RESUME)) is not None:
+        position = _position(resume, request_id)
+    elif headers[RESUMABLE] != "true":
+        if headers[RESUMABLE] == "false":
+            return None
+        raise FieldError(RESUMABLE, f"{RESUMABLE} is {headers[RESUMABLE][:50]!r}, but must be true or false")
+    identity = headers.get("authorization", "") if client.key is None else client.key.name
+    return Resumption.of(identity, request_id, body, position)
+
+
+def resumable(request: GenerationRequest, resumption: Resumption | None, place: int = 0) -> GenerationRequest:
+    """Return the request for the prompt at this place, with what a worker remembers it by and a seed to go on with."""
+    if resumption is None:
+        return request
+    seed = resumption.seed(place) if request.seed is None else request.seed
+    return replace(request, seed=seed, resume_key=resumption.key(place))
+
+
+def position_of(resumption: Resumption | None, num_choices: int, stream: bool) -> Position | None:
+    """Return the client's position in an answer of so many choices; None if it asks for the first time.
+
+    Raises FieldError for a position that the answer cannot have.
+    """
+    if resumption is None or resumption.position is None:
+        return None
+    counts, digest = resumption.position.counts, resumption.position.digest
+    if counts == (0,):
+        return Position((0,) * num_choices)
+    if not stream and any(counts):
+        raise FieldError(RESUME, f"{RESUME} must have tokens=0 unless stream is true")
+    if len(counts) != num_choices:
+        raise FieldError(RESUME, f"{RESUME} has tokens of {len(counts)} choices, but the request has {num_choices}")
+    return Position(counts, digest)
+
+
+def _position(value: str, request_id: str) -> Position:
+    given_id, _, tokens = value.rpartition(";")
+    match = POSITION.fullmatch(tokens.strip())
+    if match is None or match[1].count(",") >= MAX_CHOICES:
+        text = f"{RESUME} is {value[:100]!r}, but must be 'ID; tokens=POSITION', with an event's id as the position"
+        raise FieldError(RESUME, text)
+    if given_id.strip() != request_id:
+        raise FieldError(RESUME, f"{RESUME} must name the same request as {REQUEST_ID}")
+    return Position(tuple(map(int, match[1].split(","))), match[2])
