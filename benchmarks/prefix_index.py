@@ -111,7 +111,7 @@ def measure_hashing(report: Report) -> None:
 
 
 @dataclass(slots=True)
-class Intake:
+class KVReceiver:
     """Owns what one process does that takes events in and routes."""
 
     index: PrefixIndex
@@ -140,7 +140,7 @@ class Intake:
 
 async def measure_intake(report: Report, index: PrefixIndex, rate: EventRate, port: int, seconds: float) -> None:
     """Adds the rows of a process that takes in events at a rate while it routes."""
-    intake = Intake(index)
+    intake = KVReceiver(index)
     tasks = []
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
         tasks = [asyncio.ensure_future(intake.watch(channel)) for _ in range(rate.num_workers)]

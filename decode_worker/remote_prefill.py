@@ -19,7 +19,7 @@ from baton.worker.reporting import WorkerCounters
 logger = logging.getLogger(__name__)
 
 
-class IncomingPrompt:
+class HandoverReporter:
     """Passes on what comes ahead of the KV, and keeps the request's record of who computed it."""
 
     def __init__(
@@ -103,10 +103,10 @@ class IncomingPrompt:
         served_by.handover_s = last.times.handover_s
 
 
-class PromptFill:
+class RemotePrefill:
     """Owns one request's handovers; each one begins with what the ones before it brought."""
 
-    def __init__(self, host: EngineHost, channels: Channels, incoming: IncomingPrompt, deadline_s: float) -> None:
+    def __init__(self, host: EngineHost, channels: Channels, incoming: HandoverReporter, deadline_s: float) -> None:
         self._host = host
         self._channels = channels
         self._incoming = incoming

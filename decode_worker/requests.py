@@ -18,7 +18,7 @@ from functools import partial
 
 from baton.decode_worker.decode_request import ENGINE_IDS, DecodeRequest
 from baton.decode_worker.remembered import RememberedOutputs
-from baton.decode_worker.remote_prefill import IncomingPrompt, PromptFill
+from baton.decode_worker.remote_prefill import HandoverReporter, RemotePrefill
 from baton.decode_worker.request_table import RequestTable
 from baton.decode_worker.service import RouterSession
 from baton.engine.outputs import StepOutput
@@ -27,7 +27,7 @@ from baton.protos import worker_pb2
 from baton.rpc.peers import Channels
 from baton.worker.drain import Drain
 from baton.worker.engine_host import EngineHost
-from baton.worker.kv_receives import BlockFills
+from baton.worker.kv_receives import KVReceives
 from baton.worker.prefix_pull import PrefixPull
 from baton.worker.reporting import WorkerCounters
 
@@ -63,7 +63,7 @@ class DecodeRequests:
             lambda request_id: host.call(lambda engine: engine.abort(request_id)),
             self._remembered,
         )
-        self._fills = BlockFills(host, drain)
+        self._fills = KVReceives(host, drain)
         host.listen(self._on_step)
 
     def submit(self, command: worker_pb2.GenerateCommand, session: RouterSession) -> None:
@@ -122,8 +122,8 @@ class DecodeRequests:
         """Has prefill workers compute the prompt, and takes over its KV."""
         request = entry.request
         entry.served_by.handed_over_tokens = request.num_tokens - request.num_computed_tokens  # as is expected
-        incoming = IncomingPrompt(entry, self._host.finish_rule, self._counters, self._table.abort)
-        fill = PromptFill(self._host, self._channels, incoming, self._deadline_s)
+        incoming = HandoverReporter(entry, self._host.finish_rule, self._counters, self._table.abort)
+        fill = RemotePrefill(self._host, self._channels, incoming, self._deadline_s)
 
         def outcome(task: "asyncio.Task[None]") -> Received:
             if not task.cancelled():

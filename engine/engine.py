@@ -10,14 +10,14 @@ from torch import Tensor
 
 from baton.engine.config import EngineConfig
 from baton.engine.errors import EngineError, InvalidRequest, UnsupportedModel
-from baton.engine.execution.in_flight_step import LaunchedStep, StepUnderWay
+from baton.engine.execution.in_flight_step import InFlightStep, LaunchedStep
 from baton.engine.execution.loaded_model import load, zeros
 from baton.engine.execution.model_runner import ModelRunner
 from baton.engine.experts.group import ExpertGroup
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.outputs import EngineStats, ExpertFigures, StepOutput
 from baton.engine.parallel.lockstep import Lockstep
-from baton.engine.parallel.rank0_model import LeadingModel
+from baton.engine.parallel.rank0_model import Rank0Model
 from baton.engine.parallel.tensor_parallel import TensorGroup
 from baton.engine.request import FinishRule, Request, RequestId
 from baton.engine.sampling.sampler import Sampler
@@ -62,7 +62,7 @@ class Engine:
         self.kv_parts, self.cores = loaded.kv_parts, loaded.cores
         self.fingerprint = loaded.fingerprint
         self.finish_rule = FinishRule(self.model_config.eos_token_ids, loaded.max_model_len)
-        model = LeadingModel(loaded.model, tensor) if tensor is not None else loaded.model
+        model = Rank0Model(loaded.model, tensor) if tensor is not None else loaded.model
         sampler = Sampler(self.model_config.vocab_size, self.model_config.eos_token_ids)
         self.runner = ModelRunner(model, self.pool, config.block_size, sampler)
         self.blocks = BlockManager(len(self.pool), config.block_size, config.enable_prefix_caching)
@@ -94,7 +94,7 @@ class Engine:
         return self.lockstep is not None and self.lockstep.is_called
 
     @property
-    def patience(self) -> float:
+    def watchdog_multiplier(self) -> float:
         """How many times as long as another turn the present one may take; may be asked on any thread.
 
         Who waits for other ranks must outlast the one that hangs, and who forms a group may have much to read.
@@ -143,7 +143,7 @@ class Engine:
         is_alone = self.lockstep is None and self.tensor is None
         return is_alone and (self.pool.device.type != "cpu" if wanted is None else wanted)
 
-    def launch(self, scheduled: Sequence[ScheduledRequest], behind: StepUnderWay | None = None) -> StepUnderWay | None:
+    def launch(self, scheduled: Sequence[ScheduledRequest], behind: InFlightStep | None = None) -> InFlightStep | None:
         """Begins a step; None if there was not enough memory: the next one is smaller.
 
         On a GPU it is under way when this returns. In a group it is done: whoever has others waits for them.
@@ -157,9 +157,9 @@ class Engine:
             outcome = launched
         else:
             return None
-        return StepUnderWay(scheduled, outcome, work, num_prompt_tokens, epoch, started_at_s)
+        return InFlightStep(scheduled, outcome, work, num_prompt_tokens, epoch, started_at_s)
 
-    def collect(self, step: StepUnderWay) -> StepOutput:
+    def collect(self, step: InFlightStep) -> StepOutput:
         """Waits for what a step says, and takes it in. Steps are collected in the order of their launch."""
         outcome = step.outcome
         results = self.runner.collect(outcome) if isinstance(outcome, LaunchedStep) else outcome
@@ -176,9 +176,9 @@ class Engine:
         self._collected_at_s = now_s
         return StepOutput(outputs, finished_at_s=now_s)
 
-    def schedule_behind(self, step: StepUnderWay) -> list[ScheduledRequest]:
+    def schedule_ahead(self, step: InFlightStep) -> list[ScheduledRequest]:
         """What is launched next, if that can be said while a step is under way; nothing otherwise."""
-        return self.scheduler.schedule_behind(step.scheduled)
+        return self.scheduler.schedule_ahead(step.scheduled)
 
     @property
     def _epoch(self) -> int:
@@ -192,7 +192,7 @@ class Engine:
         num_tokens = sum(item.num_new_tokens for item in scheduled)
         return self.lockstep.run(num_tokens, lambda: self.runner.run(scheduled), self.runner.run_idle) or []
 
-    def _launch_alone(self, scheduled: Sequence[ScheduledRequest], behind: StepUnderWay | None) -> LaunchedStep | None:
+    def _launch_alone(self, scheduled: Sequence[ScheduledRequest], behind: InFlightStep | None) -> LaunchedStep | None:
         num_tokens = sum(item.num_new_tokens for item in scheduled)
         try:
             before = behind.outcome if behind is not None else None

@@ -71,10 +71,10 @@ class EngineLoop:
     @property
     def turn_s(self) -> float:
         """Seconds that the present turn (calls and a step) has taken so far, as far as they count: those for which the
-        engine had patience count less. 0 while there is nothing to do.
+        engine had watchdog_multiplier count less. 0 while there is nothing to do.
         """
         since_s = self._busy_since_s
-        return 0.0 if since_s is None else (time.monotonic() - since_s) / self._engine.patience
+        return 0.0 if since_s is None else (time.monotonic() - since_s) / self._engine.watchdog_multiplier
 
     def call(self, function: Callable[[Engine], T]) -> "Future[T]":
         """Runs `function(engine)` between two steps; the future has its result or exception.
@@ -129,7 +129,7 @@ class EngineLoop:
         step = engine.launch(schedule.requests)
         while step is not None:
             following = None
-            if engine.looks_ahead and self._calls.empty() and (scheduled := engine.schedule_behind(step)):
+            if engine.looks_ahead and self._calls.empty() and (scheduled := engine.schedule_ahead(step)):
                 following = engine.launch(scheduled, behind=step)
             self._on_step(engine.collect(step))
             self._busy_since_s = time.monotonic()

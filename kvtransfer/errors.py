@@ -45,14 +45,14 @@ class TransferFailed(TransferError):
 MAX_CHARS = 300
 
 
-def words(said: object) -> str:
+def truncated_text(said: object) -> str:
     """A text as it is, if it is a short one of one line; anything else as Python would write it, in short."""
     if isinstance(said, str) and said.isprintable() and len(said) <= MAX_CHARS:
         return said
-    return quoted(said)
+    return truncated_repr(said)
 
 
-def quoted(said: object) -> str:
+def truncated_repr(said: object) -> str:
     """Any value as Python would write it, in short."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = MAX_CHARS

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from baton.kvtransfer.base import PoolDescription
-from baton.kvtransfer.errors import PeerLost, PeerRefused, quoted, words
+from baton.kvtransfer.errors import PeerLost, PeerRefused, truncated_repr, truncated_text
 from baton.kvtransfer.local_pool import LocalPool
 from baton.kvtransfer.units import unit_bytes_of
 
@@ -69,11 +69,13 @@ async def greet(sock: socket.socket, pool: LocalPool, peer: PoolDescription, key
     except ValueError as error:
         raise PeerRefused(f"peer {peer.incarnation} answered with {error}") from error
     if "refused" in answer:
-        raise PeerRefused(f"peer {peer.incarnation} refused: {words(answer['refused'])}")
+        raise PeerRefused(f"peer {peer.incarnation} refused: {truncated_text(answer['refused'])}")
     welcome = asdict(Welcome(peer.incarnation, peer.fingerprint, peer.num_blocks, peer.block_bytes))
     for what, described in welcome.items():
         if answer.get(what) != described:
-            raise PeerRefused(f"the peer's {what} is {quoted(answer.get(what))}, it was described as {described!r}")
+            raise PeerRefused(
+                f"the peer's {what} is {truncated_repr(answer.get(what))}, it was described as {described!r}"
+            )
 
 
 async def admit(sock: socket.socket, pool: LocalPool, key: str) -> Caller:
@@ -107,14 +109,16 @@ def _refusal(hello: dict[str, Any], pool: LocalPool, key: str) -> str | None:
     for what, ours in wanted.items():
         if hello.get(what) != ours:
             return (
-                f"the {what} does not match" if what == "key" else f"{what} is {ours!r}, not {quoted(hello.get(what))}"
+                f"the {what} does not match"
+                if what == "key"
+                else f"{what} is {ours!r}, not {truncated_repr(hello.get(what))}"
             )
     caller = hello.get("caller")
     if not isinstance(caller, str) or not 0 < len(caller) <= MAX_INCARNATION_CHARS:
-        return f"caller must be an incarnation, not {quoted(caller)}"
+        return f"caller must be an incarnation, not {truncated_repr(caller)}"
     block_bytes = hello.get("block_bytes")
     if type(block_bytes) is not int:
-        return f"block_bytes must be a whole number, not {quoted(block_bytes)}"
+        return f"block_bytes must be a whole number, not {truncated_repr(block_bytes)}"
     try:
         unit_bytes_of(pool.block_bytes, block_bytes)
     except ValueError as error:

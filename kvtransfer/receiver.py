@@ -141,7 +141,7 @@ class BlockReceiver:
             self.num_blocks_received += 1
 
 
-class Intake:
+class KVReceiver:
     """Owns a receiver for each rank of the peer that this one reads from; a block is here once all its parts are.
 
     After an error it is of no more use; see `BlockReceiver`.
@@ -167,7 +167,7 @@ class Intake:
         block_table: Sequence[int],
         num_known_blocks: int,
         deadline_s: float,
-    ) -> "Intake":
+    ) -> "KVReceiver":
         """Gets ready to read `sources`, the pools of the peer's ranks, into the pool of a `rank` of `readers`.
 
         The first `num_known_blocks` of the block table are here already. Raises what `KVTransport.connect` raises.

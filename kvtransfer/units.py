@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from baton.kvtransfer.base import PoolDescription
-from baton.kvtransfer.errors import PeerRefused, quoted
+from baton.kvtransfer.errors import PeerRefused, truncated_repr
 
 MAX_BLOCK_UNITS = 256  # more than a model's blocks have parts; smaller units say that the blocks are not of one model
 MAX_PEER_UNITS = 1 << 26  # 128 TiB of units of 2 MiB; a transport may keep some bytes for each
@@ -21,7 +21,7 @@ def unit_bytes_of(block_bytes: int, peer_block_bytes: int) -> int:
     unit_bytes = gcd(block_bytes, peer_block_bytes)
     if peer_block_bytes <= 0 or max(block_bytes, peer_block_bytes) > MAX_BLOCK_UNITS * unit_bytes:
         raise ValueError(
-            f"blocks of {quoted(peer_block_bytes)} bytes and of {block_bytes} are not made of the same parts, "
+            f"blocks of {truncated_repr(peer_block_bytes)} bytes and of {block_bytes} are not made of the same parts, "
             f"at most {MAX_BLOCK_UNITS} a block"
         )
     return unit_bytes

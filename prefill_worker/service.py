@@ -30,7 +30,7 @@ from baton.rpc.requests import engine_request, logprobs_to_proto
 from baton.rpc.status import status_of
 from baton.worker.drain import Drain
 from baton.worker.engine_host import EngineHost
-from baton.worker.kv_receives import BlockFills
+from baton.worker.kv_receives import KVReceives
 from baton.worker.kv_source import Announcements, announcements_for
 from baton.worker.prefix_pull import PrefixPull
 from baton.worker.reporting import WorkerCounters
@@ -116,7 +116,7 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         self._deadline_s = deadline_s
         self._jobs: dict[RequestId, PrefillJob] = {}
         self._uncomputed: set[RequestId] = set()  # of them
-        self._fills = BlockFills(host, drain)
+        self._fills = KVReceives(host, drain)
         self._numbers = itertools.count(1)
         host.listen(self._on_step)
 

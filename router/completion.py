@@ -13,7 +13,7 @@ from baton.router.text.tokenizer import Tokenizer
 FINISH_NAMES = {common_pb2.FINISH_REASON_STOP: "stop", common_pb2.FINISH_REASON_LENGTH: "length"}
 
 
-class ChoiceOutput:
+class CompletionOutput:
     """Owns the text state of one choice; `finished` once a stop string or the worker ended it."""
 
     def __init__(self, index: int, generation: Generation, tokenizer: Tokenizer) -> None:

@@ -5,7 +5,7 @@
 1. Render the chat template and tokenise the prompt, off the event loop.
 2. Check that it fits the model, draw a seed if none was given.
 3. Choose workers by what their caches hold and what they have to do, and send the first choice (`Dispatcher`).
-4. Pass its news on: detokenised, cut at stop strings (`ChoiceOutput`).
+4. Pass its news on: detokenised, cut at stop strings (`CompletionOutput`).
 5. Once the first choice's prompt is in its decode worker's cache, send the other choices there.
 
 A request whose time is over ends wherever it is: its choices are cancelled at the workers.
@@ -17,7 +17,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from baton.router.admission.deadline import deadline_of, news_within, result_within
-from baton.router.completion import ChoiceOutput
+from baton.router.completion import CompletionOutput
 from baton.router.errors import FieldError, NoWorker
 from baton.router.generation import ChatPrompt, ChoiceDelta, Generation, GenerationRequest, cached_tokens
 from baton.router.limits import CONTEXT_LENGTH_EXCEEDED, context_error, text_length_error
@@ -144,7 +144,7 @@ class Pipeline:
         self, generation: Generation, index: int, decode_worker: str | None = None
     ) -> AsyncGenerator[ChoiceDelta, None]:
         """News of one choice, to its end."""
-        output: Output = ChoiceOutput(index, generation, self._tokenizer)
+        output: Output = CompletionOutput(index, generation, self._tokenizer)
         raw_news = self._dispatcher.run(generation, index, decode_worker)
         if (start := generation.start(index)) is not None:
             output = ResumedOutput(output, start, len(generation.token_ids))

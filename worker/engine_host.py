@@ -13,7 +13,7 @@ from baton.engine.loop import EngineLoop
 from baton.engine.outputs import EngineStats, ExpertFigures, StepOutput
 from baton.kvtransfer.base import KVTransport, PoolDescription
 from baton.kvtransfer.block_slice import PartGroup
-from baton.worker.ranks.ranks import LocalRank, Rank, Ranks
+from baton.worker.ranks.ranks import InProcessRank, Rank, Ranks
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class EngineHost:
 
         `max_step_s`: an engine that takes longer for a step is stuck; `followers`: ranks that have parts of its KV.
         """
-        own = LocalRank(transport, engine.pool, PartGroup(engine.kv_parts, 1 + len(followers)))
+        own = InProcessRank(transport, engine.pool, PartGroup(engine.kv_parts, 1 + len(followers)))
         self.config: EngineConfig = engine.config
         self.fingerprint = engine.fingerprint
         self.finish_rule = engine.finish_rule

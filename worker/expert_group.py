@@ -18,7 +18,7 @@ from baton.engine.kv.layout import torch_dtype
 from baton.engine.parallel.group_view import GroupView
 from baton.membership.rendezvous.epoch import Life
 from baton.membership.rendezvous.member import GroupMember, Place
-from baton.membership.rendezvous.rendezvous_address import whereabouts
+from baton.membership.rendezvous.rendezvous_address import rendezvous_address
 from baton.membership.rendezvous.wakes import GroupPeerService
 from baton.protos import group_pb2_grpc
 from baton.rpc.grpc_options import SERVER_OPTIONS
@@ -90,7 +90,7 @@ async def joined(
     life = Life(config.worker_id, incarnation, address)
     fingerprint = await asyncio.to_thread(_fingerprint, config)
     place = Place(config.group, life, fingerprint, config.group_size)
-    member = GroupMember(whereabouts(config.rendezvous, config.registry), place, security, channels)
+    member = GroupMember(rendezvous_address(config.rendezvous, config.registry), place, security, channels)
     group = WorkerGroup(config, member)
     member.listen(group.on_view)
     group_pb2_grpc.add_GroupPeerServicer_to_server(GroupPeerService(config.group, incarnation, group.woken), server)

@@ -14,7 +14,7 @@ from baton.worker.engine_host import EngineHost
 logger = logging.getLogger(__name__)
 
 
-class BlockFills:
+class KVReceives:
     """Owns the tasks that fill blocks of receiving requests.
 
     A fill may be cancelled at any moment, even before its first step. It ends in the engine only when it is over and

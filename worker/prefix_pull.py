@@ -11,7 +11,7 @@ from baton.kvtransfer.errors import ChecksumMismatch, PeerRefused, TransferError
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Channels, next_event
 from baton.worker.engine_host import EngineHost
-from baton.worker.ranks.ranks import GroupIntake
+from baton.worker.ranks.ranks import GroupReceiver
 from baton.worker.reporting import WorkerCounters
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class PrefixPull:
         self._hashes = request.block_hashes[:num_full_blocks]
         self._blocks: list[int] = list(request.block_table[:num_full_blocks])
         self._num_known_blocks = request.num_computed_tokens // block_size
-        self._receiver: GroupIntake | None = None
+        self._receiver: GroupReceiver | None = None
 
     @property
     def num_tokens(self) -> int:

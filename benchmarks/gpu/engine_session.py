@@ -78,7 +78,7 @@ class EngineSession:
                 step = engine.launch(requests)
                 assert step is not None, "a step did not fit into memory"
             following = None
-            if left and engine.looks_ahead and (scheduled := engine.schedule_behind(step)):
+            if left and engine.looks_ahead and (scheduled := engine.schedule_ahead(step)):
                 following = engine.launch(scheduled, behind=step)
             self._gather(engine.collect(step))
             step = following

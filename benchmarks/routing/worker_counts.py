@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Self
 
-from baton.simulation.workers.load_report import EngineCounters
+from baton.simulation.engine.counters import EngineCounters
 
 
 @dataclass(frozen=True, slots=True)

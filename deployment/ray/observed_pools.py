@@ -83,7 +83,7 @@ WAY_S = CostModel().hop_s
 
 
 @dataclass(frozen=True, slots=True)
-class SeenPools:
+class ObservedPools:
     """What the reports say, each worker counted once."""
 
     traffic: Traffic
@@ -92,7 +92,7 @@ class SeenPools:
     oldest_wait_s: float  # there
 
     @classmethod
-    def of(cls, reports: Sequence[RouterReport]) -> "SeenPools":
+    def of(cls, reports: Sequence[RouterReport]) -> "ObservedPools":
         """All of one model."""
         workers = merged_workers(reports)
         return cls(

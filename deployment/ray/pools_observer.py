@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baton.deployment.autoscaling.settings import ScalingSettings
-from baton.deployment.ray.observed_pools import SeenPools
+from baton.deployment.ray.observed_pools import ObservedPools
 from baton.membership.registry.base import Registry, RegistryLost
 from baton.membership.registry.factory import open_registry
 from baton.membership.registry.router_report import RouterReport, decode_report
@@ -26,7 +26,7 @@ class Sighting:
     """What was seen at one look."""
 
     seen_s: float  # monotonic clock
-    pools: SeenPools
+    pools: ObservedPools
     settings: ScalingSettings  # to plan with
 
 
@@ -80,7 +80,7 @@ class PoolsObserver:
             async with asyncio.timeout(TIMEOUT_S):
                 texts = await registry.reports.read()
             reports = own_reports(self._decoded(texts), self._model)
-            pools = SeenPools.of(reports)
+            pools = ObservedPools.of(reports)
         except (RegistryLost, TimeoutError, ValueError, ArithmeticError) as error:
             self._tell(str(error) or "the registry does not answer")
             return

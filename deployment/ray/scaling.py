@@ -20,7 +20,7 @@ from baton.deployment.ray.live_budget import LiveBudget
 from baton.deployment.ray.pool_progress import ProgressWatch
 from baton.deployment.ray.pools_observer import Budget, PoolsObserver, Sighting
 from baton.deployment.ray.scaling_options import ScalingOptions, read_options
-from baton.deployment.ray.serve_context import Contexts, PolicyState, ServeContext, Targets, misfits
+from baton.deployment.ray.serve_context import Contexts, PolicyState, ServeContext, Targets, serve_conflicts
 
 logger = logging.getLogger("ray.serve.baton")  # below the logger whose file Serve shows
 
@@ -84,7 +84,7 @@ class PoolsPolicy:
         except ValueError as error:
             self._tell(f"sizes stay: {error}")
             return False
-        for line in misfits(contexts, POOLS):
+        for line in serve_conflicts(contexts, POOLS):
             self._tell(line)
         if any(worker.role == "both" for worker in sighting.pools.workers.decode):
             self._tell("sizes stay: there are colocated workers, which belong to neither pool")

@@ -46,7 +46,7 @@ Targets = dict[DeploymentKey, int]
 PolicyState = dict[DeploymentKey, dict[str, object]]
 
 
-def misfits(contexts: Contexts, pools: ByPool[str]) -> Iterator[str]:
+def serve_conflicts(contexts: Contexts, pools: ByPool[str]) -> Iterator[str]:
     """A line for each, with what would be right. `pools` are the names of those that are planned."""
     for key, context in contexts.items():
         if key.name in pools.both():

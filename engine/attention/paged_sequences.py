@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.execution.batch import Batch
-from baton.engine.execution.device import sent
+from baton.engine.execution.device import to_device_async
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class PagedSequences:
         return cls(
             query_starts=torch.from_numpy(starts(query_lens)),
             block_starts=torch.from_numpy(block_starts),
-            blocks=sent(blocks, batch.positions.device),
+            blocks=to_device_async(blocks, batch.positions.device),
             context_lens=torch.from_numpy(context_lens),
             last_block_lens=torch.from_numpy((context_lens - 1) % block_size + 1),
         )
@@ -77,9 +77,9 @@ class NewTokens:
         counts = torch.tensor(batch.query_lens_list)
         sequences = torch.arange(batch.num_seqs, dtype=torch.int32).repeat_interleave(counts)
         return cls(
-            sequences=sent(sequences, device),
+            sequences=to_device_async(sequences, device),
             positions=batch.positions.to(torch.int32),
             blocks=paged.blocks,
-            block_starts=sent(paged.block_starts, device),
-            last_block_lens=sent(paged.last_block_lens, device),
+            block_starts=to_device_async(paged.block_starts, device),
+            last_block_lens=to_device_async(paged.last_block_lens, device),
         )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from baton.engine.attention.paged_sequences import PagedSequences
 from baton.engine.execution.batch import Batch
-from baton.engine.execution.device import sent
+from baton.engine.execution.device import to_device_async
 
 # In a layer, that need not be read again: such a step is not recorded, and launching a layer's kernels one by one takes
 # an H200 about as long (150 us) as reading this.
@@ -34,7 +34,7 @@ class SharedPrefixDecode:
         """num_shared: blocks at the beginning of every decode; sizes and types as the wrappers take them."""
         own = PagedSequences.of(batch, block_size, num_shared).part(0, batch.num_decodes)
         self._own.plan(own.block_starts, own.blocks, own.last_block_lens, *sizes, **types)
-        shared = sent(batch.block_tables[0, :num_shared].to(torch.int32), batch.positions.device)
+        shared = to_device_async(batch.block_tables[0, :num_shared].to(torch.int32), batch.positions.device)
         ends = [torch.tensor([0, end], dtype=torch.int32) for end in (batch.num_decodes, num_shared)]
         last = torch.tensor([block_size], dtype=torch.int32)
         self._prefix.plan(ends[0], ends[1], shared, last, *sizes, causal=False, **types)

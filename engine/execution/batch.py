@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from baton.engine.execution.device import sent
+from baton.engine.execution.device import to_device_async
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Batch:
             return self
         tensors = self.device_tensors()
         if device.type != "cpu":
-            tensors = sent(torch.cat(tensors), device).split_with_sizes([len(tensor) for tensor in tensors])
+            tensors = to_device_async(torch.cat(tensors), device).split_with_sizes([len(tensor) for tensor in tensors])
         if self.sampled_ids is not None:
             tensors = (self.sampled_ids, *tensors[1:])
         return self.with_tensors(tensors)

@@ -34,6 +34,6 @@ def pinned(numbers: Tensor, device: torch.device) -> Tensor:
     return numbers.pin_memory() if device.type == "cuda" else numbers
 
 
-def sent(numbers: Tensor, device: torch.device) -> Tensor:
+def to_device_async(numbers: Tensor, device: torch.device) -> Tensor:
     """Numbers on their way from the host to a device; who launches work with them there need not wait."""
     return pinned(numbers, device).to(device, non_blocking=True)

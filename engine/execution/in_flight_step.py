@@ -42,7 +42,7 @@ class LaunchedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class StepUnderWay:
+class InFlightStep:
     """See Engine.launch."""
 
     scheduled: Sequence[ScheduledRequest]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.execution.batch import Batch
-from baton.engine.execution.device import sent
+from baton.engine.execution.device import to_device_async
 from baton.engine.execution.in_flight_step import HostCopy, LaunchedStep
 from baton.engine.kv.block_pool import NULL_BLOCK
 from baton.engine.models import Model
@@ -121,7 +121,7 @@ class ModelRunner:
     def _select(self, logits: Tensor, rows: list[int]) -> Tensor:
         if len(rows) == logits.shape[0]:
             return logits
-        return logits[sent(torch.tensor(rows, dtype=torch.int64), logits.device)]  # perhaps none
+        return logits[to_device_async(torch.tensor(rows, dtype=torch.int64), logits.device)]  # perhaps none
 
     def _prompt_logprobs(self, logits: Tensor, item: ScheduledRequest, rows: range | None) -> list[PositionLogprobs]:
         num_top = item.request.sampling.prompt_logprobs
@@ -137,4 +137,4 @@ def _taken(token_ids: Tensor, scheduled: Sequence[ScheduledRequest]) -> Tensor:
     rows = [item.source for item in scheduled]
     if rows == list(range(len(token_ids))):
         return token_ids
-    return token_ids[sent(torch.tensor(rows), token_ids.device)]
+    return token_ids[to_device_async(torch.tensor(rows), token_ids.device)]

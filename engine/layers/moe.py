@@ -51,7 +51,7 @@ class DeviceDispatch:
         return weighted_sum(outputs, self.rows.places, weights)
 
 
-def begin_beside(compute: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+def run_on_side_stream(compute: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
     """Computes beside what is launched from now on, if the device is a GPU; what is returned waits for it.
 
     What `compute` reads must stay as it is, and its memory held, until then. On a CPU it is computed in its turn.
@@ -142,7 +142,7 @@ class MoE:
         dispatch = self.exchange.dispatch(x, chosen)
         shared_mlp = self.shared
         # While tokens are on their way; on a GPU beside the routed experts too, which leave room there.
-        shared = begin_beside(lambda: shared_mlp(x), x.device) if shared_mlp is not None and len(x) else None
+        shared = run_on_side_stream(lambda: shared_mlp(x), x.device) if shared_mlp is not None and len(x) else None
         arrived = dispatch.arrive()
         routed = dispatch.combine(self.experts(arrived.rows, arrived.sizes), weights)
         return self.tensor.sum(routed if shared is None else routed + shared())

@@ -23,7 +23,7 @@ from baton.engine.models import Model
 from baton.engine.parallel.tensor_parallel import TensorGroup
 
 
-class LeadingModel:
+class Rank0Model:
     """The first rank's model: whatever it computes, all ranks do."""
 
     def __init__(self, model: Model, tensor: TensorGroup) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine.execution.device import sent
+from baton.engine.execution.device import to_device_async
 
 # As signed 64-bit numbers: torch multiplies int64 modulo 2 ** 64.
 _INCREMENT = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -26,7 +26,7 @@ _SECOND_FACTOR = 0x94D049BB133111EB - (1 << 64)
 def row_keys(seeds: Sequence[int], positions: Sequence[int], device: torch.device) -> Tensor:
     """[num_rows] int64: a key for each pair of a 64-bit unsigned seed and a position."""
     seed_bits = torch.from_numpy(np.array(seeds, dtype=np.uint64).view(np.int64))
-    return sent(_mix(_mix(seed_bits) ^ torch.tensor(positions, dtype=torch.int64)), device)
+    return to_device_async(_mix(_mix(seed_bits) ^ torch.tensor(positions, dtype=torch.int64)), device)
 
 
 def gumbel_noise(keys: Tensor, counters: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.engine.execution.device import sent
+from baton.engine.execution.device import to_device_async
 from baton.engine.outputs import PositionLogprobs, SampledToken, TokenLogprob
 from baton.engine.request import Request
 from baton.engine.sampling.logits import edit_logits
@@ -175,7 +175,7 @@ def _take(logits: Tensor, rows: Sequence[int]) -> Tensor:
 
 def _on(numbers: Sequence[float], logits: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Numbers where the logits are, without waiting for what is under way there."""
-    return sent(torch.tensor(numbers, dtype=dtype), logits.device)
+    return to_device_async(torch.tensor(numbers, dtype=dtype), logits.device)
 
 
 def _argmax(logits: Tensor) -> Tensor:

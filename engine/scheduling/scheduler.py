@@ -80,7 +80,7 @@ class Scheduler:
         self._may_admit = schedule.leaves_waiting
         return schedule
 
-    def schedule_behind(self, under_way: Sequence[ScheduledRequest]) -> list[ScheduledRequest]:
+    def schedule_ahead(self, under_way: Sequence[ScheduledRequest]) -> list[ScheduledRequest]:
         """The step behind one whose tokens are not known yet: one more of each request that surely goes on.
 
         Nothing, if anything else is to be done next, or may be, when those are known.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from baton.kvtransfer.checksum.word_checksum import word_checksums
 from baton.kvtransfer.cuda_streams import on, shared_stream
-from baton.kvtransfer.errors import PeerRefused, quoted, torch_failures
+from baton.kvtransfer.errors import PeerRefused, torch_failures, truncated_repr
 from baton.kvtransfer.local_pool import block_bytes_of
 
 XXH3 = "xxh3"
@@ -42,7 +42,7 @@ class UnitChecksums:
     def __init__(self, pool: Tensor, unit_bytes: int, kind: str) -> None:
         """Raises PeerRefused, since it is a peer that names the kind, for one that is not made of such a pool."""
         if kind not in (XXH3, WORDS):
-            raise PeerRefused(f"the peer makes checksums of kind {quoted(kind)}, known are {XXH3} and {WORDS}")
+            raise PeerRefused(f"the peer makes checksums of kind {truncated_repr(kind)}, known are {XXH3} and {WORDS}")
         self.is_on_gpu = pool.device.type != "cpu"
         if kind == XXH3 and self.is_on_gpu:
             raise PeerRefused(f"the peer makes checksums of kind {XXH3}, which are not made of a pool on {pool.device}")

@@ -14,7 +14,7 @@ MAX_MAKING = 16  # at once, with those that nobody waits for any more
 END_S = 10.0  # for all that are being ended
 
 
-class PairMaking:
+class CommunicatorFactory:
     """Makes and ends groups on threads of their own, and knows those that have not come to an end."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ MAX_SEATS = 15
 IDLE_S = 5.0  # and one may be ended for another
 
 
-class PairSeats:
+class CommunicatorLimit:
     """Seats for communicators, by whom they are with; used on one event loop."""
 
     def __init__(self, max_seats: int = MAX_SEATS) -> None:

@@ -22,8 +22,8 @@ from baton.kvtransfer.handshake import Caller
 from baton.kvtransfer.listener import ended
 from baton.kvtransfer.local_pool import LocalPool
 from baton.kvtransfer.nccl.communicator import OWNER, PairGroup, own_store
-from baton.kvtransfer.nccl.communicator_factory import END_S, PairMaking
-from baton.kvtransfer.nccl.communicator_limit import PairSeats
+from baton.kvtransfer.nccl.communicator_factory import END_S, CommunicatorFactory
+from baton.kvtransfer.nccl.communicator_limit import CommunicatorLimit
 from baton.kvtransfer.staged.control import receive_bytes, receive_word, send_words
 from baton.kvtransfer.tcp.connection import keep_alive
 from baton.kvtransfer.threads import run_in_thread, settled
@@ -44,8 +44,8 @@ class PairOwner:
         self.timeout_s = timeout_s
         self.chunk_bytes = chunk_bytes
         self.streams = streams
-        self.making = PairMaking()
-        self.seats = PairSeats()
+        self.making = CommunicatorFactory()
+        self.seats = CommunicatorLimit()
 
     async def serve(self, sock: socket.socket, caller: Caller) -> None:
         """Serves an admitted caller until it closes."""

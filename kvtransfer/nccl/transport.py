@@ -38,8 +38,8 @@ from baton.kvtransfer.nccl.communicator import (
     peers_store,
     require_blocking_wait,
 )
-from baton.kvtransfer.nccl.communicator_factory import END_S, PairMaking
-from baton.kvtransfer.nccl.communicator_limit import PairSeats
+from baton.kvtransfer.nccl.communicator_factory import END_S, CommunicatorFactory
+from baton.kvtransfer.nccl.communicator_limit import CommunicatorLimit
 from baton.kvtransfer.nccl.owner import NO_STORE, PairOwner
 from baton.kvtransfer.nccl.read import PairRead
 from baton.kvtransfer.quarantine import Quarantine
@@ -119,8 +119,8 @@ class PairTransport:
         self._streams: SideStreams | None = None
         self._transfers = Transfers(self.quarantine)
         self._connections: Connections[Peer] = Connections(connect_deadline_s, self._transfers, self._dispose)
-        self._making = PairMaking()
-        self._seats = PairSeats()
+        self._making = CommunicatorFactory()
+        self._seats = CommunicatorLimit()
         self._too_late = Refusals(retry_s=None)
 
     @property

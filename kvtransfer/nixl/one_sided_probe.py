@@ -36,7 +36,7 @@ async def needs_no_help(peer: NixlPeer, run: RunTrial) -> bool:
     """
     for _ in range(HELPED_TRIALS):
         await run(ASK_AFTER_S)
-    peer.thank()
+    peer.stop_polling()
     try:
         for _ in range(MAX_ROUNDS_AT_REST):
             before = await peer.polls_at_rest()

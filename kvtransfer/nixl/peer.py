@@ -36,7 +36,7 @@ class NixlPeer:
         if self._num_reads_in_need == 1:
             self._say(POLL)
 
-    def thank(self) -> None:
+    def stop_polling(self) -> None:
         """A read that needed it has ended."""
         self._num_reads_in_need -= 1
         if self._num_reads_in_need == 0:

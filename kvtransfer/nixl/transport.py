@@ -26,7 +26,7 @@ from torch import Tensor
 
 from baton.kvtransfer import endpoint
 from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
-from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable, quoted
+from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable, truncated_repr
 from baton.kvtransfer.listener import Listener, is_open
 from baton.kvtransfer.local_pool import LocalPool
 from baton.kvtransfer.nixl.agent import NixlAgent
@@ -200,7 +200,7 @@ class NixlTransport:
 
         def finish(_: bool) -> None:
             if reads[0].has_asked:
-                peer.thank()
+                peer.stop_polling()
             if reads[0].is_broken:
                 self._lose(peer)
 
@@ -222,7 +222,7 @@ class NixlTransport:
             sock.close()
             self._agent.call(partial(self._agent.remove_peer, peer.incarnation))
             raise
-        connection.thank()
+        connection.stop_polling()
         asyncio.get_running_loop().add_reader(sock.fileno(), self._lose, connection)
         return connection
 
@@ -247,7 +247,9 @@ class NixlTransport:
                 "stage what is read between them"
             )
         if not 0 <= theirs.device < MAX_DEVICES:
-            raise PeerRefused(f"peer {peer.incarnation} says that its pool is on device {quoted(theirs.device)}")
+            raise PeerRefused(
+                f"peer {peer.incarnation} says that its pool is on device {truncated_repr(theirs.device)}"
+            )
         region = Region(address.base, unit_bytes, connection.units.num_remote, theirs)
         if not 0 < address.base < address.base + peer.num_blocks * peer.block_bytes < MAX_ADDRESS:
             raise PeerRefused(f"peer {peer.incarnation} says that its pool is at {address.base:#x}")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from baton.kvtransfer.errors import PeerLost, PeerRefused, words
+from baton.kvtransfer.errors import PeerLost, PeerRefused, truncated_text
 
 STAGE, RETURN = 1, 2
 STAGED, RETURNED, REFUSED = 1, 2, 3
@@ -79,6 +79,6 @@ class StagingControl:
         elif what == REFUSED:
             size = await receive_word(self.sock)
             text = await receive_bytes(self.sock, min(size, MAX_TEXT_BYTES))
-            raise PeerRefused(f"the peer refused: {words(text.decode(errors='replace'))}")
+            raise PeerRefused(f"the peer refused: {truncated_text(text.decode(errors='replace'))}")
         else:
             raise PeerRefused(f"the peer answered with {what}")

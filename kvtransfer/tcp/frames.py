@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from baton.kvtransfer.errors import PeerLost, PeerRefused, words
+from baton.kvtransfer.errors import PeerLost, PeerRefused, truncated_text
 from baton.kvtransfer.local_pool import runs
 
 REQUEST = struct.Struct("<I")
@@ -62,7 +62,7 @@ def receive_response(sock: socket.socket, buffers: list[memoryview]) -> Iterator
     if status == STATUS_REFUSED and num_bytes <= MAX_TEXT_BYTES:
         text = bytearray(num_bytes)
         receive_into(sock, memoryview(text))
-        raise PeerRefused(f"the peer refused: {words(text.decode(errors='replace'))}")
+        raise PeerRefused(f"the peer refused: {truncated_text(text.decode(errors='replace'))}")
     expected = sum(len(buffer) for buffer in buffers)
     if status != STATUS_UNITS or num_bytes != expected:
         raise PeerRefused(f"the peer answered with status {status} and {num_bytes} bytes, {expected} were expected")

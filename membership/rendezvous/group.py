@@ -17,7 +17,7 @@ import grpc
 from baton.membership.rendezvous.config import RendezvousSettings
 from baton.membership.rendezvous.epoch import Epoch, Life, in_rank_order
 from baton.membership.rendezvous.join import Join, Refused
-from baton.membership.rendezvous.member_session import Seat
+from baton.membership.rendezvous.member_session import MemberSession
 
 logger = logging.getLogger(__name__)
 
@@ -26,13 +26,13 @@ MAX_REASON_CHARS = 200
 
 
 class Group:
-    """Owns the seats of a group and its epoch; to be used on one event loop."""
+    """Owns the sessions of a group and its epoch; to be used on one event loop."""
 
     def __init__(self, name: str, settings: RendezvousSettings) -> None:
         self._name = name
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._seats: dict[str, Seat] = {}  # by the members' names
+        self._seats: dict[str, MemberSession] = {}  # by the members' names
         self._fingerprint, self._size = "", 0  # of all who are there
         self._epoch: Epoch | None = None  # None: not begun yet, or nobody is left
         self._last_number = 0
@@ -44,8 +44,8 @@ class Group:
         self._waits_until_s = -math.inf  # for those that may return
         self._empty_since_s = self._loop.time()
 
-    def admit(self, join: Join) -> Seat:
-        """A seat for a member; one under a name that is taken replaces who had it. Raises Refused."""
+    def admit(self, join: Join) -> MemberSession:
+        """A session for a member; one under a name that is taken replaces who had it. Raises Refused."""
         self._check(join)
         old = self._seats.get(join.life.name)
         if old is not None and old.life.incarnation != join.life.incarnation:
@@ -54,34 +54,34 @@ class Group:
         elif old is not None:
             old.close(Refused(grpc.StatusCode.ABORTED, "this life of the member has joined over another stream"))
         self._fingerprint, self._size = join.fingerprint, join.size
-        seat = self._seats[join.life.name] = Seat(join.life, self._loop.time())
+        session = self._seats[join.life.name] = MemberSession(join.life, self._loop.time())
         if join.last_epoch is not None:
             self._take_over(join.last_epoch)
         if self._epoch is not None and join.life in self._epoch.lives:
-            seat.show(self._epoch)
+            session.show(self._epoch)
         self._consider()
-        return seat
+        return session
 
-    def remove(self, seat: Seat, end: Refused | None = None) -> None:
-        """The member is out, unless another has its seat already."""
-        seat.close(end)
-        if self._seats.get(seat.life.name) is seat:
-            del self._seats[seat.life.name]
-            logger.info("group %s: %s is out%s", self._name, seat.life, f": {end}" if end else "")
+    def remove(self, session: MemberSession, end: Refused | None = None) -> None:
+        """The member is out, unless another has its session already."""
+        session.close(end)
+        if self._seats.get(session.life.name) is session:
+            del self._seats[session.life.name]
+            logger.info("group %s: %s is out%s", self._name, session.life, f": {end}" if end else "")
             self._consider()
 
-    def set_store(self, seat: Seat, number: int, address: str) -> None:
+    def set_store(self, session: MemberSession, number: int, address: str) -> None:
         """The epoch's first member has opened its store; an older epoch's is of no use to anybody."""
         epoch = self._epoch
-        if epoch is not None and epoch.number == number and epoch.lives[0] == seat.life and self._has(seat):
+        if epoch is not None and epoch.number == number and epoch.lives[0] == session.life and self._has(session):
             self._show(Epoch(number, epoch.lives, address))
 
-    def note_broken(self, seat: Seat, number: int, reason: str) -> None:
+    def note_broken(self, session: MemberSession, number: int, reason: str) -> None:
         """A member wants another epoch than this one; of an older one it need not be said."""
         epoch = self._epoch
-        if epoch is not None and epoch.number == number and seat.life in epoch.lives and self._has(seat):
+        if epoch is not None and epoch.number == number and session.life in epoch.lives and self._has(session):
             shown = ascii(reason[:MAX_REASON_CHARS])
-            logger.warning("group %s: epoch %d is broken, says %s: %s", self._name, number, seat.life, shown)
+            logger.warning("group %s: epoch %d is broken, says %s: %s", self._name, number, session.life, shown)
             self._is_broken = True
             self._consider()
 
@@ -92,10 +92,10 @@ class Group:
         if late_s > timeout_s:  # we were away for so long that members may have given us up, and will return
             self._waits_until_s = now_s + self._settings.return_s
             self._consider()
-        for seat in list(self._seats.values()):
-            seat.heard_s = min(seat.heard_s + late_s, now_s)
-            if now_s - seat.heard_s > timeout_s:
-                self.remove(seat, Refused(grpc.StatusCode.ABORTED, f"the member was silent for {timeout_s:g} s"))
+        for session in list(self._seats.values()):
+            session.heard_s = min(session.heard_s + late_s, now_s)
+            if now_s - session.heard_s > timeout_s:
+                self.remove(session, Refused(grpc.StatusCode.ABORTED, f"the member was silent for {timeout_s:g} s"))
 
     @property
     def num_members(self) -> int:
@@ -109,10 +109,10 @@ class Group:
 
     def close(self) -> None:
         """The rendezvous ends: no epoch begins any more, and members are told to go elsewhere."""
-        seats, self._seats = self._seats, {}
+        sessions, self._seats = self._seats, {}
         self._set_timer(None)
-        for seat in seats.values():
-            seat.close(Refused(grpc.StatusCode.UNAVAILABLE, "the rendezvous ends"))
+        for session in sessions.values():
+            session.close(Refused(grpc.StatusCode.UNAVAILABLE, "the rendezvous ends"))
 
     def _check(self, join: Join) -> None:
         """Raises Refused if the member does not belong to those who are there."""
@@ -185,9 +185,9 @@ class Group:
     def _show(self, epoch: Epoch) -> None:
         """This is the epoch; who is in it hears of it."""
         self._epoch = epoch
-        for seat in self._seats.values():
-            if seat.life in epoch.lives:
-                seat.show(epoch)
+        for session in self._seats.values():
+            if session.life in epoch.lives:
+                session.show(epoch)
 
     def _set_timer(self, due_s: float | None) -> None:
         if self._timer is not None:
@@ -195,10 +195,10 @@ class Group:
         self._timer = None if due_s is None else self._loop.call_at(due_s, self._begin)
 
     def _lives(self) -> set[Life]:
-        return {seat.life for seat in self._seats.values()}
+        return {session.life for session in self._seats.values()}
 
-    def _has(self, seat: Seat) -> bool:
-        return self._seats.get(seat.life.name) is seat
+    def _has(self, session: MemberSession) -> bool:
+        return self._seats.get(session.life.name) is session
 
 
 def _replaced(life: Life) -> Refused:

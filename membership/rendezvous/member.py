@@ -17,8 +17,8 @@ import grpc
 from baton.engine.parallel.group_view import GroupView, NewestView
 from baton.kvtransfer.errors import PeerLost, TransferDeadline
 from baton.membership.rendezvous.epoch import Epoch, Life, epoch_from_proto, epoch_to_proto, life_to_proto
-from baton.membership.rendezvous.member_report import MemberNews
-from baton.membership.rendezvous.rendezvous_address import RendezvousUnknown, Whereabouts
+from baton.membership.rendezvous.member_report import MemberReport
+from baton.membership.rendezvous.rendezvous_address import RendezvousAddress, RendezvousUnknown
 from baton.membership.rendezvous.wakes import Wakes
 from baton.protos import group_pb2, group_pb2_grpc
 from baton.rpc.backoff import Backoff
@@ -62,7 +62,7 @@ class GroupMember:
     Made, started and closed on the event loop; what the engine calls may come from any thread.
     """
 
-    def __init__(self, rendezvous: Whereabouts, place: Place, security: Security, channels: Channels) -> None:
+    def __init__(self, rendezvous: RendezvousAddress, place: Place, security: Security, channels: Channels) -> None:
         """rendezvous: asked anew before each try to join; channels: to the other members."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises why we are refused
         self._loop = asyncio.get_running_loop()
@@ -71,7 +71,7 @@ class GroupMember:
         self._security = security
         self._epoch: Epoch | None = None
         self._newest = NewestView()
-        self._news = MemberNews()
+        self._news = MemberReport()
         self._wakes = Wakes(channels, place.group)
         self._listener: Callable[[GroupView], None] | None = None
         self._is_leaving = False

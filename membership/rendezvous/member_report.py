@@ -5,7 +5,7 @@ import asyncio
 from baton.protos import group_pb2
 
 
-class MemberNews:
+class MemberReport:
     """Owns the newest store and the newest broken epoch, which are told over each stream anew while they count."""
 
     def __init__(self) -> None:

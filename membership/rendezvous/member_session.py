@@ -8,7 +8,7 @@ from baton.membership.rendezvous.join import Refused
 from baton.protos import group_pb2
 
 
-class Seat:
+class MemberSession:
     """Owns what is to be said to a member next: the newest epoch alone, and never a queue of them."""
 
     def __init__(self, life: Life, now_s: float) -> None:
@@ -36,7 +36,7 @@ class Seat:
             self._wake.set()
 
     async def messages(self) -> AsyncIterator[group_pb2.GroupMessage]:
-        """What is said to the member, until the seat is closed."""
+        """What is said to the member, until the session is closed."""
         while True:
             await self._wake.wait()
             self._wake.clear()

@@ -18,7 +18,7 @@ class RendezvousUnknown(Exception):
     """Nobody can say now where the rendezvous is; the text says why."""
 
 
-class Whereabouts(Protocol):
+class RendezvousAddress(Protocol):
     """Where the members of a group find their rendezvous, which may move."""
 
     async def find(self) -> str:
@@ -65,7 +65,7 @@ class RegisteredAddress:
         await self._entry.close()
 
 
-def whereabouts(rendezvous: str | None, registry: str | None) -> Whereabouts:
+def rendezvous_address(rendezvous: str | None, registry: str | None) -> RendezvousAddress:
     """Where a worker with these options finds its rendezvous. Raises OptionError."""
     name = registered_name(rendezvous)
     if name is None:

@@ -9,7 +9,7 @@ import grpc
 from baton.membership.rendezvous.config import RendezvousSettings
 from baton.membership.rendezvous.group import Group
 from baton.membership.rendezvous.join import Refused, check_address, read_join
-from baton.membership.rendezvous.member_session import Seat
+from baton.membership.rendezvous.member_session import MemberSession
 from baton.protos import group_pb2, group_pb2_grpc
 from baton.rpc.peers import Context
 
@@ -54,20 +54,20 @@ class RendezvousService(group_pb2_grpc.RendezvousServicer):
     ) -> AsyncIterator[group_pb2.GroupMessage]:
         """A membership: news in, epochs out."""
         try:
-            group, seat = self._seat(await self._read_first(request_iterator))
+            group, session = self._seat(await self._read_first(request_iterator))
         except Refused as refusal:
             await context.abort(refusal.code, str(refusal))
-        reading = asyncio.create_task(self._read(request_iterator, group, seat))
+        reading = asyncio.create_task(self._read(request_iterator, group, session))
         try:
             yield group_pb2.GroupMessage(welcome=group_pb2.Welcome(timeout_s=self._settings.timeout_s))
-            async for message in seat.messages():
+            async for message in session.messages():
                 yield message
         finally:
-            group.remove(seat)
+            group.remove(session)
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)  # what it failed with is the stream's end
-        if seat.end is not None:
-            await context.abort(seat.end.code, str(seat.end))
+        if session.end is not None:
+            await context.abort(session.end.code, str(session.end))
 
     def close(self) -> None:
         """Members are told to go elsewhere, and to new ones the same is said."""
@@ -86,7 +86,7 @@ class RendezvousService(group_pb2_grpc.RendezvousServicer):
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a join")
         return first.join
 
-    def _seat(self, message: group_pb2.JoinGroup) -> tuple[Group, Seat]:
+    def _seat(self, message: group_pb2.JoinGroup) -> tuple[Group, MemberSession]:
         """Raises Refused."""
         join = read_join(message, self._settings)
         if self._is_closed:
@@ -99,27 +99,29 @@ class RendezvousService(group_pb2_grpc.RendezvousServicer):
             group = self._groups[join.group] = Group(join.group, self._settings)
         return group, group.admit(join)
 
-    async def _read(self, messages: AsyncIterator[group_pb2.MemberMessage], group: Group, seat: Seat) -> None:
+    async def _read(
+        self, messages: AsyncIterator[group_pb2.MemberMessage], group: Group, session: MemberSession
+    ) -> None:
         """Hears a member until it has nothing more to say, which is its leave."""
         now_s = asyncio.get_running_loop().time
         end: Refused | None = None
         try:
             async for message in messages:
-                seat.hear(now_s())
-                _take(message, group, seat)
+                session.hear(now_s())
+                _take(message, group, session)
         except Refused as refusal:
             end = refusal
         finally:
-            group.remove(seat, end)
+            group.remove(session, end)
 
 
-def _take(message: group_pb2.MemberMessage, group: Group, seat: Seat) -> None:
+def _take(message: group_pb2.MemberMessage, group: Group, session: MemberSession) -> None:
     """Raises Refused for what a member cannot say."""
     kind = message.WhichOneof("kind")
     if kind == "join":
         raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "only the first message may be a join")
     if kind == "store":
         check_address("store.address", message.store.address)
-        group.set_store(seat, message.store.epoch, message.store.address)
+        group.set_store(session, message.store.epoch, message.store.address)
     elif kind == "broken":
-        group.note_broken(seat, message.broken.epoch, message.broken.reason)
+        group.note_broken(session, message.broken.epoch, message.broken.reason)

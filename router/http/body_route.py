@@ -44,7 +44,7 @@ class BodyRoute(Generic[Body]):
         self._intake = intake
         self.max_body_bytes = intake.max_body_bytes
 
-    def lets_in(self, exchange: Exchange) -> bool:
+    def is_authorized(self, exchange: Exchange) -> bool:
         """Return whether the head alone lets a request in; otherwise `serve` responds with the reason, and needs no
         body for it.
         """

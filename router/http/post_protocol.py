@@ -239,7 +239,7 @@ class PostProtocol(HttpToolsProtocol):
             super().on_headers_complete()
         else:
             self.cycle = exchange = PostExchange(self, route, self._unread, self._cross_origin)
-            if not route.lets_in(exchange):
+            if not route.is_authorized(exchange):
                 exchange.serve()  # refuses it: no body is needed for that
             elif self.expect_100_continue and parser.get_http_version() == "1.1":
                 self.transport.write(CONTINUE)

@@ -32,7 +32,7 @@ NUM_REMEMBERED = 128  # of the last answers, each by itself
 NUM_TYPICAL = 4  # lengths that stand for them
 
 
-class AnswerLength:
+class OutputLength:
     """Owns the lengths of the last answers, in tokens: their mean, and how far they are from each other."""
 
     def __init__(self) -> None:

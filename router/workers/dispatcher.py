@@ -15,7 +15,7 @@ from baton.router.generation import Generation
 from baton.router.metrics.metrics import RouterMetrics
 from baton.router.policy.candidates import ImpossiblePlan, find_candidates
 from baton.router.policy.cluster import ClusterSnapshot, Plan, RoutedRequest
-from baton.router.policy.expectations import AnswerLength, ReuseShare
+from baton.router.policy.expectations import OutputLength, ReuseShare
 from baton.router.policy.policy import Policy
 from baton.router.workers.attempt import AttemptTimes, RetryBudget, make_command, take_failure
 from baton.router.workers.load import LoadShare
@@ -70,7 +70,7 @@ class Dispatcher:
         self._limits = limits
         self._metrics = metrics
         self._reuse = ReuseShare()
-        self._answers = AnswerLength()
+        self._answers = OutputLength()
         self._budget = RetryBudget()  # for what busy workers refuse; what lost its worker was somebody's work before
         self._numbers = itertools.count(1)  # of the router's commands; workers' reports say which they include
 

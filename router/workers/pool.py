@@ -20,7 +20,7 @@ from baton.settings.names import NAME_RULE, is_name
 
 
 @dataclass(frozen=True, slots=True)
-class Roster:
+class WorkerIndex:
     """Good until a worker comes, goes, or begins to drain."""
 
     by_incarnation: Mapping[str, WorkerConnection]
@@ -29,7 +29,7 @@ class Roster:
     same_ids: Mapping[str, list[str]]  # worker ids that several of them go by, and the addresses of these
 
 
-def make_roster(connections: Iterable[WorkerConnection]) -> Roster:
+def make_roster(connections: Iterable[WorkerConnection]) -> WorkerIndex:
     """The roster of those of the connections that have a worker."""
     by_incarnation, block_sizes, lengths = {}, set(), set()
     addresses: defaultdict[str, list[str]] = defaultdict(list)  # by worker id
@@ -44,7 +44,7 @@ def make_roster(connections: Iterable[WorkerConnection]) -> Roster:
         if connection.state is ConnectionState.READY and ROLES[description.role] is not WorkerRole.PREFILL:
             lengths.add(description.max_model_len)
     same_ids = {worker_id: several for worker_id, several in addresses.items() if len(several) > 1}
-    return Roster(by_incarnation, frozenset(block_sizes), max(lengths, default=None), same_ids)
+    return WorkerIndex(by_incarnation, frozenset(block_sizes), max(lengths, default=None), same_ids)
 
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class WorkerPool:
         self._security: Security = security or Plaintext()
         self._connections: dict[str, WorkerConnection] = {}  # by address
         self._past_losses: Counter[WorkerRole] = Counter()  # of connections that were given up
-        self._roster: Roster | None = None  # made when it is needed
+        self._worker_index: WorkerIndex | None = None  # made when it is needed
         self._told_ids: set[str] = set()  # that several workers go by; the log was told
         self._told_lives: dict[str, str] = {}  # incarnations that the log was told of by `_check`, by address
         self._change = asyncio.Event()
@@ -258,13 +258,13 @@ class WorkerPool:
                 names,
             )
 
-    def _current(self) -> Roster:
-        if self._roster is None:
-            self._roster = make_roster(self._connections.values())
-            self._tell_same_ids(self._roster)
-        return self._roster
+    def _current(self) -> WorkerIndex:
+        if self._worker_index is None:
+            self._worker_index = make_roster(self._connections.values())
+            self._tell_same_ids(self._worker_index)
+        return self._worker_index
 
-    def _tell_same_ids(self, roster: Roster) -> None:
+    def _tell_same_ids(self, roster: WorkerIndex) -> None:
         """Says when workers cannot be told apart by their ids: hints and answers name them so."""
         for worker_id, addresses in roster.same_ids.items():
             if worker_id not in self._told_ids:
@@ -272,6 +272,6 @@ class WorkerPool:
         self._told_ids = set(roster.same_ids)
 
     def _notify(self) -> None:
-        self._roster = None
+        self._worker_index = None
         change, self._change = self._change, asyncio.Event()
         change.set()

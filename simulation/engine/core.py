@@ -21,11 +21,11 @@ from baton.engine.request import BlockId, FinishRule, Request, RequestId, Reques
 from baton.engine.scheduling.schedule import Received, Schedule, ScheduledRequest, StepResult
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.scheduling.step_rates import StepTimes, StepWork
+from baton.simulation.engine.counters import EngineCounters, EngineLoad
 from baton.simulation.engine.spec import WorkerSpec
 from baton.simulation.engine.tokens import PrefixDigest, token_of
 from baton.simulation.workers.cache_feed import CacheFeed
 from baton.simulation.workers.link import Link
-from baton.simulation.workers.load_report import EngineCounters, EngineLoad
 
 MAX_TOKEN_IDS = 1 << 31
 Listener = Callable[[StepOutput], None]

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from baton.engine.outputs import StepOutput
 from baton.engine.request import Request, RequestId
 from baton.simulation.engine.core import EngineCore
+from baton.simulation.engine.counters import EngineCounters, EngineLoad
 from baton.simulation.engine.request import OpenPrefill, PrefilledChunk, SimulatedRequest, SimulatedToken
 from baton.simulation.engine.spec import WorkerSpec
 from baton.simulation.workers.cache_feed import CacheFeed
 from baton.simulation.workers.fills import Fills
 from baton.simulation.workers.handover import Handover
-from baton.simulation.workers.load_report import EngineCounters, EngineLoad
 
 
 @dataclass(slots=True, eq=False)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from baton.router.index.prefix_index import PrefixIndex
 from baton.router.policy.cluster import ClusterSnapshot, Plan, RoutedRequest, WorkerSnapshot
-from baton.router.policy.expectations import AnswerLength, ReuseShare
+from baton.router.policy.expectations import OutputLength, ReuseShare
 from baton.router.policy.policy import Policy
 from baton.router.workers.load import LoadShare
 from baton.simulation.twin.clock import Clock
@@ -39,7 +39,7 @@ class TwinRouter:
         self._seed = seed
         self._index = PrefixIndex()
         self._reuse = ReuseShare()
-        self._answers = AnswerLength()
+        self._answers = OutputLength()
         self._workers: dict[str, Worker] = {}  # those that take requests
         self._snapshots: dict[str, WorkerSnapshot] = {}  # of these
         self._stale: dict[str, None] = {}  # whose snapshot is out of date

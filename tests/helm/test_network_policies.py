@@ -81,12 +81,12 @@ def test_prometheus_reaches_metrics_and_nothing_else(target: tuple[str, str]) ->
         ]
         labels = {**own, "app.kubernetes.io/component": component}
         [policy] = [each for each in policies if selects(each["podSelector"], labels)]
-        lets_in = any(
+        is_authorized = any(
             PROMETHEUS in rule.get("from", [PROMETHEUS])
             and any(covers(each, port) for each in rule.get("ports", [{"port": port}]))
             for rule in policy["ingress"]
         )
-        assert lets_in is expected
+        assert is_authorized is expected
 
 
 def test_notes_say_when_prometheus_may_be_shut_out() -> None:

@@ -10,7 +10,7 @@ import yaml
 from baton.deployment.kubernetes.settings import KubernetesSettings
 from baton.deployment.ray.scaling import POOLS
 from baton.deployment.ray.scaling_options import read_options
-from baton.deployment.ray.serve_context import misfits
+from baton.deployment.ray.serve_context import serve_conflicts
 from tests.helm import charts
 from tests.helm.application import ray_cluster, without_replicas
 from tests.helm.cases import CASES
@@ -44,7 +44,7 @@ def test_the_planner_takes_its_arguments(case: str, tmp_path: Any) -> None:
     assert options.settings.budget_gpus >= least
     for deployment in application["deployments"]:
         config = AutoscalingConfig(**deployment["autoscaling_config"])
-        assert list(misfits({DeploymentID(deployment["name"]): SimpleNamespace(config=config)}, POOLS)) == []
+        assert list(serve_conflicts({DeploymentID(deployment["name"]): SimpleNamespace(config=config)}, POOLS)) == []
 
 
 def test_the_planner_finds_its_settings_where_the_head_has_them() -> None:

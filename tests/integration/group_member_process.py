@@ -15,7 +15,7 @@ import grpc
 from baton.engine.parallel.group_view import GroupView
 from baton.membership.rendezvous.epoch import Life
 from baton.membership.rendezvous.member import GroupMember, Place
-from baton.membership.rendezvous.rendezvous_address import whereabouts
+from baton.membership.rendezvous.rendezvous_address import rendezvous_address
 from baton.membership.rendezvous.wakes import GroupPeerService
 from baton.protos import group_pb2_grpc
 from baton.rpc.peers import Channels
@@ -54,7 +54,7 @@ async def run(rendezvous: str, group: str, name: str, incarnation: str, size: in
     await server.start()
     channels = Channels(security)
     place = Place(group, Life(name, incarnation, f"127.0.0.1:{port}"), "f", size)
-    member = GroupMember(whereabouts(rendezvous, os.environ.get(REGISTRY)), place, security, channels)
+    member = GroupMember(rendezvous_address(rendezvous, os.environ.get(REGISTRY)), place, security, channels)
     member.start()
     threading.Thread(target=follow, args=(member,), daemon=True).start()
     lines = asyncio.StreamReader()

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from google.protobuf.message import Message
 
 from baton.kvtransfer.errors import PeerRefused, TransferError
-from baton.kvtransfer.receiver import Intake
+from baton.kvtransfer.receiver import KVReceiver
 from baton.protos import rank_pb2, worker_pb2
 from baton.rpc.pool_description import pool_from_proto
-from baton.worker.ranks.ranks import LocalRank
+from baton.worker.ranks.ranks import InProcessRank
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ Step = worker_pb2.BlocksReady | worker_pb2.BlockChecksums
 class RankReceive:
     """Owns the task that reads them; it ends with the last one, at an error, or cancelled."""
 
-    def __init__(self, rank: LocalRank, asked: rank_pb2.ReceiveBlocks, say: Callable[[Message], None]) -> None:
+    def __init__(self, rank: InProcessRank, asked: rank_pb2.ReceiveBlocks, say: Callable[[Message], None]) -> None:
         """`say` tells the first rank how far it is."""
         self.blocks = frozenset(asked.block_ids[asked.num_known_blocks :])
         self._rank = rank
@@ -69,7 +69,7 @@ class RankReceive:
                 self._say(_progress(intake))  # what is here stays, whatever goes wrong with the next ones
 
 
-def _progress(intake: Intake, peers: list[rank_pb2.PeerTransport] | None = None) -> rank_pb2.ReceiveProgress:
+def _progress(intake: KVReceiver, peers: list[rank_pb2.PeerTransport] | None = None) -> rank_pb2.ReceiveProgress:
     return rank_pb2.ReceiveProgress(
         transport=intake.transport,
         peers=peers,

@@ -13,7 +13,7 @@ from baton.protos import rank_pb2, rank_pb2_grpc, worker_pb2
 from baton.rpc.peers import Context
 from baton.rpc.pool_description import pool_to_proto
 from baton.worker.ranks.rank_receive import RankReceive
-from baton.worker.ranks.ranks import LocalRank
+from baton.worker.ranks.ranks import InProcessRank
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ FIELDS = {
 class RankService(rank_pb2_grpc.RankServicer):
     """Owns what the first rank asked and has not been answered; its stream comes once, and is over with the worker."""
 
-    def __init__(self, load: Callable[[str], Awaitable[LocalRank]]) -> None:
+    def __init__(self, load: Callable[[str], Awaitable[InProcessRank]]) -> None:
         """`load` joins the ranks at the first one's store, and returns when this one has its part."""
         self._load = load
         self._news: asyncio.Queue[rank_pb2.RankNews] = asyncio.Queue()  # holds answers to what was asked
@@ -79,7 +79,7 @@ class RankService(rank_pb2_grpc.RankServicer):
         async for command in commands:
             self._obey(rank, command)
 
-    def _obey(self, rank: LocalRank, command: rank_pb2.RankCommand) -> None:
+    def _obey(self, rank: InProcessRank, command: rank_pb2.RankCommand) -> None:
         number = command.number
         match command.WhichOneof("command"):
             case "receive":
@@ -96,11 +96,11 @@ class RankService(rank_pb2_grpc.RankServicer):
             case kind:
                 logger.error("the first rank said %s, which is not known here", kind)
 
-    async def _make_checksums(self, rank: LocalRank, number: int, asked: rank_pb2.MakeChecksums) -> None:
+    async def _make_checksums(self, rank: InProcessRank, number: int, asked: rank_pb2.MakeChecksums) -> None:
         checksums = await rank.checksums(asked.block_ids, asked.units_per_block)
         self._say(number, worker_pb2.BlockChecksums(checksums=checksums))
 
-    async def _clear(self, rank: LocalRank, number: int, asked: rank_pb2.ClearBlocks) -> None:
+    async def _clear(self, rank: InProcessRank, number: int, asked: rank_pb2.ClearBlocks) -> None:
         cleared = frozenset(asked.block_ids)
         ending = [each.task for each in self._receives.values() if not each.blocks.isdisjoint(cleared)]
         for task in ending:

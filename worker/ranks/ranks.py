@@ -14,14 +14,14 @@ from baton.kvtransfer.block_slice import PartGroup
 from baton.kvtransfer.checksum.block_checksum import block_checksums, warm_checksums
 from baton.kvtransfer.errors import PeerRefused
 from baton.kvtransfer.local_pool import block_bytes_of
-from baton.kvtransfer.receiver import Intake
+from baton.kvtransfer.receiver import KVReceiver
 from baton.kvtransfer.threads import all_or_none
 from baton.protos import worker_pb2
 from baton.rpc.pool_description import pool_from_proto, pool_to_proto
 
 
 class BlockIntake(Protocol):
-    """A request's blocks on their way into a rank; the same calls as `Intake`, with the same errors."""
+    """A request's blocks on their way into a rank; the same calls as `KVReceiver`, with the same errors."""
 
     @property
     def transport(self) -> str:
@@ -84,7 +84,7 @@ class Rank(Protocol):
         ...
 
 
-class LocalRank:
+class InProcessRank:
     """Owns the registration of a pool with its transport. Who reads with it ends that before blocks are cleared."""
 
     def __init__(self, transport: KVTransport, pool: Tensor, ranks: PartGroup, rank: int = 0) -> None:
@@ -103,9 +103,9 @@ class LocalRank:
 
     async def receive(
         self, sources: Sequence[PoolDescription], block_table: Sequence[int], num_known_blocks: int, deadline_s: float
-    ) -> Intake:
+    ) -> KVReceiver:
         """See Rank. Raises what `KVTransport.connect` raises."""
-        return await Intake.connect(
+        return await KVReceiver.connect(
             self._transport,
             self._tensor,
             sources,
@@ -140,10 +140,10 @@ def wipe(pool: Tensor, blocks: Sequence[int]) -> None:
     torch.cuda.current_stream(pool.device).synchronize()
 
 
-class GroupIntake:
+class GroupReceiver:
     """What every rank receives; a block is here once it is on all of them. See `BlockIntake`."""
 
-    def __init__(self, own: Intake, others: Sequence[BlockIntake] = ()) -> None:
+    def __init__(self, own: KVReceiver, others: Sequence[BlockIntake] = ()) -> None:
         """own: the first rank's, which is in this process."""
         self._own = own
         self._all: list[BlockIntake] = [own, *others]
@@ -198,7 +198,7 @@ MAX_RANKS = 1024
 class Ranks:
     """The worker's own rank, the first, and those that follow it, in their order."""
 
-    def __init__(self, own: LocalRank, followers: Sequence[Rank], num_parts: int) -> None:
+    def __init__(self, own: InProcessRank, followers: Sequence[Rank], num_parts: int) -> None:
         """num_parts: of a block of the whole model."""
         self._own = own
         self._followers = list(followers)
@@ -231,7 +231,7 @@ class Ranks:
 
     async def receive(
         self, pools: Sequence[worker_pb2.KVPool], block_table: Sequence[int], num_known_blocks: int, deadline_s: float
-    ) -> GroupIntake:
+    ) -> GroupReceiver:
         """Gets ready to read a peer's ranks; see Rank. Raises TransferError."""
         if not 0 < len(pools) <= MAX_RANKS:
             raise PeerRefused(f"the peer says that it has {len(pools)} pools")
@@ -240,7 +240,7 @@ class Ranks:
         own, others = await asyncio.gather(
             self._own.receive(*known), asyncio.gather(*(each.receive(*known) for each in self._followers))
         )
-        return GroupIntake(own, others)
+        return GroupReceiver(own, others)
 
     async def checksums(self, blocks: Sequence[int], units_per_block: int) -> list[int]:
         """Checksums of blocks: all of the first rank, then all of the next."""

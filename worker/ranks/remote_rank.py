@@ -12,7 +12,7 @@ from baton.kvtransfer.base import PeerId, PoolDescription, TransportChoice
 from baton.kvtransfer.errors import PeerLost
 from baton.protos import rank_pb2, rank_pb2_grpc, worker_pb2
 from baton.rpc.pool_description import pool_from_proto, pool_to_proto
-from baton.worker.ranks.remote_receiver import FollowerIntake, error_of
+from baton.worker.ranks.remote_receiver import RemoteReceiver, error_of
 
 ANSWER_TIMEOUT_S = 60.0  # for what was asked: reads that were given up have ended long before
 FollowCall = grpc.aio.StreamStreamCall[rank_pb2.RankCommand, rank_pb2.RankNews]
@@ -27,7 +27,7 @@ FIELDS = {
 }
 
 
-class FollowerRank:
+class RemoteRank:
     """Owns the stream to one follower, and what it was asked and has not answered."""
 
     def __init__(self, rank: int, channel: grpc.aio.Channel, on_lost: Callable[[PeerLost], None]) -> None:
@@ -42,7 +42,7 @@ class FollowerRank:
         self._unsent: asyncio.Queue[rank_pb2.RankCommand] = asyncio.Queue()  # holds what requests under way ask
         self._call: FollowCall = rank_pb2_grpc.RankStub(channel).Follow(self._commands(), wait_for_ready=True)
         self._numbers = itertools.count(1)
-        self._intakes: dict[int, FollowerIntake] = {}
+        self._intakes: dict[int, RemoteReceiver] = {}
         self._answers: dict[int, asyncio.Future[rank_pb2.RankNews]] = {}
         self._pool: asyncio.Future[PoolDescription] = asyncio.get_running_loop().create_future()
         self._error: PeerLost | None = None
@@ -67,10 +67,10 @@ class FollowerRank:
 
     async def receive(
         self, sources: Sequence[PoolDescription], block_table: Sequence[int], num_known_blocks: int, deadline_s: float
-    ) -> FollowerIntake:
+    ) -> RemoteReceiver:
         """See Rank."""
         number = next(self._numbers)
-        intake = FollowerIntake(block_table, num_known_blocks, deadline_s, partial(self._say, number))
+        intake = RemoteReceiver(block_table, num_known_blocks, deadline_s, partial(self._say, number))
         self._intakes[number] = intake
         message = rank_pb2.ReceiveBlocks(
             pools=map(pool_to_proto, sources),

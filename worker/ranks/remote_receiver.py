@@ -23,7 +23,7 @@ ERRORS = {
 }
 
 
-class FollowerIntake:
+class RemoteReceiver:
     """What the rank has said of these blocks so far; see `BlockIntake`."""
 
     def __init__(

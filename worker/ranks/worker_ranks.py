@@ -23,7 +23,7 @@ from baton.rpc.unix_sockets import socket_parent, unix_address
 from baton.settings.options import flags_of
 from baton.settings.worker_config import WorkerConfig
 from baton.worker.ranks.fixed_group import FixedGroup, tensor_group
-from baton.worker.ranks.remote_rank import FollowerRank
+from baton.worker.ranks.remote_rank import RemoteRank
 
 END_TIMEOUT_S = 10.0  # of another rank, once it is told
 SELF_END_TIMEOUT_S = 1.0  # of one whose stream is over: mostly it ends itself
@@ -42,7 +42,7 @@ class WorkerRanks:
         membership = FixedGroup(size, 0, on_store)
         self.tensor = tensor_group(config, membership)
         self.failed: asyncio.Future[None] = loop.create_future()  # raises which rank is gone
-        self.followers: list[FollowerRank] = []
+        self.followers: list[RemoteRank] = []
         self._membership = membership
         self._config = config
         self._directory = Path(tempfile.mkdtemp(prefix="baton-ranks-", dir=socket_parent()))
@@ -60,7 +60,7 @@ class WorkerRanks:
         for rank, socket in sockets.items():
             channel = grpc.aio.insecure_channel(unix_address(socket), options=LOCAL_OPTIONS)
             self._channels.append(channel)
-            self.followers.append(FollowerRank(rank, channel, partial(self._on_lost, rank)))
+            self.followers.append(RemoteRank(rank, channel, partial(self._on_lost, rank)))
             self._begin_task(self._watch(rank))
             self._begin_task(_discard_progress(self._processes[rank]))
         self._begin_task(self._begin())

@@ -15,7 +15,7 @@ from baton.prefill_worker.service import PrefillJob, PrefillStep
 from baton.process.progress import HEARTBEAT_S
 from baton.protos import common_pb2, worker_pb2
 from baton.worker.kv_source import Announcements
-from baton.worker.ranks.ranks import LocalRank, Ranks
+from baton.worker.ranks.ranks import InProcessRank, Ranks
 
 BLOCK_SIZE = 4
 
@@ -34,7 +34,7 @@ def make_job(num_tokens: int, num_prompt_tokens: int, num_cached_tokens: int = 0
 def announcements_of(pool: torch.Tensor) -> Announcements:
     """To one reader, by a worker of one rank."""
     transport = InMemoryTransport(PoolIdentity("prefill", "model"), InMemoryNetwork())
-    return Announcements(Ranks(LocalRank(transport, pool, PartGroup(1, 1)), [], 1), 1)
+    return Announcements(Ranks(InProcessRank(transport, pool, PartGroup(1, 1)), [], 1), 1)
 
 
 def test_it_samples_one_token_behind_those_known() -> None:

@@ -7,7 +7,7 @@ import pytest
 from baton.engine.sampling.params import SamplingParams
 from baton.protos import common_pb2
 from baton.protos.worker_pb2 import RequestDelta
-from baton.router.completion import ChoiceOutput
+from baton.router.completion import CompletionOutput
 from baton.router.generation import Generation, GenerationRequest
 from baton.router.text.tokenizer import Tokenizer
 from tests.unit.router.running_router import MODEL
@@ -24,10 +24,10 @@ def tokenizer() -> Iterator[Tokenizer]:
 
 def output(
     tokenizer: Tokenizer, min_tokens: int = 0, stop_token_ids: tuple[int, ...] = (), **options: object
-) -> ChoiceOutput:
+) -> CompletionOutput:
     request = GenerationRequest(request_id="r", prompt=[300], sampling=SamplingParams(), **options)  # type: ignore[arg-type]
     sampling = SamplingParams(min_tokens=min_tokens, stop_token_ids=stop_token_ids)
-    return ChoiceOutput(0, Generation(request, [300], sampling), tokenizer)
+    return CompletionOutput(0, Generation(request, [300], sampling), tokenizer)
 
 
 def delta(*token_ids: int, finish: int = 0) -> RequestDelta:

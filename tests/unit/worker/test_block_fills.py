@@ -21,7 +21,7 @@ from baton.kvtransfer.factory import create_transport
 from baton.kvtransfer.shared_memory.pool import SharedPool
 from baton.worker.drain import Drain
 from baton.worker.engine_host import EngineHost
-from baton.worker.kv_receives import BlockFills
+from baton.worker.kv_receives import KVReceives
 from tests.checkpoints import make_checkpoint
 
 
@@ -78,7 +78,7 @@ def nothing(_: "asyncio.Task[None]") -> Received:
 
 async def test_a_fill_cancelled_before_its_first_step_ends(host: EngineHost) -> None:
     request = await receiving(host)
-    fills = BlockFills(host, Drain())
+    fills = KVReceives(host, Drain())
     task = fills.start(request, asyncio.sleep(1000), nothing)
     host.call(lambda engine: engine.abort(request.request_id))
     task.cancel()
@@ -90,7 +90,7 @@ async def test_blocks_in_quarantine_are_not_given_back(hosted: tuple[EngineHost,
     host, transport = hosted
     request = await receiving(host)
     blocks = list(request.block_table)
-    fills = BlockFills(host, Drain())
+    fills = KVReceives(host, Drain())
     task = fills.start(request, asyncio.sleep(1000), nothing)
     transport.quarantine.hold(blocks[1:3])
     await host.call(lambda engine: engine.abort(request.request_id))
@@ -110,7 +110,7 @@ async def test_a_fill_that_fails_leaves_the_rest_to_the_engine(host: EngineHost)
     async def fail() -> None:
         raise ConnectionError("gone")
 
-    fills = BlockFills(host, Drain())
+    fills = KVReceives(host, Drain())
     fills.start(request, fail(), nothing)
     await fills.close()
     while await num_held(host):
@@ -120,7 +120,7 @@ async def test_a_fill_that_fails_leaves_the_rest_to_the_engine(host: EngineHost)
 
 async def test_an_ended_engine_keeps_nobody_waiting(host: EngineHost) -> None:
     request = await receiving(host)
-    fills = BlockFills(host, Drain())
+    fills = KVReceives(host, Drain())
     task = fills.start(request, asyncio.sleep(1000), nothing)
     await host.stop()
     task.cancel()
@@ -145,7 +145,7 @@ async def test_what_came_unchecked_is_wiped(host: EngineHost) -> None:
         pool[blocks] = 0  # for the engine, which goes on with it
 
     host.ranks.clear = clear_and_look
-    fills = BlockFills(host, Drain())
+    fills = KVReceives(host, Drain())
     fills.start(request, come(), lambda _: Received(2 * host.config.block_size))
     await fills.close()
     assert cleared == [[index >= 2 for index in range(len(blocks))]]

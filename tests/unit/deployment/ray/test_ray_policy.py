@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton.deployment.ray.scaling import POOLS
-from baton.deployment.ray.serve_context import misfits
+from baton.deployment.ray.serve_context import serve_conflicts
 from baton.membership.registry.factory import open_registry
 from baton.membership.registry.router_report import encode_report
 from tests.redis_server import redis_server
@@ -86,11 +86,11 @@ async def test_serve_gets_the_planned_sizes(tmp_path: Path) -> None:
 )
 def test_what_of_serves_own_acts_beside_the_plan_is_seen(given: dict[str, Any], told: list[str]) -> None:
     [decode, router] = context("decode", **given), context("router")
-    lines = list(misfits(dict([decode]), POOLS))
+    lines = list(serve_conflicts(dict([decode]), POOLS))
     assert [line.partition(": ")[2].startswith(each) for line, each in zip(lines, told, strict=True)] == [True] * len(
         told
     )
-    assert [line.startswith("router: its size stays") for line in misfits(dict([router]), POOLS)] == [True]
+    assert [line.startswith("router: its size stays") for line in serve_conflicts(dict([router]), POOLS)] == [True]
 
 
 async def test_a_file_is_followed_while_the_policy_lives(tmp_path: Path) -> None:

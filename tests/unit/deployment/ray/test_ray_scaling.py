@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.plan import plan_pools
 from baton.deployment.autoscaling.settings import PoolLimits, ScalingSettings
-from baton.deployment.ray.observed_pools import SeenPools
+from baton.deployment.ray.observed_pools import ObservedPools
 from baton.deployment.ray.pools_observer import Sighting, own_reports
 from baton.deployment.ray.scaling import PoolsPolicy, affordable, logger, within
 from baton.membership.registry.factory import open_registry
@@ -49,7 +49,7 @@ class SeenBy:
         self.is_stopped = False
 
     def see(self, report: RouterReport, settings: ScalingSettings = SETTINGS, age_s: float = 0.0) -> None:
-        self.latest = Sighting(time.monotonic() - age_s, SeenPools.of([report]), settings)
+        self.latest = Sighting(time.monotonic() - age_s, ObservedPools.of([report]), settings)
 
     def start(self) -> None:
         """Sees what it is told."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.input_check import decode_fault, prefill_fault, snapshot_fault
 from baton.deployment.autoscaling.snapshot import PoolsSnapshot, ReplicaLatency
-from baton.deployment.ray.observed_pools import WAY_S, SeenPools, merged_workers
+from baton.deployment.ray.observed_pools import WAY_S, ObservedPools, merged_workers
 from baton.deployment.ray.pool_progress import PoolProgress
 from baton.membership.registry.router_report import RouterReport, bin_of, quantile_of_bins
 from tests.unit.membership.registry.router_reports import router_report, sums, traffic_report, worker_report
@@ -19,7 +19,7 @@ LATENCIES = st.dictionaries(st.integers(-100, 100), st.integers(1, 9), max_size=
 
 
 def snapshot_of(*reports: RouterReport, progress: ByPool[PoolProgress] = NOTHING) -> PoolsSnapshot:
-    return SeenPools.of(reports).snapshot(progress, 0.95, 7.0)
+    return ObservedPools.of(reports).snapshot(progress, 0.95, 7.0)
 
 
 def prefill_worker(name: str = "prefill-0", **changes: Any) -> Any:

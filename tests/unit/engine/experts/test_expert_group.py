@@ -254,7 +254,7 @@ def test_who_waits_for_a_rank_outlasts_it(mixtral: Path, groups: Groups) -> None
     hanging, waiting = group["rank-1"], group["rank-0"]
     for rank in group.ranks.values():
         rank.wait(lambda rank: not rank.engine.is_called)
-    assert waiting.engine.patience == 1
+    assert waiting.engine.watchdog_multiplier == 1
     begun, end = threading.Event(), threading.Event()
 
     def hang(_: Engine) -> bool:
@@ -265,25 +265,25 @@ def test_who_waits_for_a_rank_outlasts_it(mixtral: Path, groups: Groups) -> None
     assert begun.wait(TIMEOUT_S)
     try:
         waiting.add(make_request("a", 1, 5, 2))
-        wait_until(lambda: waiting.engine.patience == 2)
-        assert hanging.engine.patience == 1
+        wait_until(lambda: waiting.engine.watchdog_multiplier == 2)
+        assert hanging.engine.watchdog_multiplier == 1
         wait_until(lambda: hanging.turn_s > 0.2)
         assert waiting.turn_s < 0.75 * hanging.turn_s
     finally:
         end.set()
     assert hung.result(TIMEOUT_S)
     group.wait_for_all()
-    wait_until(lambda: waiting.engine.patience == 1)  # asleep again
+    wait_until(lambda: waiting.engine.watchdog_multiplier == 1)  # asleep again
 
 
 def test_who_forms_an_epoch_has_much_time(mixtral: Path, groups: Groups) -> None:
     group = groups(mixtral, ["rank-0", "rank-1"], dtype="float32")
     group.group.set_members("rank-0", "rank-1", "somebody who does not come")
     for rank in group.ranks.values():
-        wait_until(lambda rank=rank: rank.engine.patience == 30)  # type: ignore[misc]
+        wait_until(lambda rank=rank: rank.engine.watchdog_multiplier == 30)  # type: ignore[misc]
     group.group.set_members("rank-0", "rank-1")
     for rank in group.ranks.values():
-        wait_until(lambda rank=rank: rank.engine.patience == 1)  # type: ignore[misc]
+        wait_until(lambda rank=rank: rank.engine.watchdog_multiplier == 1)  # type: ignore[misc]
 
 
 def test_an_idle_group_sleeps_until_it_is_woken(mixtral: Path, groups: Groups) -> None:

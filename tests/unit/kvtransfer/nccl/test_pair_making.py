@@ -19,7 +19,7 @@ from baton.kvtransfer.nccl import communicator_limit as pair_seats
 from baton.kvtransfer.nccl import owner as pair_owner
 from baton.kvtransfer.nccl import transport as nccl
 from baton.kvtransfer.nccl.communicator import PairGroup
-from baton.kvtransfer.nccl.communicator_limit import PairSeats
+from baton.kvtransfer.nccl.communicator_limit import CommunicatorLimit
 from baton.kvtransfer.nccl.transport import Endpoint, PairTransport
 from baton.kvtransfer.quarantine import Quarantine
 from baton.kvtransfer.tcp.connection import open_connection
@@ -165,9 +165,9 @@ async def test_two_gpus_without_a_communicator_are_for_another_transport(monkeyp
 async def test_an_idle_communicator_makes_room_on_either_side(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair_seats, "IDLE_S", 0.0)
     async with sides() as (ours, theirs), sides() as (others, more):
-        ours.transport._seats = PairSeats(1)
+        ours.transport._seats = CommunicatorLimit(1)
         assert theirs.transport._owner is not None
-        theirs.transport._owner.seats = PairSeats(1)
+        theirs.transport._owner.seats = CommunicatorLimit(1)
         first = await ours.transport.connect(theirs.description)
         second = await ours.transport.connect(more.description)
         assert set(ours.transport.choices) == {second}

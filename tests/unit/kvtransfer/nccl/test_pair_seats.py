@@ -2,7 +2,7 @@ import pytest
 
 from baton.kvtransfer.errors import TransportUnavailable
 from baton.kvtransfer.nccl import communicator_limit as pair_seats
-from baton.kvtransfer.nccl.communicator_limit import PairSeats
+from baton.kvtransfer.nccl.communicator_limit import CommunicatorLimit
 
 
 @pytest.fixture
@@ -10,14 +10,14 @@ def ended() -> list[str]:
     return []
 
 
-def taken(seats: PairSeats, ended: list[str], *who: str) -> None:
+def taken(seats: CommunicatorLimit, ended: list[str], *who: str) -> None:
     for each in who:
         seats.take(each, lambda each=each: ended.append(each))
 
 
 async def test_the_longest_idle_makes_room(monkeypatch: pytest.MonkeyPatch, ended: list[str]) -> None:
     monkeypatch.setattr(pair_seats, "IDLE_S", 0.0)
-    seats = PairSeats(3)
+    seats = CommunicatorLimit(3)
     taken(seats, ended, "a", "b", "c")
     for each in ("b", "a", "c", "b"):
         seats.rest(each)
@@ -30,7 +30,7 @@ async def test_the_longest_idle_makes_room(monkeypatch: pytest.MonkeyPatch, ende
 
 
 async def test_what_is_in_use_or_was_just_now_is_not_ended(ended: list[str]) -> None:
-    seats = PairSeats(2)
+    seats = CommunicatorLimit(2)
     taken(seats, ended, "a", "b")
     seats.rest("a")  # but only now
     with pytest.raises(TransportUnavailable, match="all 2 communicators are in use"):

@@ -15,7 +15,7 @@ from baton.membership.rendezvous.rendezvous_address import (
     FixedAddress,
     RegisteredAddress,
     RendezvousUnknown,
-    whereabouts,
+    rendezvous_address,
 )
 from baton.settings.names import registered_name
 from baton.settings.values import OptionError
@@ -129,7 +129,7 @@ async def test_what_nobody_of_ours_wrote_is_no_address(server: RedisServer) -> N
 
 
 async def test_members_are_told_why_nobody_knows_where_it_is(server: RedisServer) -> None:
-    found = whereabouts(f"registry/{NAME}", server.url)
+    found = rendezvous_address(f"registry/{NAME}", server.url)
     assert isinstance(found, RegisteredAddress)
     with pytest.raises(RendezvousUnknown, match=f"there is no rendezvous {NAME} at redis://"):
         await found.find()
@@ -144,9 +144,9 @@ def test_an_option_names_a_place_or_is_an_address() -> None:
         *("default", "default", "a-b"),
         *(None, None),
     ]
-    assert isinstance(whereabouts("host:7300", None), FixedAddress)
+    assert isinstance(rendezvous_address("host:7300", None), FixedAddress)
     for wrong in ("registry/", "registry/a b"):
         with pytest.raises(OptionError, match="the name after `registry/` must be"):
             registered_name(wrong)
     with pytest.raises(OptionError, match="without a registry it must be the host:port"):
-        whereabouts(None, None)
+        rendezvous_address(None, None)

@@ -8,40 +8,40 @@ from baton.membership.rendezvous.config import RendezvousSettings
 from baton.membership.rendezvous.epoch import Epoch, epoch_from_proto, epoch_to_proto
 from baton.membership.rendezvous.group import Group
 from baton.membership.rendezvous.join import read_join
-from baton.membership.rendezvous.member_session import Seat
+from baton.membership.rendezvous.member_session import MemberSession
 from tests.unit.membership.rendezvous.rendezvous_rig import join_message, life
 
 SETTINGS = RendezvousSettings(timeout_s=0.4, return_s=0.5)
 SETTLED_S = 0.2  # long enough for an epoch to begin that need not wait
 
 
-def admit(group: Group, name: str, last: Epoch | None = None) -> Seat:
+def admit(group: Group, name: str, last: Epoch | None = None) -> MemberSession:
     message = join_message(life=life(name), size=2).join
     if last is not None:
         message.last_epoch.CopyFrom(epoch_to_proto(last))
     return group.admit(read_join(message, SETTINGS))
 
 
-async def shown(seat: Seat) -> Epoch:
+async def shown(session: MemberSession) -> Epoch:
     """The newest epoch, which it has not been told yet."""
     async with asyncio.timeout(10):
-        async for message in seat.messages():
+        async for message in session.messages():
             if message.HasField("epoch"):
                 return epoch_from_proto(message.epoch)
-    raise AssertionError("the seat is closed")
+    raise AssertionError("the session is closed")
 
 
 async def test_nobody_is_out_for_what_could_not_be_heard() -> None:
     group = Group("g", SETTINGS)
-    seats = [admit(group, "a"), admit(group, "b")]
+    sessions = [admit(group, "a"), admit(group, "b")]
     await asyncio.sleep(0.3)
     group.look(late_s=0.25)
     await asyncio.sleep(0.3)
     group.look(late_s=0)
-    assert [seat.end for seat in seats] == [None, None]
+    assert [session.end for session in sessions] == [None, None]
     await asyncio.sleep(0.3)
     group.look(late_s=0)
-    assert all("silent" in str(seat.end) for seat in seats)
+    assert all("silent" in str(session.end) for session in sessions)
     group.close()
 
 
@@ -81,9 +81,9 @@ async def test_who_does_not_return_is_out_in_the_end() -> None:
 
 async def test_a_closed_group_begins_no_epoch() -> None:
     group = Group("g", SETTINGS)
-    seats = [admit(group, "a"), admit(group, "b")]
+    sessions = [admit(group, "a"), admit(group, "b")]
     group.close()
-    for seat in seats:
-        group.remove(seat)
-        assert str(seat.end) == "the rendezvous ends"
-        assert [message async for message in seat.messages()] == []
+    for session in sessions:
+        group.remove(session)
+        assert str(session.end) == "the rendezvous ends"
+        assert [message async for message in session.messages()] == []

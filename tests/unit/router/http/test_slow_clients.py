@@ -41,7 +41,7 @@ class LargeAnswer:
     def __init__(self, is_streamed: bool) -> None:
         self._is_streamed = is_streamed
 
-    def lets_in(self, exchange: Exchange) -> bool:
+    def is_authorized(self, exchange: Exchange) -> bool:
         return True
 
     async def serve(self, exchange: Exchange) -> None:

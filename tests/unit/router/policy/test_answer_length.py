@@ -2,13 +2,13 @@
 
 import pytest
 
-from baton.router.policy.expectations import LENGTH_FIRST_GUESS, AnswerLength
+from baton.router.policy.expectations import LENGTH_FIRST_GUESS, OutputLength
 from tests.unit.router.running_router import running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
 
 
 def test_it_is_guessed_first_and_learnt_from_the_last_answers() -> None:
-    length = AnswerLength()
+    length = OutputLength()
     assert length.mean == LENGTH_FIRST_GUESS
     for _ in range(1000):
         length.note(40)
@@ -19,7 +19,7 @@ def test_it_is_guessed_first_and_learnt_from_the_last_answers() -> None:
 
 
 def test_a_few_lengths_tell_how_far_answers_are_from_each_other() -> None:
-    length = AnswerLength()
+    length = OutputLength()
     assert set(length.typical) == {LENGTH_FIRST_GUESS}
     for number in range(200):
         length.note(8 if number % 2 else 192)
@@ -32,8 +32,8 @@ def test_a_few_lengths_tell_how_far_answers_are_from_each_other() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_router_learns_it_from_every_answer(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[int] = []
-    note = AnswerLength.note
-    monkeypatch.setattr(AnswerLength, "note", lambda self, count: (noted.append(count), note(self, count)))
+    note = OutputLength.note
+    monkeypatch.setattr(OutputLength, "note", lambda self, count: (noted.append(count), note(self, count)))
     async with running_router(ScriptedWorker()) as router:
         for max_tokens in (5, 7):
             body = {"prompt": "Hello there", "max_tokens": max_tokens, "stream": stream}
@@ -42,7 +42,7 @@ async def test_a_router_learns_it_from_every_answer(stream: bool, monkeypatch: p
 
 
 def test_answers_of_nothing_have_one_token() -> None:
-    length = AnswerLength()
+    length = OutputLength()
     for _ in range(2000):
         length.note(0)
     assert length.mean == 1.0

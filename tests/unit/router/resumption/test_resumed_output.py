@@ -8,7 +8,7 @@ from baton.engine.sampling.params import SamplingParams
 from baton.protos import common_pb2
 from baton.protos.common_pb2 import ServedBy
 from baton.protos.worker_pb2 import RequestDelta
-from baton.router.completion import ChoiceOutput
+from baton.router.completion import CompletionOutput
 from baton.router.generation import ChoiceDelta, Generation, GenerationRequest
 from baton.router.http.event_stream import EventIds
 from baton.router.resumption.resumed_output import ResumedOutput
@@ -27,12 +27,12 @@ def tokenizer() -> Iterator[Tokenizer]:
     tokenizer.close()
 
 
-def output(tokenizer: Tokenizer, **options: object) -> ChoiceOutput:
+def output(tokenizer: Tokenizer, **options: object) -> CompletionOutput:
     request = GenerationRequest(request_id="r", prompt=[300], sampling=SamplingParams(), **options)  # type: ignore[arg-type]
-    return ChoiceOutput(0, Generation(request, [300], SamplingParams(logprobs=0)), tokenizer)
+    return CompletionOutput(0, Generation(request, [300], SamplingParams(logprobs=0)), tokenizer)
 
 
-def pushed(made: ChoiceOutput | ResumedOutput, token_ids: Sequence[int], size: int) -> list[ChoiceDelta]:
+def pushed(made: CompletionOutput | ResumedOutput, token_ids: Sequence[int], size: int) -> list[ChoiceDelta]:
     """News of the tokens, so many at a time, up to the choice's end."""
     news: list[ChoiceDelta] = []
     for start in range(0, len(token_ids), size):

@@ -19,8 +19,8 @@ from baton.kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
 from baton.protos import rank_pb2_grpc
 from baton.rpc.pool_description import pool_to_proto
 from baton.worker.ranks.rank_service import RankService
-from baton.worker.ranks.ranks import LocalRank, Ranks
-from baton.worker.ranks.remote_rank import FollowerRank
+from baton.worker.ranks.ranks import InProcessRank, Ranks
+from baton.worker.ranks.remote_rank import RemoteRank
 
 NUM_BLOCKS, NUM_PARTS, WORDS = 8, 4, 16
 WAIT_S = 20.0
@@ -38,7 +38,7 @@ class Worker:
     peer_transports: list[InMemoryTransport]
     descriptions: list
     server: grpc.aio.Server
-    follower: FollowerRank
+    follower: RemoteRank
     lost: list[str]
     service: RankService
 
@@ -56,10 +56,10 @@ def share(blocks: Tensor, ranks: PartGroup, rank: int) -> Tensor:
     return blocks[:, first : first + ranks.parts_per_rank].contiguous()
 
 
-def local_rank(name: str, rank: int, network: InMemoryNetwork) -> tuple[LocalRank, Tensor]:
+def local_rank(name: str, rank: int, network: InMemoryNetwork) -> tuple[InProcessRank, Tensor]:
     pool = torch.full((NUM_BLOCKS, NUM_PARTS // 2, WORDS), -1)
     transport = InMemoryTransport(PoolIdentity(f"{name}-{rank}", "model"), network)
-    return LocalRank(transport, pool, PartGroup(NUM_PARTS, 2), rank), pool
+    return InProcessRank(transport, pool, PartGroup(NUM_PARTS, 2), rank), pool
 
 
 @asynccontextmanager
@@ -69,7 +69,7 @@ async def worker(directory: Path) -> AsyncIterator[Worker]:
     second, second_pool = local_rank("ours", 1, network)
     stores = []
 
-    async def load(store: str) -> LocalRank:
+    async def load(store: str) -> InProcessRank:
         stores.append(store)
         return second
 
@@ -78,7 +78,7 @@ async def worker(directory: Path) -> AsyncIterator[Worker]:
     rank_pb2_grpc.add_RankServicer_to_server(service, server)
     channel = grpc.aio.insecure_channel(f"unix:{directory}/1")
     lost: list[str] = []
-    follower = FollowerRank(1, channel, lambda error: lost.append(str(error)))
+    follower = RemoteRank(1, channel, lambda error: lost.append(str(error)))
     server.add_insecure_port(f"unix:{directory}/1")  # the first rank is there before
     await server.start()
     await follower.listens()
