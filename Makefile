@@ -11,7 +11,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 CHECKOV := 3.3.30
 
-.PHONY: setup serve test fuzz lint audit bench engines-peers gpu-bundle gpu-check chaos protos constraints dist \
+.PHONY: setup serve test test-all fuzz lint audit bench engines-peers gpu-bundle gpu-check chaos protos constraints dist \
 	base-check image-check
 
 # What serving needs, and nothing else.
@@ -45,8 +45,15 @@ serve: .venv/.base
 	.venv/checkov/bin/python -m pip install --quiet "checkov==$(CHECKOV)"
 	touch $@
 
+PYTEST := $(BIN)/python -m pytest -q --durations=30 --numprocesses 2 --no-loadscope-reorder --rerun-failed
+
 test: setup .venv/checkov/$(CHECKOV).done
-	$(BIN)/python -m pytest -q --durations=30 --numprocesses 2 --no-loadscope-reorder
+	$(PYTEST) -m "not slow"
+
+# Everything, including what takes long, and a minute of new inputs for each fuzzer.
+test-all: setup .venv/checkov/$(CHECKOV).done
+	$(PYTEST)
+	$(BIN)/python -m pytest -q tests/fuzz --fuzz-seconds 60 --numprocesses 2
 
 fuzz: setup
 	$(BIN)/python -m pytest -q tests/fuzz --fuzz-seconds $(FUZZ_SECONDS)

@@ -9,6 +9,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from baton.process.environment import prepare_environment
+from tests.flaky import OPTION, Rerun
 
 # Torch's threads wait for each other by spinning. Two of them take twice the time of one for models as small as those
 # here, and ten times as long beside the processes that tests start. Read when torch is imported.
@@ -21,6 +22,19 @@ prepare_environment()
 TESTS = Path(__file__).parent
 RAY = "ray"
 FIRST = (RAY, "faults", "integration")  # which take longest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option with which `make test` runs failed tests a second time."""
+    parser.addoption(
+        OPTION, action="store_true", help="run each failed test again, alone, and print those that then pass"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Watch for failures, in the process that has those of all others."""
+    if config.getoption(OPTION) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Rerun())
 
 
 class GroupScheduling(LoadScopeScheduling):
