@@ -26,9 +26,7 @@ FIRST = (RAY, "faults", "integration")  # which take longest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option with which `make test` runs failed tests a second time."""
-    parser.addoption(
-        OPTION, action="store_true", help="run each failed test again, alone, and print those that then pass"
-    )
+    parser.addoption(OPTION, action="store_true", help="run failed tests again, alone; print those that pass")
 
 
 def pytest_configure(config: pytest.Config) -> None:
