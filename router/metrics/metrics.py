@@ -1,10 +1,10 @@
 """What the router measures, under the names that vLLM's users know with our prefix."""
 
 import time
+from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
-from baton.router.metrics.tally import Distribution, TallySeries
 from baton.router.metrics.traffic import Traffic
 
 PREFIX = "baton:"
@@ -20,48 +20,48 @@ class RouterMetrics:
     """Owns the router's series, the registry that they and the workers' series are read from, and the last traffic."""
 
     def __init__(self, model_name: str, traffic_window_s: int) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each count
         self.registry = CollectorRegistry()
         self.model_name = model_name
         self.traffic = Traffic(traffic_window_s)
-        series = TallySeries(model_name)
-        self._prompt_tokens = series.count(f"{PREFIX}prompt_tokens", "Prompt tokens of the requests served.")
-        self._generation_tokens = series.count(f"{PREFIX}generation_tokens", "Tokens generated.")
-        self._prefix_cache_queries = series.count(
-            f"{PREFIX}prefix_cache_queries", "Prompt tokens looked up in prefix caches."
+        self._prompt_tokens = self._count("prompt_tokens", "Prompt tokens of the requests served.")
+        self._generation_tokens = self._count("generation_tokens", "Tokens generated.")
+        self._prefix_cache_queries = self._count("prefix_cache_queries", "Prompt tokens looked up in prefix caches.")
+        self._prefix_cache_hits = self._count("prefix_cache_hits", "Prompt tokens that no worker had to compute.")
+        self.failovers = self._count("failovers", "Requests sent again to a worker.")
+        self.hand_offs = self._count(
+            "requests_handed_off", "Requests that a draining worker gave away and another worker continued."
         )
-        self._prefix_cache_hits = series.count(
-            f"{PREFIX}prefix_cache_hits", "Prompt tokens that no worker had to compute."
-        )
-        self.failovers = series.count(f"{PREFIX}failovers", "Requests sent again to a worker.")
-        self.hand_offs = series.count(
-            f"{PREFIX}requests_handed_off", "Requests that a draining worker gave away, and another went on with."
-        )
-        self.requests_resumed = series.counts_by(
-            f"{PREFIX}requests_resumed",
-            "Requests that clients resumed: recalled from a worker, regenerated from the prompt, or failed.",
+        self.requests_resumed = self._count_by(
             "how",
+            "requests_resumed",
+            "Requests that clients resumed: recalled from a worker, regenerated from the prompt, or failed.",
         )
-        self._success = series.counts_by(
-            f"{PREFIX}request_success", "Choices that ended, by reason.", "finished_reason"
+        self._success = self._count_by("finished_reason", "request_success", "Completions that ended, by reason.")
+        self._plans = self._count_by("plan", "requests_by_plan", "Requests routed, by plan.")
+        self._ttft = self._histogram("time_to_first_token_seconds", "Request to first token.", TTFT_BUCKETS_S)
+        self._itl = self._histogram("inter_token_latency_seconds", "Time between two tokens.", TOKEN_BUCKETS_S)
+        self._tpot = self._histogram(
+            "request_time_per_output_token_seconds", "Mean time between two tokens of a request.", TOKEN_BUCKETS_S
         )
-        self._plans = series.counts_by(f"{PREFIX}requests_by_plan", "Requests routed, by plan.", "plan")
-
-        def distribution(name: str, text: str, bounds: tuple[float, ...]) -> Distribution:
-            return series.distribution(PREFIX + name, text, bounds)
-
-        self._ttft = distribution("time_to_first_token_seconds", "Request to first token.", TTFT_BUCKETS_S)
-        self._itl = distribution("inter_token_latency_seconds", "Between two tokens.", TOKEN_BUCKETS_S)
-        self._tpot = distribution(
-            "request_time_per_output_token_seconds", "A request's mean time between two tokens.", TOKEN_BUCKETS_S
-        )
-        self._e2e = distribution("e2e_request_latency_seconds", "Request to last token.", REQUEST_BUCKETS_S)
-        self._prompt_length = distribution("request_prompt_tokens", "Prompt tokens of a request.", LENGTH_BUCKETS)
-        self._output_length = distribution("request_generation_tokens", "Tokens of a choice.", LENGTH_BUCKETS)
-        self._max_tokens = distribution("request_params_max_tokens", "Most tokens of a choice.", LENGTH_BUCKETS)
-        self._num_choices = distribution("request_params_n", "Choices of a prompt.", CHOICE_BUCKETS)
-        self.registry.register(series)
-        inflight = Gauge(f"{PREFIX}router_inflight", "Choices taken on.", ["model_name"], registry=self.registry)
+        self._e2e = self._histogram("e2e_request_latency_seconds", "Request to last token.", REQUEST_BUCKETS_S)
+        self._prompt_length = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", LENGTH_BUCKETS)
+        self._output_length = self._histogram("request_generation_tokens", "Tokens of a completion.", LENGTH_BUCKETS)
+        self._max_tokens = self._histogram("request_params_max_tokens", "max_tokens of requests.", LENGTH_BUCKETS)
+        self._num_choices = self._histogram("request_params_n", "Completions per prompt.", CHOICE_BUCKETS)
+        inflight = Gauge(f"{PREFIX}router_inflight", "Completions in flight.", ["model_name"], registry=self.registry)
         self.inflight = inflight.labels(model_name)
+
+    def _count(self, name: str, text: str) -> Counter:
+        return Counter(PREFIX + name, text, ["model_name"], registry=self.registry).labels(self.model_name)
+
+    def _count_by(self, label: str, name: str, text: str) -> Callable[[str], Counter]:
+        family = Counter(PREFIX + name, text, ["model_name", label], registry=self.registry)
+        return lambda value: family.labels(self.model_name, value)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        family = Histogram(PREFIX + name, text, ["model_name"], buckets=buckets, registry=self.registry)
+        return family.labels(self.model_name)
 
     def request_came(self, max_tokens: int, num_choices: int) -> None:
         """A prompt with these options is to be served."""
@@ -70,7 +70,7 @@ class RouterMetrics:
 
     def planned(self, plan: str) -> None:
         """A choice was routed by a plan of this kind."""
-        self._plans.inc(plan)
+        self._plans(plan).inc()
 
     def prompt_done(self, num_tokens: int, num_cached_tokens: int) -> None:
         """A prompt was computed."""
@@ -83,7 +83,8 @@ class RouterMetrics:
         """Tokens of a choice came, so long after the ones before."""
         self._generation_tokens.inc(num_tokens)
         if gap_s is not None:
-            self._itl.observe(gap_s / num_tokens, num_tokens)
+            for _ in range(num_tokens):
+                self._itl.observe(gap_s / num_tokens)
 
     def first_token(self, waited_s: float) -> None:
         """The first token of a choice came."""
@@ -91,7 +92,7 @@ class RouterMetrics:
 
     def choice_ended(self, reason: str, num_tokens: int, total_s: float, decode_s: float) -> None:
         """A choice ended; `decode_s` is the time since its first token."""
-        self._success.inc(reason)
+        self._success(reason).inc()
         self._output_length.observe(num_tokens)
         if num_tokens:
             self.traffic.ended(num_tokens)

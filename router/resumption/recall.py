@@ -90,7 +90,7 @@ class Recall:
                     if not tally.is_at(position):
                         break
                     is_checked = True
-                    self._metrics.requests_resumed.inc(_how(generations))
+                    self._metrics.requests_resumed(_how(generations)).inc()
                     for each in held:
                         yield each
                     held.clear()
@@ -144,7 +144,7 @@ class Recall:
             await asyncio.gather(*calls, return_exceptions=True)
 
     def _failure(self, text: str) -> ResumeFailed:
-        self._metrics.requests_resumed.inc("failed")
+        self._metrics.requests_resumed("failed").inc()
         return ResumeFailed(f"the stream cannot be resumed: {text}")
 
 
