@@ -75,6 +75,7 @@ async def test_nothing_is_lost(on_one_machine: Chaos, fault: Fault) -> None:
     await _assert_loses_nothing(on_one_machine, fault)
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_rolling_restart_loses_nothing(on_one_machine: Chaos) -> None:
     row = Row("all", "rolling restart", "")

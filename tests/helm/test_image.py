@@ -225,6 +225,7 @@ def run(site: Path, *argv: str) -> str:
     return subprocess.run(command, check=True, env=env, cwd=site, capture_output=True, text=True).stdout
 
 
+@pytest.mark.slow
 def test_everything_in_the_wheel_is_below_one_package(wheel: Path, installed: Path) -> None:
     with ZipFile(wheel) as archive:
         roots = {name.partition("/")[0] for name in archive.namelist()}
@@ -232,12 +233,14 @@ def test_everything_in_the_wheel_is_below_one_package(wheel: Path, installed: Pa
     assert {path.name for path in installed.iterdir() if path.suffix != ".dist-info"} == {"baton", "bin"}
 
 
+@pytest.mark.slow
 def test_twine_accepts_the_wheel(wheel: Path) -> None:
     check = [sys.executable, "-m", "twine", "check", "--strict", wheel]
     result = subprocess.run(check, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout
 
 
+@pytest.mark.slow
 def test_the_wheel_has_its_compiled_modules_and_no_sources_of_ours(installed: Path) -> None:
     modules = ("baton.router.index.native.prefix_index", *ENGINE_MODULES)
     script = "import importlib, sys; print(*(importlib.import_module(name).__file__ for name in sys.argv[1:]))"
@@ -245,6 +248,7 @@ def test_the_wheel_has_its_compiled_modules_and_no_sources_of_ours(installed: Pa
     assert not (installed / "tests").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["", "serve", "router", "worker", "drain", "status"])
 def test_entry_points_of_the_wheel_run(installed: Path, command: str) -> None:
     assert "Usage" in run(installed, "-m", "baton", *filter(None, [command]), "--help")

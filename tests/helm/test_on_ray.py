@@ -20,6 +20,8 @@ from tests.integration.router_process import RouterProcess, router_process
 from tests.integration.workers_view import workers
 from tests.redis_server import HOST, RedisServer
 
+pytestmark = pytest.mark.slow
+
 HEAD, NODES = "127.0.0.2", {"prefill": "127.0.0.3", "decode": "127.0.0.4"}
 BIN = Path(sys.executable).parent
 REGISTRY = "/etc/baton/registry/url"

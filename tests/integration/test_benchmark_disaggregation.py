@@ -25,6 +25,7 @@ from benchmarks.disaggregation.trace import make_traces
 from benchmarks.server import free_port
 
 
+@pytest.mark.slow
 async def test_the_priced_choice_under_mixed_prompts(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     process = await asyncio.create_subprocess_exec(

@@ -98,6 +98,7 @@ def test_every_readme_command_is_run_or_marked() -> None:
     assert README.count("```sh") == len(readme_commands()) + README.count(NOT_RUN)
 
 
+@pytest.mark.slow
 def test_the_readme_is_true(clone: Path, tmp_path: Path) -> None:
     serve, chat, status = readme_commands()
     assert serve.strip() == "make serve"

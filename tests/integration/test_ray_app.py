@@ -18,6 +18,8 @@ from tests.integration.ray_cluster import left_of
 from tests.integration.test_stopped_worker import BODY, tokens_of
 from tests.integration.workers_view import wait_idle, workers
 
+pytestmark = pytest.mark.slow
+
 # Choices, and tokens of each: nearly all that the model can have, and the work of a long time.
 NUM_CHOICES, NUM_LONG = 8, 3900
 LONG_PROMPT = "Return the names of all files in a directory, and of those below it. " * 12

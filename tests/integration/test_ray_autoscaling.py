@@ -22,6 +22,8 @@ from tests.integration.ray_fake_nodes import FakeNodes, fake_nodes
 from tests.integration.workers_view import workers
 from tests.redis_server import redis_server
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 150.0
 POOLS = ("prefill", "decode")
 MOST = 2  # workers of a pool

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 
 from tests.integration.completion_load import completion_load
 from tests.integration.ray_application import NAME, ray_application, wait_listening
 from tests.integration.ray_cluster import RayCluster, ray_cluster
 from tests.integration.router_process import router_process, wait_workers
 from tests.redis_server import HOST, redis_server
+
+pytestmark = pytest.mark.slow
 
 HEAD, NODE = "127.0.0.2", "127.0.0.3"
 ON_NODE = {  # by all means that there are

@@ -21,6 +21,8 @@ from tests.integration.workers_view import workers
 from tests.redis_server import RedisServer, redis_server
 from tests.unit.rpc.test_tls import write
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True, slots=True)
 class RunningRay:

@@ -10,6 +10,8 @@ from tests.integration.ray_application import MODEL, NAME, RayApplication, wait_
 from tests.integration.ray_cluster import HOST, ray_cluster
 from tests.redis_server import redis_server
 
+pytestmark = pytest.mark.slow
+
 BOUNDS = {"max_replicas": 2, "upscale_delay_s": 0, "downscale_delay_s": 0}
 PATIENT = {"upscale_delay_s": 1000, "start_timeout_s": 600}  # no load here grows a pool: only what is said of it does
 

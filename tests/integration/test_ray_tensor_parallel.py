@@ -15,6 +15,8 @@ from tests.integration.ray_cluster import command_line
 from tests.integration.test_expert_parallel import completions
 from tests.integration.workers_view import workers
 
+pytestmark = pytest.mark.slow
+
 RANKS = 2
 
 

@@ -59,6 +59,7 @@ class Bfloat16Setting(Setting):
         return torch.bfloat16
 
 
+@pytest.mark.slow
 def test_the_command_runs_stages_and_keeps_what_they_found(tmp_path: Path) -> None:
     results = tmp_path / "gpu.json"
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--quick", "--json", str(results)]

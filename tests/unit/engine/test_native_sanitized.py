@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 NATIVE = HERE.parents[2] / "engine" / "native"
 NOT_HERE = "this processor has no"

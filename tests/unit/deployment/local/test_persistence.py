@@ -60,6 +60,7 @@ async def test_any_number_of_failed_restarts_is_survived(tmp_path: Path, mode: s
     assert "cannot serve" in warned.message or "3 times in a row before it was ready" in warned.message
 
 
+@pytest.mark.slow
 async def test_a_process_that_cannot_be_started_for_a_while_is_tried_again(tmp_path: Path) -> None:
     python, moved = tmp_path / "python", tmp_path / "moved"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
