@@ -18,7 +18,9 @@ NEEDED = (
     r"baton/bundled_model/config\.json",
     r"baton/protos/worker\.proto",
     r"baton/protos/worker_pb2\.py",
-    r"baton/deployment/ray_app\.py",
+    r"baton/deployment/ray/app\.py",
+    r"baton/worker/server\.py",
+    r"baton/membership/rendezvous/app\.py",
     r"baton/loadtool/page/[^/]*\.jinja",
     r"baton_serve-[^/]*\.dist-info/licenses/LICENSE",
 )

@@ -22,7 +22,7 @@ from tests.tested_versions import differences, pins
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Modules that only run with an optional package, which they import at their top.
-NEED_EXTRA = {"ray": "deployment/ray_", "triton": "kvtransfer/checksum/word_sums_triton.py"}
+NEED_EXTRA = {"ray": "deployment/ray/", "triton": "kvtransfer/checksum/word_sums_triton.py"}
 
 
 def tracked() -> list[Path]:
