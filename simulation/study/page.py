@@ -13,7 +13,7 @@ from baton.simulation.study.terminal import COLUMNS, cells, notes_of
 def render_page(comparison: Comparison) -> str:
     """HTML that needs nothing else: no script, no other file, no network."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string((files("baton.simulation.trace") / "page.html.jinja").read_text())
+    template = environment.from_string((files("baton.simulation.study") / "page.html.jinja").read_text())
     return template.render(
         comparison=comparison,
         columns=COLUMNS,
