@@ -11,10 +11,10 @@ from baton.engine.execution.device import to_device_async
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Tokens of several sequences, flattened; sequences with one new token (decodes) come first.
+    """Flattened tokens of several sequences; sequences with one new token (decodes) come first.
 
-    Made on the CPU. `on` has it where the model is, but for the block tables: with them, as with the plain numbers, a
-    step is planned, and nothing waits for the device.
+    Built on the CPU. `on` copies it to the model's device, except for the block tables: these and the lists are used to
+    plan a step on the host, without waiting for the device.
     """
 
     token_ids: Tensor  # [num_tokens] int64
@@ -22,26 +22,26 @@ class Batch:
     slot_mapping: Tensor  # [num_tokens] int64: block id * block_size + offset where the token's KV is written
     query_starts: Tensor  # [num_seqs + 1] int64: first token of each sequence
     context_lens: Tensor  # [num_seqs] int64: tokens with KV after this step, the new ones included
-    block_tables: Tensor  # [num_seqs, max_blocks] int64 on the CPU, padded with block 0, which holds nobody's tokens
+    block_tables: Tensor  # [num_seqs, max_blocks] int64 on the CPU, padded with the null block
     logits_indices: Tensor  # [num_logits] int64: tokens whose logits are needed
     query_lens_list: list[int]  # [num_seqs]
     context_lens_list: list[int]  # [num_seqs]
     num_decodes: int  # sequences with one new token, at the front
-    is_replayed: bool = False  # its tensors stay where they are from step to step
-    sampled_ids: Tensor | None = None  # on the device, in place of token_ids, which the host does not know yet
+    is_replayed: bool = False  # its tensors are reused in place at every step (CUDA graph replay)
+    sampled_ids: Tensor | None = None  # on the device; replaces token_ids while the host does not know them yet
 
     @property
     def num_tokens(self) -> int:
-        """New tokens of all sequences."""
+        """Number of new tokens of all sequences."""
         return int(self.token_ids.shape[0])
 
     @property
     def num_seqs(self) -> int:
-        """Sequences in the step."""
+        """Number of sequences in the step."""
         return len(self.query_lens_list)
 
     def on(self, device: torch.device) -> "Batch":
-        """The same on this device, copied at once and without waiting for it."""
+        """Return the batch on `device`, copied asynchronously in a single transfer."""
         if device.type == "cpu" and self.sampled_ids is None:
             return self
         tensors = self.device_tensors()
@@ -52,7 +52,7 @@ class Batch:
         return self.with_tensors(tensors)
 
     def device_tensors(self) -> tuple[Tensor, ...]:
-        """What a model reads on its device."""
+        """Return the tensors that a model reads on its device."""
         return (
             self.token_ids,
             self.positions,
@@ -63,7 +63,7 @@ class Batch:
         )
 
     def with_tensors(self, tensors: Sequence[Tensor], is_replayed: bool = False) -> "Batch":
-        """The same with others in place of those of `device_tensors`."""
+        """Return a copy with `tensors` in place of those of `device_tensors`, in the same order."""
         token_ids, positions, slot_mapping, query_starts, context_lens, logits_indices = tensors
         return replace(
             self,
@@ -81,14 +81,14 @@ NUM_SIZES = 5  # at the front of a packed batch
 
 
 def pack(batch: Batch) -> Tensor:
-    """All of it, as it was made, in one tensor of int64, for another process."""
+    """Pack a batch on the CPU into one int64 tensor, to send it to another process."""
     num_logits = batch.logits_indices.shape[0]
     sizes = [batch.num_tokens, batch.num_seqs, batch.block_tables.shape[1], num_logits, batch.num_decodes]
     return torch.cat([torch.tensor(sizes), *batch.device_tensors(), batch.block_tables.flatten()])
 
 
 def unpack(numbers: Tensor) -> Batch:
-    """What was packed."""
+    """Return the batch that `pack` packed."""
     num_tokens, num_seqs, max_blocks, num_logits, num_decodes = numbers[:NUM_SIZES].tolist()
     sizes = [num_tokens] * 3 + [num_seqs + 1, num_seqs, num_logits, num_seqs * max_blocks]
     tensors = numbers[NUM_SIZES:].split_with_sizes(sizes)

@@ -1,4 +1,4 @@
-"""On which cores a thread computes; no torch."""
+"""CPU cores that a thread computes on; no torch."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -8,18 +8,18 @@ from baton.engine.errors import EngineError
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
-    """The cores that are written as Linux does, such as 0-3,8. Raises ValueError."""
+    """Parse a Linux core list such as 0-3,8. Raises ValueError."""
     cores: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not (first.isdecimal() and (last.isdecimal() if dash else not last)) or (dash and int(last) < int(first)):
-            raise ValueError(f"cores are numbers and ranges of them, such as 0-3,8, and not {text!r}")
+            raise ValueError(f"cores must be numbers and ranges such as 0-3,8, not {text!r}")
         cores += range(int(first), int(last or first) + 1)
     return tuple(dict.fromkeys(cores))
 
 
 def format_cores(cores: Sequence[int]) -> str:
-    """The same in words: ranges as far as cores follow each other."""
+    """Format cores as a Linux core list, with consecutive cores as ranges."""
     ranges: list[list[int]] = []
     for core in sorted(cores):
         if ranges and core == ranges[-1][1] + 1:
@@ -30,9 +30,9 @@ def format_cores(cores: Sequence[int]) -> str:
 
 
 def cores_of_rank(text: str | None, rank: int, num_ranks: int) -> tuple[int, ...]:
-    """The cores of one of the ranks that share a worker's; none if nobody said which.
+    """Return one rank's share of a worker's cores; empty if `text` is None, all of them if there are too few to share.
 
-    Raises EngineError for what are no cores, and for those that this process may not run on.
+    Raises EngineError for an invalid core list, or for cores that this process may not run on.
     """
     if text is None:
         return ()
@@ -42,7 +42,7 @@ def cores_of_rank(text: str | None, rank: int, num_ranks: int) -> tuple[int, ...
         raise EngineError(str(error)) from error
     allowed = os.sched_getaffinity(0)
     if not allowed.issuperset(cores):
-        raise EngineError(f"cores: {text}, and this process may run on {format_cores(sorted(allowed))} only")
+        raise EngineError(f"cores is {text}, but this process may only run on {format_cores(sorted(allowed))}")
     if len(cores) < num_ranks:
         return cores
     return cores[rank * len(cores) // num_ranks : (rank + 1) * len(cores) // num_ranks]
@@ -50,9 +50,9 @@ def cores_of_rank(text: str | None, rank: int, num_ranks: int) -> tuple[int, ...
 
 @contextmanager
 def running_on(cores: Sequence[int]) -> Iterator[None]:
-    """This thread, and those that it starts meanwhile, run on these cores; on any if there are none.
+    """Pin this thread, and threads that it starts in the meantime, to `cores`; no pinning if empty.
 
-    Memory comes from where it is first written from: whoever loads a model does it where that is computed.
+    Memory is allocated on the NUMA node that first writes it, so load a model on the cores that compute it.
     """
     if not cores:
         yield

@@ -1,4 +1,4 @@
-"""Decodes as CUDA graphs: a step of known size is recorded once, and its kernels are launched together from then on."""
+"""CUDA graphs of decodes: a step of each batch size is captured once and then replayed with a single launch."""
 
 import logging
 import time
@@ -20,7 +20,7 @@ from baton.engine.models.causal_lm import CausalLM
 
 log = logging.getLogger(__name__)
 
-FIRST_SIZES = (1, 2, 4)  # as in vLLM, so are the others
+FIRST_SIZES = (1, 2, 4)  # vLLM's sizes, like the ones below
 SMALL_STEP, SMALL_SIZES = 8, 256
 LARGE_STEP = 16
 
@@ -28,26 +28,26 @@ Replay = Callable[[], None]
 
 
 class Recorder(Protocol):
-    """Records what is computed, to be computed again with what then stands in the same tensors."""
+    """Captures a computation so that it can be replayed on the current contents of the same tensors."""
 
     def record(self, compute: Callable[[], object]) -> Replay:
-        """What computes it again. What it gives is to be written to memory that stays."""
+        """Return a function that replays `compute`, which must write its result to memory that stays allocated."""
         ...
 
 
 class CudaRecorder:
-    """Owns the memory that all recorded steps share: one runs at a time, and leaves nothing there."""
+    """Recorder of CUDA graphs. They share one memory pool, since only one runs at a time and keeps nothing there."""
 
     def __init__(self) -> None:
         self._memory = torch.cuda.graph_pool_handle()
 
     def record(self, compute: Callable[[], object]) -> Replay:
-        """See Recorder. Computes it once before, since a library's first call may do what cannot be recorded."""
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+        """Capture a CUDA graph after one warm-up run: a library's first call may do things that cannot be captured."""
+        side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
             compute()
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             compute()
@@ -56,15 +56,15 @@ class CudaRecorder:
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """A decode of so many sequences."""
+    """Captured decode of a fixed number of sequences."""
 
-    numbers: Tensor  # what was recorded reads its batch here
-    tensors: tuple[Tensor, ...]  # views of it, as Batch.device_tensors
+    numbers: Tensor  # input buffer that the graph reads its batch from
+    tensors: tuple[Tensor, ...]  # views of `numbers`, in the order of Batch.device_tensors
     replay: Replay
 
 
 class GraphedModel:
-    """A model whose decodes are replayed, in the next greater of some sizes; everything else it computes as ever."""
+    """Model that replays decodes, padded to the next captured size, and computes everything else eagerly."""
 
     def __init__(
         self,
@@ -75,28 +75,28 @@ class GraphedModel:
         recorder: Recorder | None = None,
         on_progress: Callable[[float], None] | None = None,
     ) -> None:
-        """Records a decode of each of the sizes; max_blocks: of a sequence; on_progress hears the share recorded."""
+        """Capture a decode of each size. `max_blocks` is per sequence; `on_progress` receives the fraction captured."""
         self._model = model
         self._largest = max(sizes)
         recorder, started_s = recorder or CudaRecorder(), time.monotonic()
-        log.info("recording decodes of %d sizes, up to %d sequences", len(sizes), self._largest)
+        log.info("capturing CUDA graphs of decodes in %d sizes, up to %d sequences", len(sizes), self._largest)
         assert isinstance(model.backend, FlashInferAttention), "see can_be_recorded"
         self._attention = model.backend
         self._attention.reserve(self._largest, max_blocks)
         vocab_size = len(model.embedding.weight)
-        self._logits = torch.empty(self._largest, vocab_size, device=pool.device)  # of all sizes, which run in turn
-        # The largest first: the others find room in the memory that it has taken.
+        self._logits = torch.empty(self._largest, vocab_size, device=pool.device)  # shared by all sizes
+        # The largest first: the others then fit into the memory that it has allocated.
         recorded = []
         for size in sorted(sizes, reverse=True):
             recorded.append((size, self._record(size, pool, recorder)))
             if on_progress is not None:
                 on_progress(len(recorded) / len(sizes))
         self._recorded = recorded[::-1]
-        log.info("recorded in %.1f s", time.monotonic() - started_s)
+        log.info("captured CUDA graphs in %.1f s", time.monotonic() - started_s)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, pool: Tensor) -> Tensor:
-        """See Model. pool: the one that was recorded with. The logits are overwritten by the next step."""
+        """Return the logits, which the next step overwrites. `pool` must be the one passed at capture."""
         if not self._is_recorded(batch):
             return self._model.forward(batch, pool)
         size, step = next(entry for entry in self._recorded if entry[0] >= batch.num_seqs)
@@ -109,11 +109,11 @@ class GraphedModel:
         return self._logits[: batch.num_seqs]
 
     def forward_idle(self) -> None:
-        """See Model."""
+        """Compute only this rank's experts, for the other ranks of a group."""
         self._model.forward_idle()
 
     def _is_recorded(self, batch: Batch) -> bool:
-        """Whether it is a decode, with logits of all sequences, of a size that was recorded."""
+        """Return whether the batch is a pure decode with logits of all sequences, of a captured size."""
         is_decode = batch.num_decodes == batch.num_seqs == len(batch.logits_indices)
         return is_decode and batch.num_seqs <= self._largest and not self._attention.num_shared_blocks(batch)
 
@@ -129,19 +129,19 @@ class GraphedModel:
 
 
 def can_be_recorded(model: CausalLM) -> bool:
-    """Whether decodes are made of nothing but kernels; the log says what is in the way."""
+    """Return whether decodes consist only of kernel launches; logs the reason if not."""
     if not isinstance(model.backend, FlashInferAttention):
-        log.warning("decodes are not recorded as CUDA graphs: the attention that serves cannot be")
+        log.warning("decodes are not captured as CUDA graphs: the attention backend does not support it")
         return False
     sparse = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, MoE)]
     if not all(layer.stays_on_device for layer in sparse):
-        log.warning("decodes are not recorded as CUDA graphs: the host must know how many tokens an expert gets")
+        log.warning("decodes are not captured as CUDA graphs: the host must know how many tokens each expert gets")
         return False
     return True
 
 
 def recorded_sizes(max_num_seqs: int) -> list[int]:
-    """Numbers of decodes that are recorded: few are padded by much, and all up to the greatest batch are served."""
+    """Return the batch sizes to capture: dense enough that padding stays small, up to and including `max_num_seqs`."""
     sizes = chain(FIRST_SIZES, range(SMALL_STEP, SMALL_SIZES, SMALL_STEP), range(SMALL_SIZES, max_num_seqs, LARGE_STEP))
     return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
 
@@ -162,17 +162,17 @@ NO_DECODES = Batch(
 
 
 def _padded(batch: Batch, size: int) -> Batch:
-    """As many decodes, with some of one token each that nobody sees, in the block that is nobody's."""
+    """Return the batch padded to `size` decodes; the dummy sequences have one token each, in the null block."""
     more = size - batch.num_seqs
 
-    def zeros_behind(tensor: Tensor) -> Tensor:
+    def zero_padded(tensor: Tensor) -> Tensor:
         return F.pad(tensor, (0, more))
 
     return replace(
         batch,
-        token_ids=zeros_behind(batch.token_ids),
-        positions=zeros_behind(batch.positions),
-        slot_mapping=zeros_behind(batch.slot_mapping),
+        token_ids=zero_padded(batch.token_ids),
+        positions=zero_padded(batch.positions),
+        slot_mapping=zero_padded(batch.slot_mapping),
         query_starts=torch.arange(size + 1),
         context_lens=F.pad(batch.context_lens, (0, more), value=1),
         block_tables=F.pad(batch.block_tables, (0, 0, 0, more), value=NULL_BLOCK),

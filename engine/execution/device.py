@@ -1,4 +1,4 @@
-"""On which GPU a thread computes, and which there are."""
+"""GPU that a thread computes on, and copies to it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,14 +10,14 @@ from baton.engine.execution.visible_gpus import VisibleGpus, describe_gpus
 
 
 def gpus_here() -> VisibleGpus:
-    """The GPUs that this process can use, as `visible_gpus` has it, in a process that has torch."""
+    """Return the same as `visible_gpus`, without a subprocess, for a process that has torch."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return describe_gpus(count, has_cuda=torch.version.cuda is not None)
 
 
 @contextmanager
 def computing_on(device: torch.device) -> Iterator[None]:
-    """Streams, events and libraries that this thread makes or calls meanwhile are of this GPU, if it is one."""
+    """Make `device` the current GPU for streams, events and libraries of this thread; no effect if it is not a GPU."""
     if device.type != "cuda":
         yield
         return
@@ -26,14 +26,14 @@ def computing_on(device: torch.device) -> Iterator[None]:
 
 
 def pinned(numbers: Tensor, device: torch.device) -> Tensor:
-    """A copy that a GPU can fetch while the host goes on; `numbers` themselves for another device.
+    """Return a pinned copy that a GPU can read asynchronously; `numbers` itself for another device.
 
-    Its memory is given to the next one when the copy is done: torch sees to that. Of other memory more than a few
-    kilobytes are fetched in pieces, and whoever asks for it may wait for all that is under way.
+    torch reuses its memory once the transfer is complete. From pageable memory, more than a few kilobytes are copied in
+    pieces, and the caller may block until all queued GPU work is done.
     """
     return numbers.pin_memory() if device.type == "cuda" else numbers
 
 
 def to_device_async(numbers: Tensor, device: torch.device) -> Tensor:
-    """Numbers on their way from the host to a device; who launches work with them there need not wait."""
+    """Copy host arrays to the device asynchronously; work launched on them afterwards need not wait."""
     return pinned(numbers, device).to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""How much of a GPU's memory is left for KV, by trying the step that takes the most besides."""
+"""GPU memory left for KV, measured by running the step that uses the most memory."""
 
 import logging
 from collections.abc import Callable
@@ -21,48 +21,48 @@ from baton.engine.scheduling.step_budget import MAX_PROMPT_LOGITS
 
 log = logging.getLogger(__name__)
 
-RECORDED_BYTES = 16 << 20  # what a recorded step takes beside its activations: its attention's plan, its launches
+RECORDED_BYTES = 16 << 20  # per captured step, in addition to activations: attention plan and graph
 
 
 class Meter(Protocol):
-    """Says what memory a device has, and what is taken of it."""
+    """Memory counters of a device."""
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Total memory of the device."""
         ...
 
     @property
-    def foreign_bytes(self) -> int:
-        """What is taken by others than torch: other processes, libraries, the driver."""
+    def non_torch_bytes(self) -> int:
+        """Memory not used by torch: other processes, libraries, the driver."""
         ...
 
     def peak_bytes(self, compute: Callable[[], object]) -> int:
-        """Most that was torch's at once while this was computed, weights and all."""
+        """Run `compute` and return torch's peak allocation during it, including the weights."""
         ...
 
 
 class CudaMeter:
-    """See Meter."""
+    """Memory counters of a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     @property
     def total_bytes(self) -> int:
-        """See Meter."""
+        """Total memory of the GPU."""
         return torch.cuda.mem_get_info(self._device)[1]
 
     @property
-    def foreign_bytes(self) -> int:
-        """See Meter."""
+    def non_torch_bytes(self) -> int:
+        """Memory used by other processes, libraries and the driver."""
         free, total = torch.cuda.mem_get_info(self._device)
         return total - free - torch.cuda.memory_reserved(self._device)
 
     def peak_bytes(self, compute: Callable[[], object]) -> int:
-        """See Meter."""
+        """Run `compute` and return torch's peak allocation during it, including the weights."""
         torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()  # of loading
+        torch.cuda.empty_cache()  # memory cached while loading
         torch.cuda.reset_peak_memory_stats(self._device)
         compute()
         torch.cuda.synchronize(self._device)
@@ -70,13 +70,13 @@ class CudaMeter:
 
 
 def check_fits(kv_bytes: int, device: torch.device, meter: Meter | None = None) -> None:
-    """Raises EngineError if so much KV was asked for that it cannot be on this GPU, whatever the model takes."""
+    """Raise EngineError if `kv_bytes` exceeds the free memory of the GPU, even without a model."""
     meter = meter or CudaMeter(device)
-    there = meter.total_bytes - meter.foreign_bytes
-    if kv_bytes > there:
+    free_bytes = meter.total_bytes - meter.non_torch_bytes
+    if kv_bytes > free_bytes:
         raise EngineError(
-            f"kv_cache_memory_bytes is {kv_bytes}, but of the {meter.total_bytes} bytes of {device} only {there} are "
-            "free, for the model's weights too; leave it out, and the KV cache takes what they leave"
+            f"kv_cache_memory_bytes is {kv_bytes}, but only {free_bytes} of the {meter.total_bytes} bytes of {device} "
+            "are free, and the weights need memory too; leave it unset to use what the weights leave"
         )
 
 
@@ -90,15 +90,15 @@ def bytes_for_kv(
     *,
     records: bool,
 ) -> int:
-    """What `gpu_memory_utilization` leaves beside the weights and the greatest step; perhaps nothing, or less.
+    """Return the bytes of `gpu_memory_utilization` that the weights and the largest step leave; may be 0 or negative.
 
-    The model, loaded, computes that step here: the ranks that have a model together call this at the same time.
-    num_columns: of the logits that this rank gets; records: whether decodes will be recorded.
+    Runs that step on the loaded model, so all ranks of a tensor-parallel group must call this at the same time.
+    `num_columns` is the number of logits columns on this rank; `records` tells whether decodes will be captured.
     """
     device = torch.device(config.device)
     meter = meter or CudaMeter(device)
     pool = torch.zeros(layout.pool_shape(1), dtype=layout.dtype, device=device)
-    sampler = Sampler(num_columns, frozenset())  # other ranks than the first draw from what they have
+    sampler = Sampler(num_columns, frozenset())  # ranks other than 0 sample from the columns that they have
     runner = ModelRunner(model, pool, config.block_size, sampler)
     peak = meter.peak_bytes(lambda: runner.run(greatest_step(config, max_model_len)))
     recorded = 0
@@ -106,27 +106,27 @@ def bytes_for_kv(
         at_rest = meter.peak_bytes(lambda: None)
         decodes = meter.peak_bytes(lambda: runner.run(_decodes(config, config.batch_seqs))) - at_rest
         recorded = decodes + RECORDED_BYTES * len(recorded_sizes(config.batch_seqs))
-    left = int(meter.total_bytes * config.gpu_memory_utilization) - meter.foreign_bytes - peak - recorded
+    left = int(meter.total_bytes * config.gpu_memory_utilization) - meter.non_torch_bytes - peak - recorded
     log.info(
-        "of %.2f GB of GPU memory the model and a step take %.2f, recorded decodes %.2f, others %.2f: %.2f are for KV",
-        *(size / 1e9 for size in (meter.total_bytes, peak, recorded, meter.foreign_bytes, left)),
+        "GPU memory in GB: total %.2f, model and largest step %.2f, CUDA graphs %.2f, non-torch %.2f, left for KV %.2f",
+        *(size / 1e9 for size in (meter.total_bytes, peak, recorded, meter.non_torch_bytes, left)),
     )
     return left
 
 
 def greatest_step(config: EngineConfig, max_model_len: int) -> list[ScheduledRequest]:
-    """As many requests as there may be, all sampled from, and as many tokens: a long prompt behind short ones.
+    """Return a step with the most requests, all of which sample, and the most tokens: long prompts after short ones.
 
-    Before it stands one of which as many log-probabilities are told as a step may have.
+    One more request has as many prompt logprobs as a step may have.
     """
     lengths = [1] * (config.batch_seqs - 1)
     left = config.step_tokens - len(lengths)
-    told = min(MAX_PROMPT_LOGITS, left, max_model_len)
-    left -= told
+    num_logprobs = min(MAX_PROMPT_LOGITS, left, max_model_len)
+    left -= num_logprobs
     lengths += [max_model_len] * (left // max_model_len) + [left % max_model_len] * (left % max_model_len > 0)
-    silent = [_computed_whole(length, config.block_size, place) for place, length in enumerate(lengths)]
-    telling = _computed_whole(told, config.block_size, len(lengths), prompt_logprobs=1)
-    return sorted([*silent, telling], key=lambda item: item.num_new_tokens > 1)
+    plain = [_computed_whole(length, config.block_size, place) for place, length in enumerate(lengths)]
+    with_logprobs = _computed_whole(num_logprobs, config.block_size, len(lengths), prompt_logprobs=1)
+    return sorted([*plain, with_logprobs], key=lambda item: item.num_new_tokens > 1)
 
 
 def _decodes(config: EngineConfig, count: int) -> list[ScheduledRequest]:
@@ -134,7 +134,7 @@ def _decodes(config: EngineConfig, count: int) -> list[ScheduledRequest]:
 
 
 def _computed_whole(length: int, block_size: int, place: int, prompt_logprobs: int | None = None) -> ScheduledRequest:
-    """A prompt whose KV goes to the block that is nobody's; then a token is drawn in the way that takes the most."""
+    """Return a prompt that writes its KV to the null block and samples in the way that needs the most memory."""
     request = Request(
         request_id=RequestId(f"trial-{place}"),
         token_ids=[0] * length,

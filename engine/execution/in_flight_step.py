@@ -1,4 +1,4 @@
-"""A step that was launched, and what its end is to be put down to."""
+"""A launched step, and the bookkeeping needed when it is collected."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,42 +12,42 @@ from baton.engine.scheduling.step_rates import StepWork
 
 
 class HostCopy:
-    """Numbers on their way from a device to the host."""
+    """Asynchronous copy of a tensor from the device to the host."""
 
     def __init__(self, numbers: Tensor) -> None:
-        """Begins, behind what is under way on the device."""
-        self._numbers, self._has_come = numbers, None
+        """Start the copy, queued after the work already launched on the device."""
+        self._numbers, self._copied = numbers, None
         if numbers.is_cuda:
             self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
             self._numbers.copy_(numbers, non_blocking=True)
-            self._has_come = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._has_come.record()
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
 
     def wait(self) -> list[int]:
-        """The numbers, once they are there."""
-        if self._has_come is not None:
-            self._has_come.synchronize()
+        """Wait for the copy and return its elements."""
+        if self._copied is not None:
+            self._copied.synchronize()
         return self._numbers.tolist()
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """What was launched, and what it says; of a request that samples, the sampled token comes last."""
+    """Device-side results of a launched step."""
 
     scheduled: Sequence[ScheduledRequest]
-    token_ids: Tensor  # [num_sampled] int64 on the device: by request, of those that sample
-    copy: HostCopy  # of them
-    logprobs: Sequence[PositionLogprobs | None]  # of them
+    token_ids: Tensor  # [num_sampled] int64 on the device, one per request that samples
+    copy: HostCopy  # host copy of `token_ids`
+    logprobs: Sequence[PositionLogprobs | None]  # by sampled token
     prompt_logprobs: Sequence[list[PositionLogprobs]]  # by scheduled request
 
 
 @dataclass(frozen=True, slots=True)
 class InFlightStep:
-    """See Engine.launch."""
+    """A step between `Engine.launch` and `Engine.collect`."""
 
     scheduled: Sequence[ScheduledRequest]
-    outcome: LaunchedStep | list[StepResult]  # the results, once they are known; in a group they are
+    outcome: LaunchedStep | list[StepResult]  # in a group, where steps are synchronous, already the results
     work: StepWork
     num_prompt_tokens: int
-    epoch: int  # of the group
+    epoch: int  # epoch of the group when the step was launched
     started_at_s: float  # monotonic clock

@@ -1,4 +1,4 @@
-"""A checkpoint as one process serves it: its model, or its part of it, and the memory for KV."""
+"""A checkpoint loaded into one process: the model, or one rank's shard of it, and the KV pool."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from baton.engine.execution.cuda_graphs import GraphedModel, can_be_recorded, re
 from baton.engine.execution.device import computing_on
 from baton.engine.execution.device_memory import bytes_for_kv, check_fits
 from baton.engine.experts.group import ExpertGroup
-from baton.engine.kv.capacity import PoolSize, given_context, given_kv_bytes
+from baton.engine.kv.capacity import PoolSize, configured_context, configured_kv_bytes
 from baton.engine.kv.fingerprint import compatibility_fingerprint
 from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.layers.fp8_weight import products_of
@@ -29,26 +29,26 @@ from baton.engine.models.causal_lm import CausalLM
 from baton.engine.parallel.tensor_parallel import ONE_RANK, TensorGroup
 from baton.engine.parallel.tensor_shard import TensorShard
 
-WEIGHTS_SHARE = 0.8  # of the loading, where decodes are recorded behind it
-FINGERPRINT_DIGITS = 15  # of a fingerprint, that ranks compare: what an int64 holds
+WEIGHTS_SHARE = 0.8  # of the loading progress, if CUDA graphs are captured afterwards
+FINGERPRINT_DIGITS = 15  # hex digits of a fingerprint that ranks compare: as many as an int64 holds
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What an engine, or a rank that follows one, has of a checkpoint."""
+    """A checkpoint as loaded by an engine, or by a tensor-parallel rank that follows one."""
 
     config: ModelConfig  # of the whole model
     model: Model
     layout: KVCacheLayout
-    kv_parts: int  # of a block of the whole model; those of the layout are this rank's
+    kv_parts: int  # shards of a block of the whole model; `layout` has this rank's
     pool: Tensor
-    max_model_len: int  # of a request: prompt plus output
+    max_model_len: int  # longest prompt plus output
     fingerprint: str
-    cores: tuple[int, ...]  # on which it was loaded, and is to be computed; none: any
+    cores: tuple[int, ...]  # cores that loaded the model and must compute it; empty: any
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Plain memory for a KV pool, in a process that shares it with nobody."""
+    """Allocate a zeroed KV pool in ordinary memory, which is not shared with other processes."""
     return torch.zeros(shape, dtype=dtype)
 
 
@@ -59,7 +59,7 @@ def load(
     group: ExpertGroup | None = None,
     tensor: TensorGroup | None = None,
 ) -> LoadedModel:
-    """Reads a checkpoint, of which a rank of `tensor`, formed, takes its part alone; see `Engine`."""
+    """Load a checkpoint; a rank of `tensor`, which must have formed, loads only its shard. See `Engine`."""
     shard = tensor.shard if tensor is not None else TensorShard()
     cores = cores_of_rank(config.cores, shard.rank, shard.size)
     with running_on(cores), computing_on(torch.device(config.device)):
@@ -118,29 +118,29 @@ def _load(
     if tensor is not None:
         tensor.meet()
         tensor.agree(("weights",), (_number(fingerprint),))
-    told = _share_of(on_progress, WEIGHTS_SHARE, 1.0)
-    served = _recorded(model, pool, config, size.max_model_len, told) if records else model
+    on_captured = _share_of(on_progress, WEIGHTS_SHARE, 1.0)
+    served = _recorded(model, pool, config, size.max_model_len, on_captured) if records else model
     return LoadedModel(whole, served, layout, num_parts, pool, size.max_model_len, fingerprint, cores)
 
 
 def _size_beforehand(
     config: EngineConfig, whole: ModelConfig, layout: KVCacheLayout, group: ExpertGroup | None
 ) -> tuple[PoolSize, bool]:
-    """The pool's size, and whether its blocks are to be counted when the model is loaded."""
-    kv_bytes = given_kv_bytes(config)
+    """Return the pool's size, and whether its number of blocks must be measured once the model is loaded."""
+    kv_bytes = configured_kv_bytes(config)
     if kv_bytes is not None:
         if not config.is_on_cpu:
             check_fits(kv_bytes, torch.device(config.device))
         return PoolSize.in_bytes(kv_bytes, config, whole, layout), False
     if group is not None:
         raise EngineError(
-            "expert_parallel on GPUs needs kv_cache_memory_bytes: how much a rank has left is not measured"
+            "expert_parallel on GPUs needs kv_cache_memory_bytes: the memory left for KV is not measured there"
         )
-    return PoolSize(0, given_context(config, whole)), True
+    return PoolSize(0, configured_context(config, whole)), True
 
 
 def _agree(tensor: TensorGroup, size: PoolSize, fingerprint: str) -> None:
-    """Compare ranks before they load anything; their weights are compared when they are read."""
+    """Compare the ranks' settings before they load anything; their weights are compared after loading."""
     tensor.agree(
         ("number of KV blocks", "max_model_len", "model, dtype or block size"),
         (size.num_blocks, size.max_model_len, _number(fingerprint)),
@@ -148,23 +148,23 @@ def _agree(tensor: TensorGroup, size: PoolSize, fingerprint: str) -> None:
 
 
 def _number(fingerprint: str) -> int:
-    """What ranks compare of a fingerprint."""
+    """Return the digits of a fingerprint that ranks compare."""
     return int(fingerprint.partition("-")[2][:FINGERPRINT_DIGITS], 16)
 
 
 def _attention(config: EngineConfig, heads: ModelConfig, layout: KVCacheLayout) -> AttentionBackend:
-    """heads: a config with those that are here."""
+    """Return the attention backend; `heads` is the config with this rank's heads only."""
     device = torch.device(config.device)
     attention = attention_for(heads, config.block_size, device, config.kv_cache_dtype, layout.num_parts)
     if isinstance(attention, FlashInferAttention) and config.step_tokens > (attention.most_tokens or math.inf):
         raise EngineError(
-            f"max_num_batched_tokens is {config.step_tokens}, but with MLA a GPU takes at most {attention.most_tokens}"
+            f"max_num_batched_tokens is {config.step_tokens}, but MLA on a GPU allows at most {attention.most_tokens}"
         )
     return attention
 
 
 def _num_columns(whole: ModelConfig, shard: TensorShard) -> int:
-    """Of the logits: the first rank gets all of them, each of the others its own."""
+    """Return how many logits columns this rank gets: rank 0 gathers all of them, the others have their own."""
     ours = range(whole.vocab_size)[shard.of(whole.vocab_size)]
     return whole.vocab_size if shard.rank == 0 else len(ours)
 
@@ -175,7 +175,7 @@ def _pool(
     device: torch.device,
     allocate_pool: Callable[[tuple[int, ...], torch.dtype], Tensor],
 ) -> Tensor:
-    """What is allocated for peers to map is the host's memory."""
+    """Allocate the KV pool; `allocate_pool` is for host memory only, which peers can map."""
     return allocate_pool(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
 
 
@@ -187,7 +187,7 @@ def _recorded(
 
 
 def _share_of(on_progress: Callable[[float], None] | None, start: float, end: float) -> Callable[[float], None] | None:
-    """Who hears of a part of the loading, which goes from `start` to `end` of all of it."""
+    """Return a progress callback that maps its range of 0 to 1 to `start` to `end` of `on_progress`."""
     if on_progress is None:
         return None
     return lambda done: on_progress(start + (end - start) * done)

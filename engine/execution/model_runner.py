@@ -1,4 +1,4 @@
-"""Runs the model on a step's work: builds the batch, computes logits, samples."""
+"""Model runner: builds a step's batch, computes logits, samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,15 +19,15 @@ from baton.engine.scheduling.schedule import ScheduledRequest, StepResult
 
 @dataclass(slots=True)
 class LogitsRows:
-    """Which rows of a step's logits mean what."""
+    """Rows of a step's logits and what they are used for."""
 
-    token_indices: list[int] = field(default_factory=list)  # of the batch, a logits row each
-    sampled_rows: list[int] = field(default_factory=list)  # one for each request that samples
-    prompt_rows: dict[int, range] = field(default_factory=dict)  # by place in the schedule
+    token_indices: list[int] = field(default_factory=list)  # index in the batch of each row's token
+    sampled_rows: list[int] = field(default_factory=list)  # one row per request that samples
+    prompt_rows: dict[int, range] = field(default_factory=dict)  # rows for prompt logprobs, by index in the schedule
 
 
 class ModelRunner:
-    """Owns the model, the KV pool and the sampler."""
+    """The model, the KV pool and the sampler, run one step at a time."""
 
     def __init__(self, model: Model, pool: Tensor, block_size: int, sampler: Sampler) -> None:
         self.model = model
@@ -36,20 +36,20 @@ class ModelRunner:
         self.sampler = sampler
 
     def run(self, scheduled: Sequence[ScheduledRequest]) -> list[StepResult]:
-        """Computes the scheduled tokens' KV and samples where a request has caught up; results in the same order."""
+        """Compute the scheduled tokens' KV and sample for requests that have caught up; results in the same order."""
         return self.collect(self.launch(scheduled))
 
     @torch.inference_mode()
-    def launch(self, scheduled: Sequence[ScheduledRequest], behind: LaunchedStep | None = None) -> LaunchedStep:
-        """Begins a step, perhaps behind the one that samples its tokens, without waiting for what it computes."""
+    def launch(self, scheduled: Sequence[ScheduledRequest], previous: LaunchedStep | None = None) -> LaunchedStep:
+        """Launch a step without waiting for its results; `previous`, if given, samples its input tokens."""
         rows = self._logits_rows(scheduled)
         batch = self._batch(scheduled, rows)
-        if behind is not None:
-            batch = replace(batch, sampled_ids=_taken(behind.token_ids, scheduled))
+        if previous is not None:
+            batch = replace(batch, sampled_ids=_sampled_inputs(previous.token_ids, scheduled))
         logits = self.model.forward(batch, self.pool)
         sampling = [item.request for item in scheduled if item.samples]
         sampled = self._select(logits, rows.sampled_rows)
-        token_ids = self.sampler.draw(sampled, sampling, num_unknown=behind is not None)
+        token_ids = self.sampler.draw(sampled, sampling, num_unknown=previous is not None)
         return LaunchedStep(
             scheduled,
             token_ids,
@@ -59,7 +59,7 @@ class ModelRunner:
         )
 
     def collect(self, launched: LaunchedStep) -> list[StepResult]:
-        """What a launched step says, once it is known; in the order of its requests."""
+        """Wait for a launched step and return its results in the order of its requests."""
         tokens = iter(self.sampler.described(launched.copy.wait(), launched.logprobs))
         return [
             StepResult(next(tokens) if item.samples else None, prompt_logprobs)
@@ -67,7 +67,7 @@ class ModelRunner:
         ]
 
     def run_idle(self) -> None:
-        """A step of the group in which there is nothing to compute here but the experts."""
+        """Take part in a step of the group that has no tokens on this rank: compute only the experts."""
         self.model.forward_idle()
 
     def _logits_rows(self, scheduled: Sequence[ScheduledRequest]) -> LogitsRows:
@@ -97,7 +97,7 @@ class ModelRunner:
         for row, item in enumerate(scheduled):
             request, start = item.request, item.start
             known = request.token_ids[start : start + item.num_new_tokens]
-            token_ids += known or [0]  # what the step before samples is filled in on the device
+            token_ids += known or [0]  # a token sampled by the previous step is filled in on the device
             num_blocks = min(len(request.block_table), max_blocks)
             tables[row, :num_blocks] = request.block_table[:num_blocks]
         query_starts = np.concatenate(([0], np.cumsum(query_lens)))
@@ -121,7 +121,7 @@ class ModelRunner:
     def _select(self, logits: Tensor, rows: list[int]) -> Tensor:
         if len(rows) == logits.shape[0]:
             return logits
-        return logits[to_device_async(torch.tensor(rows, dtype=torch.int64), logits.device)]  # perhaps none
+        return logits[to_device_async(torch.tensor(rows, dtype=torch.int64), logits.device)]  # `rows` may be empty
 
     def _prompt_logprobs(self, logits: Tensor, item: ScheduledRequest, rows: range | None) -> list[PositionLogprobs]:
         num_top = item.request.sampling.prompt_logprobs
@@ -132,8 +132,8 @@ class ModelRunner:
         return self.sampler.prompt_logprobs(logits[rows.start : rows.stop], targets, num_top)
 
 
-def _taken(token_ids: Tensor, scheduled: Sequence[ScheduledRequest]) -> Tensor:
-    """The token of each request's row, where they are."""
+def _sampled_inputs(token_ids: Tensor, scheduled: Sequence[ScheduledRequest]) -> Tensor:
+    """Return each request's token out of the previous step's `token_ids`, on the same device."""
     rows = [item.source for item in scheduled]
     if rows == list(range(len(token_ids))):
         return token_ids

@@ -1,4 +1,4 @@
-"""GPUs that torch can compute on. Asked in a process of its own: this one imports no torch and touches no GPU."""
+"""GPUs that torch can use, found in a subprocess: this process imports no torch and touches no GPU."""
 
 import ctypes
 import subprocess
@@ -15,20 +15,20 @@ TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class VisibleGpus:
-    """Number of GPUs, and a phrase that says why."""
+    """Number of GPUs, and a phrase that explains it."""
 
     count: int
     reason: str
 
     @property
     def auto_device(self) -> str:
-        """The device that `auto` stands for."""
+        """The device that `auto` resolves to."""
         return "cuda" if self.count else "cpu"
 
 
 @cache
 def visible_gpus(driver: str = DRIVER) -> VisibleGpus:
-    """Return the GPUs that torch can use here. Another process imports torch for it, if NVIDIA's driver is there."""
+    """Return the GPUs that torch can use here. Starts a subprocess that imports torch, if NVIDIA's driver is found."""
     try:
         ctypes.CDLL(driver)
     except OSError:
@@ -43,7 +43,7 @@ def visible_gpus(driver: str = DRIVER) -> VisibleGpus:
 
 
 def describe_gpus(count: int, *, has_cuda: bool) -> VisibleGpus:
-    """Put torch's report into words; has_cuda: it is built with CUDA."""
+    """Describe torch's GPU count in words; `has_cuda`: this build of torch has CUDA."""
     if count:
         return VisibleGpus(count, f"torch sees {count} GPU{'s' if count > 1 else ''}")
     return VisibleGpus(0, "torch sees no GPU" if has_cuda else "this build of torch has no CUDA")

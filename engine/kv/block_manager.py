@@ -1,8 +1,8 @@
-"""Which request holds which blocks.
+"""Block tables of requests, and all other holds on blocks.
 
-A running or receiving request holds its block table; whoever fills the blocks of a receiving request holds these too,
-until `end_fill`; a finished request may keep its table; a pin holds cached blocks for a reader. A waiting request holds
-nothing.
+A running or receiving request holds its block table. A remote prefill that fills the blocks of a receiving request
+holds them too, until `end_fill`. A finished request may keep its table. A pin holds cached blocks for a reader. A
+waiting request holds nothing.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from baton.engine.request import BlockId, Request, RequestId
 
 
 class BlockManager:
-    """Owns the prefix cache and every hold on its blocks."""
+    """The prefix cache and every hold on its blocks."""
 
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
         self.block_size = block_size
@@ -25,57 +25,59 @@ class BlockManager:
 
     @property
     def num_fills(self) -> int:
-        """Requests whose blocks somebody is filling."""
+        """Number of requests whose blocks are being filled remotely."""
         return len(self._fills)
 
     @property
     def num_usable(self) -> int:
-        """Blocks that requests can hold."""
+        """Number of blocks that requests can hold."""
         return self.cache.pool.num_blocks - 1
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that so many tokens fill, the last perhaps in part."""
+        """Return how many blocks `num_tokens` tokens need; the last may be partly filled."""
         return -(-num_tokens // self.block_size)
 
     def num_cached_tokens(self, request: Request) -> int:
-        """Tokens of a waiting request that the cache has now; at least one is left to compute."""
+        """Return how many tokens of a waiting request are cached now; at least one is always left to compute."""
         return len(self.cache.match(self._usable_hashes(request))) * self.block_size
 
     def take(self, request: Request, reserve: int, reads_cache: bool) -> bool:
-        """Gives a waiting request what the cache has of it and blocks for the rest, and sets its computed tokens.
+        """Give a waiting request its cached blocks and new blocks for the rest, and set its number of computed tokens.
 
-        False, and nothing changes, if that would leave fewer than `reserve` blocks free. At least one token is left
-        to compute.
+        Returns False and changes nothing if that would leave fewer than `reserve` blocks free. At least one token is
+        always left to compute.
         """
         cached = self.cache.match(self._usable_hashes(request)) if reads_cache else []
-        lacking = self.num_blocks_for(request.num_tokens) - len(cached)
-        if lacking + reserve > self.cache.num_free_outside(cached):
+        num_new_blocks = self.num_blocks_for(request.num_tokens) - len(cached)
+        if num_new_blocks + reserve > self.cache.num_free_outside(cached):
             return False
         self.cache.pool.hold(cached)
-        request.block_table = cached + self.cache.allocate(lacking)
+        request.block_table = cached + self.cache.allocate(num_new_blocks)
         request.num_computed_tokens = len(cached) * self.block_size
         return True
 
     def grow(self, request: Request, num_unknown: int = 0) -> bool:
-        """Gives the request blocks for all its tokens, and so many more; False, and nothing changes, if too few are
-        free."""
-        lacking = self.num_blocks_for(request.num_tokens + num_unknown) - len(request.block_table)
-        if lacking > self.cache.pool.num_free:
+        """Allocate blocks for all tokens of the request plus `num_unknown` more.
+
+        Returns False and changes nothing if too few blocks are free.
+        """
+        num_new_blocks = self.num_blocks_for(request.num_tokens + num_unknown) - len(request.block_table)
+        if num_new_blocks > self.cache.pool.num_free:
             return False
-        if lacking > 0:
-            request.block_table += self.cache.allocate(lacking)
+        if num_new_blocks > 0:
+            request.block_table += self.cache.allocate(num_new_blocks)
         return True
 
     def free(self, request: Request) -> None:
-        """Takes the request's blocks."""
+        """Release all blocks of the request's block table."""
         self.cache.release(request.block_table)
         request.block_table = []
 
     def advance(self, request: Request, num_computed_tokens: int) -> None:
-        """Raises the number of computed tokens, and offers blocks that became full to the cache.
+        """Set the number of computed tokens and store blocks that became full in the prefix cache.
 
-        If the cache has lost the block before them, which another request may have stored, it is offered this
-        request's own blocks from there on.
+        If the parent of the first such block, perhaps stored by another request, has been evicted, this request's own
+        blocks are stored from the first evicted one on.
         """
         first = request.num_computed_tokens // self.block_size
         last = num_computed_tokens // self.block_size
@@ -89,17 +91,17 @@ class BlockManager:
                 self.cache.store(request.block_table[index], hashes[index], hashes[index - 1] if index else None)
 
     def begin_fill(self, request: Request) -> None:
-        """Somebody else fills the request's blocks behind its computed tokens, and holds them too."""
+        """Start a remote fill: it holds the request's blocks after the computed tokens, in addition to the request."""
         blocks = request.block_table[request.num_computed_tokens // self.block_size :]
         self.cache.pool.hold(blocks)
         self._fills[request.request_id] = blocks
 
     def end_fill(self, request_id: RequestId) -> None:
-        """Nothing more will be written into the request's blocks."""
+        """End a remote fill: nothing more will be written into the request's blocks."""
         self.cache.release(self._fills.pop(request_id))
 
     def pin(self, hashes: Sequence[BlockHash]) -> tuple[int, list[BlockId]]:
-        """Holds the longest cached run of `hashes` for a reader; returns the pin's id and the blocks."""
+        """Hold the longest cached prefix of `hashes` for a reader; returns the pin's id and the blocks."""
         blocks = self.cache.match(hashes)
         self.cache.pool.hold(blocks)
         self._num_pins += 1
@@ -107,11 +109,11 @@ class BlockManager:
         return self._num_pins, blocks
 
     def unpin(self, pin_id: int) -> None:
-        """Ends a pin."""
+        """Release the blocks of a pin."""
         self.cache.release(self._pins.pop(pin_id))
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Asserts that every block is held by exactly those who should hold it."""
+        """Assert that every block has exactly its expected holders."""
         holders = [block for request in requests for block in request.block_table]
         for held in (*self._fills.values(), *self._pins.values()):
             holders += held

@@ -1,15 +1,15 @@
-"""The blocks of the KV pool: who holds them, and in which order free ones are taken."""
+"""Blocks of the KV pool: reference counts and the free list."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from baton.engine.request import BlockId
 
-NULL_BLOCK = BlockId(0)  # pads block tables; never given out
+NULL_BLOCK = BlockId(0)  # pads block tables; never allocated
 
 
 class BlockPool:
-    """Owns reference counts and the free list; a block is free when nobody holds it.
+    """Reference counts and free list of the pool's blocks; a block is free when its count is 0.
 
     The free list is kept in eviction order: blocks without cached content first, then the least recently used.
     """
@@ -24,31 +24,31 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that an allocation could take."""
+        """Number of blocks available for allocation."""
         return len(self._free)
 
     def ref_count(self, block: BlockId) -> int:
-        """Holders of a block."""
+        """Return how many holders a block has."""
         return self._ref_counts[block]
 
     def allocate(self, count: int) -> list[BlockId]:
-        """Takes `count` free blocks, each with one holder; the caller has checked `num_free`."""
-        assert count <= len(self._free), f"{count} blocks asked for, {len(self._free)} free"
+        """Take `count` free blocks, each with one holder; the caller must have checked `num_free`."""
+        assert count <= len(self._free), f"{count} blocks requested, {len(self._free)} free"
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
             self._ref_counts[block] = 1
         return blocks
 
     def hold(self, blocks: Iterable[BlockId]) -> None:
-        """Adds a holder; takes a block with cached content back from the free list."""
+        """Add a holder to each block; a free block with cached content leaves the free list."""
         for block in blocks:
             if self._ref_counts[block] == 0:
                 del self._free[block]
             self._ref_counts[block] += 1
 
     def release(self, blocks: Sequence[BlockId], is_cached: Sequence[bool]) -> None:
-        """Drops a holder of each block. Call it with a request's blocks in order: its last blocks are evicted first,
-        so that a long prefix loses its end before its beginning.
+        """Drop one holder of each block. Pass a request's blocks in order: its last blocks are evicted first, so that
+        a long prefix loses its end before its beginning.
         """
         for block, cached in zip(reversed(blocks), reversed(is_cached), strict=True):
             assert self._ref_counts[block] > 0, f"block {block} released without a holder"
@@ -59,16 +59,16 @@ class BlockPool:
                     self._free.move_to_end(block, last=False)
 
     def empty(self, block: BlockId) -> None:
-        """The block's content is of no use any more: if it is free, it is taken next."""
+        """Mark a block's content as useless: if the block is free, it is allocated next."""
         if block in self._free:
             self._free.move_to_end(block, last=False)
 
     def check_integrity(self, holders: Iterable[BlockId]) -> None:
-        """Asserts that the counts are exactly what `holders` (one entry a hold) says, and that the rest is free."""
+        """Assert that the counts match `holders` (one entry per hold) exactly, and that all other blocks are free."""
         expected = [0] * self.num_blocks
         expected[NULL_BLOCK] = 1
         for block in holders:
             expected[block] += 1
         assert expected == self._ref_counts, "reference counts differ from the holders"
         free = {block for block in range(self.num_blocks) if self._ref_counts[block] == 0}
-        assert free == set(self._free), "the free list differs from the blocks nobody holds"
+        assert free == set(self._free), "the free list differs from the blocks without a holder"

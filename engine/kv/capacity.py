@@ -1,4 +1,4 @@
-"""How much fits: blocks in the memory given, and tokens in a request."""
+"""Capacity of the KV pool: blocks in the available memory, and the longest request."""
 
 import logging
 from dataclasses import dataclass
@@ -9,33 +9,36 @@ from baton.engine.kv.layout import KVCacheLayout
 
 logger = logging.getLogger(__name__)
 
-CPU_KV_BYTES = 512 << 20  # unless told otherwise
-MIN_BLOCKS = 2  # one pads block tables
+CPU_KV_BYTES = 512 << 20  # default on a CPU
+MIN_BLOCKS = 2  # one of them pads block tables
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """How large a pool is, and so how long a request may be."""
+    """Size of the KV pool and the longest request that it allows."""
 
-    num_blocks: int  # 0 while the memory for it is not known
+    num_blocks: int  # 0 while the available memory is not known
     max_model_len: int  # prompt plus output
 
     @classmethod
     def in_bytes(cls, kv_bytes: int, config: EngineConfig, model: ModelConfig, layout: KVCacheLayout) -> "PoolSize":
-        """What fits into so much memory. Raises EngineError if that is too little, or less than was asked for."""
+        """Return the size of a pool of `kv_bytes` bytes.
+
+        Raises EngineError if that is less than two blocks, or too little for the configured max_model_len.
+        """
         num_blocks = num_blocks_in(kv_bytes, layout)
         return cls(num_blocks, context_length(config, model, num_blocks, kv_bytes))
 
 
-def given_kv_bytes(config: EngineConfig) -> int | None:
-    """Memory for the pool as far as it is known beforehand: None where it is what a GPU has left."""
+def configured_kv_bytes(config: EngineConfig) -> int | None:
+    """Return the pool's memory in bytes; None if it must be measured as what a GPU has left after loading."""
     if config.kv_cache_memory_bytes is None and config.is_on_cpu:
         return CPU_KV_BYTES
     return config.kv_cache_memory_bytes
 
 
 def num_blocks_in(kv_bytes: int, layout: KVCacheLayout) -> int:
-    """Blocks of a pool of so many bytes. Raises EngineError if those are too few."""
+    """Return how many blocks fit into `kv_bytes` bytes. Raises EngineError if there are fewer than two."""
     num_blocks = kv_bytes // layout.block_bytes
     if num_blocks < MIN_BLOCKS:
         raise EngineError(
@@ -45,8 +48,11 @@ def num_blocks_in(kv_bytes: int, layout: KVCacheLayout) -> int:
     return num_blocks
 
 
-def given_context(config: EngineConfig, model: ModelConfig) -> int:
-    """Longest prompt plus output that was asked for, else what the checkpoint allows; EngineError if that is less."""
+def configured_context(config: EngineConfig, model: ModelConfig) -> int:
+    """Return the longest prompt plus output in tokens: the configured one, otherwise the checkpoint's context.
+
+    Raises EngineError if the configured one exceeds the checkpoint's.
+    """
     if config.max_model_len is not None and config.max_model_len > model.max_model_len:
         raise EngineError(
             f"max_model_len is {config.max_model_len}, but the checkpoint's context is {model.max_model_len} tokens"
@@ -55,11 +61,11 @@ def given_context(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def context_length(config: EngineConfig, model: ModelConfig, num_blocks: int, kv_bytes: int) -> int:
-    """Longest prompt plus output: what was asked for, else what the checkpoint allows and the pool can hold.
+    """Return the longest prompt plus output in tokens: the configured one, otherwise what checkpoint and pool allow.
 
-    Raises EngineError if what was asked for is more than either.
+    Raises EngineError if the configured one exceeds either.
     """
-    capacity, wanted = (num_blocks - 1) * config.block_size, given_context(config, model)
+    capacity, wanted = (num_blocks - 1) * config.block_size, configured_context(config, model)
     if config.max_model_len is not None and wanted > capacity:
         raise EngineError(
             f"max_model_len is {wanted}, but kv_cache_memory_bytes={kv_bytes} holds the KV of {capacity} tokens; "
@@ -67,7 +73,7 @@ def context_length(config: EngineConfig, model: ModelConfig, num_blocks: int, kv
         )
     if wanted > capacity:
         logger.warning(
-            "max_model_len is %d and not the checkpoint's %d: more KV does not fit into kv_cache_memory_bytes=%d",
+            "max_model_len is reduced to %d from the checkpoint's %d: kv_cache_memory_bytes=%d holds no more KV",
             capacity,
             wanted,
             kv_bytes,

@@ -1,9 +1,8 @@
-"""The types that KV may have in the cache; no torch.
+"""Data types of cached KV; no torch.
 
-A *row* is what one token has of one head: its key or its value, or with MLA its latent. In int8 every row has a scale
-of its own, in float32, which lies behind its elements: whoever has a row, or a block of them, has the scales. In fp8
-(E4M3) a layer has one scale for its keys and one for its values, fixed by the checkpoint (engine/kv/scales.py): blocks
-hold elements alone.
+A *row* is one token's key or value in one head, or with MLA its latent. In int8 every row is followed by its own
+float32 scale, so a copy of a row or block includes the scales. In fp8 (E4M3) each layer has one scale for keys and one
+for values, fixed by the checkpoint (engine/kv/scales.py); blocks hold only elements.
 """
 
 from baton.engine.config import EngineConfig, ModelConfig
@@ -16,7 +15,10 @@ _ITEM_BYTES = {"bfloat16": 2, "float32": 4, "int8": 1, "fp8": 1}
 
 
 def kv_cache_dtype(config: ModelConfig, asked: str) -> str:
-    """The type of a model's KV where `asked` is asked for. Raises UnsupportedModel, saying which ones there are."""
+    """Return the type of a model's cached KV for the option `asked`.
+
+    Raises UnsupportedModel, which lists the supported types.
+    """
     if asked in ("auto", config.dtype):
         return config.dtype
     if asked in _FP8_NAMES and config.mla is None:
@@ -31,28 +33,28 @@ def kv_cache_dtype(config: ModelConfig, asked: str) -> str:
 
 
 def row_items(width: int, dtype: str) -> int:
-    """Items of the type `dtype` in a row of so many elements, with its scale."""
+    """Return how many items of type `dtype` a row of `width` elements takes, including its scale."""
     return width + SCALE_BYTES if dtype == "int8" else width
 
 
 def row_bytes(width: int, dtype: str) -> int:
-    """Bytes of a row of so many elements, with its scale."""
+    """Return how many bytes a row of `width` elements takes, including its scale."""
     return row_items(width, dtype) * _ITEM_BYTES[dtype]
 
 
-FREE_MEMORY_SHARE = 1 / 8  # for the KV caches of all workers together
-MIN_BYTES, MAX_BYTES = 128 << 20, 4 << 30  # of one worker
+FREE_MEMORY_SHARE = 1 / 8  # for the KV pools of all workers together
+MIN_BYTES, MAX_BYTES = 128 << 20, 4 << 30  # per worker
 
 
 def default_kv_bytes(free_bytes: int, num_workers: int, model: ModelConfig, engine: EngineConfig) -> int:
-    """A worker's share of the free memory, but no more than a full batch of the longest requests could fill."""
+    """Return a worker's share of the free memory, capped at what a full batch of the longest requests needs."""
     share_bytes = min(max(int(free_bytes * FREE_MEMORY_SHARE) // num_workers, MIN_BYTES), MAX_BYTES)
     max_tokens = engine.batch_seqs * min(engine.max_model_len or model.max_model_len, model.max_model_len)
     return min(share_bytes, max(max_tokens * kv_bytes_per_token(model, engine.kv_cache_dtype), MIN_BYTES))
 
 
 def kv_bytes_per_token(model: ModelConfig, kv_dtype: str = "auto") -> int:
-    """Bytes of one token's keys and values in all layers; with MLA, of its latent vector and rotary key.
+    """Return the bytes of one token's KV in all layers; with MLA, of its latent vector and rotary key.
 
     Raises UnsupportedModel for a type that this model's KV cannot have.
     """

@@ -1,4 +1,4 @@
-"""What two engines must have in common to exchange KV."""
+"""Fingerprint of everything that two engines must have in common to exchange KV."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from baton.engine.config import ModelConfig
 from baton.engine.errors import InvalidCheckpoint
 from baton.engine.kv.layout import KVCacheLayout
 
-PROTOCOL_VERSION = 3  # raised whenever a block's bytes, or what a fingerprint covers, come to mean something else
+PROTOCOL_VERSION = 3  # increment when the meaning of a block's bytes, or what a fingerprint covers, changes
 TOKENIZER_CONFIG = "tokenizer_config.json"
 VOCABULARY_FILES = ("tokenizer.json", "special_tokens_map.json", "added_tokens.json")
 
@@ -24,22 +24,23 @@ def compatibility_fingerprint(
     kv_dtype: str = "auto",
     quantization: str | None = None,
 ) -> str:
-    """Equal for two engines if and only if each can use the other's blocks: model, weights, dtype, layout, protocol.
+    """Return a fingerprint that is equal for two engines if and only if each can use the other's blocks.
 
-    Equal ones also have one vocabulary, so that a request's tokens mean the same to both. `config` is that of the whole
-    model: ranks that hold some of its blocks' `num_parts` parts have one fingerprint. It begins with the protocol's
-    version: workers of releases that compute it in another way never have the same by accident.
+    It covers model, weights, dtype, layout and protocol, and also the vocabulary, so that a request's tokens mean the
+    same to both. `config` is that of the whole model: all ranks that hold some of a block's `num_parts` shards have the
+    same fingerprint. It starts with the protocol version, so releases that compute it differently never match by
+    accident. Raises InvalidCheckpoint if a file cannot be read.
     """
     layout = KVCacheLayout.of(config, block_size, num_parts, kv_dtype=kv_dtype)
     parts = [asdict(config), repr(layout), _small_files(directory), weights_revision, quantization]
-    described = json.dumps(parts, sort_keys=True, default=sorted)  # sets have no order of their own
+    described = json.dumps(parts, sort_keys=True, default=sorted)  # sets are unordered
     return f"{PROTOCOL_VERSION}-{hashlib.blake2b(described.encode(), digest_size=16).hexdigest()}"
 
 
 def _small_files(directory: Path) -> list[object]:
-    """The model's config and its vocabulary, as they are in the files. Raises InvalidCheckpoint.
+    """Return digests of the model's config and vocabulary files. Raises InvalidCheckpoint.
 
-    The chat template is left out: the router applies it, and the tokens that come of it are the same to every worker.
+    The chat template is left out: the router applies it, and workers only see the resulting tokens.
     """
     paths = [directory / name for name in ("config.json", *VOCABULARY_FILES)]
     found: list[object] = [(path.name, _digest(path)) for path in paths if path.is_file()]

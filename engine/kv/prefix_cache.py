@@ -1,4 +1,4 @@
-"""Which blocks hold which content, so that a prompt starts behind what was computed before."""
+"""Prefix cache: the block that holds each known content, so that prompts reuse KV computed before."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,20 +10,20 @@ from baton.engine.request import BlockId
 
 @dataclass(slots=True)
 class CacheChanges:
-    """Hashes that came and went since the last look; `removed` happened before `stored`."""
+    """Hashes removed and stored since the last call of `take_changes`; apply `removed` before `stored`."""
 
     stored: list[BlockHash] = field(default_factory=list)
     removed: list[BlockHash] = field(default_factory=list)
 
 
 class PrefixCache:
-    """Owns the map from content to block over a `BlockPool`; all holds and releases of blocks go through here.
+    """Map from content hash to block over a `BlockPool`.
 
-    A block keeps its content after its last holder released it, until the pool needs it for something else.
+    A block keeps its content after its last holder has released it, until the pool reuses the block.
 
-    The cache is closed under prefixes: with a content it has all that is before it in its chain. Requests that computed
-    the same block at once keep a block each, and only the first is found; once that one is evicted, what only the
-    others hold behind it could not be found either, and goes too.
+    The cache is closed under prefixes: if it has a block, it has all blocks before it in its chain. Requests that
+    compute the same content at the same time keep a block each, and only the first stored is found. Evicting a block
+    also evicts all its descendants in the cache, which could no longer be found.
     """
 
     def __init__(self, pool: BlockPool, enabled: bool = True) -> None:
@@ -31,15 +31,15 @@ class PrefixCache:
         self.enabled = enabled
         self._blocks: dict[BlockHash, BlockId] = {}
         self._hashes: dict[BlockId, BlockHash] = {}
-        self._parents: dict[BlockHash, BlockHash] = {}  # of all cached contents but the first of a chain
+        self._parents: dict[BlockHash, BlockHash] = {}  # of all cached hashes except the first of a chain
         self._children: dict[BlockHash, set[BlockHash]] = {}
-        self._changed: dict[BlockHash, bool] = {}  # since the last look; True: was known then, False: is known now
+        self._changed: dict[BlockHash, bool] = {}  # since the last take_changes; True: removed, False: stored
 
     def __contains__(self, block_hash: BlockHash) -> bool:
         return block_hash in self._blocks
 
     def match(self, hashes: Sequence[BlockHash]) -> list[BlockId]:
-        """Blocks of the longest cached run of `hashes`; nobody holds them yet."""
+        """Return the blocks of the longest cached prefix of `hashes`, without holding them."""
         blocks: list[BlockId] = []
         for block_hash in hashes:
             block = self._blocks.get(block_hash)
@@ -49,11 +49,11 @@ class PrefixCache:
         return blocks
 
     def num_free_outside(self, blocks: Sequence[BlockId]) -> int:
-        """Blocks that could be allocated once `blocks` are held."""
+        """Return how many blocks could be allocated once `blocks` are held."""
         return self.pool.num_free - sum(self.pool.ref_count(block) == 0 for block in blocks)
 
     def allocate(self, count: int) -> list[BlockId]:
-        """Takes free blocks, evicting the content that they had."""
+        """Allocate `count` free blocks, evicting their cached content."""
         blocks = self.pool.allocate(count)
         for block in blocks:
             block_hash = self._hashes.get(block)
@@ -62,9 +62,10 @@ class PrefixCache:
         return blocks
 
     def store(self, block: BlockId, block_hash: BlockHash, parent: BlockHash | None = None) -> None:
-        """The block is full and computed. The first block of a content stays the one that is found.
+        """Store a full, computed block under its hash, unless another block already holds that content.
 
-        `parent` is the content before it, if any; without that in the cache it could not be found, and is not kept.
+        `parent` is the hash of the previous block in the chain, if any. If the parent is not cached, the block could
+        not be found and is not stored.
         """
         if not self.enabled or block_hash in self._blocks or block in self._hashes:
             return
@@ -78,15 +79,15 @@ class PrefixCache:
         self._note(block_hash, was_known=False)
 
     def release(self, blocks: Sequence[BlockId]) -> None:
-        """Drops a holder of each block, a request's blocks in order."""
+        """Drop one holder of each block; pass a request's blocks in order."""
         self.pool.release(blocks, [block in self._hashes for block in blocks])
 
     def snapshot(self) -> list[BlockHash]:
-        """All cached hashes; take the changes first, or they will be told again."""
+        """Return all cached hashes; call `take_changes` first, or it will report them again."""
         return list(self._blocks)
 
     def take_changes(self) -> CacheChanges:
-        """What came and went since the last look; what did both is left out."""
+        """Return the hashes stored and removed since the last call; changes that cancel out are left out."""
         changes, self._changed = self._changed, {}
         return CacheChanges(
             stored=[block_hash for block_hash, was_known in changes.items() if not was_known],
@@ -94,7 +95,7 @@ class PrefixCache:
         )
 
     def check_integrity(self) -> None:
-        """Asserts that both maps are each other's inverse, and that the cache is closed under prefixes."""
+        """Assert that both maps are each other's inverse, and that the cache is closed under prefixes."""
         assert self._blocks == {block_hash: block for block, block_hash in self._hashes.items()}
         assert len(self._blocks) == len(self._hashes)
         assert self._parents.keys() <= self._blocks.keys()
@@ -104,7 +105,7 @@ class PrefixCache:
         assert len(children) == len(self._parents)
 
     def _evict(self, block_hash: BlockHash) -> None:
-        """Forgets a content and all that is behind it in its chains."""
+        """Remove a hash and all its descendants."""
         parent = self._parents.get(block_hash)
         if parent is not None:
             self._children[parent].discard(block_hash)
@@ -121,5 +122,5 @@ class PrefixCache:
             self._note(block_hash, was_known=True)
 
     def _note(self, block_hash: BlockHash, was_known: bool) -> None:
-        if self._changed.pop(block_hash, was_known) is was_known:  # else it is as it was at the last look
+        if self._changed.pop(block_hash, was_known) is was_known:  # otherwise the two changes cancel out
             self._changed[block_hash] = was_known

@@ -1,4 +1,4 @@
-"""The chain of block hashes where nothing is compiled."""
+"""Pure-Python fallback of the compiled block hash chain."""
 
 import sys
 from array import array
@@ -9,7 +9,7 @@ TOKEN_BYTES = 4
 
 
 def chain_hashes(parent: bytes, token_ids: Sequence[int], block_size: int, start: int) -> bytes:
-    """The same as the compiled function of this name."""
+    """Return the same bytes as the compiled function of this name; see `pack_hashes`."""
     num_tokens = max(len(token_ids) - start, 0) // block_size * block_size
     tokens = array("I", token_ids[start : start + num_tokens])
     if sys.byteorder == "big":

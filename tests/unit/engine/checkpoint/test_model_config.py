@@ -227,5 +227,6 @@ def test_a_layers_keys_and_values_are_strided_views_and_a_part_is_one_region(tmp
 
 
 def test_reading_a_config_imports_no_torch() -> None:
-    code = "import sys, baton.engine.checkpoint.model_config, baton.engine.checkpoint.tensor_index; sys.exit('torch' in sys.modules)"
+    modules = "baton.engine.checkpoint.model_config, baton.engine.checkpoint.tensor_index"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
