@@ -1,4 +1,4 @@
-"""How often choices came to the router lately."""
+"""Arrival rate of completions over sliding windows."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""How many choices may be in flight: as many as the workers run, and some more so that none of them runs dry."""
+"""Limit of completions in flight: what the workers can run, plus a margin so that none of them idles."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Who may ask what: everything needs an API key, if there are any, but for the few paths that are open."""
+"""The API keys that the router accepts, and the paths that need none."""
 
 import logging
 import time

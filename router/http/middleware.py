@@ -1,4 +1,4 @@
-"""What the requests pass that FastAPI serves: each gets an id, and shows an API key where one is needed."""
+"""Middleware of what FastAPI serves: request ids, API keys, cross-origin headers."""
 
 from collections.abc import Sequence
 

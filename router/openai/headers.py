@@ -1,4 +1,4 @@
-"""What a request's headers say of its routing, its time and whose it is."""
+"""Request headers: routing hints, time limit, tenant, and resumption."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""The workers as a policy sees them, at one moment."""
+"""Snapshot of the workers, as a policy sees them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""How much of what was computed once is wanted again."""
+"""Expected reuse of prefixes and expected length of outputs, learnt from recent requests."""
 
 from collections import deque
 

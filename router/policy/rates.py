@@ -1,4 +1,4 @@
-"""How fast each worker is, as far as one knows."""
+"""Speeds of the workers, reported or assumed, and the times that follow from them."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

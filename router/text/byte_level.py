@@ -1,4 +1,4 @@
-"""The bytes that each token of a vocabulary stands for."""
+"""Byte-level vocabularies: the bytes of each token, and BPE by tiktoken with the tokenizer's own ids."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The one stream between this router and a decode worker: commands out, one message an engine step in."""
+"""The stream between the router and a decode worker: commands out, one message per engine step in."""
 
 import asyncio
 from collections import deque

@@ -1,4 +1,4 @@
-"""How often requests that busy workers refused may be sent again: not so often that it keeps the workers busy.
+"""One attempt at a decode worker: its command, its timing, and the budget of further attempts.
 
 A share of the requests that come, saved up to a bound (the retry budget of Finagle, Twitter 2016).
 """

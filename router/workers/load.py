@@ -1,4 +1,4 @@
-"""What a worker has to do: its last report, and what this router sent that the report does not know of."""
+"""A worker's load: its last report, plus what the router sent since."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
