@@ -1,7 +1,4 @@
-"""One attempt at a decode worker: its command, its timing, and the budget of further attempts.
-
-A share of the requests that come, saved up to a bound (the retry budget of Finagle, Twitter 2016).
-"""
+"""One attempt at a decode worker: its command, its timing, and the budget of further attempts."""
 
 import time
 
@@ -14,22 +11,25 @@ from baton.router.policy.cluster import Plan, WorkerRole, WorkerSnapshot
 from baton.rpc.requests import sampling_to_proto
 from baton.rpc.status import Unavailable, error_from_code
 
-SHARE = 0.2  # of the requests
-MOST_SAVED = 100.0
+RETRY_SHARE = 0.2  # retries per request
+MAX_SAVED_RETRIES = 100.0
 
 
 class RetryBudget:
-    """Owns what is left."""
+    """Retries allowed for requests that busy workers refused: a share of all requests, saved up to a bound.
+
+    Without it retries would keep busy workers busy (the retry budget of Finagle, Twitter 2016).
+    """
 
     def __init__(self) -> None:
-        self._left = MOST_SAVED
+        self._left = MAX_SAVED_RETRIES
 
     def note_request(self) -> None:
-        """A request came, and is sent for the first time."""
-        self._left = min(self._left + SHARE, MOST_SAVED)
+        """Count a request that is sent for the first time."""
+        self._left = min(self._left + RETRY_SHARE, MAX_SAVED_RETRIES)
 
     def take(self) -> bool:
-        """Whether one may be sent again; counts it."""
+        """Return whether a request may be sent again, and count the retry if so."""
         if self._left < 1.0:
             return False
         self._left -= 1.0

@@ -1,6 +1,6 @@
 """Refused requests are sent again for a share of all requests, and no more."""
 
-from baton.router.workers.attempt import MOST_SAVED, SHARE, RetryBudget
+from baton.router.workers.attempt import MAX_SAVED_RETRIES, RETRY_SHARE, RetryBudget
 
 
 def num_taken(budget: RetryBudget, num_tries: int) -> int:
@@ -9,7 +9,7 @@ def num_taken(budget: RetryBudget, num_tries: int) -> int:
 
 def test_what_is_saved_is_spent_once() -> None:
     budget = RetryBudget()
-    assert num_taken(budget, 1000) == MOST_SAVED
+    assert num_taken(budget, 1000) == MAX_SAVED_RETRIES
     assert not budget.take()
 
 
@@ -20,11 +20,11 @@ def test_under_lasting_overload_a_share_is_left() -> None:
     for _ in range(1000):
         budget.note_request()
         taken += num_taken(budget, 3)
-    assert abs(taken - 1000 * SHARE) <= 1
+    assert abs(taken - 1000 * RETRY_SHARE) <= 1
 
 
 def test_quiet_times_save_no_more_than_the_bound() -> None:
     budget = RetryBudget()
     for _ in range(10_000):
         budget.note_request()
-    assert num_taken(budget, 1000) == MOST_SAVED
+    assert num_taken(budget, 1000) == MAX_SAVED_RETRIES
