@@ -1,10 +1,17 @@
 """Serve config files may name modules as they were called before."""
 
-from baton.deployment import ray_app, ray_scaling
-from baton.deployment.ray.app import build
-from baton.deployment.ray.scaling import PoolsPolicy
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("ray.serve")
 
 
-def test_former_names_are_the_same_objects() -> None:
-    assert ray_app.build is build
-    assert ray_scaling.PoolsPolicy is PoolsPolicy
+@pytest.mark.parametrize(("module", "name"), [("app", "build"), ("scaling", "PoolsPolicy")])
+def test_a_former_name_is_the_same_object(module: str, name: str) -> None:
+    program = (
+        f"from baton.deployment import ray_{module} as former; from baton.deployment.ray import {module} as present; "
+        f"assert former.{name} is present.{name}"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
