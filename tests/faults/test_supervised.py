@@ -7,20 +7,27 @@ from pathlib import Path
 
 import psutil
 import pytest
+from _pytest.mark.structures import ParameterSet
 
-from tests.faults.supervised import FLAGS, SUPERVISED_FAULTS, SupervisedFault, served_cluster
+from tests.faults.supervised import FLAGS, SUPERVISED_FAULTS, SupervisedFault, kills_during_starts, served_cluster
 
 SEED = 7
 NUM_FAILURES = 4  # to start, more than a cluster survives that was never ready
 
 
-@pytest.mark.parametrize("fault", SUPERVISED_FAULTS, ids=lambda fault: fault.__name__)
+def _cases() -> list[ParameterSet]:
+    marks = {kills_during_starts: [pytest.mark.slow]}
+    return [pytest.param(each, marks=marks.get(each, ()), id=each.__name__) for each in SUPERVISED_FAULTS]
+
+
+@pytest.mark.parametrize("fault", _cases())
 async def test_the_cluster_serves_on(tmp_path: Path, fault: SupervisedFault) -> None:
     async with served_cluster(tmp_path, *FLAGS) as cluster:
         await fault(cluster, random.Random(SEED))
         assert await cluster.complete() == 200
 
 
+@pytest.mark.slow
 async def test_a_router_whose_port_was_taken_meanwhile_comes_back(tmp_path: Path) -> None:
     async with served_cluster(tmp_path, "--both=1") as cluster:
         router = psutil.Process((await cluster.pids())["router"])

@@ -10,7 +10,7 @@ from tests.integration.decode_client import decode_client
 from tests.integration.oracle import Oracle
 from tests.integration.worker_process import worker_processes
 
-NUM_REQUESTS = 1000
+NUM_REQUESTS = 300
 
 
 async def test_a_storm_of_aborts(tmp_path: Path) -> None:
