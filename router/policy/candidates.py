@@ -1,4 +1,4 @@
-"""The workers that a request may go to: those that take its length, as far as its hints leave them."""
+"""Workers that can serve a request: those that fit its length and its hints."""
 
 from dataclasses import dataclass
 
@@ -9,26 +9,26 @@ from baton.router.request_context import HintedPlan
 
 
 class ImpossiblePlan(InvalidRequest):
-    """The request's hints name a worker that is not there, or a plan that its workers cannot serve."""
+    """The hints name an unknown worker, or a plan that the workers cannot serve."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """At least one decode worker, and at least one plan for each."""
+    """Possible workers: at least one decode worker, and at least one plan for each."""
 
     decoders: list[WorkerSnapshot]
     prefillers: list[WorkerSnapshot]  # of any fingerprint
-    plan: HintedPlan | None = None  # None: either, as the policy sees it
+    plan: HintedPlan | None = None  # None: the policy decides
 
     def prefillers_for(self, decode: WorkerSnapshot) -> list[WorkerSnapshot]:
-        """Those whose KV the decode worker takes; none for a worker of both roles, which computes its own prompts."""
+        """Return the prefill workers with the same fingerprint; none for a colocated worker, which prefills itself."""
         if decode.role is WorkerRole.BOTH:
             return []
         return [worker for worker in self.prefillers if worker.fingerprint == decode.fingerprint]
 
 
 def find_candidates(request: RoutedRequest, cluster: ClusterSnapshot) -> Candidates:
-    """The workers for a request. Raises NoWorker if none can decode now, and ImpossiblePlan for wrong hints."""
+    """Return the workers for a request. Raises NoWorker if none can decode now, ImpossiblePlan for wrong hints."""
     needed = max(request.num_final_tokens, request.num_tokens + 1)
     decoders, prefillers, longest = [], [], 0
     for worker in cluster.workers:

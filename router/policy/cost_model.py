@@ -1,8 +1,8 @@
-"""What a plan costs: seconds to the first token, seconds added to the tokens of others, cache, and fairness.
+"""Cost of a plan: time to the first token, delay of other requests' tokens, evicted cache, fairness.
 
-Every price is in seconds. A worker computes what is queued in the order of its coming, in steps that each also decode
-one token of every running sequence: so a new prompt waits for the tokens before it, and a running sequence waits for
-the prompt tokens in its steps. Blocks that come to a worker, computed or read, evict others: a cache in use is full.
+All prices are in seconds. A worker computes queued prompts in order of arrival, in steps that also decode one token of
+every running sequence. A new prompt therefore waits for the prompt tokens ahead of it, and a running sequence waits
+for the prompt tokens in its steps. Blocks that a worker computes or reads evict others, since a cache in use is full.
 """
 
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from baton.router.policy.targets import SLOPE, Targets
 
 @dataclass(slots=True)
 class Price:
-    """What a plan is predicted to take."""
+    """Predicted price of a plan."""
 
     ttft_s: float  # from now to the first token
-    # Added to tokens: of requests that run beside it, of those behind it, and its own after the first. Where times are
-    # promised: what that costs, and what the first token's time costs beside its seconds.
+    # Delay of tokens: of the requests that run with it, of those queued after it, and its own after the first. With
+    # targets: the cost of that delay, and what a late first token costs in addition to its seconds.
     harm_s: float
-    evicted_s: float  # to compute again what is evicted for its blocks, as far as that will be wanted
-    unfair_s: float  # of the prompt's computation, for a decode worker that got more than its share lately
+    evicted_s: float  # to recompute the part of the evicted blocks that will be used again
+    unfair_s: float  # a share of the prompt's compute time, for a decode worker that recently got more than its share
 
     def __str__(self) -> str:
         return (
@@ -33,38 +33,38 @@ class Price:
 
 @dataclass(slots=True)
 class PrefillOption:
-    """A prefill worker, what it would be asked to pull, and its part of the price."""
+    """A prefill worker, the worker to pull a prefix from, and their part of the price."""
 
     prefill: WorkerSnapshot
     source: WorkerSnapshot | None
-    wait_s: float  # until it begins with the prompt
+    wait_s: float  # until the prompt starts
     compute_s: float
     num_computed_tokens: int
-    num_chunk_tokens: int  # of them, in a step
-    first_chunk_s: float  # of `compute_s`; only after it are there blocks to read
+    num_chunk_tokens: int  # of `num_computed_tokens`, per step
+    first_chunk_s: float  # part of `compute_s`; there are no blocks to read before its end
     evicted_s: float  # as in `Price`, at the prefill worker
-    harm_s: float  # the same
+    harm_s: float  # as in `Price`, at the prefill worker
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """The constants of the prices, and the prices."""
+    """Prices of plans, and their constants."""
 
-    targets: Targets | None = None  # what is promised; None: nothing, so that a delay counts by its seconds
-    harm_weight: float = 0.1  # of such a second, against one of waiting for the first token
-    eviction_weight: float = 0.8  # of a second's work that is evicted and would have been of use
-    fairness_weight: float = 4.0  # with twice its share a worker loses so many times what its cache is worth
-    num_output_tokens: int = 256  # of a request, assumed: nobody knows how long an answer becomes
-    num_step_tokens: int = 2048  # most tokens of a step, of a worker that does not say it
-    hop_s: float = 0.004  # from one worker to another and back
-    min_source_blocks: int = 4  # fewer blocks are not worth a third worker
+    targets: Targets | None = None  # latency targets; None: a delay costs its seconds
+    harm_weight: float = 0.1  # of a second of delay, relative to a second of TTFT
+    eviction_weight: float = 0.8  # of a second of evicted work that would have been reused
+    fairness_weight: float = 4.0  # at twice its share a worker loses this multiple of what its cache is worth
+    num_output_tokens: int = 256  # assumed per request, since the real length is unknown
+    num_step_tokens: int = 2048  # token budget of a step, for workers that do not report it
+    hop_s: float = 0.004  # round trip between workers
+    min_source_blocks: int = 4  # minimum gain for which a third worker is involved
 
     def times(self, request: RoutedRequest, worker: WorkerSnapshot, book: RateBook) -> WorkerTimes:
-        """The worker as the request finds it."""
+        """Return the times of a worker for this request."""
         return WorkerTimes.of(request, worker, book.of(worker), self.num_step_tokens, self.num_output_tokens)
 
     def cost(self, price: Price) -> float:
-        """What is least for the best plan."""
+        """Return the weighted price; the best plan has the least."""
         return (
             self._ttft_weight * price.ttft_s
             + self._harm_weight * price.harm_s
@@ -73,7 +73,7 @@ class CostModel:
         )
 
     def option_cost(self, option: PrefillOption) -> float:
-        """The prefill worker's part of a plan's cost."""
+        """Return the prefill worker's part of the cost."""
         busy_s = self._harm_weight * option.harm_s
         if self.targets is not None:
             busy_s += self.targets.late_s(self.hop_s + option.wait_s + option.compute_s)
@@ -81,15 +81,17 @@ class CostModel:
         return self._ttft_weight * ttft_s + busy_s + self.eviction_weight * option.evicted_s
 
     def is_tight(self, decode: WorkerTimes) -> bool:
-        """Whether one more sequence there would have to wait for room, or come near what is promised."""
+        """Return whether one more sequence would wait for room or come close to the targets."""
         return decode.room_s > 0 or (self.targets is not None and self.targets.is_tight(decode))
 
     def local(self, request: RoutedRequest, decode: WorkerTimes, unfair_s: float) -> Price:
-        """The decode worker computes the prompt itself."""
+        """Return the price if the decode worker computes the prompt itself."""
         work_s = decode.missing / decode.rates.prefill_tokens_per_s
         ttft_s = decode.room_s + decode.queue_s + _compute_s(decode, decode.missing)
         if self.targets is None:
-            others_s = (decode.num_running + 1) * work_s  # who decodes now, and on the average one who comes next
+            others_s = (
+                decode.num_running + 1
+            ) * work_s  # the running sequences, and on average one that arrives meanwhile
             harm_s = others_s + self._joining_s(decode)
         else:
             harm_s = self.targets.late_s(ttft_s) + self.targets.joining_s(request, decode)
@@ -97,7 +99,7 @@ class CostModel:
         return Price(ttft_s, harm_s, request.reuse_share * work_s, unfair_s)
 
     def remote(self, request: RoutedRequest, decode: WorkerTimes, option: PrefillOption, unfair_s: float) -> Price:
-        """A prefill worker computes the prompt; its blocks are read while it goes on computing."""
+        """Return the price if a prefill worker computes the prompt, with its blocks read during the computation."""
         block_size = decode.worker.block_size
         block_s = decode.worker.block_bytes / decode.rates.read_bytes_per_s
         transfer_s = ceil(decode.missing / block_size) * block_s
@@ -120,7 +122,7 @@ class CostModel:
     def option(
         self, request: RoutedRequest, prefill: WorkerTimes, source: WorkerSnapshot | None = None
     ) -> PrefillOption:
-        """What the prompt takes at a prefill worker that pulls what `source` has more of it, if there is one."""
+        """Return a prefill worker's part of the price; it pulls the longer prefix of `source`, if one is given."""
         missing, wait_s = prefill.missing, prefill.queue_s + prefill.room_s
         if source is not None:
             missing = request.missing_tokens(source)
@@ -144,13 +146,16 @@ class CostModel:
         )
 
     def unfair_s(self, request: RoutedRequest, decode: WorkerTimes, book: RateBook) -> float:
-        """Prompts follow what is cached, and what is cached follows prompts: without this one worker may get most."""
+        """Return the surcharge for a worker with more than its share.
+
+        Prompts go where their prefix is cached, and are then cached there: without it one worker could attract most.
+        """
         worth_s = request.reuse_share * request.num_tokens / decode.rates.prefill_tokens_per_s
         return book.excess(decode.worker) * worth_s
 
     @property
     def _ttft_weight(self) -> float:
-        """A first token that is early is worth no more than tokens that are, where times for both are promised."""
+        """Weight of TTFT: with targets for both, an early first token is worth no more than early later tokens."""
         return 1.0 if self.targets is None else SLOPE
 
     @property
@@ -158,11 +163,11 @@ class CostModel:
         return self.harm_weight if self.targets is None else 1.0
 
     def _joining_s(self, decode: WorkerTimes) -> float:
-        """One more sequence slows every token of those who run, and they its own."""
+        """Return the delay of one more sequence: it slows all tokens of the running ones, and they slow its own."""
         return 2 * decode.num_running * self.num_output_tokens * decode.rates.decode_sequence_s
 
 
 def _compute_s(worker: WorkerTimes, num_tokens: int) -> float:
-    """So many tokens of a prompt, in as many steps as they need."""
+    """Return the seconds for this many prompt tokens, in as many steps as needed."""
     num_steps = ceil(num_tokens / worker.num_step_tokens)
     return num_tokens / worker.rates.prefill_tokens_per_s + num_steps * worker.step_s

@@ -1,4 +1,4 @@
-"""The policies by their names: by price, and others to compare it with."""
+"""Routing policies by name: by price, and baselines to compare it with."""
 
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
@@ -13,24 +13,26 @@ from baton.router.request_context import HintedPlan
 
 @dataclass(frozen=True, slots=True)
 class CostPolicy:
-    """The cheapest plan; `plan`: only of this kind, where a request's hints and the workers that are there allow it."""
+    """The cheapest plan."""
 
     model: CostModel = field(default_factory=CostModel)
-    local_prefill_below: int | None = None  # decides without prices who computes the prompt; None: the cheaper one
+    local_prefill_below: int | None = (
+        None  # threshold in tokens for local prefill instead of prices; None: prices decide
+    )
 
     def __call__(self, request: RoutedRequest, cluster: ClusterSnapshot) -> Plan:
-        """The plan. Raises NoWorker if no worker can decode, ImpossiblePlan for hints that cannot be followed."""
+        """Return the plan. Raises NoWorker if no worker can decode, ImpossiblePlan for wrong hints."""
         return choose(request, cluster, self.model, self.local_prefill_below)
 
 
 @dataclass(frozen=True, slots=True)
 class AlwaysLocalPolicy:
-    """The cheapest plan without a prefill worker; one that a request's hints name is taken all the same."""
+    """The cheapest plan without a prefill worker, unless the request's hints name one."""
 
     model: CostModel = field(default_factory=CostModel)
 
     def __call__(self, request: RoutedRequest, cluster: ClusterSnapshot) -> Plan:
-        """As above."""
+        """Return the plan; see `CostPolicy`."""
         hints = request.hints
         if hints.prefill_worker is None and hints.plan is None:
             request = replace(request, hints=replace(hints, plan="local"))
@@ -39,12 +41,12 @@ class AlwaysLocalPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RoundRobinPolicy:
-    """Each in turn, whatever they have cached or to do."""
+    """Each worker in turn, whatever it has cached or queued."""
 
-    local_prefill_below: int | None  # as above; None: a prefill worker always, if there is one
+    local_prefill_below: int | None  # in tokens; None: always a prefill worker, if there is one
 
     def __call__(self, request: RoutedRequest, cluster: ClusterSnapshot) -> Plan:
-        """As above."""
+        """Return the plan; see `CostPolicy`."""
         candidates = find_candidates(request, cluster)
         decode = _in_turn(candidates.decoders, cluster.turn)
         prefillers = candidates.prefillers_for(decode)
@@ -57,12 +59,12 @@ class RoundRobinPolicy:
 
 @dataclass(frozen=True, slots=True)
 class LeastLoadedPolicy:
-    """Who has least to do, whatever they have cached."""
+    """The least loaded workers, whatever they have cached."""
 
-    local_prefill_below: int | None  # as above
+    local_prefill_below: int | None  # in tokens
 
     def __call__(self, request: RoutedRequest, cluster: ClusterSnapshot) -> Plan:
-        """As above."""
+        """Return the plan; see `CostPolicy`."""
         candidates = find_candidates(request, cluster)
         decode = min(candidates.decoders, key=_load)
         reason = local_reason(request, candidates, decode, self.local_prefill_below)
@@ -75,7 +77,7 @@ class LeastLoadedPolicy:
 
 
 def make_policy(name: str, local_prefill_below: int | None, targets: Targets | None = None) -> Policy:
-    """The policy of this name; `targets`: what requests are promised. Raises ValueError if there is none."""
+    """Return the policy of this name, with these latency targets. Raises ValueError for an unknown name."""
     model = CostModel(targets=targets)
     policies: dict[str, Policy] = {
         "cost": CostPolicy(model, local_prefill_below),
@@ -92,7 +94,7 @@ def make_policy(name: str, local_prefill_below: int | None, targets: Targets | N
 def local_reason(
     request: RoutedRequest, candidates: Candidates, decode: WorkerSnapshot, local_prefill_below: int | None
 ) -> str | None:
-    """Why the decode worker prefills itself; None if it does not."""
+    """Return why the decode worker computes the prompt itself; None if a prefill worker does."""
     hint: HintedPlan | None = candidates.plan
     if hint == "local":
         return "the request asks for a local plan"
@@ -105,7 +107,7 @@ def local_reason(
 
 
 def _others(prefillers: list[WorkerSnapshot], chosen: WorkerSnapshot) -> tuple[WorkerSnapshot, ...]:
-    """Who is asked in turn if the chosen prefill worker fails: those with least to do."""
+    """Return the least loaded prefill workers as fallbacks for the chosen one."""
     return tuple(nsmallest(MAX_FALLBACKS, (each for each in prefillers if each is not chosen), key=_load))
 
 

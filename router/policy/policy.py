@@ -1,11 +1,11 @@
-"""Which workers serve a request: pure functions over a snapshot, without clock or I/O.
+"""The choice of workers for a request: pure functions over a snapshot, without clock or I/O.
 
-1. The candidates are found: what fits the request's length, as its hints leave it.
-2. Of many, those are priced that look best by what they have to compute and what of the prompt they lack; workers of
-   both roles prefill for decode workers, and decode what these have no room for.
-3. The prompt is priced at each prefill worker, with its prefix pulled from who has most of it, or computed anew.
-4. Every decode worker is priced with the prompt computed there, and with the best of the prefill workers.
-5. The cheapest plan wins; plans that are as good as equal are told apart by chance, which differs between routers.
+1. Find the candidates: workers that fit the request's length and its hints.
+2. Shortlist those with the least queued work and the most of the prompt cached. Colocated workers prefill for decode
+   workers, and decode only what these have no room for.
+3. Price the prompt at each prefill worker, with the prefix pulled from the worker that has most of it or computed anew.
+4. Price each decode worker with the prompt computed there, and with the best prefill workers.
+5. Take the cheapest plan. Among nearly equal plans chance decides, differently in each router.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,17 +23,17 @@ Policy = Callable[[RoutedRequest, ClusterSnapshot], Plan]
 
 MAX_DECODERS = 8  # priced in full
 MAX_PREFILLERS = 8
-MAX_FALLBACKS = 2  # prefill workers that are asked in turn if the chosen one fails
-MAX_OPTIONS = 2  # ways through a prefill worker that are combined with each decode worker
-REQUEST_TOKENS = 16  # in the first, rough look a request counts like so many tokens
-TIE_SHARE = 0.02  # of a price; predictions are not better than that, and reports not newer
+MAX_FALLBACKS = 2  # prefill workers to try if the chosen one fails
+MAX_OPTIONS = 2  # prefill options combined with each decode worker
+REQUEST_TOKENS = 16  # weight of a request in the shortlist, in tokens
+TIE_SHARE = 0.02  # of a price; predictions are no better than that, and reports no newer
 TIE_S = 0.0005
 MASK = (1 << 64) - 1
 
 
 @dataclass(slots=True)
 class Priced:
-    """A plan's parts, and its price."""
+    """A plan with its price."""
 
     decode: WorkerSnapshot
     option: PrefillOption | None
@@ -50,10 +50,10 @@ class Priced:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The best plan's price, and that of the best plan of the other kind."""
+    """The best plan and its alternatives; as text, with the best alternative of the other kind."""
 
     best: Priced
-    plans: Sequence[Priced]  # all
+    plans: Sequence[Priced]  # including the best
 
     def __str__(self) -> str:
         others = [plan for plan in self.plans if (plan.option is None) is not (self.best.option is None)]
@@ -63,10 +63,10 @@ class Comparison:
 def choose(
     request: RoutedRequest, cluster: ClusterSnapshot, model: CostModel, local_prefill_below: int | None = None
 ) -> Plan:
-    """The cheapest plan. Raises NoWorker if no worker can decode, ImpossiblePlan for hints that cannot be followed.
+    """Return the cheapest plan. Raises NoWorker if no worker can decode, ImpossiblePlan for wrong hints.
 
-    `local_prefill_below` decides without prices who computes the prompt, wherever both are possible: the decode worker
-    if it lacks fewer tokens; None: the cheaper one.
+    With `local_prefill_below` the decode worker computes the prompt if it lacks fewer tokens than that, and otherwise a
+    prefill worker does, wherever both are possible. None: prices decide.
     """
     candidates = find_candidates(request, cluster)
     book = RateBook(cluster)
@@ -95,8 +95,9 @@ def choose(
 def find_decoders(
     request: RoutedRequest, workers: list[WorkerSnapshot], model: CostModel, book: RateBook
 ) -> list[WorkerSnapshot]:
-    """The decode workers that are priced. Workers of both roles, which prefill for these, decode themselves only where
-    no decode worker has room within what is promised.
+    """Return the decode workers to price.
+
+    Colocated workers, which prefill for these, are included only if no decode worker has room within the targets.
     """
     decoders = [worker for worker in workers if worker.role is not WorkerRole.BOTH]
     others = [worker for worker in workers if worker.role is WorkerRole.BOTH]
@@ -115,7 +116,7 @@ def find_decoders(
 def shortlist(
     request: RoutedRequest, workers: list[WorkerSnapshot], book: RateBook, count: int
 ) -> list[WorkerSnapshot]:
-    """The workers that look best at a glance, which is cheap for a thousand of them."""
+    """Return the workers with the least estimated work; cheap for a thousand of them."""
     if len(workers) <= count:
         return workers
     cached, num_tokens = request.cached_tokens, request.num_tokens
@@ -142,7 +143,7 @@ def prefill_options(
     model: CostModel,
     book: RateBook,
 ) -> list[PrefillOption]:
-    """The ways through a prefill worker, the best first."""
+    """Return the prefill workers with their possible prefix sources, best first."""
     options: list[PrefillOption] = []
     sources = find_prefix_sources(request, cluster, prefillers[0].fingerprint) if prefillers else []
     for prefill in shortlist(request, prefillers, book, MAX_PREFILLERS):
@@ -157,9 +158,9 @@ def prefill_options(
 
 
 def find_prefix_sources(request: RoutedRequest, cluster: ClusterSnapshot, fingerprint: str) -> list[WorkerSnapshot]:
-    """The two workers with most of the prefix: a prefill worker pulls from the first that it is not itself.
+    """Return the two workers with most of the prefix. A prefill worker pulls from the first that is another worker.
 
-    That may be the decode worker: in a chat it has the turns before, which the prefill worker never saw whole.
+    It may be the decode worker: in a chat that has the earlier turns, which the prefill worker never saw as a whole.
     """
     cached = request.cached_tokens
     sources = [
@@ -169,7 +170,7 @@ def find_prefix_sources(request: RoutedRequest, cluster: ClusterSnapshot, finger
 
 
 def _one_a_fingerprint(decoders: Iterable[WorkerSnapshot]) -> Iterator[WorkerSnapshot]:
-    """One decode worker of each fingerprint that can be handed a prompt."""
+    """Yield one decode worker per fingerprint among those that can receive KV."""
     seen: set[str] = set()
     for decode in decoders:
         if decode.role is not WorkerRole.BOTH and decode.fingerprint not in seen:
@@ -193,15 +194,15 @@ def _cheapest(plans: list[Priced], options: Mapping[str, list[PrefillOption]], c
 
 
 def _fallbacks(chosen: PrefillOption, options: Iterable[PrefillOption]) -> tuple[WorkerSnapshot, ...]:
-    """The next best prefill workers; `options` has the best first."""
+    """Return the next best prefill workers; `options` is sorted best first."""
     others = {option.prefill.incarnation: option.prefill for option in options if option.prefill is not chosen.prefill}
     return tuple(islice(others.values(), MAX_FALLBACKS))
 
 
 def _break_tie(plans: list[Priced], cluster: ClusterSnapshot) -> Priced:
-    """Of two as good as the cheapest, taken by chance, the one whose workers have done less.
+    """Pick two plans at random among the nearly cheapest, and return the one whose workers have done less.
 
-    Always the one that has done least would bring all routers to the same worker.
+    Always taking the least used would send all routers to the same worker.
     """
     least = min(plan.cost for plan in plans)
     ties = [plan for plan in plans if plan.cost <= least * (1 + TIE_SHARE) + TIE_S]
@@ -213,7 +214,7 @@ def _break_tie(plans: list[Priced], cluster: ClusterSnapshot) -> Priced:
 
 
 def chance(number: int) -> int:
-    """A number below 2**64 that looks drawn, the same for the same `number` (the mixing of SplitMix64, 2014)."""
+    """Return a pseudorandom number below 2**64 that depends only on `number` (SplitMix64, 2014)."""
     mixed = number * 0x9E3779B97F4A7C15 & MASK
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & MASK
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & MASK

@@ -8,7 +8,7 @@ from statistics import median
 
 from baton.router.policy.cluster import ClusterSnapshot, RoutedRequest, WorkerRole, WorkerSnapshot, excess, fair_count
 
-# Until any worker has reported: an 8B model on one recent GPU, roughly. Only their proportions matter for a choice.
+# Used until a worker has reported: roughly an 8B model on a recent GPU. Only their proportions matter.
 DEFAULT_PREFILL_TOKENS_PER_S = 10_000.0
 DEFAULT_DECODE_STEP_S = 0.010
 DEFAULT_DECODE_SEQUENCE_S = 0.0001
@@ -19,7 +19,7 @@ Attribute = Callable[[WorkerSnapshot], float]
 
 @dataclass(slots=True)
 class WorkerRates:
-    """All known, or assumed."""
+    """Rates of a worker, reported or assumed."""
 
     prefill_tokens_per_s: float
     decode_step_s: float
@@ -28,9 +28,7 @@ class WorkerRates:
 
 
 class RateBook:
-    """Owns the rates of one snapshot's workers: what they report; else the median of their role, else of all, else the
-    defaults.
-    """
+    """Rates of the workers in a snapshot: reported, otherwise the median of their role, of all workers, or defaults."""
 
     def __init__(self, cluster: ClusterSnapshot) -> None:
         self._cluster = cluster
@@ -39,7 +37,7 @@ class RateBook:
         self._assumed_prefill: dict[WorkerRole, float] = {}
 
     def of(self, worker: WorkerSnapshot) -> WorkerRates:
-        """The worker's rates."""
+        """Return the rates of a worker."""
         knows_step = worker.decode_step_s > 0
         if knows_step and worker.prefill_tokens_per_s > 0 and worker.read_bytes_per_s > 0:
             return WorkerRates(
@@ -57,7 +55,7 @@ class RateBook:
         )
 
     def excess(self, decode: WorkerSnapshot) -> float:
-        """By what share a decode worker got more of the router's last requests than others."""
+        """Return by what share a decode worker got more recent requests than the average."""
         if self._fair_count is None:
             roles = [worker.role for worker in self._cluster.workers]
             num_decoders = roles.count(WorkerRole.DECODE) or roles.count(WorkerRole.BOTH)
@@ -65,7 +63,7 @@ class RateBook:
         return excess(decode.recent, self._cluster.turn, self._fair_count)
 
     def assumed(self, role: WorkerRole) -> WorkerRates:
-        """Rates of a worker of the role that has not said anything of them."""
+        """Return the rates assumed for a worker of this role that has reported none."""
         if role not in self._assumed:
             alike = [worker for worker in self._cluster.workers if worker.role is role]
             self._assumed[role] = WorkerRates(
@@ -77,7 +75,7 @@ class RateBook:
         return self._assumed[role]
 
     def assumed_prefill_tokens_per_s(self, role: WorkerRole) -> float:
-        """The first of these rates alone: the one that a glance at every worker needs."""
+        """Return the assumed prefill rate alone, which the shortlist needs for every worker."""
         if role not in self._assumed_prefill:
             alike = [worker for worker in self._cluster.workers if worker.role is role]
             typical = self._typical(alike, attrgetter("prefill_tokens_per_s"))
@@ -85,7 +83,7 @@ class RateBook:
         return self._assumed_prefill[role]
 
     def _typical(self, alike: Iterable[WorkerSnapshot], attribute: Attribute) -> float:
-        """The median of those workers that know it, else of all workers that do, else 0."""
+        """Return the median over `alike` if any of them reports it, otherwise over all workers, otherwise 0."""
         for workers in (alike, self._cluster.workers):
             known = [value for value in map(attribute, workers) if value > 0]
             if known:
@@ -95,22 +93,22 @@ class RateBook:
 
 @dataclass(slots=True)
 class WorkerTimes:
-    """Seconds, and what they follow from; made once for each worker and request."""
+    """Predicted times of one worker for one request, in seconds, and what they follow from."""
 
     worker: WorkerSnapshot
     rates: WorkerRates
     missing: int  # tokens of the prompt that the worker lacks
-    num_step_tokens: int  # most of a step
-    num_running: int  # sequences that will soon run, if not now
-    step_s: float  # of a step that decodes those
-    queue_s: float  # until the prompts that the worker has are computed, and at least half of a step under way
-    room_s: float  # until enough sequences have ended for a place in the batch and blocks for the prompt
+    num_step_tokens: int  # token budget of a step
+    num_running: int  # sequences that run, or soon will
+    step_s: float  # of a step that decodes these
+    queue_s: float  # until its queued prompts are computed; at least half of the step in flight
+    room_s: float  # until enough sequences have finished for a place in the batch and the blocks of the prompt
 
     @classmethod
     def of(
         cls, request: RoutedRequest, worker: WorkerSnapshot, rates: WorkerRates, num_step_tokens: int, num_output: int
     ) -> "WorkerTimes":
-        """`num_step_tokens`: of a worker that does not say it; sequences end after `num_output` tokens each."""
+        """`num_step_tokens`: budget of a worker that reports none. Sequences are assumed to end after `num_output` tokens."""
         num_step_tokens = worker.max_num_batched_tokens or num_step_tokens
         missing = request.missing_tokens(worker)
         num_running = worker.num_requests
@@ -126,7 +124,7 @@ class WorkerTimes:
 
 
 def num_ends_needed(request: RoutedRequest, worker: WorkerSnapshot, num_running: int) -> float:
-    """How many of the running sequences have to end before the request has a place and its blocks."""
+    """Return how many running sequences must finish before the request has a place and its blocks."""
     num_ends = 0.0
     if worker.max_num_seqs:
         num_ends = float(max(0, worker.num_requests + 1 - worker.max_num_seqs))

@@ -1,14 +1,14 @@
-"""The times that are promised, and what it costs to come near them.
+"""Latency targets, and the cost of coming close to them.
 
-A delay in seconds does not say what it does to a request: far from its target little, near it everything. So a time
-that is the share `x` of its target costs `SLOPE * x + x ** POWER`, in units of the time to the first token that is
-promised; and a plan costs what it adds to that, at its own request and at those that decode where it computes or
-decodes. A first token that is later costs ever more, for else nothing would be done about a queue. An answer whose
-tokens come too slowly is lost, and costs little more if they come slower still.
+The effect of a delay depends on the target: far from it little, close to it everything. A latency of a share `x` of its
+target costs `SLOPE * x + x ** POWER`, in units of the TTFT target. A plan costs what it adds to that, for its own
+request and for those that decode where it computes or decodes. The cost of a late first token grows without bound,
+otherwise long queues would never be relieved. A response whose tokens are too slow is lost, and costs little more if
+they get slower still.
 
-One prompt that is computed in between is nothing to an answer of hundreds of tokens, and makes one of ten tokens come
-too slowly. So its cost is that to answers of several typical lengths: to those that decode, of which the long ones are
-more than among those that come, since they stay longer; and to those that come while it is computed.
+A single prompt computed in between hardly affects a response of hundreds of tokens, but makes one of ten tokens too
+slow. Its cost is therefore averaged over several typical response lengths: over the sequences that decode (more of them
+are long than among arrivals, since they stay longer), and over those that arrive while it is computed.
 """
 
 from dataclasses import dataclass
@@ -18,63 +18,67 @@ from baton.router.policy.rates import WorkerTimes
 
 SLOPE = 0.3
 POWER = 4
-STEEP_SHARE = 3.0  # beyond it the cost grows no steeper, but grows: else nothing would ever be done about a long queue
-LOST_SHARE = 1.2  # of the time per token: such an answer is lost
-LOST_SLOPE = 0.5  # beside the other one, of what is lost anyway
-DEAREST_SHARE = (LOST_SLOPE / POWER) ** (1 / (POWER - 1))  # from which it costs most to be lost
-MOST_PROMPT_SHARE = 0.85  # of a worker's time; with all of it there would be no tokens
-TIGHT_SHARE = 0.92  # from here on a worker has as many sequences as it should: not all that comes is seen in time
+STEEP_SHARE = 3.0  # beyond it the cost grows linearly, so that long queues still count
+LOST_SHARE = 1.2  # of the TPOT target: beyond it the response is lost
+LOST_SLOPE = 0.5  # in addition to SLOPE, once a response is lost
+DEAREST_SHARE = (LOST_SLOPE / POWER) ** (1 / (POWER - 1))  # share at which becoming lost costs most
+MOST_PROMPT_SHARE = 0.85  # bound on the share of a worker's time spent on prompts
+TIGHT_SHARE = 0.92  # at which a worker counts as full; below 1, since reports lag
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What a request is promised."""
+    """Targets for TTFT and TPOT, in seconds."""
 
     ttft_s: float
     tpot_s: float
 
     def late_s(self, ttft_s: float) -> float:
-        """Cost of a first token after so long, beside these seconds themselves."""
+        """Return the cost of a first token after `ttft_s`, in addition to the seconds themselves."""
         return self.ttft_s * _power(ttft_s / self.ttft_s)
 
     def token_share(self, worker: WorkerTimes, num_more: int) -> float:
-        """The time per token at a worker with so many more sequences, as a share of the target: that of a step, in
-        what prompts leave of the worker's time.
+        """Return the TPOT at a worker with `num_more` sequences as a share of the target: the step time, in the part
+        of the worker's time that prompts leave.
         """
         prompt_share = min(MOST_PROMPT_SHARE, worker.worker.prompt_share) if worker.num_running else 0.0
         return self._step_share(worker, num_more) / (1 - prompt_share)
 
     def is_tight(self, decode: WorkerTimes) -> bool:
-        """Whether decoding alone takes nearly the time that is promised, with one more sequence there."""
+        """Return whether decoding with one more sequence would nearly reach the TPOT target."""
         return self._step_share(decode, num_more=1) > TIGHT_SHARE
 
     def joining_s(self, request: RoutedRequest, decode: WorkerTimes) -> float:
-        """Cost of one more sequence in a worker's steps: of its own tokens, and of all others' there for its time."""
+        """Return the cost of one more sequence in a worker's steps: for its own tokens and for the others there."""
         before, after = (_token_cost(self.token_share(decode, num_more)) for num_more in (0, 1))
         stay = request.expected_output_tokens / request.mean_output_tokens
         return self.ttft_s * (after + stay * _num_decoding(decode) * (after - before))
 
     def disturbing_s(self, request: RoutedRequest, worker: WorkerTimes, work_s: float, num_more: int) -> float:
-        """Cost of a prompt's computation to those that decode there, `num_more` that join too, and those that come."""
+        """Return the cost of a prompt's computation: for the sequences that decode there, `num_more` that join, and
+        those that arrive meanwhile.
+        """
         num_decoding, share = _num_decoding(worker), self.token_share(worker, num_more)
         lengths = request.typical_output_tokens or (request.mean_output_tokens,)
         mean = sum(lengths) / len(lengths)
-        there = comes = 0.0  # an answer of the mean length, by chance one that decodes, and one that comes
+        there = comes = 0.0  # per response of the mean length: one that decodes, one that arrives
         for length in lengths:
             there += length / mean * self._slowing(share, work_s / length) / len(lengths)
-            comes += self._slowing(share, work_s / 2 / length) / len(lengths)  # on average in the middle of it
+            comes += self._slowing(share, work_s / 2 / length) / len(lengths)  # it arrives halfway through, on average
         step_s = self.tpot_s * self._step_share(worker, num_more)
         num_coming = _num_coming(worker) * work_s / (mean * step_s) if step_s > 0 else 0.0
         next_prompt = SLOPE * work_s / (request.mean_output_tokens * self.tpot_s)  # waits for this one
         return self.ttft_s * (num_decoding * there + num_coming * comes + next_prompt)
 
     def pause_s(self, request: RoutedRequest, seconds: float) -> float:
-        """Cost of a pause in the request's own answer, as long as that is far from its target."""
+        """Return the cost of a pause in the request's own output, far from its target."""
         return self.ttft_s * SLOPE * seconds / (request.expected_output_tokens * self.tpot_s)
 
     def _slowing(self, share: float, token_s: float) -> float:
-        """Cost of so much more for each token of an answer that comes at this share of the target; no less for one that
-        comes at a higher one. For one that is lost anyway it is less, but who is slowest must not be asked for more.
+        """Return the cost of `token_s` more per token for a response at this share of its target.
+
+        It never decreases with the share. A lost response would lose less, but the slowest worker must not attract
+        more work for that.
         """
         delay = token_s / self.tpot_s
         share = min(share, max(DEAREST_SHARE, LOST_SHARE - delay))
@@ -87,27 +91,28 @@ class Targets:
 
 
 def _num_decoding(worker: WorkerTimes) -> int:
-    """Sequences that decode there, or will."""
+    """Return the number of sequences that decode there, or will."""
     if worker.worker.role is WorkerRole.PREFILL:
         return 0
     num_decoding = max(0, worker.worker.num_requests - worker.worker.num_prefills)
-    return min(worker.num_running, num_decoding)  # a batch is no larger, however many wait
+    return min(worker.num_running, num_decoding)  # the batch is bounded, however many wait
 
 
 def _num_coming(worker: WorkerTimes) -> int:
-    """Sequences that come in the time that one stays: as many as there are (Little, 1961), and to a worker for decoding
-    one at least.
+    """Return the number of sequences that arrive while one stays.
+
+    As many as there are (Little, 1961), and at least one for a decode worker.
     """
     return max(_num_decoding(worker), int(worker.worker.role is WorkerRole.DECODE))
 
 
 def _token_cost(share: float) -> float:
-    """Of a time per token: linear once it is lost."""
+    """Return the cost of a TPOT at this share of the target; linear once the response is lost."""
     kept = min(share, LOST_SHARE)
     return float(SLOPE * share + kept**POWER + LOST_SLOPE * (share - kept))
 
 
 def _power(share: float) -> float:
-    """`share ** POWER`, and beyond `STEEP_SHARE` its tangent there."""
+    """Return `share ** POWER`, continued beyond `STEEP_SHARE` by its tangent."""
     steep = min(share, STEEP_SHARE)
     return float(steep**POWER + POWER * STEEP_SHARE ** (POWER - 1) * (share - steep))
