@@ -108,7 +108,7 @@ class WorkerTimes:
     def of(
         cls, request: RoutedRequest, worker: WorkerSnapshot, rates: WorkerRates, num_step_tokens: int, num_output: int
     ) -> "WorkerTimes":
-        """`num_step_tokens`: budget of a worker that reports none. Sequences are assumed to end after `num_output` tokens."""
+        """`num_step_tokens`: budget of a worker that reports none; `num_output`: assumed length of outputs."""
         num_step_tokens = worker.max_num_batched_tokens or num_step_tokens
         missing = request.missing_tokens(worker)
         num_running = worker.num_requests
