@@ -1,4 +1,4 @@
-"""Streams one chat completion, whichever router of several ends: resumed_stream.py http://router-0:8000 http://router-1:8000"""
+"""Stream one chat completion that survives the loss of a router: resumed_stream.py http://router-0:8000 http://router-1:8000"""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""Writes helm/baton/README.md from the chart's schema, values and Chart.yaml; with --check only tells whether it is so.
+"""Write helm/baton/README.md from the chart's schema, values and Chart.yaml; with --check, only compare it.
 
-The schema says what each key means, values.yaml its default.
+The schema has the meaning of each key, and values.yaml its default.
 """
 
 import json
@@ -22,10 +22,10 @@ INTRODUCTION = """\
 helm install baton helm/baton --set model=Qwen/Qwen3-0.6B --set image.repository=registry.example.com/baton
 ```
 
-makes routers (a Deployment with an HPA, a Service), a `RayService` with a worker group for prefill and one for decode,
-and a small Redis. Needed are the KubeRay operator, 1.5.1 or later, and an image: nobody publishes one, so build it from
-the Dockerfile. [docs/kubernetes.md](../../docs/kubernetes.md) leads from an empty cluster to a measured token, and on
-to upgrades and the end.
+This installs routers (a Deployment with an HPA, a Service), a `RayService` with a worker group for prefill and one for
+decode, and a small Redis. It needs the KubeRay operator, 1.5.1 or later, and an image: there is no published one, so
+build it from the Dockerfile. [docs/kubernetes.md](../../docs/kubernetes.md) leads from an empty cluster to a measured
+token, and covers upgrades and uninstalling.
 
 | example | what it is |
 |---|---|
@@ -33,23 +33,22 @@ to upgrades and the end.
 | `values-rdma.yaml` | KV by RDMA between GPU nodes |
 | `values-moe.yaml` | a mixture of experts, spread over the decode workers |
 
-What changes without a restart of any worker: the bounds of the pools (`replicas`, `minReplicas`, `maxReplicas`), `slo`,
-and all of `autoscaling` but `enabled`, `clusterBudget` and `upscalingMode`. Nearly everything else about workers makes
-KubeRay build a second cluster beside the first, which for a while takes twice the GPUs, unless `ray.upgradeStrategy` is
-`None`.
+These values can be changed without restarting a worker: the bounds of the pools (`replicas`, `minReplicas`,
+`maxReplicas`), `slo`, and all of `autoscaling` except `enabled`, `clusterBudget` and `upscalingMode`. For nearly every
+other change of workers, KubeRay builds a second cluster next to the first, which for a while takes twice the GPUs,
+unless `ray.upgradeStrategy` is `None`.
 
-Kubernetes' probes of a worker's pod ask for its Ray node. An engine that does not step, or does not load in time, is
-noticed by Serve (`healthCheckPeriodSeconds`, `startTimeoutSeconds`), which replaces that worker and not the others of
-its pod.
+Kubernetes' probes of a worker's pod check its Ray node. Serve detects an engine that does not step or does not load in
+time (`healthCheckPeriodSeconds`, `startTimeoutSeconds`), and replaces that worker, but not the others of its pod.
 
-This page is made from `values.schema.json` and `values.yaml`: `python scripts/chart_readme.py`.
+`python scripts/chart_readme.py` generates this page from `values.schema.json` and `values.yaml`.
 
 ## Values
 """
 
 
 def rows(schema: Mapping[str, Any], values: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Key, default and meaning of every value below; a section comes before what is in it."""
+    """Yield key, default and meaning of every value below; a section precedes its contents."""
     for name, found in schema["properties"].items():
         if name not in values:
             continue
@@ -63,7 +62,7 @@ def rows(schema: Mapping[str, Any], values: Mapping[str, Any], root: Mapping[str
 
 
 def resolved(entry: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry, with what it refers to."""
+    """Return the entry, with its reference resolved."""
     if "$ref" not in entry:
         return dict(entry)
     target: Any = root
@@ -73,7 +72,7 @@ def resolved(entry: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any
 
 
 def shown(value: object) -> str:
-    """A default, as short as it can be."""
+    """Return a default in short form."""
     if value is None or value == "":
         return ""
     text = json.dumps(value, ensure_ascii=False).strip('"')
@@ -81,7 +80,7 @@ def shown(value: object) -> str:
 
 
 def readme() -> str:
-    """The page."""
+    """Return the page's text."""
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
@@ -99,14 +98,14 @@ def readme() -> str:
 
 
 def main() -> int:
-    """The exit status."""
+    """Write or compare the page; return the exit status."""
     file = CHART / "README.md"
     if "--check" not in sys.argv[1:]:
         file.write_text(readme(), encoding="utf-8")
         return 0
     if file.read_text(encoding="utf-8") == readme():
         return 0
-    print(f"{file} is not what values.schema.json and values.yaml say: run python scripts/chart_readme.py")
+    print(f"{file} does not match values.schema.json and values.yaml: run python scripts/chart_readme.py")
     return 1
 
 

@@ -1,4 +1,4 @@
-// Streams one chat completion: node resumed-stream.ts http://router-0:8000 http://router-1:8000
+// Stream one chat completion that survives the loss of a router: node resumed-stream.ts http://router-0:8000 http://router-1:8000
 
 import OpenAI from "openai";
 import { makeResumingFetch } from "./resuming-fetch.ts";

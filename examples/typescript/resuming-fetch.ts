@@ -6,17 +6,17 @@
 //     const fetch = makeResumingFetch({ routers: ["http://router-1:8000"] });
 //     const client = new OpenAI({ baseURL: "http://router-0:8000/v1", apiKey: "none", fetch });
 //
-// It does what baton.client does for Python; docs/clients.md says what it promises. It needs only what browsers,
-// Node.js 20, Deno and Bun have. Tested with Node.js 24 and TypeScript 7 (tests/unit/client/test_resuming_fetch.py).
+// It is the counterpart of Python's baton.client; docs/clients.md describes its guarantees. It runs in browsers, Node.js 20,
+// Deno and Bun without other packages. Tested with Node.js 24 and TypeScript 7 (tests/unit/client/test_resuming_fetch.py).
 
 export interface ResumingFetchOptions {
   /** Base URLs of further routers of the same cluster, such as "http://router-1:8000". */
   routers?: string[];
-  /** How long a request is tried again without a new token. Default: 60,000. */
+  /** How long a request is retried without a new token. Default: 60,000. */
   maxOutageMs?: number;
-  /** A router that sends nothing on a stream for so long counts as lost. Default: 5,000. */
+  /** A router that sends nothing on a stream for this long counts as lost. Default: 5,000. */
   silenceMs?: number;
-  /** The fetch that sends. */
+  /** The underlying fetch. */
   fetch?: typeof fetch;
 }
 
@@ -86,7 +86,7 @@ class Resuming {
     this.silenceMs = options.silenceMs ?? 5_000;
   }
 
-  /** A response that the client may have. */
+  /** A response that is passed to the client. */
   async open(): Promise<Response> {
     while (true) {
       let response: Response;
@@ -118,7 +118,7 @@ class Resuming {
     }
   }
 
-  /** What the client reads: whole events of all attempts. */
+  /** The client's stream: whole events of all attempts. */
   body(response: Response): ReadableStream<Uint8Array> {
     const events = this.events(response);
     return new ReadableStream({
@@ -134,7 +134,7 @@ class Resuming {
     });
   }
 
-  /** Wait in front of the next attempt. Throws if there is none. */
+  /** Wait before the next attempt. Throws if there is none. */
   async lose(error: unknown, waitMs = 0): Promise<void> {
     this.attempt.abort();
     if (this.isOver || this.init.signal?.aborted) throw error;
@@ -145,7 +145,7 @@ class Resuming {
       throw new Error(`given up after ${this.numLosses} losses, the latest: ${error}`, { cause: this.firstError });
     }
     await sleep(waitMs + Math.random() * Math.min(LONGEST_DELAY_MS, 200 * 2 ** round));
-    if (this.isOver) throw error; // the client went away
+    if (this.isOver) throw error; // the client has disconnected
   }
 
   private send(): Promise<Response> {
@@ -204,7 +204,7 @@ class Resuming {
     }
   }
 
-  /** Whether an error in the stream is the router's end, or in an outage one that another attempt may not have. */
+  /** Whether an error in the stream means that the router ends, or in an outage one that another attempt may avoid. */
   private isLeft(error: { code?: unknown }): boolean {
     if (error.code === "router_draining" || (error.code === 409 && this.numAttempts > 1)) return true;
     return this.numLosses > 0 && [429, 503, "rate_limit_exceeded"].includes(error.code as string);

@@ -171,7 +171,7 @@ def test_a_promise_that_no_alert_can_watch_is_refused_where_there_are_alerts(slo
 
 @pytest.mark.parametrize(("key", "buckets"), [("ttftSeconds", TTFT_BUCKETS_S), ("tpotSeconds", TOKEN_BUCKETS_S)])
 def test_the_bounds_that_may_be_promised_are_the_routers_buckets(key: str, buckets: tuple[float, ...]) -> None:
-    with pytest.raises(HelmError, match="is no bound") as refused:
+    with pytest.raises(HelmError, match="is not a bound") as refused:
         render(merged(MODEL, ON, {"slo": {key: 0.0123}}))
     told = str(refused.value).partition("give one of ")[2].partition(", or leave")[0]
     assert tuple(map(float, told.split(", "))) == buckets

@@ -20,12 +20,12 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
         {"decode": {"startTimeoutSeconds": 7200}, "autoscaling": {"startTimeoutSeconds": 3600}},
         r"autoscaling\.startTimeoutSeconds: 3600, but a worker of decode may take 7200",
     ),
-    ({"decode": {"minReplicas": 0, "maxReplicas": 4}}, "one at the least"),
-    ({"autoscaling": {"enabled": False}, "decode": {"replicas": 0}}, "one at the least"),
+    ({"decode": {"minReplicas": 0, "maxReplicas": 4}}, "at least one"),
+    ({"autoscaling": {"enabled": False}, "decode": {"replicas": 0}}, "at least one"),
     ({"decode": {"maxReplicas": 40, "replicasPerPod": 2}}, "need 20 pods, but the worker group has 16"),
     (
         {"prefill": {"tensorParallelSize": 2, "expertParallelSize": 4, "minReplicas": 4}},
-        r"prefill\.tensorParallelSize: 2, but expertParallelSize: 4; .* give as many, .* or 1",
+        r"prefill\.tensorParallelSize: 2, but expertParallelSize: 4; .* set the same number, .* or 1",
     ),
     (
         {"decode": {"tensorParallelSize": 4, "expertParallelSize": 2, "minReplicas": 2}},
@@ -69,17 +69,17 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
         "decode.extraEnv: UCX_TLS is set twice",
     ),
     ({"modelCache": {"extraEnv": [{"name": "TMPDIR", "value": "/"}]}}, "modelCache.extraEnv: TMPDIR is set twice"),
-    ({"monitoring": {"podMonitor": {"enabled": True}}}, "nobody ask Ray's pods for metrics"),
+    ({"monitoring": {"podMonitor": {"enabled": True}}}, "no access to the metrics of Ray's pods"),
     (
         {"redis": {"enabled": False, "external": {"url": "redis://x"}, "auth": {"existingSecret": "x"}}},
-        "of the chart's own Redis",
+        "the chart's own Redis, which",
     ),
     ({"autoscaling": {"budgetGPUs": 1}}, "the smallest pools need 2"),
     ({"device": "cpu", "autoscaling": {"clusterBudget": {"enabled": True}}}, "it counts GPUs"),
     ({"redis": {"enabled": False}}, "need a registry"),
     ({"redis": {"external": {"url": "redis://x"}}}, "not both"),
     ({"redis": {"enabled": False, "external": {"url": "redis://x", "existingSecret": "y"}}}, "not both"),
-    ({"head": {"faultTolerance": {"enabled": True}}}, "a Redis that forgets"),
+    ({"head": {"faultTolerance": {"enabled": True}}}, "a Redis without persistence"),
     (
         {"head": {"faultTolerance": {"enabled": True}}, "redis": {"enabled": False, "external": {"url": "redis://x"}}},
         "redisAddress: missing",
@@ -95,7 +95,7 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
             "keda": {"enabled": True, "prometheusAddress": "http://prometheus:9090"},
             "router": {"autoscaling": {"enabled": False}},
         },
-        "nothing here has Prometheus read",
+        "does not make Prometheus scrape",
     ),
     (
         {
@@ -114,7 +114,7 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
     ({"auth": {"apiKeys": {"existingSecret": "keys"}}}, "`helm test` needs a key"),
     ({"httpRoute": {"enabled": True}}, "name the Gateway"),
     ({"tls": {"internal": {"enabled": True}}}, "it needs a certificate"),
-    ({"tls": {"https": {"certManager": {"enabled": True}}}}, "nobody would use"),
+    ({"tls": {"https": {"certManager": {"enabled": True}}}}, "would not be used"),
     ({"tls": {"https": {"enabled": True, "certManager": {"enabled": True}}}}, r"issuerRef\.name: missing"),
     (
         {"tls": {"https": {"enabled": True, "existingSecret": "x", "certManager": {"enabled": True}}}},

@@ -1,4 +1,4 @@
-"""`helm test`: a completion is answered, and its prompt's KV was handed over from a prefill to a decode worker."""
+"""`helm test`: sends a completion whose prompt's KV is handed over from a prefill to a decode worker."""
 
 import json
 import os
@@ -14,29 +14,29 @@ TIMEOUT_S = float(os.environ["TIMEOUT_S"])
 PAUSE_S = 2.0
 
 
-def ask() -> tuple[str, dict[str, str]]:
-    """The text of a completion whose prompt nobody has in a cache, and the answer's headers."""
+def complete() -> tuple[str, dict[str, str]]:
+    """Return the text of a completion whose prompt no worker has cached, and the response's headers."""
     prompt = f"{uuid.uuid4()} " * 8
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     headers = {"content-type": "application/json", "x-baton-plan": "remote"}
     if key := os.environ.get("API_KEY"):
         headers["authorization"] = f"Bearer {key}"
-    # The certificate is for clients' names of the service; this asks whether requests are served.
+    # The certificate has the names that clients use; this only checks that requests are served.
     context = ssl._create_unverified_context() if URL.startswith("https:") else None
     request = urllib.request.Request(f"{URL}/v1/completions", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=60, context=context) as answer:
-        found = {name.lower(): value for name, value in answer.headers.items()}
-        return json.load(answer)["choices"][0]["text"], found
+    with urllib.request.urlopen(request, timeout=60, context=context) as response:
+        found = {name.lower(): value for name, value in response.headers.items()}
+        return json.load(response)["choices"][0]["text"], found
 
 
 def fault(text: str, headers: dict[str, str]) -> str | None:
-    """What is wrong with an answer."""
+    """Return what is wrong with a response, or None."""
     prefill, decode = headers.get("x-baton-prefill", ""), headers.get("x-baton-decode", "")
     handed_over = int(headers.get("x-baton-handed-over-tokens", "0"))
     if not text:
         return "the completion is empty"
     if not prefill or not decode or prefill == decode:
-        return f"it was no handover: prefill at {prefill or 'nobody'}, decode at {decode or 'nobody'}"
+        return f"there was no handover: prefill at {prefill or 'no worker'}, decode at {decode or 'no worker'}"
     if handed_over < 1:
         return f"no token was handed over from {prefill} to {decode}"
     print(f"{handed_over} tokens went from {prefill} to {decode} by {headers.get('x-baton-kv-transport')}")
@@ -44,11 +44,11 @@ def fault(text: str, headers: dict[str, str]) -> str | None:
 
 
 def main() -> int:
-    """Asks until an answer is as it should be: workers may still be loading."""
+    """Retry until a response is right, because workers may still be loading. Return the exit status."""
     end_s = time.monotonic() + TIMEOUT_S
     while True:
         try:
-            why = fault(*ask())
+            why = fault(*complete())
         except urllib.error.HTTPError as error:
             why = f"{error.code}: {error.read(800).decode(errors='replace')}"
         except (OSError, ValueError, KeyError) as error:

@@ -1,19 +1,19 @@
-{{/* What the operator, Ray or the application would reject or misplace is told here, before anything is installed. */}}
+{{/* Checks for values that the operator, Ray or the application would reject or misplace, before anything is installed. */}}
 {{- define "baton.checks" -}}
 {{- $v := .Values -}}
 {{- $_ := include "baton.modelPath" . -}}
 {{- if and $v.ray.checkOperator (not (.Capabilities.APIVersions.Has "ray.io/v1/RayService")) -}}
-{{- fail "the KubeRay operator is missing: this cluster has no ray.io/v1 RayService. Install it first (helm install kuberay-operator kuberay/kuberay-operator --version 1.5.1 or later), or set ray.checkOperator=false where the API cannot be asked (helm template)" -}}
+{{- fail "the KubeRay operator is missing: this cluster has no ray.io/v1 RayService. Install it first (helm install kuberay-operator kuberay/kuberay-operator --version 1.5.1 or later), or set ray.checkOperator=false if the API cannot be queried (helm template)" -}}
 {{- end -}}
 {{- include "baton.checkNames" . -}}
 {{- range $name := list "prefill" "decode" -}}
 {{- include "baton.checkPool" (dict "root" $ "name" $name) -}}
 {{- end -}}
 {{- if and (not (include "baton.hasGroups" .)) (or $v.eplb.enabled (int $v.eplb.numRedundantExperts)) -}}
-{{- fail "eplb: each worker has all experts, so there is nothing to place; give a pool an expertParallelSize over 1" -}}
+{{- fail "eplb: each worker has all experts, so there is nothing to place; set a pool's expertParallelSize to more than 1" -}}
 {{- end -}}
 {{- if and (not (include "baton.hasGroups" .)) (gt (int $v.minExpertRanks) 1) -}}
-{{- fail "minExpertRanks: each worker has all experts, so there are no ranks; give a pool an expertParallelSize over 1" -}}
+{{- fail "minExpertRanks: each worker has all experts, so there are no ranks; set a pool's expertParallelSize to more than 1" -}}
 {{- end -}}
 {{- if lt (int (include "baton.leastDecode" .)) 1 -}}
 {{- fail "decode: no worker decodes; decode.minReplicas (decode.replicas without autoscaling) must be at least 1" -}}
@@ -30,10 +30,10 @@
 {{- define "baton.checkNames" -}}
 {{- $name := include "baton.fullname" . -}}
 {{- if gt (len $name) 47 -}}
-{{- fail (printf "the name %s has %d characters, and KubeRay takes 47 for a RayService: shorten the release's name or set fullnameOverride" $name (len $name)) -}}
+{{- fail (printf "the name %s has %d characters, and KubeRay allows 47 for a RayService: shorten the release's name or set fullnameOverride" $name (len $name)) -}}
 {{- end -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
-{{- fail (printf "the name %s is none for a RayService: it must begin with a letter and have only a-z, 0-9 and -; set fullnameOverride" $name) -}}
+{{- fail (printf "the name %s is invalid for a RayService: it must begin with a letter and have only a-z, 0-9 and -; set fullnameOverride" $name) -}}
 {{- end -}}
 {{- end }}
 
@@ -48,23 +48,23 @@
 {{- fail (printf "%s.minReplicas: %v is more than maxReplicas, %v" $name $values.minReplicas $values.maxReplicas) -}}
 {{- end -}}
 {{- if and $v.autoscaling.enabled (not (kindIs "invalid" $values.replicas)) -}}
-{{- fail (printf "%s.replicas: %v, but with autoscaling the size follows the load, from minReplicas on; leave it out, or set autoscaling.enabled=false" $name $values.replicas) -}}
+{{- fail (printf "%s.replicas: %v, but with autoscaling the size follows the load, starting at minReplicas; leave it out, or set autoscaling.enabled=false" $name $values.replicas) -}}
 {{- end -}}
 {{- if lt (int $pool.size) 1 -}}
-{{- fail (printf "%s.%s: the application needs one at the least to begin with" $name (ternary "minReplicas" "replicas" (or $v.autoscaling.enabled (kindIs "invalid" $values.replicas)))) -}}
+{{- fail (printf "%s.%s: the application needs at least one to begin with" $name (ternary "minReplicas" "replicas" (or $v.autoscaling.enabled (kindIs "invalid" $values.replicas)))) -}}
 {{- end -}}
 {{- $timeout := $v.autoscaling.startTimeoutSeconds -}}
 {{- if and $v.autoscaling.enabled (not (kindIs "invalid" $timeout)) (lt (float64 $timeout) (float64 $values.startTimeoutSeconds)) -}}
-{{- fail (printf "autoscaling.startTimeoutSeconds: %v, but a worker of %s may take %v (%s.startTimeoutSeconds): it would be taken back while it starts, again and again" $timeout $name $values.startTimeoutSeconds $name) -}}
+{{- fail (printf "autoscaling.startTimeoutSeconds: %v, but a worker of %s may take %v (%s.startTimeoutSeconds): it would be given up while it starts, again and again" $timeout $name $values.startTimeoutSeconds $name) -}}
 {{- end -}}
 {{- if gt (int $pool.mostPods) (int $values.maxPods) -}}
-{{- fail (printf "%s.maxReplicas: %v replicas, %v to a pod, need %v pods, but the worker group has %v at most; raise %s.maxPods" $name $pool.most $values.replicasPerPod $pool.mostPods $values.maxPods $name) -}}
+{{- fail (printf "%s.maxReplicas: %v replicas, %v per pod, need %v pods, but the worker group has %v at most; raise %s.maxPods" $name $pool.most $values.replicasPerPod $pool.mostPods $values.maxPods $name) -}}
 {{- end -}}
 {{- if and (gt (int $values.tensorParallelSize) 1) (gt (int $values.expertParallelSize) 1) (ne (int $values.tensorParallelSize) (int $values.expertParallelSize)) -}}
-{{- fail (printf "%s.tensorParallelSize: %v, but expertParallelSize: %v; the ranks of a worker share its experts among themselves: give as many, to keep each whole on one of them, or 1" $name $values.tensorParallelSize $values.expertParallelSize) -}}
+{{- fail (printf "%s.tensorParallelSize: %v, but expertParallelSize: %v; the ranks of a worker share its experts among themselves: set the same number, to keep each expert whole on one rank, or 1" $name $values.tensorParallelSize $values.expertParallelSize) -}}
 {{- end -}}
 {{- if lt (int $pool.least) (int $pool.groupSize) -}}
-{{- fail (printf "%s.%s: %v, but the pool's group begins with %v workers (expertParallelSize), and none of them serves before; give %v or more" $name (ternary "minReplicas" "replicas" (or $v.autoscaling.enabled (kindIs "invalid" $values.replicas))) $pool.least $values.expertParallelSize $values.expertParallelSize) -}}
+{{- fail (printf "%s.%s: %v, but the pool's group begins with %v workers (expertParallelSize), and none of them serves before that; set %v or more" $name (ternary "minReplicas" "replicas" (or $v.autoscaling.enabled (kindIs "invalid" $values.replicas))) $pool.least $values.expertParallelSize $values.expertParallelSize) -}}
 {{- end -}}
 {{- if gt (mulf $values.shmGi 1024) (float64 $pool.podMemoryMi) -}}
 {{- fail (printf "%s.shmGi: %v GiB of shared memory count as the pod's memory, which has %v MiB" $name $values.shmGi $pool.podMemoryMi) -}}
@@ -74,18 +74,18 @@
 {{- fail (printf "%s.extraResources: %s is set twice; it follows from cpu, memoryGi and tensorParallelSize" $name $resource) -}}
 {{- end -}}
 {{- if and $v.rdma.enabled (eq $resource $v.rdma.resource) -}}
-{{- fail (printf "%s.extraResources: %s is set twice; rdma.count says how many" $name $resource) -}}
+{{- fail (printf "%s.extraResources: %s is set twice; rdma.count sets the number" $name $resource) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
 
-{{/* The operator looks for these at the head alone. */}}
+{{/* The operator checks for these only at the head. */}}
 {{- define "baton.checkHead" -}}
 {{- $refused := list "RAY_REDIS_ADDRESS" "REDIS_USERNAME" "RAY_enable_autoscaler_v2" -}}
 {{- if .Values.head.faultTolerance.enabled -}}{{- $refused = append $refused "REDIS_PASSWORD" -}}{{- end -}}
 {{- range .Values.head.extraEnv -}}
 {{- if has .name $refused -}}
-{{- fail (printf "head.extraEnv: %s is the operator's own; head.faultTolerance has the head's Redis" .name) -}}
+{{- fail (printf "head.extraEnv: %s is the operator's own; set the head's Redis in head.faultTolerance" .name) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
@@ -114,18 +114,18 @@
 {{- end -}}
 {{- $port := regexFind ":[0-9]+(/|[?]|$)" (regexReplaceAll "^[^@]*@" .external.url "") | regexFind "[0-9]+" -}}
 {{- if and $port (not (regexMatch "^redis(s)?[+]" .external.url)) (ne $port (toString .external.port)) -}}
-{{- fail (printf "redis.external.port: %v, but the URL has %s; the network policies let the former through" .external.port $port) -}}
+{{- fail (printf "redis.external.port: %v, but the URL has %s; the network policies allow the former" .external.port $port) -}}
 {{- end -}}
 {{- if and (not .enabled) .auth.existingSecret -}}
-{{- fail "redis.auth.existingSecret: it is of the chart's own Redis, which redis.enabled leaves out; use redis.external.existingSecret" -}}
+{{- fail "redis.auth.existingSecret: it is the Secret of the chart's own Redis, which redis.enabled=false leaves out; use redis.external.existingSecret" -}}
 {{- end -}}
 {{- if and .enabled (or .external.url .external.existingSecret) -}}
-{{- fail "redis: either its own (redis.enabled) or an external one, not both" -}}
+{{- fail "redis: use either the chart's own (redis.enabled) or an external one, not both" -}}
 {{- end -}}
 {{- end -}}
 {{- with .Values.head.faultTolerance -}}
 {{- if and .enabled $.Values.redis.enabled (not .redisAddress) (not $.Values.redis.persistence.enabled) -}}
-{{- fail "head.faultTolerance: a Redis that forgets keeps no head alive; set redis.persistence.enabled, or redisAddress of another one" -}}
+{{- fail "head.faultTolerance: a Redis without persistence loses the head's state; set redis.persistence.enabled, or redisAddress of another one" -}}
 {{- end -}}
 {{- if and .enabled .redisAddress (not (regexMatch ":[0-9]+$" .redisAddress)) -}}
 {{- fail (printf "head.faultTolerance.redisAddress: %s has no port; give HOST:PORT" .redisAddress) -}}
@@ -139,13 +139,13 @@
 {{- define "baton.checkCache" -}}
 {{- with .Values.modelCache -}}
 {{- if and (eq .type "hostPath") (not .hostPath) -}}
-{{- fail "modelCache.hostPath: missing; give the directory of the nodes" -}}
+{{- fail "modelCache.hostPath: missing; give the directory on the nodes" -}}
 {{- end -}}
 {{- if and .job.enabled (ne .type "pvc") -}}
-{{- fail (printf "modelCache.job: it fills a volume that pods share, and %s is none; set modelCache.type=pvc" .type) -}}
+{{- fail (printf "modelCache.job: it fills a volume that pods share, and %s is not shared; set modelCache.type=pvc" .type) -}}
 {{- end -}}
 {{- if and (not .fetch) (not (hasPrefix "/" $.Values.model)) -}}
-{{- fail (printf "modelCache.fetch: without it model must be a path where the model is already, and not %s" $.Values.model) -}}
+{{- fail (printf "modelCache.fetch: without it, model must be a path that already has the model, not %s" $.Values.model) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
@@ -153,16 +153,16 @@
 {{- define "baton.checkRouter" -}}
 {{- $v := .Values -}}
 {{- if ne (hasKey $v.router.config "targetTtftMs") (hasKey $v.router.config "targetTpotMs") -}}
-{{- fail "router.config: targetTtftMs needs targetTpotMs, and targetTpotMs needs it" -}}
+{{- fail "router.config: targetTtftMs needs targetTpotMs, and targetTpotMs needs targetTtftMs" -}}
 {{- end -}}
 {{- if and $v.keda.enabled $v.router.autoscaling.enabled -}}
 {{- fail "keda: KEDA and router.autoscaling (an HPA) would both size the routers; switch one off" -}}
 {{- end -}}
 {{- if and $v.keda.enabled (not $v.keda.prometheusAddress) -}}
-{{- fail "keda.prometheusAddress: missing; KEDA asks Prometheus how many choices wait in the routers. Give its URL, such as http://prometheus-operated.monitoring.svc:9090" -}}
+{{- fail "keda.prometheusAddress: missing; KEDA queries Prometheus for the number of completions that wait in the routers. Give its URL, such as http://prometheus-operated.monitoring.svc:9090" -}}
 {{- end -}}
 {{- if and $v.keda.enabled (not $v.monitoring.serviceMonitor.enabled) (not $v.keda.scrapedElsewhere) -}}
-{{- fail "keda: nothing here has Prometheus read the routers' metrics, so KEDA would find none; set monitoring.serviceMonitor.enabled, or keda.scrapedElsewhere where Prometheus reads them already, with the labels namespace and service" -}}
+{{- fail "keda: this chart does not make Prometheus scrape the routers' metrics, so KEDA would find none; set monitoring.serviceMonitor.enabled, or keda.scrapedElsewhere if Prometheus scrapes them already, with the labels namespace and service" -}}
 {{- end -}}
 {{- if and $v.keda.enabled (gt (int $v.keda.minReplicas) (int $v.keda.maxReplicas)) -}}
 {{- fail "keda: minReplicas is more than maxReplicas" -}}
@@ -171,14 +171,14 @@
 {{- fail "router.autoscaling: minReplicas is more than maxReplicas" -}}
 {{- end -}}
 {{- if and $v.tests.enabled $v.auth.apiKeys.existingSecret (not $v.auth.clientKey.existingSecret) -}}
-{{- fail "tests: `helm test` needs a key, for routers ask for one; set auth.clientKey.existingSecret, or tests.enabled=false" -}}
+{{- fail "tests: `helm test` needs a key, because routers require one; set auth.clientKey.existingSecret, or tests.enabled=false" -}}
 {{- end -}}
 {{- if and $v.httpRoute.enabled (not $v.httpRoute.parentRefs) -}}
 {{- fail "httpRoute.parentRefs: missing; name the Gateway" -}}
 {{- end -}}
 {{- range $api, $on := dict "gateway.networking.k8s.io/v1/HTTPRoute" $v.httpRoute.enabled "gateway.networking.k8s.io/v1/BackendTLSPolicy" (include "baton.backendTLSPolicy" .) "keda.sh/v1alpha1/ScaledObject" $v.keda.enabled "cert-manager.io/v1/Certificate" (or $v.tls.internal.certManager.enabled $v.tls.https.certManager.enabled) -}}
 {{- if and $on $v.ray.checkOperator (not ($.Capabilities.APIVersions.Has $api)) -}}
-{{- fail (printf "this cluster has no %s, which the values ask for" $api) -}}
+{{- fail (printf "this cluster has no %s, which the values need" $api) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
@@ -190,10 +190,10 @@
 {{- fail (printf "tls.%s: it needs a certificate; set existingSecret or certManager.enabled" $name) -}}
 {{- end -}}
 {{- if and $tls.certManager.enabled (not $tls.enabled) -}}
-{{- fail (printf "tls.%s.certManager: it makes a certificate that nobody would use; set tls.%s.enabled" $name $name) -}}
+{{- fail (printf "tls.%s.certManager: it issues a certificate that would not be used; set tls.%s.enabled" $name $name) -}}
 {{- end -}}
 {{- if and $tls.certManager.enabled $tls.existingSecret -}}
-{{- fail (printf "tls.%s: a certificate is given by existingSecret or made by certManager, not both" $name) -}}
+{{- fail (printf "tls.%s: a certificate is given by existingSecret or issued by certManager, not both" $name) -}}
 {{- end -}}
 {{- if and $tls.certManager.enabled (not $tls.certManager.issuerRef.name) -}}
 {{- fail (printf "tls.%s.certManager.issuerRef.name: missing" $name) -}}
@@ -201,7 +201,8 @@
 {{- end -}}
 {{- end }}
 
-{{/* Who leads clients in has to know that routers speak HTTPS: by default he sends plaintext, and every request fails. */}}
+{{/* The ingress controller has to be configured for HTTPS to the routers: by default it sends plaintext, and every request
+     fails. */}}
 {{- define "baton.checkBackendTLS" -}}
 {{- $v := .Values -}}
 {{- if and $v.ingress.enabled $v.tls.https.enabled (not $v.ingress.backendTLSElsewhere) -}}
@@ -210,7 +211,7 @@
 {{- if regexMatch "(backend-protocol|app-protocols|secure-backends|server-ssl|serversscheme)$" $key -}}{{- $told = true -}}{{- end -}}
 {{- end -}}
 {{- if not $told -}}
-{{- fail "ingress: with tls.https routers speak HTTPS, and the controller would send them plaintext; say so by its own annotation, in ingress.annotations (nginx.ingress.kubernetes.io/backend-protocol: HTTPS) or in router.service.annotations (traefik.ingress.kubernetes.io/service.serversscheme: https), or set ingress.backendTLSElsewhere" -}}
+{{- fail "ingress: with tls.https routers use HTTPS, and the controller would send them plaintext; set its own annotation for that, in ingress.annotations (nginx.ingress.kubernetes.io/backend-protocol: HTTPS) or in router.service.annotations (traefik.ingress.kubernetes.io/service.serversscheme: https), or set ingress.backendTLSElsewhere" -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

@@ -2,7 +2,7 @@
 {{- default .Chart.Name .Values.nameOverride -}}
 {{- end }}
 
-{{/* Of everything; not cut short: a name that is too long is told (_checks.tpl), for a cut one could be another's. */}}
+{{/* Name of all objects. Not truncated, because a truncated name could collide: _checks.tpl refuses one that is too long. */}}
 {{- define "baton.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride -}}
@@ -15,7 +15,7 @@
 {{- define "baton.routerName" -}}{{ include "baton.fullname" . }}-router{{- end }}
 {{- define "baton.redisName" -}}{{ include "baton.fullname" . }}-redis{{- end }}
 
-{{/* What the pods of one release have in common. Not app.kubernetes.io/name: of Ray's pods that is the operator's. */}}
+{{/* Labels of all pods of a release. Not app.kubernetes.io/name, which the operator sets on Ray's pods. */}}
 {{- define "baton.selectorLabels" -}}
 app.kubernetes.io/part-of: baton
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -54,7 +54,7 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* Where the model is in every pod, and what clients call it. */}}
+{{/* Path of the model in every pod. */}}
 {{- define "baton.modelPath" -}}
 {{- $model := required "model: missing; give a hub id (Qwen/Qwen3-0.6B), a path such as /models/x, or bundled" .Values.model -}}
 {{- if eq $model "bundled" -}}
@@ -78,17 +78,17 @@ baton-bundled
 {{- end -}}
 {{- end }}
 
-{{/* Whether a pod has to get the model itself ("true" or ""). */}}
+{{/* Whether a pod has to download the model itself ("true" or ""). */}}
 {{- define "baton.fetches" -}}
 {{- if and .Values.modelCache.fetch (not (hasPrefix "/" .Values.model)) -}}true{{- end -}}
 {{- end }}
 
-{{/* Whether that leaves the cluster. */}}
+{{/* Whether the download connects to the hub. */}}
 {{- define "baton.asksHub" -}}
 {{- if and (include "baton.fetches" .) (ne .Values.model "bundled") -}}true{{- end -}}
 {{- end }}
 
-{{/* Whether a job gets it for all, for which the others wait. */}}
+{{/* Whether a job downloads it for all pods, which wait for the job. */}}
 {{- define "baton.jobFetches" -}}
 {{- if and .Values.modelCache.job.enabled (include "baton.fetches" .) -}}true{{- end -}}
 {{- end }}
@@ -101,7 +101,7 @@ baton-bundled
 {{- end -}}
 {{- end }}
 
-{{/* Of pods that never ask the API server. */}}
+{{/* For pods that never connect to the API server. */}}
 {{- define "baton.plainServiceAccount" -}}
 {{- if .Values.serviceAccount.create -}}{{ include "baton.fullname" . }}{{- else -}}default{{- end -}}
 {{- end }}
@@ -109,7 +109,7 @@ baton-bundled
 {{/* The Secret with the password of the chart's own Redis, and its URL. */}}
 {{- define "baton.redisSecret" -}}{{ .Values.redis.auth.existingSecret | default (include "baton.redisName" .) }}{{- end }}
 
-{{/* The password that the chart makes: the one that is there, or one for all templates of this rendering. */}}
+{{/* The generated password: the existing one, or a new one for all templates of this rendering. */}}
 {{- define "baton.redisPassword" -}}
 {{- if not (hasKey .Values.redis "madePassword") -}}
 {{- $found := dig "data" "password" "" (lookup "v1" "Secret" .Release.Namespace (include "baton.redisName" .) | default dict) -}}

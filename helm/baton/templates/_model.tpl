@@ -16,7 +16,7 @@
   {{- end }}
 {{- end }}
 
-{{/* Gets the model into the cache, unless it is there: of several who do so at once in one cache, one downloads. */}}
+{{/* Downloads the model into the cache, unless it is there: of several containers with one cache, only one downloads. */}}
 {{- define "baton.fetchContainer" -}}
 {{- $root := .root -}}
 - name: fetch
@@ -44,7 +44,7 @@
       mountPath: {{ $root.Values.modelCache.mountPath }}
 {{- end }}
 
-{{/* Waits until the job has put it there. */}}
+{{/* Waits until the job has downloaded it. */}}
 {{- define "baton.awaitContainer" -}}
 - name: await-model
   image: {{ include "baton.image" . }}
@@ -70,7 +70,7 @@
       readOnly: true
 {{- end }}
 
-{{/* What a pod that serves does about its model before it starts; of a router, `withoutWeights`. */}}
+{{/* Init containers that provide a serving pod's model; for a router, `withoutWeights`. */}}
 {{- define "baton.modelContainers" -}}
 {{- if include "baton.jobFetches" .root }}
 initContainers:

@@ -28,7 +28,7 @@ podSelector:
 {{- end -}}
 {{- end }}
 
-{{/* Of the hub, and of the mirror where its URL has another. */}}
+{{/* Ports of the hub, and of the mirror if its URL has another. */}}
 {{- define "baton.hubPorts" -}}
 {{- $ports := list -}}
 {{- range .Values.networkPolicy.hubPorts -}}{{- $ports = append $ports (int .) -}}{{- end -}}
@@ -49,7 +49,8 @@ podSelector:
     {{- end }}
 {{- end }}
 
-{{/* Of pods that serve: a policy knows no containers, so who downloads may ask the hub for as long as the pod lives. */}}
+{{/* For serving pods: a policy applies to pods, not containers, so a pod that downloads may connect to the hub for as long as
+     it lives. */}}
 {{- define "baton.servingHubEgress" -}}
 {{- if and (include "baton.asksHub" .) (not (include "baton.jobFetches" .)) -}}
 {{- include "baton.hubEgress" . -}}

@@ -1,4 +1,4 @@
-{{/* What follows from a pool's values: sizes of its replicas, its pods and its worker group. */}}
+{{/* Sizes of a pool's replicas, pods and worker group, computed from its values. */}}
 {{- define "baton.pool" -}}
 {{- $root := .root -}}
 {{- $pool := index $root.Values .name -}}
@@ -22,11 +22,11 @@ podMillis: {{ int64 (mulf (addf (mulf $pool.cpu $replicasPerPod) $pool.overheadC
 podMemoryMi: {{ int64 (mulf (addf (mulf $pool.memoryGi $replicasPerPod) $pool.overheadMemoryGi) 1024) }}
 {{- end }}
 
-{{/* Serve's longest end of a replica, as the application itself has it; a pod's end has to be longer. */}}
+{{/* Serve's time limit for the shutdown of a replica, as in the application; a pod's grace period has to be longer. */}}
 {{- define "baton.shutdownSeconds" -}}{{ add (int .Values.drainTimeoutSeconds) 37 }}{{- end }}
 {{- define "baton.podGraceSeconds" -}}{{ add (int (include "baton.shutdownSeconds" .)) 30 }}{{- end }}
 
-{{/* Workers that share a model's experts; the ranks of a tensor-parallel one share them among themselves. */}}
+{{/* Number of workers that share a model's experts; the ranks of a tensor-parallel worker share them among themselves. */}}
 {{- define "baton.groupSize" -}}
 {{- ternary 1 (int .expertParallelSize) (gt (int .tensorParallelSize) 1) -}}
 {{- end }}
@@ -36,8 +36,8 @@ podMemoryMi: {{ int64 (mulf (addf (mulf $pool.memoryGi $replicasPerPod) $pool.ov
 {{- if or (gt (int (include "baton.groupSize" .Values.prefill)) 1) (gt (int (include "baton.groupSize" .Values.decode)) 1) -}}true{{- end -}}
 {{- end }}
 
-{{/* What all workers of a group have in common: Serve cannot change it one worker after the other, so the operator has
-     to take it for another cluster. */}}
+{{/* Properties that all workers of a group share. Serve cannot change them one worker at a time, so a change has to make the
+     operator start another cluster. */}}
 {{- define "baton.groupIdentity" -}}
 {{- $values := index .root.Values .name -}}
 {{- $engine := merge (dict) (fromYaml (include "baton.options" $values.engine)) (fromYaml (include "baton.options" .root.Values.engine)) -}}
@@ -78,14 +78,14 @@ eplb_num_nodes: {{ .Values.eplb.numNodes }}
 num_redundant_experts: {{ . }}
 {{- end }}
 min_expert_ranks: {{ .Values.minExpertRanks }}
-rendezvous_ray: # it takes no CPU of Ray's; where decode workers are is always a node
+rendezvous_ray: # it uses none of Ray's CPUs; there is always a node with decode workers
   label_selector:
     pool: decode
 {{- end }}
 {{- range $name := list "prefill" "decode" }}
 {{- $values := index $.Values $name }}
 {{- $pool := fromYaml (include "baton.pool" (dict "root" $ "name" $name)) }}
-{{ $name }}: {{ $pool.groupSize }} # that there is such a deployment: its size stands below
+{{ $name }}: {{ $pool.groupSize }} # creates the deployment; its size is set below
 {{- if gt (int $values.expertParallelSize) 1 }}
 {{ ternary "prefill_expert_parallel" "expert_parallel" (eq $name "prefill") }}: {{ $values.expertParallelSize }}
 {{- end }}
@@ -108,7 +108,8 @@ rendezvous_ray: # it takes no CPU of Ray's; where decode workers are is always a
 {{- end }}
 {{- end }}
 
-{{/* Sizes stand outside the arguments, and the planner's settings outside all of it: a change of an argument, or of what the policy is told, restarts every replica. */}}
+{{/* Sizes are outside the arguments, and the planner's settings outside this config: a change of an argument, or of the
+     policy's arguments, restarts every replica. */}}
 {{- define "baton.serveConfig" -}}
 proxy_location: Disabled
 applications:
@@ -139,7 +140,7 @@ applications:
     {{- end }}
 {{- end }}
 
-{{/* The planner's settings, which it reads anew when they change. */}}
+{{/* The planner's settings, which it reads again when they change. */}}
 {{- define "baton.scalingSettings" -}}
 {{- $prefill := fromYaml (include "baton.pool" (dict "root" . "name" "prefill")) -}}
 {{- $decode := fromYaml (include "baton.pool" (dict "root" . "name" "decode")) -}}
@@ -162,7 +163,7 @@ start_timeout_s: {{ include "baton.startTimeoutSeconds" . }}
 drain_s: {{ $.Values.drainTimeoutSeconds }}
 {{- end }}
 
-{{/* After which a worker that does not come is taken back: not while either pool's may still load. */}}
+{{/* Time after which a worker that does not start is given up; not while a worker of either pool may still be loading. */}}
 {{- define "baton.startTimeoutSeconds" -}}
 {{- $longest := max (int .Values.prefill.startTimeoutSeconds) (int .Values.decode.startTimeoutSeconds) -}}
 {{- ternary $longest .Values.autoscaling.startTimeoutSeconds (kindIs "invalid" .Values.autoscaling.startTimeoutSeconds) -}}

@@ -1,13 +1,13 @@
 {{/*
-Matches what Prometheus scraped of this release's routers: the operator gives each series its target's namespace and
-Service.
+Selects the series that Prometheus scraped from this release's routers: the operator labels each series with its target's
+namespace and Service.
 */}}
 {{- define "baton.monitoring.selector" -}}
 namespace="{{ .Release.Namespace }}",service="{{ include "baton.routerName" . }}"
 {{- end }}
 
 {{/*
-A bucket's bound as the routers' page spells it: 1 is "1.0" there.
+A bucket's bound as formatted in the routers' metrics: 1 is "1.0" there.
 */}}
 {{- define "baton.monitoring.le" -}}
 {{- $bound := float64 . -}}
@@ -23,19 +23,19 @@ window.
 {{- end }}
 
 {{/*
-Fails where the cluster has no such kind; a list of the kind and the key that asks for it, with the root before them.
+Fails if the cluster does not have a kind. Takes a list of the root, the kind and the key that needs it.
 */}}
 {{- define "baton.monitoring.check" -}}
 {{- $root := index . 0 -}}
 {{- $kind := index . 1 -}}
 {{- if and $root.Values.ray.checkOperator (not ($root.Capabilities.APIVersions.Has (printf "monitoring.coreos.com/v1/%s" $kind))) -}}
-{{- fail (printf "%s: this cluster has no monitoring.coreos.com/v1 %s; install the Prometheus operator, or leave it off and have Prometheus read /metrics of the Service %s" (index . 2) $kind (include "baton.routerName" $root)) -}}
+{{- fail (printf "%s: this cluster has no monitoring.coreos.com/v1 %s; install the Prometheus operator, or leave it off and make Prometheus scrape /metrics of the Service %s" (index . 2) $kind (include "baton.routerName" $root)) -}}
 {{- end -}}
 {{- end }}
 
 {{/*
-Fails for a promise that the routers' histograms cannot tell: between two buckets Prometheus could only guess. The
-bounds are router/metrics/metrics.py's.
+Fails for an objective that is not a bucket's bound in the routers' histograms: between two buckets Prometheus could only
+guess. The bounds are those of router/metrics/metrics.py.
 */}}
 {{- define "baton.monitoring.checkSLO" -}}
 {{- $ttft := list 0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1.0 2.5 5.0 7.5 10.0 20.0 40.0 80.0 160.0 -}}
@@ -43,10 +43,10 @@ bounds are router/metrics/metrics.py's.
 {{- range $key, $bounds := dict "ttftSeconds" $ttft "tpotSeconds" $tpot -}}
 {{- $seconds := index $ $key -}}
 {{- if not (has (float64 $seconds) $bounds) -}}
-{{- fail (printf "slo.%s: %v is no bound of the routers' histogram, so monitoring.rules could not watch it; give one of %s, or leave the rules off" $key $seconds (join ", " $bounds)) -}}
+{{- fail (printf "slo.%s: %v is not a bound of the routers' histogram, so monitoring.rules could not watch it; give one of %s, or leave the rules off" $key $seconds (join ", " $bounds)) -}}
 {{- end -}}
 {{- end -}}
 {{- if lt (float64 .quantile) 0.95 -}}
-{{- fail (printf "slo.quantile: %v, and of less than 0.95 no alert could tell a fast loss; give 0.95 to 0.99, or leave monitoring.rules off" .quantile) -}}
+{{- fail (printf "slo.quantile: %v, and below 0.95 no alert could detect a fast loss; give 0.95 to 0.99, or leave monitoring.rules off" .quantile) -}}
 {{- end -}}
 {{- end }}

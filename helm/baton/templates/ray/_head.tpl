@@ -27,7 +27,7 @@ template:
           - {name: gcs, containerPort: 6379}
           - {name: dashboard, containerPort: 8265}
           - {name: metrics, containerPort: 8080}
-          - {name: serve, containerPort: 8000} # nobody listens: the operator makes a Service of it, or stops
+          - {name: serve, containerPort: 8000} # no process listens: the operator creates a Service from it, and fails without it
         env:
           {{- $own := printf "%s\n%s" (include "baton.rayEnv" (dict "root" .)) (include "baton.noGPUEnv" .) }}
           {{- include "baton.env" (dict "own" $own "extra" .Values.head.extraEnv "key" "head.extraEnv") | nindent 10 }}
@@ -40,7 +40,7 @@ template:
         {{- include "baton.rayProbes" . | nindent 8 }}
         volumeMounts:
           {{- include "baton.rayMounts" . | nindent 10 }}
-          {{- /* Not by subPath: such a file stays as it was when the pod began. */}}
+          {{- /* Not by subPath: such a file is not updated after the pod has started. */}}
           - name: scaling
             mountPath: /etc/baton/scaling
             readOnly: true

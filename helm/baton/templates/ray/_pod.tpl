@@ -1,6 +1,7 @@
-{{/* A pod of Ray's: root, component, values, and what only its kind has. */}}
+{{/* A Ray pod: root, component, values, and the fields that only its kind has. */}}
 {{- define "baton.rayProbes" -}}
-{{- /* The node's own health. An engine's is asked by Serve (gRPC health, `liveness`), which replaces the replica and not the pod with others in it. */ -}}
+{{- /* The node's own health. Serve checks an engine's (gRPC health, `liveness`), and replaces the replica, not the pod with its
+      other replicas. */ -}}
 startupProbe:
   httpGet: {path: /api/healthz, port: 52365}
   periodSeconds: 5

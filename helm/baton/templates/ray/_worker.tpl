@@ -1,5 +1,5 @@
-{{/* A pool's worker group. Its pods come and go with the replicas that Serve wants, so its least is none and its most
-     what the pool may ever have: the operator gives a running cluster no other bounds. */}}
+{{/* A pool's worker group. Its pods follow the replicas that Serve wants, so its minimum is zero and its maximum is the most
+     that the pool may ever have: the operator does not change the bounds of a running cluster. */}}
 {{- define "baton.workerGroup" -}}
 {{- $root := .root -}}
 {{- $name := .name -}}
@@ -32,7 +32,7 @@ template:
     terminationGracePeriodSeconds: {{ include "baton.podGraceSeconds" $root }}
     securityContext:
       {{- include "baton.podSecurityContext" $root | nindent 6 }}
-      sysctls: # where servers with any free port listen, which the network policies let through
+      sysctls: # ports of servers that take any free port; the network policies allow these
         - name: net.ipv4.ip_local_port_range
           value: {{ printf "%v %v" (int $root.Values.ray.ephemeralPorts.first) (int $root.Values.ray.ephemeralPorts.last) | quote }}
     {{- include "baton.pullSecrets" $root | nindent 4 }}
@@ -94,7 +94,7 @@ template:
     {{- toYaml $context | nindent 4 }}
   {{- include "baton.rayProbes" $root | nindent 2 }}
   lifecycle:
-    preStop: # a pod that is evicted: its workers give their requests away before Ray ends them
+    preStop: # if the pod is evicted, its workers hand their requests over before Ray ends them
       exec:
         command:
           - sh

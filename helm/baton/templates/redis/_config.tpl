@@ -1,4 +1,4 @@
-{{/* The password is not in it: that comes from the Secret, by the environment. */}}
+{{/* Without the password, which comes from the Secret, through the environment. */}}
 {{- define "baton.redisConfig" -}}
 bind * -::*
 protected-mode no
@@ -13,7 +13,7 @@ appendonly no
 {{- end }}
 {{- end }}
 
-{{/* Changes when Redis has to start anew: another file, or another password, as far as the chart knows it. */}}
+{{/* Changes if Redis has to restart: for another file, or another password if the chart knows it. */}}
 {{- define "baton.redisChecksum" -}}
 {{- $password := "" -}}
 {{- if not .Values.redis.auth.existingSecret -}}{{- $password = include "baton.redisPassword" . -}}{{- end -}}

@@ -1,4 +1,4 @@
-{{/* The file of `baton router --config`; the registry's URL, which may have a password, comes by BATON_REGISTRY. */}}
+{{/* The file for `baton router --config`. The registry's URL, which may have a password, is passed in BATON_REGISTRY. */}}
 {{- define "baton.routerConfig" -}}
 model: {{ include "baton.modelPath" . | quote }}
 served_model_name: {{ include "baton.servedModelName" . | quote }}
