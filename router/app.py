@@ -39,6 +39,7 @@ INTERVAL_S = 10.0  # between two full collections at least
 BUSY_INTERVAL_S = 120.0  # the same while requests are in flight: a collection takes some ms for 1,000 of them
 LONGEST_S = 0.5  # of a full collection, during which the event loop stands still
 FIRST_S_PER_BLOCK = 1e-7  # time of a full collection by memory blocks, until one was measured
+LEAST_BLOCKS = 100_000  # below that a collection's time does not say how long one of more blocks takes
 NEVER = 1 << 30
 
 
@@ -67,10 +68,11 @@ class GarbageCollector:
             await asyncio.sleep(self._interval_s)
             busy_s += self._interval_s
             if is_idle() or busy_s >= self._busy_interval_s:
-                self._collect()
+                self.collect()
                 busy_s = 0.0
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
+        """Collect all garbage, or that of young objects alone."""
         gc.collect(1)  # what it frees does not count for the full collection's time
         num_blocks = max(sys.getallocatedblocks() - self._num_frozen_blocks, 1)
         was_limited, self._is_limited = self._is_limited, num_blocks * self._s_per_block > LONGEST_S
@@ -78,9 +80,9 @@ class GarbageCollector:
             if not was_limited:
                 logger.warning("%d memory blocks are too many for a full garbage collection", num_blocks)
             return
-        begun_s = time.perf_counter()
+        begun_s = time.thread_time()
         gc.collect()
-        self._s_per_block = max((time.perf_counter() - begun_s) / num_blocks, FIRST_S_PER_BLOCK)
+        self._s_per_block = max((time.thread_time() - begun_s) / max(num_blocks, LEAST_BLOCKS), FIRST_S_PER_BLOCK)
 
 
 logger = logging.getLogger(__name__)

@@ -191,7 +191,7 @@ class WorkerConnection:
     async def _session(self) -> None:
         """One life of the worker, to its end; which is always an error."""
         async with self._security.channel(self.address) as channel:
-            timeout_s = min(self._stranger.timeout_s, DESCRIBE_TIMEOUT_S) if self._stranger else DESCRIBE_TIMEOUT_S
+            timeout_s = DESCRIBE_TIMEOUT_S if self._stranger is None else self._stranger.timeout_s
             description = await WorkerStub(channel).Describe(DescribeRequest(), timeout=timeout_s)
             if description.role not in ROLES:
                 raise WorkerLost(f"the worker at {self.address} has the unknown role {description.role}")

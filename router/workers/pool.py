@@ -214,7 +214,8 @@ class WorkerPool:
         for connection in self.connections:
             connection.mark_listed(connection.address in listed)
             # A new life at the address of a worker that was never found is a new worker, without past failures.
-            if connection.is_stranger and (not connection.is_listed or connection.address in renewed):
+            is_renewed = connection.address in renewed and bool(connection.last_error)
+            if connection.is_stranger and (is_renewed or not connection.is_listed):
                 self._tasks[connection.address].cancel()
                 self._remove(connection)
         for address in listed:

@@ -12,8 +12,8 @@ from collections import OrderedDict
 from baton.rpc.backoff import Backoff
 
 NUM_SLOTS = 64  # attempts in flight
-LEAST_S = 1.0  # for which a failed attempt keeps its slot: so many slots are as many failures a second at most
-FIRST_TIMEOUT_S = 1.0  # of an attempt; twice as long after each failure
+FIRST_TIMEOUT_S = 1.0  # of an attempt, which keeps its slot until then even if it fails sooner
+LAST_TIMEOUT_S = 5.0  # after it was doubled with each failure
 MAX_FAILURES = 12  # that are counted
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 60.0
@@ -64,7 +64,7 @@ class Stranger:
     @property
     def timeout_s(self) -> float:
         """Longest time that the next attempt may take."""
-        return FIRST_TIMEOUT_S * 2.0**self._num_failures
+        return min(FIRST_TIMEOUT_S * 2.0**self._num_failures, LAST_TIMEOUT_S)
 
     async def begin(self) -> None:
         """Wait for a slot."""
@@ -78,11 +78,11 @@ class Stranger:
             self._slots.give_back()
 
     def fail(self) -> None:
-        """Count a failure, and give the slot back after its least time."""
-        self._num_failures = min(self._num_failures + 1, MAX_FAILURES)
+        """Count a failure, and give the slot back at the attempt's time-out."""
         if self._begun_s is not None:
-            asyncio.get_running_loop().call_at(self._begun_s + LEAST_S, self._slots.give_back)
+            asyncio.get_running_loop().call_at(self._begun_s + self.timeout_s, self._slots.give_back)
             self._begun_s = None
+        self._num_failures = min(self._num_failures + 1, MAX_FAILURES)
 
     async def pause(self) -> None:
         """Wait before the next attempt, up to a minute."""
