@@ -37,27 +37,52 @@ from baton.settings.names import host_port
 NEW_OBJECTS = 50_000  # between two automatic collections of new objects
 INTERVAL_S = 10.0  # between two full collections at least
 BUSY_INTERVAL_S = 120.0  # the same while requests are in flight: a collection takes some ms for 1,000 of them
+LONGEST_S = 0.5  # of a full collection, during which the event loop stands still
+FIRST_S_PER_BLOCK = 1e-7  # time of a full collection by memory blocks, until one was measured
+LEAST_BLOCKS = 100_000  # below that a collection's time does not say how long one of more blocks takes
+NEVER = 1 << 30
 
 
 class GarbageCollector:
-    """Owns the settings of the process's collector."""
+    """Owns the settings of the process's collector.
+
+    The duration of a full collection grows with the heap. One that would take too long is left out, and young objects
+    alone are collected: a router that stands still for seconds loses its workers, or is ended by its watchdog.
+    """
 
     def __init__(self, interval_s: float = INTERVAL_S, busy_interval_s: float = BUSY_INTERVAL_S) -> None:
         self._interval_s = interval_s
         self._busy_interval_s = busy_interval_s
-        gc.set_threshold(NEW_OBJECTS, 50, 50)
+        self._s_per_block = FIRST_S_PER_BLOCK
+        self._num_frozen_blocks = 0
+        self._is_limited = False  # the last collection was of young objects alone
+        gc.set_threshold(NEW_OBJECTS, 50, NEVER)  # full collections are ours alone
 
     async def run(self, is_idle: Callable[[], bool]) -> None:
         """Collect garbage from time to time, once all that lives as long as the process is there."""
         gc.collect()
         gc.freeze()
+        self._num_frozen_blocks = sys.getallocatedblocks()
         busy_s = 0.0
         while True:
             await asyncio.sleep(self._interval_s)
             busy_s += self._interval_s
             if is_idle() or busy_s >= self._busy_interval_s:
-                gc.collect()
+                self.collect()
                 busy_s = 0.0
+
+    def collect(self) -> None:
+        """Collect all garbage, or that of young objects alone."""
+        gc.collect(1)  # what it frees does not count for the full collection's time
+        num_blocks = max(sys.getallocatedblocks() - self._num_frozen_blocks, 1)
+        was_limited, self._is_limited = self._is_limited, num_blocks * self._s_per_block > LONGEST_S
+        if self._is_limited:
+            if not was_limited:
+                logger.warning("%d memory blocks are too many for a full garbage collection", num_blocks)
+            return
+        begun_s = time.thread_time()
+        gc.collect()
+        self._s_per_block = max((time.thread_time() - begun_s) / max(num_blocks, LEAST_BLOCKS), FIRST_S_PER_BLOCK)
 
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from baton.settings.registry_url import RegistryUrl
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 4096  # of what stands in a place; the rest is not read
-NO_TEXT = " "  # stands for a value of another type
+NO_TEXT = b" "  # stands for a value of another type
 
 
 class RedisAddress:
@@ -36,7 +36,7 @@ class RedisAddress:
         self._client = cast(Any, self._connections.client)  # its types promise results or awaitables of them
         self._key = f"baton:{{{url.namespace}}}:{kind}:{name}"
         self._incarnation = uuid.uuid4().hex
-        self._text: str | None = None  # what we have put there
+        self._text: bytes | None = None  # what we have put there
 
     @property
     def name(self) -> str:
@@ -55,7 +55,7 @@ class RedisAddress:
         """We are there, whatever becomes of Redis, until cancelled. Raises PlaceTaken."""
         backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
         ours = _Place(address, self._incarnation)
-        text = orjson.dumps(asdict(ours)).decode()
+        text = orjson.dumps(asdict(ours))
         is_lost = False
         while True:
             try:
@@ -88,10 +88,10 @@ class RedisAddress:
         """Ends every connection."""
         await self._connections.close()
 
-    async def _put(self, text: str, lease_s: float) -> None:
+    async def _put(self, text: bytes, lease_s: float) -> None:
         await done(self._client.set(self._key, text, px=round(lease_s * 1000)))
 
-    async def _renew(self, ours: "_Place", text: str, lease_s: float) -> None:
+    async def _renew(self, ours: "_Place", text: bytes, lease_s: float) -> None:
         """Between the look and the renewal another may come: then its lease is renewed, and the next look finds it."""
         there = await self._read()
         if there == text:
@@ -104,10 +104,11 @@ class RedisAddress:
             logger.warning("%s was overwritten, and is put there again", self.name)
         await self._put(text, lease_s)
 
-    async def _read(self) -> str:
+    async def _read(self) -> bytes:
         """What stands there; empty if nothing does."""
         try:
-            return str(await done(self._client.getrange(self._key, 0, MAX_BYTES - 1)))
+            stored: bytes = await done(self._client.getrange(self._key, 0, MAX_BYTES - 1))
+            return stored
         except ResponseError as error:
             if is_wrong_type(error):
                 return NO_TEXT
@@ -122,7 +123,7 @@ class _Place:
     incarnation: str
 
 
-def _place(text: str) -> _Place | None:
+def _place(text: bytes) -> _Place | None:
     """The place in a text; None for what no process of ours has written."""
     try:
         values = orjson.loads(text)

@@ -1,12 +1,16 @@
 """Clients of Redis: one server, behind Sentinels, or a cluster.
 
 No client tries anything again by itself: who uses it says that Redis is lost, and tries again after a pause.
+
+Replies are bytes. A reply that is longer than Baton's own can be is not read: any program that can write to Redis could
+otherwise stop the event loop of every router.
 """
 
 import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
+from redis._parsers import _AsyncRESP2Parser
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
@@ -17,12 +21,32 @@ from redis.exceptions import RedisClusterException, RedisError
 from baton.settings.registry_url import RegistryUrl
 
 TIMEOUT_S = 2.0  # to connect, and for an answer
+MAX_REPLY_BYTES = 1 << 23  # twice the longest text that Baton stores
 CLUSTER_RETRIES = 1  # a cluster's client needs one to ask for the cluster's nodes anew
 
 # Whatever can come of a Redis that is not there, not willing, or someone else's.
 REDIS_ERRORS: tuple[type[Exception], ...] = (RedisError, RedisClusterException, OSError, TimeoutError)
 
 Client = Redis | RedisCluster
+
+
+class ReplyTooLong(RedisError):
+    """A reply of Redis is longer than any that Baton's own keys can have. It is unread, and its connection closed."""
+
+
+class BoundedParser(_AsyncRESP2Parser):
+    """Parser that raises ReplyTooLong instead of reading a reply of more than MAX_REPLY_BYTES."""
+
+    async def read_response(self, disable_decoding: bool = False) -> Any:
+        """Return the next reply."""
+        self._num_bytes = 0  # of the reply's strings so far
+        return await super().read_response(disable_decoding)
+
+    async def _read(self, length: int) -> bytes:
+        self._num_bytes += length
+        if self._num_bytes > MAX_REPLY_BYTES:
+            raise ReplyTooLong(f"a reply of Redis is longer than {MAX_REPLY_BYTES} bytes")
+        return await super()._read(length)
 
 
 class RedisConnections:
@@ -38,6 +62,9 @@ class RedisConnections:
             nodes = [ClusterNode(host, port) for host, port in url.hosts]
             retry = Retry(NoBackoff(), CLUSTER_RETRIES)
             self.client = RedisCluster(startup_nodes=nodes, **{**common, **login, "retry": retry})
+            self.client.nodes_manager.connection_kwargs["parser_class"] = BoundedParser  # of nodes found later
+            for node in self.client.startup_nodes:
+                node.connection_kwargs["parser_class"] = BoundedParser
         elif url.kind == "sentinel":
             sentinel_login = {name: url.options.get(f"sentinel_{name}") for name in ("username", "password")}
             self._sentinel = Sentinel(list(url.hosts), sentinel_kwargs={**common, **sentinel_login})  # type: ignore[no-untyped-call]  # redis's own lack
@@ -47,6 +74,8 @@ class RedisConnections:
         else:
             (host, port), *_ = url.hosts
             self.client = Redis(host=host, port=port, db=url.db, **common, **login)
+        if isinstance(self.client, Redis):
+            self.client.connection_pool.connection_kwargs["parser_class"] = BoundedParser
 
     async def close(self) -> None:
         """Ends every connection."""
@@ -57,8 +86,6 @@ class RedisConnections:
 
 def _connection_options(url: RegistryUrl) -> dict[str, Any]:
     options: dict[str, Any] = {
-        "decode_responses": True,
-        "encoding_errors": "surrogateescape",  # bytes that are no UTF-8 come through, and what reads them refuses them
         "protocol": 2,
         "socket_timeout": TIMEOUT_S,
         "socket_connect_timeout": TIMEOUT_S,

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from baton.membership.registry.base import Listener, Member, RegistryLost, RegistryView
-from baton.membership.registry.redis_client import REDIS_ERRORS
+from baton.membership.registry.redis_client import REDIS_ERRORS, ReplyTooLong
 from baton.membership.registry.redis_lease import FIRST_BACKOFF_S, LAST_BACKOFF_S, RedisLease
 from baton.membership.registry.redis_store import RedisStore
 from baton.membership.registry.redis_texts import LapsingTexts
@@ -87,6 +87,10 @@ class RedisRegistry:
                         listener(view)
                         await asyncio.sleep(LEAST_PAUSE_S)
                         await changes.wait(RECONCILE_S)
+            except ReplyTooLong as error:
+                logger.warning("an announcement at %s is left unread: %s", self.name, error)
+                view = replace(view, num_malformed=view.num_malformed + 1)
+                listener(view)
             except REDIS_ERRORS as error:
                 if view.error is None:
                     logger.warning("%s is lost, serving on with the workers known: %s", self.name, error)

@@ -54,10 +54,12 @@ class RedisSharedText:
     async def _read(self) -> str | None:
         """Return the text; None if what stands there is none."""
         try:
-            text = str(await done(self._client.getrange(self._key, 0, MAX_BYTES)))  # one byte more than it may have
+            stored: bytes = await done(self._client.getrange(self._key, 0, MAX_BYTES))  # one byte more than it may have
+            text = stored.decode()
+        except UnicodeDecodeError:
+            return None
         except ResponseError as error:
             if is_wrong_type(error):
                 return None
             raise
-        is_text = text.isprintable() and 0 < len(text.encode(errors="surrogateescape")) <= MAX_BYTES
-        return text if is_text else None
+        return text if text.isprintable() and 0 < len(stored) <= MAX_BYTES else None

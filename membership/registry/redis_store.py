@@ -9,6 +9,7 @@
 The braces keep one cluster's keys on one node of a Redis Cluster.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ from redis.asyncio.client import PubSub
 
 from baton.membership.registry.base import Member
 from baton.membership.registry.redis_client import TIMEOUT_S, RedisConnections, done
-from baton.membership.registry.redis_texts import LapsingTexts, Texts
+from baton.membership.registry.redis_texts import BATCH, LapsingTexts, Texts
 from baton.settings.names import is_host_port
 from baton.settings.registry_url import RegistryUrl
 from baton.settings.worker_config import Role
@@ -74,7 +75,7 @@ class RedisStore:
         self._index = f"{prefix}workers"
         self._channel = f"{prefix}changes"
         self._decoded: dict[str, Member] = {}  # members as last listed, by text
-        self._malformed: frozenset[str] = frozenset()  # ids that were last listed and are no members
+        self._malformed: frozenset[bytes] = frozenset()  # ids that were last listed and are no members
         self._was_full = False  # at the last listing
 
     async def put(self, member: Member, lease_s: float) -> None:
@@ -94,14 +95,17 @@ class RedisStore:
     async def members(self) -> Listing:
         """All members whose lease holds; what is no member is left out, with one warning for each key."""
         texts = await self._members.all()
-        known, self._decoded = self._decoded, {}
-        for text_id, text in texts.by_id.items():
+        decoded: dict[str, Member] = {}
+        for index, (text_id, text) in enumerate(texts.by_id.items()):
+            if index % BATCH == 0:
+                await asyncio.sleep(0)  # thousands of the longest take seconds
             try:
-                self._decoded[text] = known[text] if text in known else decode_member(text)
+                decoded[text] = self._decoded[text] if text in self._decoded else decode_member(text)
             except ValueError as error:
                 texts.malformed[text_id] = str(error)
+        self._decoded = decoded
         self._warn(texts)
-        members = sorted(self._decoded.values(), key=lambda member: (member.worker_id, member.incarnation))
+        members = sorted(decoded.values(), key=lambda member: (member.worker_id, member.incarnation))
         return Listing(tuple(members), len(texts.malformed))
 
     def _warn(self, texts: Texts) -> None:
@@ -110,7 +114,7 @@ class RedisStore:
         self._malformed, was_full, self._was_full = frozenset(texts.malformed), self._was_full, texts.is_full
         if new:
             more = f" (and {len(new) - 1} more)" if len(new) > 1 else ""
-            key = f"{new[0][:MAX_SHOWN_CHARS]!r}"
+            key = f"{new[0][:MAX_SHOWN_CHARS].decode(errors='replace')!r}"
             logger.warning("a member in the registry is left out, %s%s: %s", key, more, texts.malformed[new[0]])
         if texts.is_full and not was_full:
             logger.warning("%s has more members than are read: %d", self._index, len(texts.by_id))

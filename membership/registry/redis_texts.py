@@ -1,7 +1,8 @@
 """Texts in Redis that lapse, each under a key of its own, and the set of what there is.
 
 An id whose text lapsed stays in the set until somebody lists the texts and takes it out; one that is kept all the same
-is back in the set with the next renewal. Keys of a wrong type and texts that were overwritten are mended by then too.
+is back in the set with the next renewal. Keys of a wrong type and texts that were overwritten are mended by then too. A
+set with an id that is too long to be read is deleted by the listing, and the ids of live texts are back in it by then.
 """
 
 import logging
@@ -10,29 +11,37 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from baton.membership.registry.redis_client import done
+from baton.membership.registry.redis_client import ReplyTooLong, done
 
 logger = logging.getLogger(__name__)
 
 BATCH = 100  # texts read at once
 MAX_BATCH_BYTES = 1 << 24
-MAX_ID_CHARS = 512
+MAX_ID_BYTES = 512
 MAX_TEXTS = 10_000  # of one listing; further ones are not read
-MAX_LISTING_CHARS = 1 << 28  # of one listing's texts; the batch that goes beyond is the last
+MAX_LISTING_BYTES = 1 << 28  # of one listing's texts; the batch that goes beyond is the last
 
 
 @dataclass(slots=True)
 class Texts:
     """Result of a listing."""
 
-    by_id: dict[str, str] = field(default_factory=dict)
-    malformed: dict[str, str] = field(default_factory=dict)  # reasons, by id
-    num_chars: int = 0  # of the texts
+    by_id: dict[bytes, str] = field(default_factory=dict)
+    malformed: dict[bytes, str] = field(default_factory=dict)  # reasons, by id
+    num_bytes: int = 0  # of the texts
+
+    def add(self, text_id: bytes, stored: bytes) -> None:
+        """Note the text of an id."""
+        self.num_bytes += len(stored)
+        try:
+            self.by_id[text_id] = stored.decode()
+        except UnicodeDecodeError as error:
+            self.malformed[text_id] = str(error)
 
     @property
     def is_full(self) -> bool:
         """Whether the listing ends here, with entries left unread."""
-        return len(self.by_id) + len(self.malformed) >= MAX_TEXTS or self.num_chars >= MAX_LISTING_CHARS
+        return len(self.by_id) + len(self.malformed) >= MAX_TEXTS or self.num_bytes >= MAX_LISTING_BYTES
 
 
 class LapsingTexts:
@@ -68,13 +77,23 @@ class LapsingTexts:
         found = Texts()
         cursor = 0
         while True:
-            cursor, ids = await done(self._client.sscan(self._index, cursor, count=BATCH))
+            try:
+                cursor, ids = await done(self._client.sscan(self._index, cursor, count=BATCH))
+            except ReplyTooLong as error:
+                await self._drop_index(error, found)
+                return found
             for start in range(0, len(ids), self._batch):
                 await self._read(ids[start : start + self._batch], found)
                 if found.is_full:
                     return found
             if not int(cursor):
                 return found
+
+    async def _drop_index(self, error: ReplyTooLong, found: Texts) -> None:
+        """Delete the set, which cannot be read and would stay so: no command returns only the ids that are short."""
+        logger.warning("%s is deleted, its members return when they renew their leases: %s", self._index, error)
+        found.malformed[self._index.encode()] = str(error)
+        await done(self._client.delete(self._index))
 
     async def _add(self, text_id: str) -> None:
         try:
@@ -86,13 +105,13 @@ class LapsingTexts:
             await done(self._client.delete(self._index))
             await done(self._client.sadd(self._index, text_id))
 
-    async def _read(self, ids: list[str], found: Texts) -> None:
+    async def _read(self, ids: list[bytes], found: Texts) -> None:
         """Add what stands there under these ids; those that lapsed, and those that no id is, leave the set."""
-        possible = [each for each in ids if len(each) <= MAX_ID_CHARS]
-        lapsed = [each for each in ids if len(each) > MAX_ID_CHARS]
+        possible = [each for each in ids if len(each) <= MAX_ID_BYTES]
+        lapsed = [each for each in ids if len(each) > MAX_ID_BYTES]
         pipeline = self._client.pipeline(transaction=False)
         for each in possible:
-            pipeline.getrange(self._key + each, 0, self._max_bytes)  # one byte more than a text may have
+            pipeline.getrange(self._key.encode() + each, 0, self._max_bytes)  # one byte more than a text may have
         answers = await done(pipeline.execute(raise_on_error=False)) if possible else ()
         for text_id, answer in zip(possible, answers, strict=True):
             if isinstance(answer, Exception):
@@ -101,11 +120,10 @@ class LapsingTexts:
                 found.malformed[text_id] = "it is no text"
             elif not answer:
                 lapsed.append(text_id)
-            elif len(answer) > self._max_bytes or len(answer.encode(errors="surrogateescape")) > self._max_bytes:
+            elif len(answer) > self._max_bytes:
                 found.malformed[text_id] = f"it is longer than {self._max_bytes} bytes"
             else:
-                found.by_id[text_id] = answer
-                found.num_chars += len(answer)
+                found.add(text_id, answer)
         if lapsed:
             await done(self._client.srem(self._index, *lapsed))
 

@@ -20,7 +20,7 @@ class PoolCapacity:
 
     def num_seqs(self) -> int | None:
         """The sum of what the ready decode workers run at once; a draining one counts as what it still runs for us."""
-        decoders = [each for each in self._pool.connections if _decodes(each)]
+        decoders = [each for each in self._pool.reached if _decodes(each)]
         num_seqs, num_ready = 0, 0
         for connection in decoders:
             description = connection.description

@@ -126,7 +126,7 @@ class Recall:
 
     async def _ask(self, keys: Sequence[bytes]) -> AsyncGenerator[Found, None]:
         """Yield what workers answer, as it comes, until the time-out."""
-        connections, known = self._pool.connections, set(keys)
+        connections, known = self._pool.reached, set(keys)
         calls = [asyncio.create_task(each.recall(keys, self._timeout_s)) for each in connections]
         fingerprints = [each.description.fingerprint if each.description else "" for each in connections]
         by_call = dict(zip(calls, fingerprints, strict=True))

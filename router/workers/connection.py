@@ -33,6 +33,7 @@ from baton.router.index.prefix_index import PrefixIndex
 from baton.router.policy.cluster import WorkerRole, WorkerSnapshot
 from baton.router.workers.attach_stream import AttachStream
 from baton.router.workers.load import LoadEstimate
+from baton.router.workers.stranger import AttemptSlots, Stranger
 from baton.rpc.backoff import Backoff
 from baton.rpc.status import Unavailable
 from baton.rpc.tls import Security
@@ -82,11 +83,13 @@ class WorkerConnection:
         check: Callable[[str, WorkerDescription], None],
         changed: Callable[[], None],
         security: Security,
+        slots: AttemptSlots,
         given: tuple[str, ...] = (),
     ) -> None:
         """`check` raises WorkerLost if who is found at the address is not to be used.
 
-        `given`: addresses of all workers that the router was given, which the worker takes as its peers.
+        `given`: addresses of all workers that the router was given, which the worker takes as its peers. Attempts to
+        connect to any other address take one of the `slots`, until it was connected once.
         """
         self.address = address
         self.state = ConnectionState.CONNECTING
@@ -107,6 +110,12 @@ class WorkerConnection:
         self._security = security
         self._channel: grpc.aio.Channel | None = None  # of the present life
         self._given = given
+        self._stranger = Stranger(slots) if address not in given else None  # None: also once it was connected
+
+    @property
+    def is_stranger(self) -> bool:
+        """Whether a registry alone says that there is a worker: the router has never found one."""
+        return self._stranger is not None and self.description is None
 
     @property
     def is_learning(self) -> bool:
@@ -122,19 +131,24 @@ class WorkerConnection:
         """Keeps the connection until cancelled, or until the worker is neither listed nor in reach for a while."""
         backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
         while not self._is_given_up():
+            stranger = self._stranger
             reason = "the router closed the connection"
             try:
+                if stranger is not None:
+                    await stranger.begin()
                 await self._session()
             except (grpc.RpcError, WorkerLost, ValueError) as error:
                 reason = _reason(error)
                 self._count_loss()
             finally:
+                if stranger is not None:
+                    stranger.fail()
                 self._forget(reason)
-            await backoff.wait()
+            await (self._stranger.pause() if self._stranger is not None else backoff.wait())
 
     def mark_listed(self, is_listed: bool) -> None:
         """The registry has the worker, or has it no more."""
-        if self.is_listed and not is_listed:
+        if self.is_listed and not is_listed and not self.is_stranger:
             self._alone_since_s = asyncio.get_running_loop().time()
             logger.info("the worker at %s is not in the registry; it is kept while it can be reached", self.address)
         self.is_listed = is_listed
@@ -177,12 +191,16 @@ class WorkerConnection:
     async def _session(self) -> None:
         """One life of the worker, to its end; which is always an error."""
         async with self._security.channel(self.address) as channel:
-            description = await WorkerStub(channel).Describe(DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S)
+            timeout_s = DESCRIBE_TIMEOUT_S if self._stranger is None else self._stranger.timeout_s
+            description = await WorkerStub(channel).Describe(DescribeRequest(), timeout=timeout_s)
             if description.role not in ROLES:
                 raise WorkerLost(f"the worker at {self.address} has the unknown role {description.role}")
             self._check(self.address, description)
             self.load = LoadEstimate()
             self.description = description
+            self._changed()
+            if self._stranger is not None:
+                self._stranger.answered()
             streams = [self._watch(channel, description)]
             if ROLES[description.role] is not WorkerRole.PREFILL:
                 self.attach = AttachStream(description.worker_id)
@@ -250,6 +268,7 @@ class WorkerConnection:
         assert self.description is not None
         if self.state is ConnectionState.CONNECTING:
             self.reached_s = time.monotonic()
+            self._stranger = None
         logger.info("%s at %s is %s", self.description.worker_id, self.address, state.value)
         self.state = state
         self._changed()
@@ -264,13 +283,14 @@ class WorkerConnection:
         if self.state is not ConnectionState.CONNECTING or not self.last_error:
             logger.info("no connection to %s: %s", self.address, reason)
         self.last_error = reason
+        had_worker = self.description is not None
         self.fail_requests(WorkerLost(f"the worker at {self.address} is lost: {reason}"))
         if self.description is not None:
             self._index.reset(self.description.incarnation)
             self._alone_since_s = asyncio.get_running_loop().time()
         self.description = self.attach = None
-        if self.state is not ConnectionState.CONNECTING:
-            self.state = ConnectionState.CONNECTING
+        self.state = ConnectionState.CONNECTING
+        if had_worker:
             self._changed()
 
     def _is_given_up(self) -> bool:

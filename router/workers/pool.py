@@ -14,6 +14,7 @@ from baton.router.errors import WorkerLost
 from baton.router.index.prefix_index import ExpectedBlocks, PrefixIndex
 from baton.router.policy.cluster import ClusterSnapshot, WorkerRole, WorkerSnapshot
 from baton.router.workers.connection import ROLES, ConnectionState, WorkerConnection
+from baton.router.workers.stranger import AttemptSlots
 from baton.rpc.status import Unavailable
 from baton.rpc.tls import Plaintext, Security
 from baton.settings.names import NAME_RULE, is_name
@@ -86,6 +87,8 @@ class WorkerPool:
         self._watch_interval_ms = watch_interval_ms
         self._security: Security = security or Plaintext()
         self._connections: dict[str, WorkerConnection] = {}  # by address
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # which run them
+        self._slots = AttemptSlots()
         self._past_losses: Counter[WorkerRole] = Counter()  # of connections that were given up
         self._worker_index: WorkerIndex | None = None  # made when it is needed
         self._told_ids: set[str] = set()  # that several workers go by; the log was told
@@ -109,6 +112,11 @@ class WorkerPool:
         return list(self._connections.values())
 
     @property
+    def reached(self) -> list[WorkerConnection]:
+        """Those that have a worker now: few, however many addresses the registry lists."""
+        return list(self._current().by_incarnation.values())
+
+    @property
     def unlearnt(self) -> list[str]:
         """Addresses of workers whose cache the router is about to learn."""
         return [connection.address for connection in self._connections.values() if connection.is_learning]
@@ -125,7 +133,7 @@ class WorkerPool:
 
     def snapshot(self) -> ClusterSnapshot:
         """The workers that take requests now."""
-        snapshots = (connection.snapshot() for connection in self._connections.values())
+        snapshots = (connection.snapshot() for connection in self.reached)
         return ClusterSnapshot(tuple(each for each in snapshots if each is not None), self._turn, self._seed)
 
     def take_turn(self) -> None:
@@ -144,7 +152,7 @@ class WorkerPool:
     def end(self, error: Unavailable) -> None:
         """Ends every request at the workers, and every wait for a worker, with the error."""
         self._ended = error
-        for connection in self._connections.values():
+        for connection in self.reached:
             connection.fail_requests(error)
         self._notify()
 
@@ -198,32 +206,48 @@ class WorkerPool:
     def _reconcile(self, view: RegistryView, tasks: asyncio.TaskGroup) -> None:
         """Connects to who is new, and marks who is listed no more."""
         self._tell_others(view)
+        known = {member.incarnation for member in self.view.members}
         self.view = view
-        listed = dict.fromkeys(view.fixed)
-        listed |= dict.fromkeys(member.address for member in view.members if member.model == self._model_name)
+        members = [member for member in view.members if member.model == self._model_name]
+        listed = dict.fromkeys((*view.fixed, *(member.address for member in members)))
+        renewed = {member.address for member in members if member.incarnation not in known}
+        for connection in self.connections:
+            connection.mark_listed(connection.address in listed)
+            # A new life at the address of a worker that was never found is a new worker, without past failures.
+            is_renewed = connection.address in renewed and bool(connection.last_error)
+            if connection.is_stranger and (is_renewed or not connection.is_listed):
+                self._tasks[connection.address].cancel()
+                self._remove(connection)
         for address in listed:
             if address not in self._connections:
-                connection = WorkerConnection(
-                    address,
-                    self._router_id,
-                    self._watch_interval_ms,
-                    self.index,
-                    self._check,
-                    self._notify,
-                    self._security,
-                    view.fixed,
-                )
-                self._connections[address] = connection
-                tasks.create_task(self._keep(connection), name=f"worker {address}")
-        for connection in self._connections.values():
-            connection.mark_listed(connection.address in listed)
+                self._connect(address, tasks)
+
+    def _connect(self, address: str, tasks: asyncio.TaskGroup) -> None:
+        connection = WorkerConnection(
+            address,
+            self._router_id,
+            self._watch_interval_ms,
+            self.index,
+            self._check,
+            self._notify,
+            self._security,
+            self._slots,
+            self.view.fixed,
+        )
+        self._connections[address] = connection
+        self._tasks[address] = tasks.create_task(self._keep(connection), name=f"worker {address}")
+
+    def _remove(self, connection: WorkerConnection) -> None:
+        del self._connections[connection.address], self._tasks[connection.address]
+        self._past_losses += connection.losses
+        self._told_lives.pop(connection.address, None)
 
     async def _keep(self, connection: WorkerConnection) -> None:
         """Runs the connection; once it has given up, the worker is forgotten."""
         await connection.run()
-        del self._connections[connection.address]
-        self._past_losses += connection.losses
-        self._told_lives.pop(connection.address, None)
+        if self._connections.get(connection.address) is not connection:
+            return
+        self._remove(connection)
         logger.info("the worker at %s is forgotten: it is in no registry and cannot be reached", connection.address)
 
     def _check(self, address: str, found: WorkerDescription) -> None:

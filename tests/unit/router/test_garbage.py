@@ -41,3 +41,36 @@ async def test_garbage_goes_while_idle_and_at_last_while_busy(is_idle: bool) -> 
     finally:
         running.cancel()
     assert lasting.itself is lasting
+
+
+def test_a_collection_that_would_take_long_is_left_to_young_objects(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    generations: list[int] = []
+    monkeypatch.setattr("baton.router.app.gc.collect", lambda generation=2: generations.append(generation))
+    num_blocks = [1_000, 100_000_000, 100_000_000, 1_000]
+    monkeypatch.setattr("baton.router.app.sys.getallocatedblocks", lambda: num_blocks.pop(0))
+    collector = GarbageCollector()
+    assert gc.get_threshold()[2] > 1_000_000  # the interpreter itself does no full collection
+    while num_blocks:
+        collector.collect()
+    assert generations == [1, 2, 1, 1, 1, 2]
+    assert caplog.text.count("100000000 memory blocks are too many") == 1
+
+
+def test_the_time_of_a_full_collection_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    generations: list[int] = []
+    now_s = 0.0
+
+    def collect(generation: int = 2) -> None:
+        nonlocal now_s
+        generations.append(generation)
+        now_s += 1.0 if generation == 2 else 0.0
+
+    monkeypatch.setattr("baton.router.app.gc.collect", collect)
+    monkeypatch.setattr("baton.router.app.time.thread_time", lambda: now_s)
+    monkeypatch.setattr("baton.router.app.sys.getallocatedblocks", lambda: 1_000_000)
+    collector = GarbageCollector()
+    collector.collect()
+    collector.collect()
+    assert generations == [1, 2, 1]

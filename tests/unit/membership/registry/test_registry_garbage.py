@@ -14,6 +14,7 @@ from redis.exceptions import ResponseError
 
 from baton.membership.registry import redis_lease, redis_texts
 from baton.membership.registry.factory import open_address, open_registry
+from baton.membership.registry.redis_client import MAX_REPLY_BYTES
 from baton.membership.registry.redis_store import MAX_MEMBER_BYTES, decode_member, encode_member
 from tests.faults.redis_garbage import TEXTS, garbage_in_redis
 from tests.redis_server import HOST, RedisServer, redis_server
@@ -130,6 +131,35 @@ async def test_a_listing_is_bounded(
         assert 300 <= len(view.members) < 600
         await listed_again(views, redis)
     assert caplog.text.count("has more members than are read") == 1
+    await registry.close()
+
+
+async def test_a_set_with_an_id_too_long_to_read_is_deleted_and_filled_again(
+    server: RedisServer, redis: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry, member = open_registry(server.url), make_member()
+    async with following(registry) as views, kept(registry.lease(member, LEASE_S)):
+        await views.until_members(member)
+        await redis.sadd(WORKERS, b"\xff" * (MAX_REPLY_BYTES + 1))
+        await redis.publish(CHANGES, b"x")
+        await views.until(lambda view: view.num_malformed == 1)
+        await views.until_members(member)
+        await views.until(lambda view: view.num_malformed == 0)
+        assert await redis.smembers(WORKERS) == {member.incarnation.encode()}
+    assert all(view.error is None for view in views.all)
+    assert caplog.text.count("workers is deleted") == 1
+    await registry.close()
+
+
+async def test_an_announcement_too_long_to_read_is_left_out(server: RedisServer, redis: Redis) -> None:
+    registry, member = open_registry(server.url), make_member()
+    async with following(registry) as views:
+        await views.until(lambda view: view.is_listed)
+        await redis.publish(CHANGES, b"\xff" * (MAX_REPLY_BYTES + 1))
+        await views.until(lambda view: view.num_malformed == 1)
+        async with kept(registry.lease(member, LEASE_S)):
+            await views.until_members(member)
+    assert all(view.error is None for view in views.all)
     await registry.close()
 
 

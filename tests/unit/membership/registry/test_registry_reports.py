@@ -14,6 +14,7 @@ from baton.membership.registry import redis_registry as redis_reports
 from baton.membership.registry import redis_texts
 from baton.membership.registry.base import Registry, RegistryLost
 from baton.membership.registry.factory import open_registry
+from baton.membership.registry.redis_client import MAX_REPLY_BYTES
 from baton.membership.registry.redis_registry import LEASE_S
 from baton.membership.registry.redis_store import MAX_REPORT_BYTES
 from tests.redis_server import HOST, redis_server
@@ -51,13 +52,24 @@ async def test_reports_are_renewed_and_taken_out(tmp_path: Path) -> None:
 
 
 async def test_a_reader_takes_no_more_than_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_texts, "MAX_LISTING_CHARS", 1 << 24)
+    monkeypatch.setattr(redis_texts, "MAX_LISTING_BYTES", 1 << 24)
     async with redis_server(tmp_path) as server, Redis(host=HOST, port=server.port) as redis:
         await redis.sadd("baton:{default}:routers", *range(20))
         for number in range(20):
             await redis.set(f"baton:{{default}}:router:{number}", "x" * MAX_REPORT_BYTES)
         planner = open_registry(server.url)
         assert 4 <= len(await planner.reports.read()) < 8  # whole batches are read
+        await planner.close()
+
+
+async def test_a_set_with_an_id_too_long_to_read_is_deleted_and_filled_again(tmp_path: Path) -> None:
+    async with redis_server(tmp_path) as server, Redis(host=HOST, port=server.port) as redis:
+        routers, planner = open_registry(server.url), open_registry(server.url)
+        await redis.sadd("baton:{default}:routers", b"\xff" * (MAX_REPLY_BYTES + 1))
+        assert await planner.reports.read() == ()
+        async with told(routers, "router-1", lambda: "a report"):
+            await read_until(planner, lambda texts: texts == ("a report",))
+        await routers.close()
         await planner.close()
 
 

@@ -13,9 +13,11 @@ import pytest
 from redis.asyncio import Redis
 
 from baton.deployment.local.ports import free_ports
+from baton.membership.registry.base import Member
 from baton.membership.registry.factory import open_registry
+from baton.membership.registry.redis_client import MAX_REPLY_BYTES
 from tests.redis_server import HOST, RedisServer, redis_server
-from tests.unit.membership.registry.registry_members import following, kept, make_member
+from tests.unit.membership.registry.registry_members import Views, following, kept, make_member
 
 LEASE_S = 10.0
 
@@ -24,6 +26,13 @@ async def command(server: RedisServer, *words: str | int) -> object:
     """What a server answers."""
     async with Redis(host=HOST, port=server.port, decode_responses=True) as client:
         return await client.execute_command(*words)
+
+
+async def survives_an_id_too_long_to_read(server: RedisServer, views: Views, *members: Member) -> None:
+    """Add such an id to the set of members; return once it is gone and the members are back."""
+    await command(server, "SADD", "baton:{default}:workers", "x" * (MAX_REPLY_BYTES + 1))
+    await views.until(lambda view: view.num_malformed == 1)
+    await views.until_members(*members)
 
 
 @asynccontextmanager
@@ -67,6 +76,7 @@ async def test_sentinels_and_a_master_that_dies(tmp_path: Path) -> None:
         stack.push_async_callback(registry.close)
         async with following(registry) as views, kept(registry.lease(member, LEASE_S)) as lease:
             await views.until_members(member)
+            await survives_an_id_too_long_to_read(master, views, member)
             await master.kill()
             await views.until(lambda view: view.error is not None)
             lease.update(draining := replace(member, draining=True))
@@ -89,6 +99,7 @@ async def test_a_cluster(tmp_path: Path) -> None:
             async with kept(workers.lease(second, LEASE_S)):
                 await views.until_members(first, second)
             await views.until_members(first)
+            await survives_an_id_too_long_to_read(server, views, first)
             await server.kill()
             lost = await views.until(lambda view: view.error is not None)
             assert lost.members == (first,)

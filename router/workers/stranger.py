@@ -1,0 +1,89 @@
+"""Attempts to connect to addresses that the router was never connected to.
+
+Any program that can write to the registry can list thousands of addresses at which there is no worker. Attempts to
+connect to them are bounded in number and in rate, and take nothing from the workers that were connected once, which
+need no slot. Addresses with the fewest failures go first, so that a worker that registers among thousands of others
+waits for their first attempts at most, and never for their repetitions.
+"""
+
+import asyncio
+from collections import OrderedDict
+
+from baton.rpc.backoff import Backoff
+
+NUM_SLOTS = 64  # attempts in flight
+FIRST_TIMEOUT_S = 1.0  # of an attempt, which keeps its slot until then even if it fails sooner
+LAST_TIMEOUT_S = 5.0  # after it was doubled with each failure
+MAX_FAILURES = 12  # that are counted
+FIRST_BACKOFF_S = 0.05
+LAST_BACKOFF_S = 60.0
+
+
+class AttemptSlots:
+    """Owns the slots of the attempts in flight, and the queue for them."""
+
+    def __init__(self) -> None:
+        self._num_free = NUM_SLOTS
+        self._queues = [OrderedDict[asyncio.Future[None], None]() for _ in range(MAX_FAILURES + 1)]  # by failures
+
+    async def take(self, num_failures: int) -> None:
+        """Return once there is a slot for an address with so many failures."""
+        if self._num_free:
+            self._num_free -= 1
+            return
+        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queues[num_failures][slot] = None
+        try:
+            await slot
+        except asyncio.CancelledError:
+            self._queues[num_failures].pop(slot, None)
+            if not slot.cancelled():  # it came in the same moment
+                self.give_back()
+            raise
+
+    def give_back(self) -> None:
+        """Give the slot to the next in the queue."""
+        for queue in self._queues:
+            while queue:
+                slot, _ = queue.popitem(last=False)
+                if not slot.done():
+                    slot.set_result(None)
+                    return
+        self._num_free += 1
+
+
+class Stranger:
+    """An address that the router was never connected to: its failures, and its slot during an attempt."""
+
+    def __init__(self, slots: AttemptSlots) -> None:
+        self._slots = slots
+        self._num_failures = 0
+        self._backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
+        self._begun_s: float | None = None  # event loop's clock; None: it has no slot
+
+    @property
+    def timeout_s(self) -> float:
+        """Longest time that the next attempt may take."""
+        return min(FIRST_TIMEOUT_S * 2.0**self._num_failures, LAST_TIMEOUT_S)
+
+    async def begin(self) -> None:
+        """Wait for a slot."""
+        await self._slots.take(self._num_failures)
+        self._begun_s = asyncio.get_running_loop().time()
+
+    def answered(self) -> None:
+        """Give the slot back: the address belongs to a worker."""
+        if self._begun_s is not None:
+            self._begun_s = None
+            self._slots.give_back()
+
+    def fail(self) -> None:
+        """Count a failure, and give the slot back at the attempt's time-out."""
+        if self._begun_s is not None:
+            asyncio.get_running_loop().call_at(self._begun_s + self.timeout_s, self._slots.give_back)
+            self._begun_s = None
+        self._num_failures = min(self._num_failures + 1, MAX_FAILURES)
+
+    async def pause(self) -> None:
+        """Wait before the next attempt, up to a minute."""
+        await self._backoff.wait()
