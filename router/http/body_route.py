@@ -13,7 +13,7 @@ from baton.engine.errors import EngineError
 from baton.router.admission.body_budget import BodyBudget
 from baton.router.auth.gate import Gate
 from baton.router.errors import REQUEST_PANICS
-from baton.router.http.body_reader import BodyReader, Content, is_gzip, is_light, read_body
+from baton.router.http.body_reader import BodyReader, Content, is_gzip
 from baton.router.http.exchange import ClientGone, Exchange, announced_size, check_size
 from baton.router.openai.errors import error_response
 from baton.router.openai.headers import read_resumption
@@ -99,8 +99,6 @@ class BodyRoute(Generic[Body]):
             if exchange.upload is not None:
                 exchange.upload.add(len(content) - num_compressed)
         exchange.resumption = read_resumption(exchange.headers, exchange.client, content)
-        if is_light(content):
-            return read_body(self.model, content)
         return await reader.read(self.model, content, exchange)
 
 
