@@ -15,7 +15,10 @@ from starlette.exceptions import HTTPException
 from baton.engine.errors import InvalidRequest
 from baton.router.admission.turns import Turns
 from baton.router.http.exchange import ClientGone, Exchange, check_size
+from baton.router.inline_work import InlineWork
+from baton.router.openai.headers import read_resumption
 from baton.router.openai.invalid_body import invalid_body
+from baton.router.resumption.resumption import Resumption
 
 CHUNK_BYTES = 1 << 18  # counted at once: the interpreter can switch threads between two
 
@@ -101,7 +104,6 @@ T = TypeVar("T")
 LIGHT_BYTES = 64 << 10
 LIGHT_PARTS = 256  # objects, lists and keys
 LIGHT_QUOTES = 1024  # of texts, which may each become an object; numbers are a hundred times as fast
-INLINE_TURN_S = 0.005  # of one turn of the event loop for such bodies, however many clients send them at once
 LONG_BYTES = 1 << 20  # from which on a body waits for its like, and not before others
 LONG_PARTS = 8192
 
@@ -110,42 +112,13 @@ MAX_OBJECTS = 1 << 17
 MAX_ELEMENTS = 1 << 19
 
 
-class _InlineWork:
-    """Time that work has taken in the current turn of the event loop."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._spent_s = 0.0
-        self._ends_with_turn = False
-
-    @property
-    def is_used_up(self) -> bool:
-        """Whether other tasks should have their turn before there is more work."""
-        return self._spent_s >= INLINE_TURN_S
-
-    def run(self, work: Callable[[], T]) -> T:
-        """Return the result of work, and count its time."""
-        if not self._ends_with_turn:
-            self._ends_with_turn = True
-            asyncio.get_running_loop().call_soon(self._end_turn)
-        begun_s = self._clock()
-        try:
-            return work()
-        finally:
-            self._spent_s += self._clock() - begun_s
-
-    def _end_turn(self) -> None:
-        self._spent_s = 0.0
-        self._ends_with_turn = False
-
-
 class BodyReader:
     """Owns the threads that read bodies which would delay the event loop, one for those that take long."""
 
     def __init__(self, context_len: Callable[[], int], clock: Callable[[], float] = time.perf_counter) -> None:
         """`context_len`: tokens that a prompt may have, each an element of a list."""
         self._context_len = context_len
-        self._inline = _InlineWork(clock)
+        self._inline = InlineWork(clock)
         self._lane = _Lane("bodies")
         self._long_lane = _Lane("bodies-long")
 
@@ -171,6 +144,13 @@ class BodyReader:
     async def gunzip(self, content: Content, max_bytes: int, exchange: Exchange) -> bytes:
         """Return the decompressed body. Raises ClientGone, and HTTPException as `content_encoding.gunzip`."""
         return await self._lane.run(exchange, lambda: gunzip(content, max_bytes))
+
+    async def resumption(self, content: Content, exchange: Exchange) -> Resumption | None:
+        """Return how the request can be resumed, which needs a hash of its body. Raises FieldError or ClientGone."""
+        headers, client = exchange.headers, exchange.client
+        if len(content) <= LIGHT_BYTES:
+            return read_resumption(headers, client, content)
+        return await self._lane.run(exchange, lambda: read_resumption(headers, client, content))
 
 
 class _Lane:

@@ -16,7 +16,7 @@ from baton.router.errors import REQUEST_PANICS
 from baton.router.http.body_reader import BodyReader, Content, is_gzip
 from baton.router.http.exchange import ClientGone, Exchange, announced_size, check_size
 from baton.router.openai.errors import error_response
-from baton.router.openai.headers import read_resumption
+from baton.router.openai.headers import is_resumable
 from baton.rpc.status import ServiceError
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -98,7 +98,8 @@ class BodyRoute(Generic[Body]):
             content = await reader.gunzip(content, self.max_body_bytes, exchange)
             if exchange.upload is not None:
                 exchange.upload.add(len(content) - num_compressed)
-        exchange.resumption = read_resumption(exchange.headers, exchange.client, content)
+        if is_resumable(exchange.headers):
+            exchange.resumption = await reader.resumption(content, exchange)
         return await reader.read(self.model, content, exchange)
 
 

@@ -11,8 +11,9 @@ from typing import Annotated, cast
 import pytest
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
-from baton.router.http.body_reader import INLINE_TURN_S, BodyReader, is_light
+from baton.router.http.body_reader import LIGHT_BYTES, BodyReader, is_light
 from baton.router.http.exchange import Exchange
+from baton.router.inline_work import TURN_S
 from baton.router.openai.chat import ChatRequest
 
 CLOCK_STEP_S = 1 / 1024
@@ -60,8 +61,19 @@ async def reader() -> AsyncIterator[BodyReader]:
 
 
 async def test_light_bodies_have_a_bound_on_their_time_in_each_turn_of_the_event_loop(reader: BodyReader) -> None:
-    num_inline = math.ceil(INLINE_TURN_S / CLOCK_STEP_S)
+    num_inline = math.ceil(TURN_S / CLOCK_STEP_S)
     for _ in range(2):  # the next turn has time again
         bodies = await asyncio.gather(*(reader.read(Recorded, b'{"thread": 0}', EXCHANGE) for _ in range(50)))
         own = [each.thread == threading.get_ident() for each in bodies]
         assert own == [True] * num_inline + [False] * (50 - num_inline)
+
+
+async def test_long_bodies_are_hashed_in_a_thread(reader: BodyReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr(
+        "baton.router.http.body_reader.read_resumption", lambda *_: threads.append(threading.get_ident())
+    )
+    exchange = cast(Exchange, SimpleNamespace(address="", upload=None, disconnected=False, headers={}, client=None))
+    await reader.resumption(b" " * LIGHT_BYTES, exchange)
+    await reader.resumption(b" " * (LIGHT_BYTES + 1), exchange)
+    assert [each == threading.get_ident() for each in threads] == [True, False]
