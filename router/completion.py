@@ -7,7 +7,8 @@ from baton.protos.common_pb2 import ServedBy
 from baton.protos.worker_pb2 import RequestDelta
 from baton.router.errors import OUTPUT_PANICS
 from baton.router.generation import ChoiceDelta, Generation
-from baton.router.text.detokenizer import Detokenizer, StopStrings
+from baton.router.text.detokenizer import Detokenizer
+from baton.router.text.stop_strings import StopMatcher
 from baton.router.text.tokenizer import Tokenizer
 
 FINISH_NAMES = {common_pb2.FINISH_REASON_STOP: "stop", common_pb2.FINISH_REASON_LENGTH: "length"}
@@ -26,7 +27,7 @@ class CompletionOutput:
         self._prompt_only = request.max_tokens == 0
         with OUTPUT_PANICS:
             self._detokenizer: Detokenizer = tokenizer.detokenizer(generation.token_ids, request.skip_special_tokens)
-        self._stops = StopStrings(request.stop, request.include_stop)
+        self._stops = StopMatcher(generation.stops, request.include_stop)
         self._is_plain = not request.stop and self._sampling.logprobs is None
         self._num_chars = 0  # of text so far, held back or not
         self._served_by: ServedBy | None = None  # as the worker reported it last

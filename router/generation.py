@@ -9,6 +9,7 @@ from baton.engine.sampling.params import SamplingParams
 from baton.protos.common_pb2 import PositionLogprobs, ServedBy
 from baton.router.request_context import RequestContext
 from baton.router.resumption.resumption import ChoiceStart
+from baton.router.text.stop_strings import StopString
 
 
 class PromptHashes:
@@ -79,8 +80,10 @@ class Generation:
     sampling: SamplingParams  # seed and max_tokens are set
     starts: tuple[ChoiceStart, ...] = ()  # of a resumed request, one a choice
     hashes: PromptHashes = field(init=False)
+    stops: tuple[StopString, ...] = field(init=False)  # shared by the choices
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "stops", tuple(map(StopString, self.request.stop)))
         object.__setattr__(self, "hashes", PromptHashes(self.token_ids, self.request.cache_salt))
 
     def start(self, index: int) -> ChoiceStart | None:

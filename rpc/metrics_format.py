@@ -3,6 +3,7 @@
 from prometheus_client.exposition import choose_encoder
 
 OPENMETRICS = "application/openmetrics-text"
+MAX_ACCEPT_CHARS = 1024  # of a header that may have thousands of formats
 
 
 def plain_accept(accept: str) -> str:
@@ -11,5 +12,5 @@ def plain_accept(accept: str) -> str:
     Unless a client accepts any UTF-8, it escapes colons in OpenMetrics' names of samples, though they are valid there
     and its own headings keep them.
     """
-    _, media_type = choose_encoder(accept)
+    _, media_type = choose_encoder(accept[:MAX_ACCEPT_CHARS])
     return f"{OPENMETRICS};version=1.0.0;escaping=allow-utf-8" if media_type.startswith(OPENMETRICS) else ""

@@ -19,6 +19,7 @@ from baton.router.errors import REQUEST_PANICS, Overloaded
 from baton.router.generation import ChoiceDelta, Generation, GenerationRequest, cached_tokens
 from baton.router.grpc.auth_interceptor import text_metadata
 from baton.router.grpc.response_writer import Context, ResponseWriter
+from baton.router.inline_work import InlineWork
 from baton.router.limits import (
     MAX_ENTRIES,
     check_choices,
@@ -48,6 +49,7 @@ class InferenceService(InferenceServicer):
 
     def __init__(self, service: RouterService) -> None:
         self._service = service
+        self._inline = InlineWork()
 
     async def Generate(  # type: ignore[override]  # noqa: N802  # the service's name; the stubs have a generator
         self, request: GenerateRequest, context: Context
@@ -59,7 +61,7 @@ class InferenceService(InferenceServicer):
                 client = self._service.gate.client(text_metadata(context.invocation_metadata()))
                 client.begin()
                 with self._counted(request, context, client):
-                    wanted = self._generation_request(request, request_id, client)
+                    wanted = await self._inline.run_paced(lambda: self._generation_request(request, request_id, client))
                     async with ResponseWriter(context, self._service.unread, request_id, client.fairness_key) as writer:
                         error = await self._generate(wanted, request_id, client, writer)
                         await writer.finish()

@@ -1,5 +1,6 @@
 """The HTTP application: which path is served by whom."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -99,14 +100,26 @@ async def _not_found(_request: Request) -> Response:
 
 
 class _DescribedApp(FastAPI):
-    """FastAPI with a complete /openapi.json."""
+    """FastAPI with a complete /openapi.json, which is encoded once."""
 
     def __init__(self, description: Description) -> None:
         super().__init__(title="Baton", redirect_slashes=False)  # a redirect names the Host that a proxy sent
         self._description = description
+        self._encoded = b""
+
+    def setup(self) -> None:
+        """Add the routes of the description, of which the first one for a path counts."""
+        assert self.openapi_url is not None
+        self.add_route(self.openapi_url, self._describe, include_in_schema=False)
+        super().setup()
 
     def openapi(self) -> dict[str, Any]:
         """Return the description, which is made once."""
         if self.openapi_schema is None:
             self.openapi_schema = self._description.complete(super().openapi())
         return self.openapi_schema
+
+    async def _describe(self, _request: Request) -> Response:
+        # It has bounds of 64-bit integers, which orjson cannot encode.
+        self._encoded = self._encoded or json.dumps(self.openapi(), ensure_ascii=False).encode()
+        return Response(self._encoded, media_type="application/json")

@@ -15,7 +15,10 @@ from starlette.exceptions import HTTPException
 from baton.engine.errors import InvalidRequest
 from baton.router.admission.turns import Turns
 from baton.router.http.exchange import ClientGone, Exchange, check_size
+from baton.router.inline_work import InlineWork
+from baton.router.openai.headers import read_resumption
 from baton.router.openai.invalid_body import invalid_body
+from baton.router.resumption.resumption import Resumption
 
 CHUNK_BYTES = 1 << 18  # counted at once: the interpreter can switch threads between two
 
@@ -97,9 +100,10 @@ Body = TypeVar("Body", bound=BaseModel)
 Content = bytes | bytearray
 T = TypeVar("T")
 
-SMALL_BYTES = 4 << 10
+# A body that is read on the event loop takes no more than about a millisecond.
 LIGHT_BYTES = 64 << 10
-LIGHT_PARTS = 256  # braces and colons of a body that is read at once: fewer than take a millisecond
+LIGHT_PARTS = 256  # objects, lists and keys
+LIGHT_QUOTES = 1024  # of texts, which may each become an object; numbers are a hundred times as fast
 LONG_BYTES = 1 << 20  # from which on a body waits for its like, and not before others
 LONG_PARTS = 8192
 
@@ -109,11 +113,12 @@ MAX_ELEMENTS = 1 << 19
 
 
 class BodyReader:
-    """Owns the threads that read large bodies, one for those that take long."""
+    """Owns the threads that read bodies which would delay the event loop, one for those that take long."""
 
-    def __init__(self, context_len: Callable[[], int]) -> None:
+    def __init__(self, context_len: Callable[[], int], clock: Callable[[], float] = time.perf_counter) -> None:
         """`context_len`: tokens that a prompt may have, each an element of a list."""
         self._context_len = context_len
+        self._inline = InlineWork(clock)
         self._lane = _Lane("bodies")
         self._long_lane = _Lane("bodies-long")
 
@@ -123,9 +128,11 @@ class BodyReader:
         self._long_lane.close()
 
     async def read(self, model: type[Body], content: Content, exchange: Exchange) -> Body:
-        """Return a body that is not light. Raises InvalidRequest, ClientGone, or HTTPException (413) for too many
-        parts.
-        """
+        """Return a body. Raises InvalidRequest, ClientGone, or HTTPException (413) for too many parts."""
+        if is_light(content):
+            if self._inline.is_used_up:
+                return await self._lane.run(exchange, lambda: read_body(model, content))
+            return self._inline.run(lambda: read_body(model, content))
         lane = self._lane if len(content) < LONG_BYTES else self._long_lane
         max_elements = max(MAX_ELEMENTS, self._context_len())
         parts = await lane.run(exchange, lambda: count_parts(content, MAX_OBJECTS, max_elements))
@@ -137,6 +144,13 @@ class BodyReader:
     async def gunzip(self, content: Content, max_bytes: int, exchange: Exchange) -> bytes:
         """Return the decompressed body. Raises ClientGone, and HTTPException as `content_encoding.gunzip`."""
         return await self._lane.run(exchange, lambda: gunzip(content, max_bytes))
+
+    async def resumption(self, content: Content, exchange: Exchange) -> Resumption | None:
+        """Return how the request can be resumed, which needs a hash of its body. Raises FieldError or ClientGone."""
+        headers, client = exchange.headers, exchange.client
+        if len(content) <= LIGHT_BYTES:
+            return read_resumption(headers, client, content)
+        return await self._lane.run(exchange, lambda: read_resumption(headers, client, content))
 
 
 class _Lane:
@@ -172,9 +186,9 @@ class _Lane:
 
 def is_light(content: Content) -> bool:
     """Return whether a body takes so little time that a thread is not worth its own."""
-    if len(content) <= SMALL_BYTES:
-        return True
-    return len(content) <= LIGHT_BYTES and content.count(b"{") + content.count(b":") <= LIGHT_PARTS
+    if len(content) > LIGHT_BYTES or content.count(b'"') > LIGHT_QUOTES:
+        return False
+    return sum(map(content.count, (b"{", b"[", b":"))) <= LIGHT_PARTS
 
 
 def check_parts(parts: JsonParts, max_elements: int) -> None:

@@ -13,10 +13,10 @@ from baton.engine.errors import EngineError
 from baton.router.admission.body_budget import BodyBudget
 from baton.router.auth.gate import Gate
 from baton.router.errors import REQUEST_PANICS
-from baton.router.http.body_reader import BodyReader, Content, is_gzip, is_light, read_body
+from baton.router.http.body_reader import BodyReader, Content, is_gzip
 from baton.router.http.exchange import ClientGone, Exchange, announced_size, check_size
 from baton.router.openai.errors import error_response
-from baton.router.openai.headers import read_resumption
+from baton.router.openai.headers import is_resumable
 from baton.rpc.status import ServiceError
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -98,9 +98,8 @@ class BodyRoute(Generic[Body]):
             content = await reader.gunzip(content, self.max_body_bytes, exchange)
             if exchange.upload is not None:
                 exchange.upload.add(len(content) - num_compressed)
-        exchange.resumption = read_resumption(exchange.headers, exchange.client, content)
-        if is_light(content):
-            return read_body(self.model, content)
+        if is_resumable(exchange.headers):
+            exchange.resumption = await reader.resumption(content, exchange)
         return await reader.read(self.model, content, exchange)
 
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -13,6 +15,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from baton.router.metrics.shared_series import one_page, own_series, pack_series, shared_series, unpack_series
+from baton.router.shared_result import SharedResult
 from baton.rpc.metrics_format import plain_accept
 
 logger = logging.getLogger(__name__)
@@ -29,6 +32,7 @@ class ProcessGroup:
         self._directory = directory
         self._size = size
         self._registry = registry
+        self._packed = SharedResult(self._pack)
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> "ProcessGroup":
@@ -56,12 +60,15 @@ class ProcessGroup:
 
     async def _answer(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            writer.write(pack_series(own_series(self._registry)))
+            writer.write(await self._packed.get())
             await writer.drain()
         except ConnectionError as error:
             logger.debug("another router process did not wait for our series: %s", error)
         finally:
             await _close(writer)
+
+    async def _pack(self) -> bytes:
+        return pack_series(own_series(self._registry))
 
     async def _ask(self, number: int) -> list[Metric] | None:
         """Another process's own series; None if it does not answer."""
@@ -92,13 +99,22 @@ class MetricsText:
 
 
 class MetricsPage:
-    """The series of this router process, or of all processes that share its ports."""
+    """The series of this router process, or of all processes that share its ports.
+
+    Rendering takes milliseconds on the event loop, so requests share it.
+    """
 
     def __init__(self, registry: CollectorRegistry, group: ProcessGroup | None) -> None:
         self._registry = registry
         self._group = group
+        self._texts: dict[str, SharedResult[MetricsText]] = {}  # by media type, of which there are two
 
     async def text(self, accept: str) -> MetricsText:
         """Return the page as OpenMetrics if the `accept` header asks for it, else in Prometheus' text format."""
         encode, media_type = choose_encoder(plain_accept(accept))
+        if media_type not in self._texts:
+            self._texts[media_type] = SharedResult(partial(self._render, encode, media_type))
+        return await self._texts[media_type].get()
+
+    async def _render(self, encode: Callable[[Collector], bytes], media_type: str) -> MetricsText:
         return MetricsText(encode(self._registry if self._group is None else await self._group.page()), media_type)

@@ -45,7 +45,7 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: Count | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
-    tools: Annotated[list[dict[str, object]], AtMost(MAX_ENTRIES)] = Field(default_factory=list)
+    tools: Annotated[list[dict[str, object]], Field(fail_fast=True), AtMost(MAX_ENTRIES)] = Field(default_factory=list)
     tool_choice: Literal["none", "auto"] | None = None
     echo: Annotated[Literal[False], BOOLEAN] = False
     add_generation_prompt: bool = True

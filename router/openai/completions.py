@@ -11,6 +11,7 @@ from baton.router.errors import FieldError
 from baton.router.generation import Generation, GenerationRequest
 from baton.router.http.exchange import Exchange
 from baton.router.http.keep_alive import kept_alive
+from baton.router.inline_work import InlineWork
 from baton.router.limits import check_echo
 from baton.router.openai.completion_shape import CompletionShape, PromptEcho
 from baton.router.openai.fields import INT32_MAX, STREAM_RULE, TRUE, GenerationFields
@@ -42,12 +43,16 @@ class CompletionsApi:
 
     def __init__(self, service: RouterService) -> None:
         self._service = service
+        self._inline = InlineWork()
 
     async def complete(self, body: CompletionRequest, exchange: Exchange) -> None:
         """Continues each prompt."""
         service = self._service
         service.check_model(body.model)
-        prompts = read_prompts(body.prompt, service.config.max_choices, service.pipeline.context_len())
+        context_len = service.pipeline.context_len()
+        prompts = await self._inline.run_paced(
+            lambda: read_prompts(body.prompt, service.config.max_choices, context_len)
+        )
         body.check(service.config, len(prompts))
         if body.max_tokens == 0 and not body.echo:
             raise FieldError("max_tokens", "max_tokens is 0, but must be 1 or more unless echo is true")

@@ -71,12 +71,17 @@ POSITION = re.compile(r"tokens=([0-9]{1,9}(?:,[0-9]{1,9})*)(?::([0-9a-f]{8}))?")
 MAX_CHOICES = 1 << 16
 
 
+def is_resumable(headers: Mapping[str, str]) -> bool:
+    """Return whether headers ask for a resumable request, or one that is resumed."""
+    return RESUMABLE in headers or RESUME in headers
+
+
 def read_resumption(headers: Mapping[str, str], client: Client, body: bytes | bytearray) -> Resumption | None:
     """Return how a request can be resumed, or where it is to go on; None if it is not resumable.
 
     Raises FieldError for headers that are malformed or contradict each other.
     """
-    if RESUMABLE not in headers and RESUME not in headers:
+    if not is_resumable(headers):
         return None
     request_id = headers.get(REQUEST_ID, "")
     if not is_name(request_id):

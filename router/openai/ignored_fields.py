@@ -35,7 +35,7 @@ class HarmlessFields(RequestBody):
 class NeutralFields(HarmlessFields):
     """Fields that would change the output and are not supported, with the values that leave it as it is."""
 
-    functions: Annotated[list[object], Field(max_length=0)] | None = None
+    functions: Annotated[list[object], Field(max_length=0, fail_fast=True)] | None = None
     function_call: Literal["none", "auto"] = "none"
     response_format: TextFormat | None = None
     structured_outputs: None = None
@@ -43,10 +43,10 @@ class NeutralFields(HarmlessFields):
     guided_regex: None = None
     guided_choice: None = None
     guided_grammar: None = None
-    logits_processors: Annotated[list[object], Field(max_length=0)] | None = None
+    logits_processors: Annotated[list[object], Field(max_length=0, fail_fast=True)] | None = None
     suffix: Literal[""] = ""
     audio: None = None
-    modalities: Annotated[list[Literal["text"]], AtMost(1)] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True), AtMost(1)] | None = None
     verbosity: Literal["medium"] = "medium"
     web_search_options: None = None
     moderation: None = None
@@ -54,11 +54,11 @@ class NeutralFields(HarmlessFields):
     use_beam_search: Annotated[Literal[False], BOOLEAN] = False
     length_penalty: Annotated[float, Field(ge=1, le=1)] = 1.0
     truncate_prompt_tokens: None = None
-    bad_words: Annotated[list[str], Field(max_length=0)] | None = None
+    bad_words: Annotated[list[str], Field(max_length=0, fail_fast=True)] | None = None
     allowed_token_ids: None = None
     prompt_embeds: None = None
     chat_template: None = None
-    documents: Annotated[list[object], Field(max_length=0)] | None = None
+    documents: Annotated[list[object], Field(max_length=0, fail_fast=True)] | None = None
     spaces_between_special_tokens: Annotated[Literal[True], BOOLEAN] = True
     return_tokens_as_token_ids: Annotated[Literal[False], BOOLEAN] = False
     include_reasoning: Annotated[Literal[True], BOOLEAN] = True

@@ -8,14 +8,22 @@ from starlette.responses import Response
 
 from baton.router.openai.errors import RETRY_AFTER_S, error_body
 from baton.router.service import RouterService
+from baton.router.shared_result import SharedResult
 from baton.router.workers.connection import ROLES, ConnectionState, WorkerConnection
 
 
 class OperationsApi:
-    """Serves the router's own state."""
+    """Serves the router's own state.
+
+    Anybody may ask for it, often without an API key, so requests share what takes longer with each worker.
+    """
 
     def __init__(self, service: RouterService) -> None:
         self._service = service
+        self._version = metadata.version("baton-serve")
+        self._is_ready = SharedResult(self._read_ready)
+        self._workers = SharedResult(self._read_workers)
+        self._pools = SharedResult(self._read_pools)
 
     async def models(self) -> Response:
         """The one served model."""
@@ -32,12 +40,12 @@ class OperationsApi:
 
     async def version(self) -> Response:
         """This server's version, as vLLM reports its own."""
-        return _json({"version": metadata.version("baton-serve")})
+        return _json({"version": self._version})
 
     async def ready(self) -> Response:
         """Whether a request would be served now, and how well: a router that knows too little is degraded."""
         pool = self._service.pool
-        if self._service.is_ready():
+        if await self._is_ready.get():
             status = "degraded" if pool.is_degraded else "ready"
             return _json({"status": status, "registry": "lost" if pool.view.error else "connected"})
         draining = self._service.admission.draining
@@ -52,6 +60,19 @@ class OperationsApi:
 
     async def workers(self) -> Response:
         """Every worker as the router knows it."""
+        return Response(await self._workers.get(), media_type="application/json")
+
+    async def pools(self) -> Response:
+        """What this router tells of its traffic and its workers, for whoever decides how many there should be."""
+        return Response(await self._pools.get(), media_type="application/json")
+
+    async def _read_ready(self) -> bool:
+        return self._service.is_ready()
+
+    async def _read_pools(self) -> str:
+        return self._service.reporter.text()
+
+    async def _read_workers(self) -> bytes:
         service = self._service
         router = {
             "model": service.model.name,
@@ -66,11 +87,7 @@ class OperationsApi:
         }
         workers = [self._worker(each) for each in service.pool.connections]
         processes = [state.report() for state in service.processes.read()]
-        return _json({"router": router, "workers": workers, "processes": processes})
-
-    async def pools(self) -> Response:
-        """What this router tells of its traffic and its workers, for whoever decides how many there should be."""
-        return Response(self._service.reporter.text(), media_type="application/json")
+        return orjson.dumps({"router": router, "workers": workers, "processes": processes})
 
     def _model(self) -> dict[str, object]:
         model = self._service.model

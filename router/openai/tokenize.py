@@ -10,6 +10,7 @@ from baton.engine.errors import InvalidRequest
 from baton.router.errors import FieldError
 from baton.router.generation import ChatPrompt
 from baton.router.http.exchange import Exchange
+from baton.router.inline_work import InlineWork
 from baton.router.openai.headers import read_context
 from baton.router.openai.messages import Messages, TemplateOptions, template_messages
 from baton.router.openai.prompts import TOKEN_IDS_SCHEMA, read_token_ids
@@ -66,6 +67,7 @@ class TokenizeApi:
 
     def __init__(self, service: RouterService) -> None:
         self._service = service
+        self._inline = InlineWork()
 
     async def tokenize(self, body: TokenizeRequest, exchange: Exchange) -> None:
         """Tokens of a text or of messages, as a request would have them."""
@@ -95,8 +97,8 @@ class TokenizeApi:
             raise FieldError("tokens", f"tokens has {len(body.tokens)} ids, but a context has at most {limit}")
         client = exchange.client
         context = read_context(exchange.headers, None, 0, client)
-        tokens = read_token_ids(body.tokens, "tokens")
-        if any(not 0 <= token_id < service.model.vocab_size for token_id in tokens):
+        tokens = await self._inline.run_paced(lambda: read_token_ids(body.tokens, "tokens"))
+        if tokens and (min(tokens) < 0 or max(tokens) >= service.model.vocab_size):
             raise FieldError("tokens", f"tokens has an id outside 0 to {service.model.vocab_size - 1}")
         async with exchange.watch(), client.hold(1), service.admission.admit(1, context, generates=False):
             text = await service.tokenizer.decode(tokens, False, context.fairness_key)

@@ -6,7 +6,7 @@
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import islice, product
@@ -16,12 +16,13 @@ from baton.protos.worker_pb2 import RecalledOutput
 from baton.router.errors import ResumeFailed
 from baton.router.generation import DELTA_BYTES, ChoiceDelta, Generation
 from baton.router.metrics.metrics import RouterMetrics
-from baton.router.resumption.resumption import ChoiceStart, OutputTally, Position
+from baton.router.resumption.resumption import ChoiceStart, OutputTally, Position, checksum
 from baton.router.workers.pool import WorkerPool
 
 RECALL_TIMEOUT_S = 1.0  # of all workers together: one that is stopped must not hold a client up
 MAX_HELD_BYTES = 64 << 20  # of news of choices that wait for others to come to the client's position
 MAX_COMBINATIONS = 16  # of outputs of several choices that are compared with a position
+TURN_TOKENS = 1 << 14  # of outputs that are compared with a position before other requests have their turn
 COMPLETE = (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)
 
 
@@ -32,8 +33,52 @@ class Found:
     output: RecalledOutput
     fingerprint: str
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the output."""
+        return len(self.output.token_ids)
+
 
 NOTHING = Found(RecalledOutput(), "")
+
+
+class Candidates:
+    """Outputs of one choice that workers remember, of which those that the client cannot tell apart count once."""
+
+    def __init__(self, num_seen: int) -> None:
+        """`num_seen`: the choice's tokens that the client has."""
+        self._num_seen = num_seen
+        self._longest: Found | None = None
+        self._by_checksum: dict[int, Found] = {}  # of the tokens that the client has: the longest such output
+
+    @property
+    def longest(self) -> Found:
+        """The longest output, far enough or not."""
+        return self._longest or NOTHING
+
+    @property
+    def is_far_enough(self) -> bool:
+        """Whether an output, or none, reaches the client's position."""
+        return self.longest.num_tokens >= self._num_seen
+
+    def add(self, found: Found) -> None:
+        """Add an output that follows the prompt."""
+        if self._longest is None or found.num_tokens > self._longest.num_tokens:
+            self._longest = found
+        if found.num_tokens >= self._num_seen:
+            begin = checksum(found.output.token_ids[: self._num_seen])
+            known = self._by_checksum.get(begin)
+            if known is None or found.num_tokens > known.num_tokens:
+                self._by_checksum[begin] = found
+
+    def far_enough(self, or_nothing: bool) -> list[tuple[int, Found]]:
+        """Return the outputs that reach the client's position, the longest first, by the checksum of what it has.
+
+        `or_nothing`: if no worker remembers an output, the client may have none either.
+        """
+        if or_nothing and self._longest is None and not self._num_seen:
+            return [(checksum(()), NOTHING)]
+        return sorted(self._by_checksum.items(), key=lambda each: each[1].num_tokens, reverse=True)
 
 
 class Recall:
@@ -106,26 +151,22 @@ class Recall:
             for generation in generations
             for index in range(generation.request.n)
         }
-        found: dict[bytes, list[Found]] = {key: [] for key in wanted}
-        async with aclosing(self._ask(list(wanted))) as answers:
-            async for each in answers:
-                generation, index = wanted[each.output.resume_key]
-                if _is_of(each.output, generation, index):
-                    found[each.output.resume_key].append(each)
-                    if (chosen := _agreeing(list(found.values()), position)) is not None:
-                        return chosen  # the other workers cannot know more that matters
-        candidates = [each or [NOTHING] for each in found.values()]
-        if (chosen := _agreeing(candidates, position)) is not None:
+        candidates = {key: Candidates(count) for key, count in zip(wanted, position.counts, strict=True)}
+        async with aclosing(self._ask(list(wanted))) as responses:
+            async for response in responses:
+                await _add(response, wanted, candidates)
+                if (chosen := _agreeing(candidates.values(), position)) is not None:
+                    return chosen  # the other workers cannot know more that matters
+        if (chosen := _agreeing(candidates.values(), position, or_nothing=True)) is not None:
             return chosen
-        longest = [max(each, key=_length) for each in candidates]
-        if all(_length(each) >= count for each, count in zip(longest, position.counts, strict=True)):
+        if all(each.is_far_enough for each in candidates.values()):
             raise self._failure("the output that workers remember is not what the client has of it")
         if position.digest is None and any(position.counts):
             raise self._failure("no worker remembers the output, and the position has no digest to compare it with")
-        return longest
+        return [each.longest for each in candidates.values()]
 
-    async def _ask(self, keys: Sequence[bytes]) -> AsyncGenerator[Found, None]:
-        """Yield what workers answer, as it comes, until the time-out."""
+    async def _ask(self, keys: Sequence[bytes]) -> AsyncGenerator[Sequence[Found], None]:
+        """Yield the outputs of each worker, as they come, until the time-out."""
         connections, known = self._pool.reached, set(keys)
         calls = [asyncio.create_task(each.recall(keys, self._timeout_s)) for each in connections]
         fingerprints = [each.description.fingerprint if each.description else "" for each in connections]
@@ -135,9 +176,8 @@ class Recall:
                 done, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
                 calls = list(waiting)
                 for call in done:
-                    for output in () if call.cancelled() else call.result():  # cancelled: its connection was closed
-                        if output.resume_key in known:
-                            yield Found(output, by_call[call])
+                    outputs = () if call.cancelled() else call.result()  # cancelled: its connection was closed
+                    yield [Found(each, by_call[call]) for each in outputs if each.resume_key in known]
         finally:
             for call in calls:
                 call.cancel()
@@ -148,19 +188,29 @@ class Recall:
         return ResumeFailed(f"the stream cannot be resumed: {text}")
 
 
-def _length(found: Found) -> int:
-    return len(found.output.token_ids)
+async def _add(
+    response: Sequence[Found],
+    wanted: Mapping[bytes, tuple[Generation, int]],
+    candidates: Mapping[bytes, Candidates],
+) -> None:
+    """Add the outputs of a worker that follow their prompts, with turns of the event loop in between."""
+    num_tokens = 0
+    for each in response:
+        generation, index = wanted[each.output.resume_key]
+        if _is_of(each.output, generation, index):
+            candidates[each.output.resume_key].add(each)
+            num_tokens += each.num_tokens
+        if num_tokens >= TURN_TOKENS:
+            num_tokens = 0
+            await asyncio.sleep(0)
 
 
-def _agreeing(found: Sequence[Sequence[Found]], position: Position) -> Sequence[Found] | None:
+def _agreeing(candidates: Iterable[Candidates], position: Position, or_nothing: bool = False) -> Sequence[Found] | None:
     """Return an output of each choice, the longest that reach the position and agree with it; None: there are none."""
-    far_enough = [
-        sorted((one for one in each if _length(one) >= count), key=_length, reverse=True)
-        for each, count in zip(found, position.counts, strict=True)
-    ]
+    far_enough = [each.far_enough(or_nothing) for each in candidates]
     for combination in islice(product(*far_enough), MAX_COMBINATIONS):
-        if position.agrees_with([each.output.token_ids for each in combination]):
-            return combination
+        if position.agrees_with([begin for begin, _ in combination]):
+            return [found for _, found in combination]
     return None
 
 

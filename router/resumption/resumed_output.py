@@ -1,5 +1,6 @@
 """The output of a choice whose client has the beginning of it."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Protocol
@@ -8,6 +9,8 @@ from baton.protos.common_pb2 import ServedBy
 from baton.protos.worker_pb2 import RequestDelta
 from baton.router.generation import ChoiceDelta
 from baton.router.resumption.resumption import ChoiceStart
+
+SLICE_TOKENS = 64  # of a remembered output that become text before other requests have their turn
 
 
 class Output(Protocol):
@@ -62,10 +65,17 @@ class ResumedOutput:
 async def recalled_first(
     start: ChoiceStart, rest: AsyncGenerator[RequestDelta, None]
 ) -> AsyncGenerator[RequestDelta, None]:
-    """Yield what a worker remembered of a choice, and then the rest, if it is not complete."""
+    """Yield what a worker remembered of a choice in slices, and then the rest, if it is not complete.
+
+    The event loop has a turn after each slice: remembered outputs are long, and none of their tokens is waited for.
+    """
     async with aclosing(rest):
-        if start.token_ids:
-            yield RequestDelta(token_ids=start.token_ids, finish_reason=start.finish_reason)  # type: ignore[arg-type]  # a number of the enum
+        for first in range(0, len(start.token_ids), SLICE_TOKENS):
+            token_ids = start.token_ids[first : first + SLICE_TOKENS]
+            is_last = first + SLICE_TOKENS >= len(start.token_ids)
+            reason = start.finish_reason if is_last else 0
+            yield RequestDelta(token_ids=token_ids, finish_reason=reason)  # type: ignore[arg-type]  # a number of the enum
+            await asyncio.sleep(0)
         if not start.finish_reason:
             async for delta in rest:
                 yield delta

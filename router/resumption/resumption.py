@@ -23,12 +23,18 @@ class Position:
         """The position as it stands in events and headers: `17,4,0:77ab01cd`."""
         return f"{','.join(map(str, self.counts))}:{self.digest}"
 
-    def agrees_with(self, outputs: Sequence[Sequence[int]]) -> bool:
-        """Return whether the choices' outputs begin with the tokens that the client has."""
-        tally = OutputTally(len(self.counts))
-        for index, (count, output) in enumerate(zip(self.counts, outputs, strict=True)):
-            tally.add(index, output[:count])
-        return tally.is_at(self)
+    def agrees_with(self, checksums: Sequence[int]) -> bool:
+        """Return whether the choices' first tokens, of which these are the checksums, are those that the client has."""
+        return self.digest in (None, _digest(checksums))
+
+
+def checksum(token_ids: Sequence[int], earlier: int = 0) -> int:
+    """Return the checksum of a choice's tokens; `earlier` is that of the tokens in front of them."""
+    return crc32(struct.pack(f"<{len(token_ids)}I", *token_ids), earlier)
+
+
+def _digest(checksums: Sequence[int]) -> str:
+    return f"{checksum(checksums):08x}"
 
 
 class OutputTally:
@@ -41,12 +47,11 @@ class OutputTally:
     def add(self, index: int, token_ids: Sequence[int]) -> None:
         """Count further tokens of a choice."""
         self._counts[index] += len(token_ids)
-        self._checksums[index] = crc32(struct.pack(f"<{len(token_ids)}I", *token_ids), self._checksums[index])
+        self._checksums[index] = checksum(token_ids, self._checksums[index])
 
     def position(self) -> Position:
         """Return the position behind the tokens counted so far."""
-        digest = crc32(struct.pack(f"<{len(self._checksums)}I", *self._checksums))
-        return Position(tuple(self._counts), f"{digest:08x}")
+        return Position(tuple(self._counts), _digest(self._checksums))
 
     def has_reached(self, position: Position) -> bool:
         """Return whether as many tokens were counted as the position has."""

@@ -6,7 +6,8 @@ from contextlib import closing
 import pytest
 from hypothesis import strategies as st
 
-from baton.router.text.detokenizer import StopStrings, StreamDetokenizer
+from baton.router.text.detokenizer import StreamDetokenizer
+from baton.router.text.stop_strings import StopMatcher, StopString
 from baton.router.text.tokenizer import Tokenizer
 from tests.fuzz.fuzzing import Fuzzing
 from tests.unit.router.running_router import MODEL
@@ -47,7 +48,7 @@ def test_stop_strings(fuzzing: Fuzzing) -> None:
 
     def check(given: tuple[list[str], list[str], bool]) -> None:
         stops, pieces, include = given
-        strings = StopStrings(stops, include)
+        strings = StopMatcher([StopString(each) for each in stops], include)
         text, shown, stop = "", "", None
         for piece in pieces:
             text += piece

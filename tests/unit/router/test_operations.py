@@ -1,14 +1,20 @@
 """What operators ask of a router."""
 
+import asyncio
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
+import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.processors import TemplateProcessing
 
 from baton.protos.worker_pb2 import WORKER_ROLE_BOTH, WORKER_ROLE_PREFILL
+from baton.router.metrics.pools_report import PoolsReporter
+from baton.router.service import RouterService
 from tests.unit.router.running_router import MODEL, running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
 
@@ -143,3 +149,28 @@ async def test_workers_tell_their_state() -> None:
             if gone["state"] == "connecting":
                 break
         assert gone["last_error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "owner", "name"),
+    [("/ready", RouterService, "is_ready"), ("/workers", RouterService, "is_ready"), ("/pools", PoolsReporter, "text")],
+)
+async def test_concurrent_requests_share_what_is_read_of_all_workers(
+    monkeypatch: pytest.MonkeyPatch, path: str, owner: type, name: str
+) -> None:
+    num_reads = 0
+
+    def counted(original: Callable[[Any], object]) -> Callable[[Any], object]:
+        def call(owner: Any) -> object:
+            nonlocal num_reads
+            num_reads += 1
+            return original(owner)
+
+        return call
+
+    async with running_router(ScriptedWorker()) as router:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, counted(getattr(owner, name)))
+            responses = await asyncio.gather(*(router.http.get(path) for _ in range(50)))
+            assert {each.status_code for each in responses} == {200}
+            assert 0 < num_reads < len(responses)

@@ -1,5 +1,7 @@
 """Which path is served by whom, and what every answer has."""
 
+import pytest
+
 from baton.protos.worker_pb2 import GenerateCommand
 from tests.unit.router.running_router import running_router
 from tests.unit.router.scripted_worker import ScriptedWorker
@@ -16,6 +18,13 @@ async def test_all_paths_are_described() -> None:
         chat = schema["components"]["schemas"][reference.rsplit("/", 1)[-1]]
         assert chat["required"] == ["messages"]
         assert chat["properties"]["messages"]["type"] == "array"
+
+
+async def test_the_description_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_router(ScriptedWorker()) as router:
+        first = await router.http.get("/openapi.json")
+        monkeypatch.setattr("baton.router.http.app.json", None)
+        assert (await router.http.get("/openapi.json")).content == first.content
 
 
 async def test_every_answer_has_the_requests_id() -> None:

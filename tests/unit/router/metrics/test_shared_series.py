@@ -1,10 +1,12 @@
 """The series of several processes on one page, and a process that does not answer."""
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -58,6 +60,32 @@ async def test_the_page_of_several_processes_is_openmetrics_for_who_accepts_that
         families = {each.name: each for each in openmetrics.text_string_to_metric_families(page.content.decode())}
         assert {sample.labels["process"] for sample in families["seconds"].samples} == {"0", "1"}
         assert families["requests"].type == "counter"
+
+
+class CountingRegistry(CollectorRegistry):
+    """A registry that counts how often its series are read."""
+
+    num_reads = 0
+
+    def collect(self) -> Iterable[Metric]:
+        self.num_reads += 1
+        return super().collect()
+
+
+async def test_concurrent_requests_share_a_page() -> None:
+    registry = CountingRegistry()
+    page = MetricsPage(registry, None)
+    texts = await asyncio.gather(*(page.text("") for _ in range(100)))
+    assert registry.num_reads == 1
+    assert len({id(each) for each in texts}) == 1
+
+
+async def test_concurrent_processes_share_the_series_of_another_one(tmp_path: Path) -> None:
+    registry = CountingRegistry()
+    groups = [ProcessGroup(tmp_path, number, 9, registry_of(1, None)) for number in range(1, 9)]
+    async with ProcessGroup(tmp_path, 0, 9, registry):
+        await asyncio.gather(*(each.page() for each in groups))
+        assert registry.num_reads < len(groups)
 
 
 def test_values_without_bound_survive_the_way() -> None:

@@ -1,15 +1,23 @@
 """Output that is generated again up to its client's position, and what is held until then."""
 
+import asyncio
+import random
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from itertools import islice, product
+from types import SimpleNamespace
 from typing import cast
+from zlib import crc32
 
 import pytest
 
 from baton.engine.sampling.params import SamplingParams
+from baton.protos.worker_pb2 import RecalledOutput
 from baton.router.errors import ResumeFailed
 from baton.router.generation import ChoiceDelta, Generation, GenerationRequest
 from baton.router.metrics.metrics import RouterMetrics
-from baton.router.resumption.recall import Recall
+from baton.router.resumption import resumption
+from baton.router.resumption.recall import MAX_COMBINATIONS, TURN_TOKENS, Recall
 from baton.router.resumption.resumption import OutputTally, Position
 from baton.router.workers.pool import WorkerPool
 
@@ -48,3 +56,121 @@ async def test_what_is_held_for_a_position_is_bounded() -> None:
     assert await _num_deltas(1_000_000, 0, 5) == 2 * NUM_AHEAD - 5
     with pytest.raises(ResumeFailed, match="too far apart"):
         await _num_deltas(10_000, 0, 5)
+
+
+PROMPT = [1, 2, 3]
+
+
+def _generation(num_choices: int) -> Generation:
+    request = GenerationRequest(
+        request_id="r", prompt=(), sampling=SamplingParams(seed=1), n=num_choices, resume_key=b"k" * 20
+    )
+    return Generation(request, PROMPT, SamplingParams(seed=1))
+
+
+@dataclass(frozen=True, slots=True)
+class Remembering:
+    """A worker's connection that returns these outputs, by choice; None: it does not remember the choice."""
+
+    generation: Generation
+    outputs: Sequence[Sequence[int] | None]
+    fingerprint: str = "f"
+
+    @property
+    def description(self) -> SimpleNamespace:
+        return SimpleNamespace(fingerprint=self.fingerprint)
+
+    async def recall(self, keys: Sequence[bytes], _timeout_s: float) -> list[RecalledOutput]:
+        return [
+            RecalledOutput(
+                resume_key=key,
+                token_ids=token_ids,
+                num_prompt_tokens=len(PROMPT),
+                seed=self.generation.choice_sampling(index).seed,
+            )
+            for index, (key, token_ids) in enumerate(zip(keys, self.outputs, strict=True))
+            if token_ids is not None
+        ]
+
+
+def _recall(workers: Sequence[Remembering]) -> Recall:
+    return Recall(cast(WorkerPool, SimpleNamespace(connections=workers)), RouterMetrics("model", 60))
+
+
+async def test_each_remembered_token_is_compared_with_a_position_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_choices, num_tokens = 8, 500
+    generation = _generation(num_choices)
+    workers = [Remembering(generation, [[worker] * num_tokens] * num_choices) for worker in (5, 6)]
+    num_bytes = 0
+
+    def counted(data: bytes, start: int = 0) -> int:
+        nonlocal num_bytes
+        num_bytes += len(data)
+        return crc32(data, start)
+
+    monkeypatch.setattr(resumption, "crc32", counted)
+    with pytest.raises(ResumeFailed, match="not what the client has"):
+        await _recall(workers).resumed([generation], Position((num_tokens,) * num_choices, "00000000"))
+    num_combining = 4 * num_choices * (MAX_COMBINATIONS * 2 + 1)
+    assert num_bytes <= 4 * num_tokens * num_choices * len(workers) + num_combining
+
+
+async def test_other_tasks_have_turns_while_outputs_are_compared() -> None:
+    num_choices, num_turns = 16, 0
+    generation = _generation(num_choices)
+    token_ids = [7] * (TURN_TOKENS // 2)
+
+    async def other() -> None:
+        nonlocal num_turns
+        while True:
+            num_turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    recall = _recall([Remembering(generation, [token_ids] * num_choices)] * 4)
+    with pytest.raises(ResumeFailed):
+        await recall.resumed([generation], Position((len(token_ids),) * num_choices, "00000000"))
+    task.cancel()
+    assert num_turns >= 4 * num_choices // 2
+
+
+def _expected(workers: Sequence[Remembering], client: Sequence[Sequence[int]]) -> list[tuple[int, ...]] | None:
+    """The definition, once all workers have responded: the longest outputs that agree, and None if none do."""
+    far_enough = []
+    for index, tokens in enumerate(client):
+        outputs = [tuple(each) for worker in workers if (each := worker.outputs[index]) is not None]
+        far_enough.append(sorted((each for each in outputs or [()] if len(each) >= len(tokens)), key=len, reverse=True))
+    for combination in islice(product(*far_enough), 10_000):
+        if all(list(each[: len(tokens)]) == list(tokens) for each, tokens in zip(combination, client, strict=True)):
+            return list(combination)
+    return None
+
+
+async def test_the_longest_outputs_that_agree_are_chosen() -> None:
+    rng = random.Random(3)
+    num_chosen = 0
+    for _ in range(300):
+        num_choices = rng.randint(1, 3)
+        generation = _generation(num_choices)
+
+        def output() -> list[int] | None:
+            return [rng.choice((5, 5, 5, 6)) for _ in range(rng.randint(1, 4))] if rng.random() < 0.8 else None
+
+        outputs = [[output() for _ in range(num_choices)] for _ in range(rng.randint(1, 2))]
+        client = [[5] * rng.randint(0, 3) for _ in range(num_choices)]
+        tally = OutputTally(num_choices)
+        for index, tokens in enumerate(client):
+            tally.add(index, tokens)
+        workers = [Remembering(generation, each) for each in outputs]
+        # A worker's response ends the recall if its outputs agree; of outputs of one length, the first counts.
+        responses = [*([each] for each in workers), workers, workers[::-1]]
+        expected = [each for part in responses if (each := _expected(part, client)) is not None]
+        try:
+            [resumed] = await _recall(workers).resumed([generation], tally.position())
+        except ResumeFailed:
+            assert not expected
+            continue
+        if expected:
+            num_chosen += 1
+            assert [start.token_ids for start in resumed.starts] in expected
+    assert num_chosen > 50

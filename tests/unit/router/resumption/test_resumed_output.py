@@ -1,6 +1,7 @@
 """The output of a choice whose client has the beginning of it."""
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
 
 import pytest
 
@@ -11,7 +12,7 @@ from baton.protos.worker_pb2 import RequestDelta
 from baton.router.completion import CompletionOutput
 from baton.router.generation import ChoiceDelta, Generation, GenerationRequest
 from baton.router.http.event_stream import EventIds
-from baton.router.resumption.resumed_output import ResumedOutput
+from baton.router.resumption.resumed_output import SLICE_TOKENS, ResumedOutput, recalled_first
 from baton.router.resumption.resumption import ChoiceStart, OutputTally
 from baton.router.text.tokenizer import Tokenizer
 from tests.unit.router.running_router import MODEL
@@ -85,3 +86,28 @@ def test_the_last_event_for_news_has_the_position() -> None:
     assert ids.stamped(b"", ChoiceDelta(0, token_ids=[6])) == b""  # held back; the next event counts it
     assert ids.stamped(text, ChoiceDelta(1, token_ids=[7])).startswith(b"id: 1,2:")
     assert ids.stamped(text, ChoiceDelta(1, seen=[7], finish_reason="stop")) == b""  # the client has that end
+
+
+async def nothing() -> AsyncGenerator[RequestDelta, None]:
+    for delta in ():
+        yield delta
+
+
+async def test_other_tasks_have_turns_between_the_slices_of_a_remembered_output() -> None:
+    num_turns = 0
+
+    async def other() -> None:
+        nonlocal num_turns
+        while True:
+            num_turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    token_ids = tuple(range(10 * SLICE_TOKENS + 1))
+    start = ChoiceStart(0, token_ids, finish_reason=LENGTH)
+    deltas = [delta async for delta in recalled_first(start, nothing())]
+    task.cancel()
+    assert [token_id for delta in deltas for token_id in delta.token_ids] == list(token_ids)
+    assert max(len(delta.token_ids) for delta in deltas) == SLICE_TOKENS
+    assert [delta.finish_reason for delta in deltas] == [0] * 10 + [LENGTH]
+    assert num_turns >= 10

@@ -157,7 +157,7 @@ async def test_any_other_library_that_breaks_off_is_answered_for_too(
             def breaks(*_: object) -> None:
                 raise panic
 
-            patch.setattr("baton.router.http.body_route.read_body", breaks)
+            patch.setattr("baton.router.http.body_reader.read_body", breaks)
             patch.setattr("baton.router.grpc.server.sampling_from_proto", breaks)
             answer = await router.http.post(COMPLETIONS, json={"prompt": "hello"})
             assert answer.status_code == 500

@@ -1,0 +1,15 @@
+"""The format of a metrics page."""
+
+from baton.rpc.metrics_format import MAX_ACCEPT_CHARS, OPENMETRICS, plain_accept
+
+ACCEPT = f"{OPENMETRICS};version=1.0.0"
+
+
+def test_openmetrics_is_chosen_by_clients_that_accept_it() -> None:
+    assert plain_accept(ACCEPT).startswith(OPENMETRICS)
+    assert plain_accept("text/plain") == ""
+
+
+def test_the_formats_that_are_read_have_a_bound() -> None:
+    assert plain_accept("a," * (MAX_ACCEPT_CHARS // 2) + ACCEPT) == ""
+    assert plain_accept(ACCEPT + ",a" * 16_000).startswith(OPENMETRICS)
