@@ -30,7 +30,7 @@ class WorkerIndex:
     same_ids: Mapping[str, list[str]]  # worker ids that several of them go by, and the addresses of these
 
 
-def make_roster(connections: Iterable[WorkerConnection]) -> WorkerIndex:
+def make_worker_index(connections: Iterable[WorkerConnection]) -> WorkerIndex:
     """The roster of those of the connections that have a worker."""
     by_incarnation, block_sizes, lengths = {}, set(), set()
     addresses: defaultdict[str, list[str]] = defaultdict(list)  # by worker id
@@ -284,7 +284,7 @@ class WorkerPool:
 
     def _current(self) -> WorkerIndex:
         if self._worker_index is None:
-            self._worker_index = make_roster(self._connections.values())
+            self._worker_index = make_worker_index(self._connections.values())
             self._tell_same_ids(self._worker_index)
         return self._worker_index
 

@@ -94,7 +94,7 @@ class Remembering:
 
 
 def _recall(workers: Sequence[Remembering]) -> Recall:
-    return Recall(cast(WorkerPool, SimpleNamespace(connections=workers)), RouterMetrics("model", 60))
+    return Recall(cast(WorkerPool, SimpleNamespace(reached=workers)), RouterMetrics("model", 60))
 
 
 async def test_each_remembered_token_is_compared_with_a_position_once(monkeypatch: pytest.MonkeyPatch) -> None:
