@@ -106,9 +106,7 @@ def test_a_change_of_speed_is_learnt() -> None:
 def test_nothing_is_said_of_what_was_never_seen() -> None:
     assert StepTimes().rates() == StepRates()
     assert learnt(lambda rng: StepWork(3, 0)).prefill_tokens_per_s == 0
-    assert (
-        learnt(lambda rng: StepWork(0, rng.randint(1, 20))).prefill_tokens_per_s == 0
-    )  # too few to estimate
+    assert learnt(lambda rng: StepWork(0, rng.randint(1, 20))).prefill_tokens_per_s == 0  # too few to estimate
 
 
 def test_no_term_is_ever_negative() -> None:
