@@ -213,7 +213,7 @@ def test_each_rank_reads_and_keeps_its_part_alone(llama3: Path, rigs: Rigs, capl
     assert rig.engine.layout.block_bytes * 2 == one.layout.block_bytes
     assert len(rig.engine.pool) == len(rig.follower(1).pool)
     assert len(rig.engine.pool) // 2 == len(one.pool)  # in as much memory
-    read = [float(record.message.split()[0]) for record in caplog.records if "weights read" in record.message]
+    read = [float(record.message.split()[1]) for record in caplog.records if "MB of weights in" in record.message]
     assert len(read) == 3
     assert max(read[1:]) < 0.6 * read[0]
 
