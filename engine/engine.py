@@ -1,4 +1,4 @@
-"""The engine: requests in, tokens out."""
+"""The engine: scheduler, KV blocks and model runner behind one single-threaded interface."""
 
 import logging
 import math
@@ -27,13 +27,13 @@ from baton.engine.scheduling.step_rates import StepTimes, StepWork
 
 log = logging.getLogger(__name__)
 
-STEP_TIME_WEIGHT = 0.1  # of the newest step in the running mean
-WAITING_PATIENCE = 2.0
-FORMING_PATIENCE = 30.0
+STEP_TIME_WEIGHT = 0.1  # weight of the newest step in the running mean
+WAITING_MULTIPLIER = 2.0
+FORMING_MULTIPLIER = 30.0
 
 
 class Engine:
-    """Owns a model, its KV pool and its requests. Not thread-safe: one thread calls everything."""
+    """A model, its KV pool and its requests. Not thread-safe: all calls must come from one thread."""
 
     def __init__(
         self,
@@ -43,19 +43,20 @@ class Engine:
         group: ExpertGroup | None = None,
         tensor: TensorGroup | None = None,
     ) -> None:
-        """Loads the checkpoint. Raises UnsupportedModel if it asks for something that is not implemented.
+        """Load the checkpoint. Raises UnsupportedModel if it needs something that is not implemented.
 
-        `allocate_pool` gives the pool's memory, zeroed, since attention multiplies unused slots by zero;
-        `on_progress` hears the share of the weights that is loaded. With a `group` this is one of its ranks, and
-        returns once the group has formed and this rank has its experts. With `tensor` the other ranks have the rest of
-        the model and follow this one, the first; it returns once all have loaded their parts.
+        `allocate_pool` returns the pool's memory, zeroed, since attention multiplies unused slots by zero.
+        `on_progress` receives the fraction of the weights loaded so far. With `group`, this engine is one rank of an
+        expert-parallel group; the call returns once the group has formed and this rank has its experts. With `tensor`,
+        this engine is rank 0 of a tensor-parallel group and drives the other ranks; the call returns once all of them
+        have loaded their shards.
         """
         if tensor is not None:
             if group is not None:
                 raise UnsupportedModel("expert_parallel and tensor_parallel cannot be used together: leave one at 1")
             tensor.form()
             if tensor.shard.rank:
-                raise EngineError(f"rank {tensor.shard.rank} of a tensor-parallel group follows the first, which leads")
+                raise EngineError(f"rank {tensor.shard.rank} of a tensor-parallel group must follow rank 0")
         self.config = config
         loaded = load(config, allocate_pool, on_progress, group, tensor)
         self.model_config, self.layout, self.pool = loaded.config, loaded.layout, loaded.pool
@@ -80,87 +81,90 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step might do something."""
+        """Whether any request is waiting or running."""
         return len(self.scheduler.waiting) + len(self.scheduler.running) > 0
 
     @property
-    def is_called(self) -> bool:
-        """Whether the other ranks of a group wait for a step, though there may be nothing to compute here.
+    def must_step(self) -> bool:
+        """Whether other ranks of the group wait for a step, even if this rank has nothing to compute.
 
-        Also when a rank is gone that has a part of the model: a step raises it.
+        Also True once a tensor-parallel rank is lost: the next step raises GroupBroken.
         """
         if self.tensor is not None and self.tensor.is_broken:
             return True
-        return self.lockstep is not None and self.lockstep.is_called
+        return self.lockstep is not None and self.lockstep.is_round_pending
 
     @property
     def watchdog_multiplier(self) -> float:
-        """How many times as long as another turn the present one may take; may be asked on any thread.
+        """Factor on the watchdog's time limit for the current turn; may be read from any thread.
 
-        Who waits for other ranks must outlast the one that hangs, and who forms a group may have much to read.
+        A rank that waits for others must outlast a rank that hangs. Forming a group may involve reading many weights.
         """
         if self.is_short_of_ranks:
             return math.inf
         if self.lockstep is not None and self.lockstep.is_forming:
-            return FORMING_PATIENCE
-        waits = self.lockstep or self.tensor
-        return WAITING_PATIENCE if waits is not None and waits.is_waiting else 1.0
+            return FORMING_MULTIPLIER
+        group = self.lockstep or self.tensor
+        return WAITING_MULTIPLIER if group is not None and group.is_waiting else 1.0
 
     @property
     def is_short_of_ranks(self) -> bool:
-        """Whether nothing is computed until more ranks come, however late; may be asked on any thread."""
+        """Whether the engine is stalled until more ranks join, however long that takes; may be read from any thread."""
         return self.lockstep is not None and self.lockstep.is_short
 
     def look_at_ranks(self) -> None:
-        """Nothing: a call between two steps, after which `is_called` is looked at."""
+        """Do nothing: a call that wakes the loop so that it re-checks `must_step`."""
 
     def woken(self, epoch: int, round_number: int) -> None:
-        """Another rank of the group has begun this round of agreement; round 0: there is a new epoch."""
+        """Note that another rank of the group has started this round of agreement; round 0 means a new epoch."""
         if self.lockstep is not None:
             self.lockstep.woken(epoch, round_number)
 
     def add(self, request: Request) -> None:
-        """Queues a request. Raises InvalidRequest if it could never run, QueueFull if the queue is at its bound."""
+        """Queue a request. Raises InvalidRequest if it could never run, QueueFull if the queue is at its bound."""
         request.sampling.validate(self.model_config.vocab_size)
         vocab_size = self.model_config.vocab_size
         if not all(0 <= token_id < vocab_size for token_id in request.token_ids):
-            raise InvalidRequest(f"a prompt token id is out of range; ids go from 0 to {vocab_size - 1}")
+            raise InvalidRequest(f"a prompt token id is out of range; valid ids are 0 to {vocab_size - 1}")
         self.scheduler.add(request)
 
     def schedule(self) -> Schedule:
-        """What the next step computes, and which requests got their blocks for somebody to fill; perhaps nothing."""
+        """Return the next step's work and the requests whose blocks are now ready for remote prefill; may be empty."""
         return self.scheduler.schedule()
 
     def run(self, schedule: Schedule) -> StepOutput:
-        """Computes a step, in a group together with the other ranks."""
-        under_way = self.launch(schedule.requests)
-        return self.collect(under_way) if under_way is not None else StepOutput(finished_at_s=time.monotonic())
+        """Compute one step, together with the other ranks if this engine is in a group."""
+        in_flight = self.launch(schedule.requests)
+        return self.collect(in_flight) if in_flight is not None else StepOutput(finished_at_s=time.monotonic())
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether a step may be launched before the tokens of the one before it are known."""
+        """Whether a step may be launched before the tokens of the previous step are known."""
         wanted = self.config.async_scheduling
-        is_alone = self.lockstep is None and self.tensor is None
-        return is_alone and (self.pool.device.type != "cpu" if wanted is None else wanted)
+        is_single_rank = self.lockstep is None and self.tensor is None
+        return is_single_rank and (self.pool.device.type != "cpu" if wanted is None else wanted)
 
-    def launch(self, scheduled: Sequence[ScheduledRequest], behind: InFlightStep | None = None) -> InFlightStep | None:
-        """Begins a step; None if there was not enough memory: the next one is smaller.
+    def launch(
+        self, scheduled: Sequence[ScheduledRequest], previous: InFlightStep | None = None
+    ) -> InFlightStep | None:
+        """Launch a step, queued after `previous` if given; None if memory ran out, and the next step is smaller.
 
-        On a GPU it is under way when this returns. In a group it is done: whoever has others waits for them.
+        On a GPU the step is still running when this returns. In a group it has finished, since the ranks wait for each
+        other.
         """
         started_at_s, epoch = time.monotonic(), self._epoch
-        # Now, before requests move on.
+        # Count before the step changes the requests.
         work, num_prompt_tokens = StepWork.of(scheduled), sum(item.num_new_prompt_tokens for item in scheduled)
         if self.tensor is not None or self.lockstep is not None:
-            outcome: LaunchedStep | list[StepResult] = self._compute_together(scheduled)
-        elif (launched := self._launch_alone(scheduled, behind)) is not None:
+            outcome: LaunchedStep | list[StepResult] = self._compute_in_group(scheduled)
+        elif (launched := self._launch_single_rank(scheduled, previous)) is not None:
             outcome = launched
         else:
             return None
         return InFlightStep(scheduled, outcome, work, num_prompt_tokens, epoch, started_at_s)
 
     def collect(self, step: InFlightStep) -> StepOutput:
-        """Waits for what a step says, and takes it in. Steps are collected in the order of their launch."""
+        """Wait for a step's results and update the requests. Steps must be collected in launch order."""
         outcome = step.outcome
         results = self.runner.collect(outcome) if isinstance(outcome, LaunchedStep) else outcome
         outputs = self.scheduler.update(step.scheduled, results)
@@ -169,7 +173,7 @@ class Engine:
             return StepOutput(finished_at_s=now_s)
         self._num_prefilled_tokens += step.num_prompt_tokens
         self._num_generated_tokens += sum(output.sampled is not None for output in outputs)
-        if self._epoch == step.epoch:  # else the group formed anew meanwhile, which is no step's time
+        if self._epoch == step.epoch:  # otherwise the time includes re-forming the group
             step_s = now_s - max(step.started_at_s, self._collected_at_s)
             self._step_s += STEP_TIME_WEIGHT * (step_s - self._step_s)
             self._step_times.add(step.work, step_s)
@@ -177,14 +181,14 @@ class Engine:
         return StepOutput(outputs, finished_at_s=now_s)
 
     def schedule_ahead(self, step: InFlightStep) -> list[ScheduledRequest]:
-        """What is launched next, if that can be said while a step is under way; nothing otherwise."""
+        """Return the work of the step after `step`, if it can be known while `step` runs; otherwise nothing."""
         return self.scheduler.schedule_ahead(step.scheduled)
 
     @property
     def _epoch(self) -> int:
         return self.lockstep.epoch if self.lockstep is not None else 0
 
-    def _compute_together(self, scheduled: Sequence[ScheduledRequest]) -> list[StepResult]:
+    def _compute_in_group(self, scheduled: Sequence[ScheduledRequest]) -> list[StepResult]:
         if self.tensor is not None:
             self.tensor.check()
             return self.runner.run(scheduled)
@@ -192,31 +196,33 @@ class Engine:
         num_tokens = sum(item.num_new_tokens for item in scheduled)
         return self.lockstep.run(num_tokens, lambda: self.runner.run(scheduled), self.runner.run_idle) or []
 
-    def _launch_alone(self, scheduled: Sequence[ScheduledRequest], behind: InFlightStep | None) -> LaunchedStep | None:
+    def _launch_single_rank(
+        self, scheduled: Sequence[ScheduledRequest], previous: InFlightStep | None
+    ) -> LaunchedStep | None:
         num_tokens = sum(item.num_new_tokens for item in scheduled)
         try:
-            before = behind.outcome if behind is not None else None
-            launched = self.runner.launch(scheduled, before if isinstance(before, LaunchedStep) else None)
+            outcome = previous.outcome if previous is not None else None
+            launched = self.runner.launch(scheduled, outcome if isinstance(outcome, LaunchedStep) else None)
         except torch.OutOfMemoryError as error:
             if not self.scheduler.budget.shrink(num_tokens):
                 raise
-            log.warning("a step of %d tokens did not fit into memory, the next is smaller: %s", num_tokens, error)
+            log.warning("a step of %d tokens ran out of GPU memory; the next one is smaller: %s", num_tokens, error)
         else:
             self.scheduler.budget.recover()
             return launched
-        torch.cuda.empty_cache()  # once the error, and with it what the step had, is gone
+        torch.cuda.empty_cache()  # out here, where the error no longer keeps the step's tensors alive
         return None
 
     def abort(self, request_id: RequestId) -> bool:
-        """Ends a request wherever it stands and frees the blocks that it kept; False if there is none of that id."""
+        """End a request in any state and free the blocks it holds; False if the id is unknown."""
         return self.scheduler.abort(request_id)
 
     def end_receive(self, request_id: RequestId, received: Received) -> None:
-        """Whoever filled a receiving request's blocks is done; see `Scheduler.end_receive`."""
+        """Report that a receiving request's blocks are no longer being written; see `Scheduler.end_receive`."""
         self.scheduler.end_receive(request_id, received)
 
     def stats(self) -> EngineStats:
-        """Load now, and counters since the start."""
+        """Return the current load and the counters since start."""
         num_running = len(self.scheduler.running)
         rates = self._step_times.rates()
         return EngineStats(
@@ -237,16 +243,16 @@ class Engine:
         )
 
     def expert_figures(self) -> ExpertFigures | None:
-        """How its group's experts fare; None without a group."""
+        """Return load and balance figures of the group's experts; None without an expert-parallel group."""
         return self.group.figures() if self.group is not None else None
 
     def close(self) -> None:
-        """The other ranks of the group, if there is one, go on without this one; those that follow it end."""
+        """Leave the group, if any: expert-parallel ranks continue without this one, tensor-parallel followers end."""
         if self.lockstep is not None:
             self.lockstep.close()
         if self.tensor is not None:
             self.tensor.close()
 
     def check_integrity(self) -> None:
-        """Asserts that every block is accounted for."""
+        """Assert that every block is accounted for."""
         self.scheduler.check_integrity()

@@ -4,8 +4,8 @@ EngineError
 ├── InvalidRequest      the request can never be served as it is
 ├── QueueFull           it could be served, but not now
 ├── EngineEnded         the engine has ended or failed
-├── GroupBroken         another rank of the group is gone; form it anew and go on
-├── UnsupportedModel    the checkpoint asks for something that is not implemented
+├── GroupBroken         another rank of the group is lost; re-form the group and continue
+├── UnsupportedModel    the checkpoint needs something that is not implemented
 └── InvalidCheckpoint   the checkpoint's files are missing, damaged or contradict each other
 """
 
@@ -15,7 +15,7 @@ class EngineError(Exception):
 
 
 class InvalidRequest(EngineError):
-    """The request can never be served as it is; the text says what would be right."""
+    """The request can never be served as it is; the message says how to fix it."""
 
 
 class QueueFull(EngineError):
@@ -23,16 +23,16 @@ class QueueFull(EngineError):
 
 
 class EngineEnded(EngineError):
-    """The engine has ended or failed; nothing can be asked of it any more."""
+    """The engine has ended or failed and takes no more calls."""
 
 
 class GroupBroken(EngineError):
-    """The ranks of a group cannot go on together: one is gone, or another epoch has begun. Form it anew."""
+    """The ranks of a group cannot continue: one is lost, or a newer epoch has begun. Re-form the group."""
 
 
 class UnsupportedModel(EngineError):
-    """The checkpoint has an architecture or option that is not implemented, named in the text."""
+    """The checkpoint has an architecture or option that is not implemented; the message names it."""
 
 
 class InvalidCheckpoint(EngineError):
-    """A file, key or tensor of the checkpoint is missing, damaged or not as it should be; the text names it."""
+    """A file, key or tensor of the checkpoint is missing, damaged or invalid; the message names it."""

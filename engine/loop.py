@@ -25,61 +25,61 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Something to do between two steps, and where its outcome goes."""
+    """A function to run between two steps, and the future that receives its result."""
 
     function: Callable[[Engine], object]
     future: "Future[Any]"
 
     def run(self, engine: Engine) -> None:
-        """Does it, unless nobody waits any more."""
+        """Run the function unless the future was cancelled."""
         if not self.future.set_running_or_notify_cancel():
             return
         try:
             result = self.function(engine)
-        except Exception as error:  # handed to the caller, whose mistake it is
+        except Exception as error:  # raised in the caller instead: the engine is not at fault
             self.future.set_exception(error)
         else:
             self.future.set_result(result)
 
 
 class EngineLoop:
-    """Owns an engine on a thread of its own; others reach it through calls that run between steps."""
+    """Thread that owns an engine; other threads reach it through calls that run between steps."""
 
     def __init__(
         self, engine: Engine, on_step: Callable[[StepOutput], None], on_failure: Callable[[BaseException], None]
     ) -> None:
-        """`on_step` and `on_failure` are called on the engine's thread; after a failure the loop has ended."""
+        """Create the loop. `on_step` and `on_failure` run on the engine's thread; a failure ends the loop."""
         self._engine = engine
         self._on_step = on_step
         self._on_failure = on_failure
         self._calls: SimpleQueue[Call] = SimpleQueue()
-        self._lock = threading.Lock()  # of `_has_ended` together with the last look at `_calls`
+        self._lock = threading.Lock()  # so that no call is queued after `_has_ended` is set
         self._is_stopping = False
         self._has_ended = False
-        self._busy_since_s: float | None = None  # monotonic clock; None: it waits for a call
+        self._busy_since_s: float | None = None  # monotonic clock; None while idle, waiting for a call
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Begins to step."""
+        """Start the engine's thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends after the step in progress, and waits for that."""
+        """End the loop after the current step and wait until it has ended."""
         self.call(self._begin_stop)
         self._thread.join()
 
     @property
     def turn_s(self) -> float:
-        """Seconds that the present turn (calls and a step) has taken so far, as far as they count: those for which the
-        engine had watchdog_multiplier count less. 0 while there is nothing to do.
+        """Seconds that the current turn (calls and a step) has taken so far, divided by the engine's
+        watchdog_multiplier. 0 while idle.
         """
         since_s = self._busy_since_s
         return 0.0 if since_s is None else (time.monotonic() - since_s) / self._engine.watchdog_multiplier
 
     def call(self, function: Callable[[Engine], T]) -> "Future[T]":
-        """Runs `function(engine)` between two steps; the future has its result or exception.
+        """Run `function(engine)` between two steps; the future receives its result or exception.
 
-        Once the loop has ended, and for calls that it has not run by then, the exception is EngineEnded.
+        The exception is EngineEnded if the loop has ended, or ends before it runs the call.
         """
         future: Future[T] = Future()
         with self._lock:
@@ -100,8 +100,8 @@ class EngineLoop:
             with running_on(self._engine.cores), computing_on(self._engine.pool.device):
                 self._step_until_stopped()
         except BaseException as error:
-            is_plain = isinstance(error, EngineError) and not logger.isEnabledFor(logging.DEBUG)
-            logger.error("the engine failed: %s", error, exc_info=not is_plain)
+            hides_traceback = isinstance(error, EngineError) and not logger.isEnabledFor(logging.DEBUG)
+            logger.error("the engine failed: %s", error, exc_info=not hides_traceback)
             self._end()
             self._on_failure(error)
         else:
@@ -111,32 +111,33 @@ class EngineLoop:
         may_progress = True
         while not self._is_stopping:
             engine = self._engine
-            self._run_calls(wait=not (engine.is_called or (may_progress and engine.has_work)))
-            if not self._is_stopping and (engine.has_work or engine.is_called):
+            self._run_calls(wait=not (engine.must_step or (may_progress and engine.has_work)))
+            if not self._is_stopping and (engine.has_work or engine.must_step):
                 schedule = engine.schedule()
                 may_progress = bool(schedule.requests or schedule.receiving)
-                if schedule.receiving:  # whoever fills their blocks need not wait for the step
+                if schedule.receiving:  # reported now: filling their blocks need not wait for the step
                     self._on_step(StepOutput(receiving=schedule.receiving, finished_at_s=time.monotonic()))
-                if schedule.requests or engine.is_called:
+                if schedule.requests or engine.must_step:
                     self._run_steps(schedule)
 
     def _run_steps(self, schedule: Schedule) -> None:
-        """A step, and more of the same requests for as long as nobody calls, each launched before the last one's end.
+        """Run a step, then further steps of the same requests until a call arrives, each launched before the previous
+        one has finished.
 
-        When this returns nothing is under way: calls find the engine between two steps.
+        No step is in flight when this returns: calls find the engine between two steps.
         """
         engine = self._engine
         step = engine.launch(schedule.requests)
         while step is not None:
             following = None
             if engine.looks_ahead and self._calls.empty() and (scheduled := engine.schedule_ahead(step)):
-                following = engine.launch(scheduled, behind=step)
+                following = engine.launch(scheduled, previous=step)
             self._on_step(engine.collect(step))
             self._busy_since_s = time.monotonic()
             step = following
 
     def _run_calls(self, wait: bool) -> None:
-        """Runs the calls that are there; waits for one if nothing but a call can change anything."""
+        """Run the queued calls; with `wait`, block until there is at least one."""
         self._busy_since_s = None if wait else time.monotonic()
         try:
             call = self._calls.get(block=wait)
@@ -148,7 +149,7 @@ class EngineLoop:
             return
 
     def _end(self) -> None:
-        """Nobody waits for ever: what was not run fails."""
+        """Close the engine and fail the calls that were not run, so that no caller waits forever."""
         self._busy_since_s = None
         self._engine.close()
         with self._lock:

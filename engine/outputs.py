@@ -1,4 +1,4 @@
-"""What an engine says after each step."""
+"""Outputs and statistics of an engine."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from baton.engine.request import FinishReason, Request, RequestId
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A candidate for a position; `rank` is 1 for the most probable one."""
+    """Log-probability of one candidate token at a position; `rank` is 1 for the most probable one."""
 
     token_id: int
     logprob: float
@@ -16,7 +16,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PositionLogprobs:
-    """The token that stands at a position, and the best candidates for it, most probable first."""
+    """Log-probabilities of the token at a position and of the best candidates, most probable first."""
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...] = ()
@@ -24,7 +24,7 @@ class PositionLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """One sampled token."""
+    """A sampled token, with its log-probabilities if requested."""
 
     token_id: int
     logprobs: PositionLogprobs | None = None
@@ -32,21 +32,21 @@ class SampledToken:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """What a step did for one request."""
+    """Result of a step for one request."""
 
     request_id: RequestId
     num_computed_tokens: int  # after the step
-    sampled: SampledToken | None = None  # None: a prompt chunk that was not the last
+    sampled: SampledToken | None = None  # None after a prompt chunk that was not the last
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)  # of prompt positions from 1 on, in order
     finish_reason: FinishReason | None = None
 
 
 @dataclass(slots=True)
 class StepOutput:
-    """What a step did."""
+    """Results of a step."""
 
     outputs: list[RequestOutput] = field(default_factory=list)
-    receiving: list[Request] = field(default_factory=list)  # got their blocks; somebody must fill them
+    receiving: list[Request] = field(default_factory=list)  # have blocks for a remote prefill to fill
     finished_at_s: float = 0.0  # monotonic clock when the step's results were known
 
 
@@ -65,17 +65,17 @@ class EngineStats:
     num_preemptions: int
     num_cached_tokens: int
     num_looked_up_tokens: int
-    prefill_tokens_per_s: float  # lately, beside a step's fixed time; 0: not known yet
-    decode_step_s: float  # of a step with one sequence, lately; 0: not known yet
-    decode_sequence_s: float  # that each further sequence adds, lately
+    prefill_tokens_per_s: float  # recent, without a step's fixed time; 0: not known yet
+    decode_step_s: float  # recent time of a step with one sequence; 0: not known yet
+    decode_sequence_s: float  # recent time that each further sequence adds to a step
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertFigures:
-    """A rank's view of its expert-parallel group; layers are those with experts."""
+    """Statistics of an expert-parallel group as seen by one rank; layers without experts are not counted."""
 
     epoch: int
     num_ranks: int
-    rows: list[int]  # of all ranks' tokens, computed by this rank's experts since its start, by layer
-    busiest_shares: list[float]  # by layer: of the experts that this rank's tokens chose, how often the same one
+    rows: list[int]  # by layer: token rows of all ranks that this rank's experts have computed since start
+    busiest_shares: list[float]  # by layer: the most frequent expert's share of this rank's routed tokens
     imbalances: list[float]  # by layer: the busiest rank's tokens over the mean rank's, at the last rebalance

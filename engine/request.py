@@ -1,4 +1,4 @@
-"""A request: its tokens, and the number of them whose KV is here."""
+"""A request: its tokens, and how many of them have KV in this engine."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -12,10 +12,10 @@ BlockId = NewType("BlockId", int)
 
 
 class RequestStatus(Enum):
-    """Where a request stands with the scheduler."""
+    """State of a request in the scheduler."""
 
     WAITING = "waiting"  # in the queue, holds no block
-    RECEIVING = "receiving"  # holds blocks that somebody else fills
+    RECEIVING = "receiving"  # holds blocks that a remote prefill is filling
     RUNNING = "running"  # holds blocks and takes part in steps
     FINISHED = "finished"  # ended; holds blocks only if `keep_blocks`
 
@@ -30,7 +30,7 @@ class FinishReason(Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request in an engine; the scheduler alone changes it once it was added."""
+    """A request in an engine; once added, only the scheduler changes it."""
 
     request_id: RequestId
     token_ids: list[int]  # prompt, then output
@@ -38,17 +38,17 @@ class Request:
     sampling: SamplingParams
     cache_salt: str = ""
     priority: int = 0  # lower is served earlier
-    receives_kv: bool = False  # somebody else computes the prompt; its KV will be received
-    keep_blocks: bool = False  # blocks stay held after the end, until released
+    receives_kv: bool = False  # the prompt is prefilled remotely and its KV will be received
+    keep_blocks: bool = False  # blocks stay held after the request ends, until released
     block_table: list[BlockId] = field(default_factory=list)
-    block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks, extended as they fill
+    block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks; grows as blocks fill
     num_computed_tokens: int = 0  # tokens whose KV is in the block table
-    num_cached_tokens: int = 0  # found in the prefix cache: when it came, then at first admission
+    num_cached_tokens: int = 0  # found in the prefix cache on arrival; updated at first admission
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     num_preemptions: int = 0
     num_prompt_logprobs: int = 0  # prompt positions whose logprobs were reported
-    arrival: int = 0  # place in the order of arrival, given by the scheduler
+    arrival: int = 0  # arrival number, assigned by the scheduler
 
     @property
     def num_tokens(self) -> int:
@@ -63,13 +63,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class FinishRule:
-    """What ends a request besides its own options."""
+    """End conditions of the model: its EOS tokens and its context length."""
 
     eos_token_ids: frozenset[int]
     max_model_len: int
 
     def reason(self, request: Request, token_id: int) -> FinishReason | None:
-        """Why the request ends with `token_id` behind its tokens; None if it goes on."""
+        """Return why the request ends if `token_id` is appended; None if it continues."""
         sampling = request.sampling
         num_output_tokens = request.num_output_tokens + 1
         is_eos = token_id in self.eos_token_ids and not sampling.ignore_eos
@@ -78,6 +78,6 @@ class FinishRule:
         return FinishReason.LENGTH if self.ends_by_length(request) else None
 
     def ends_by_length(self, request: Request) -> bool:
-        """Whether the request ends with the next token, whichever it is."""
+        """Return whether the next token is the last, whichever token it is."""
         is_last = request.num_output_tokens + 1 >= request.sampling.max_tokens
         return is_last or request.num_tokens + 1 >= self.max_model_len

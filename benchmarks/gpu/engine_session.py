@@ -79,7 +79,7 @@ class EngineSession:
                 assert step is not None, "a step did not fit into memory"
             following = None
             if left and engine.looks_ahead and (scheduled := engine.schedule_ahead(step)):
-                following = engine.launch(scheduled, behind=step)
+                following = engine.launch(scheduled, previous=step)
             self._gather(engine.collect(step))
             step = following
 

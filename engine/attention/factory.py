@@ -1,4 +1,4 @@
-"""Which attention serves."""
+"""Choice of the attention backend."""
 
 import logging
 
@@ -15,8 +15,8 @@ from baton.engine.kv.layout import torch_dtype
 
 try:
     from baton.engine.attention.native import NativeAttention
-except ImportError:  # nothing was compiled when this was installed
-    NativeAttention = None  # type: ignore[assignment, misc]  # there is no optional class for mypy
+except ImportError:  # installed without the compiled extensions
+    NativeAttention = None  # type: ignore[assignment, misc]  # mypy has no optional class
 
 log = logging.getLogger(__name__)
 
@@ -24,23 +24,23 @@ log = logging.getLogger(__name__)
 def attention_for(
     config: ModelConfig, block_size: int, device: torch.device, kv_dtype: str = "auto", num_parts: int = 1
 ) -> AttentionBackend:
-    """On a CPU the compiled kernel, on a GPU FlashInfer's; where they are not to be had torch's, as the log then says.
+    """Return the native backend on a CPU, FlashInfer's on a GPU; if not available, torch's, with a warning in the log.
 
-    config: with the heads that are here; num_parts: of the blocks that are here. Raises UnsupportedModel for a type of
-    KV that is not for this model or device.
+    config: with this rank's heads only; num_parts: this rank's shards per block. Raises UnsupportedModel for a KV dtype
+    that the model or device does not support.
     """
     cached = kv_cache_dtype(config, kv_dtype)
     if device.type != "cpu":
         if cached == "int8":
             raise UnsupportedModel(
-                f"kv_cache_dtype int8 is for CPUs, and the device is {device}: there it is auto, {config.dtype} or fp8"
+                f"kv_cache_dtype int8 is for CPUs, but the device is {device}: use auto, {config.dtype} or fp8"
             )
         return _on_gpu(config, block_size, device, torch_dtype(cached), num_parts)
     if cached == "fp8":
-        log.warning("KV in fp8 is for GPUs: on a CPU torch's attention serves it, slowly; int8 is fast there")
+        log.warning("fp8 KV is for GPUs: on a CPU it needs torch's attention, which is slow; use int8")
         return TorchAttention.for_model(config, block_size)
     if NativeAttention is None:
-        log.warning("attention was not compiled when this was installed; torch's serves, at half the speed or less")
+        log.warning("installed without the compiled attention; using torch's, at half the speed or less")
         return TorchAttention.for_model(config, block_size)
     return NativeAttention.for_model(config, block_size, torch_dtype(cached))
 
@@ -50,9 +50,7 @@ def _on_gpu(
 ) -> AttentionBackend:
     heads = AttentionHeads.of(config, kv_dtype)
     if not is_made_for(heads):
-        width = (
-            f"{heads.key_width} elements a head" if config.mla is None else f"a latent of {heads.key_width} elements"
-        )
+        width = f"a head width of {heads.key_width}" if config.mla is None else f"a latent width of {heads.key_width}"
         log.warning(
             "FlashInfer has no kernels for %s in %s: using torch's attention, which is slow", width, config.dtype
         )

@@ -1,4 +1,4 @@
-"""Attention by FlashInfer's kernels (arXiv 2501.01005), on a GPU."""
+"""FlashInfer attention backend (arXiv 2501.01005), on a GPU."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,28 +15,28 @@ from baton.engine.execution.batch import Batch
 from baton.engine.execution.device import pinned
 from baton.engine.kv.scales import UNSCALED, KVScales
 
-WORKSPACE_BYTES = 256 << 20  # for partial results of long contexts; one for all wrappers, which run in turn
-HEAD_DIMS = (64, 128, 256)  # that the kernels are made for
-LATENT_DIMS = (512, 64)  # likewise, with MLA: latent, rotary key
-LATENT_HEADS = (1, 2, 4, 8, 16, 32, 64, 128)  # of queries: others leave a tile's end within a token
-LATENT_ROWS = 1 << 20  # queries of all heads that a plan has room for
+WORKSPACE_BYTES = 256 << 20  # for partial results of long contexts; shared by all wrappers, which run one by one
+HEAD_DIMS = (64, 128, 256)  # supported by the kernels
+LATENT_DIMS = (512, 64)  # supported with MLA: latent, rotary key
+LATENT_HEADS = (1, 2, 4, 8, 16, 32, 64, 128)  # supported query heads: others would split a token over two tiles
+LATENT_ROWS = 1 << 20  # maximum of tokens times heads in a plan
 HOPPER = 9  # compute capability
-PLAIN_GROUPS = (1, 2, 3)  # query heads a KV head that are decoded without tensor cores; with more these win
+PLAIN_GROUPS = (1, 2, 3)  # query heads per KV head up to which decoding without tensor cores is faster
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedDecode:
-    """What plans decodes of one number of sequences, always in the same memory, and where their new KV goes."""
+    """Wrapper and buffers for replayed decodes of a fixed number of sequences, always in the same memory."""
 
     wrapper: Any
     new: NewTokens
 
 
 class FlashInferAttention:
-    """Plans a step on the host, then appends and attends layer by layer, reading blocks where they lie.
+    """Plans a step on the host, then appends KV and attends layer by layer, reading blocks in place.
 
-    Decodes and chunks of prompts have a kernel each; decodes that share much share the reading of it. A block's parts
-    are attended to one after another: the heads of one lie at even distances, those of several do not.
+    Decodes and prompt chunks have separate kernels; decodes with a long common prefix read it once. The shards of a
+    block are processed one after another: heads have a constant stride only within a shard.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class FlashInferAttention:
         kernels: FlashInferKernels | None = None,
         least_saved_bytes: int = LEAST_SAVED_BYTES,
     ) -> None:
-        """scale: factor on the scores; num_parts: of a block, which divides the KV heads.
+        """scale: factor on the scores; num_parts: shards per block, which divide the KV heads.
 
-        least_saved_bytes: in a layer, for which decodes share the reading of what they begin with.
+        least_saved_bytes: smallest saving per layer for which decodes read a common prefix once.
         """
         self.heads = heads
         self._least_saved_bytes = least_saved_bytes
@@ -64,7 +64,7 @@ class FlashInferAttention:
         self._is_latent = heads.value_width < heads.key_width
         self._has_tensor_cores = heads.num_heads // heads.num_kv_heads not in PLAIN_GROUPS
         self._is_fp8 = heads.cached_dtype == fp8_rows.DTYPE
-        self._backend = "fa2" if self._is_fp8 else "auto"  # fa3 takes KV in FP8 only with queries in FP8
+        self._backend = "fa2" if self._is_fp8 else "auto"  # fa3 supports FP8 KV only with FP8 queries
         if self._is_latent:
             self._latent = kernels.latent(self._workspace)
         else:
@@ -72,19 +72,19 @@ class FlashInferAttention:
                 self._workspace, LAYOUT, use_tensor_cores=self._has_tensor_cores, backend=self._backend
             )
             self._prefill = kernels.prefill(self._workspace, LAYOUT, backend=self._backend)
-            # Its queries are few: fa2 divides what they look at among the processors, and fa3 does not.
+            # With few queries, fa2 splits the KV over the multiprocessors, and fa3 does not.
             prefix = kernels.prefill(self._workspace, LAYOUT, backend="fa2")
             self._shared = SharedPrefixDecode(prefix, self._decode, kernels.merge)
         self._new: NewTokens | None = None
-        self._copied: torch.cuda.Event | None = None  # the last plan
-        self._planned: Any = None  # what decodes, or with MLA all, in this step
+        self._copied: torch.cuda.Event | None = None  # set once the last plan has been copied to the device
+        self._planned: Any = None  # wrapper for this step's decodes, with MLA for all of its sequences
         self._replayed: dict[int, ReplayedDecode] = {}  # by number of sequences
-        self._replayed_blocks = torch.empty(0)  # of all of them, which run in turn
+        self._replayed_blocks = torch.empty(0)  # shared by all of them, since they run one by one
 
     def plan(self, batch: Batch) -> None:
-        """Divides the step's work among the GPU's processors, once for all layers."""
+        """Divide the step's work among the GPU's multiprocessors, once for all layers."""
         if self._copied is not None:
-            self._copied.synchronize()  # a plan is copied from where the next one is written
+            self._copied.synchronize()  # the new plan overwrites the host buffer that the last one is copied from
         self._plan(batch, PagedSequences.of(batch, self._block_size))
         if self._device.type == "cuda":
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -108,16 +108,16 @@ class FlashInferAttention:
             self._plan_decode(paged.part(0, num_decodes))
         if num_decodes < batch.num_seqs:
             chunks = paged.part(num_decodes, batch.num_seqs)
-            # Causality is aligned to the end: a chunk sees what came before it.
+            # Causality is aligned to the end: a chunk attends to everything before it.
             self._prefill.plan(chunks.query_starts, *_blocks(chunks), *self._sizes(), causal=True, **self._types())
 
     @property
     def most_tokens(self) -> int | None:
-        """Of a step, if there is a bound."""
+        """Maximum number of tokens in a step; None: unlimited."""
         return LATENT_ROWS // self.heads.num_heads if self._is_latent else None
 
     def num_shared_blocks(self, batch: Batch) -> int:
-        """Blocks at the beginning of all decodes that are read once for all; 0 where that does not pay."""
+        """Return how many first blocks are read once for all decodes; 0 if that does not pay."""
         if self._is_latent:
             return 0
         heads = self.heads
@@ -125,13 +125,13 @@ class FlashInferAttention:
         return num_shared_blocks(batch, self._block_size, block_bytes, self._least_saved_bytes)
 
     def reserve(self, max_num_seqs: int, max_blocks: int) -> None:
-        """Memory for replayed decodes of so many sequences, each with at most so many blocks."""
+        """Allocate memory for replayed decodes of up to `max_num_seqs` sequences of up to `max_blocks` blocks each."""
         self._replayed_blocks = torch.zeros(max_num_seqs * max_blocks, dtype=torch.int32, device=self._device)
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, layer_cache: Tensor, batch: Batch, scales: KVScales = UNSCALED
     ) -> Tensor:
-        """See AttentionBackend."""
+        """Write the new KV and return the attention of one layer."""
         assert layer_cache.shape[1] == self._num_parts
         scaled = {}
         if self._is_fp8:
@@ -149,7 +149,7 @@ class FlashInferAttention:
         return result
 
     def forward_latent(self, q: Tensor, latent: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
-        """See AttentionBackend."""
+        """Write the new latents and return the attention of one MLA layer."""
         assert self._new is not None, "plan() comes first"
         rank, new = self.heads.value_width, self._new
         cache = layer_cache[..., :rank], layer_cache[..., rank:]
@@ -169,7 +169,7 @@ class FlashInferAttention:
         )  # fmt: skip
 
     def _sizes(self) -> tuple[int, ...]:
-        """Query and KV heads of a part, their width, and tokens a block."""
+        """Return query and KV heads per shard, their width, and tokens per block."""
         heads = self.heads
         return (
             heads.num_heads // self._num_parts,
@@ -195,7 +195,7 @@ class FlashInferAttention:
             self._plan_decode(paged)
 
     def _make_replayed(self, num_seqs: int) -> ReplayedDecode:
-        """The wrapper writes each plan's metadata to the tensors that it is given, which appending reads too."""
+        """Create a wrapper that writes each plan's metadata to fixed tensors, which appending reads too."""
 
         def numbers(count: int) -> Tensor:
             return torch.zeros(count, dtype=torch.int32, device=self._device)
@@ -252,7 +252,7 @@ class FlashInferAttention:
 
 
 def _run(wrapper: Any, q: Tensor, cache: tuple[Tensor, ...], scaled: dict[str, float], into: Tensor) -> None:
-    """Attends, and writes what comes of it; without a copy where the memory is in one piece, as the kernels want it."""
+    """Run a wrapper and write the result to `into`, without a copy if `into` is contiguous, as the kernels require."""
     if into.is_contiguous():
         wrapper.run(q, cache, out=into, **scaled)
     else:
@@ -264,12 +264,12 @@ def _blocks(paged: PagedSequences) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _latent_backend(device: torch.device) -> str:
-    """Which of its kernels replays: chosen once, since a wrapper that chooses by itself plans anew in other memory."""
+    """Choose the kernel for replays explicitly, since a wrapper with "auto" would plan in new memory each time."""
     return "fa3" if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == HOPPER else "fa2"
 
 
 def is_made_for(heads: AttentionHeads) -> bool:
-    """Whether the library has kernels for these heads."""
+    """Return whether the library has kernels for these heads."""
     if heads.is_quantised or heads.dtype not in (torch.bfloat16, torch.float16):
         return False
     if heads.value_width < heads.key_width:

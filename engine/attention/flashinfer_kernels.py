@@ -1,16 +1,16 @@
-"""What of FlashInfer is used for attention."""
+"""FlashInfer's attention kernels that are used here."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from baton.extras import FLASHINFER
 
-LAYOUT = "HND"  # of a block: heads, tokens, elements
+LAYOUT = "HND"  # order of a block's dimensions: heads, tokens, elements
 
 
 @dataclass(frozen=True, slots=True)
 class FlashInferKernels:
-    """Its wrappers' classes, and functions."""
+    """Wrapper classes and functions of the library."""
 
     decode: Any
     prefill: Any

@@ -1,4 +1,4 @@
-"""What a backend must know of a model's attention."""
+"""Head counts, widths and dtypes of a model's attention."""
 
 from dataclasses import dataclass
 
@@ -11,18 +11,18 @@ from baton.engine.kv.layout import torch_dtype
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionHeads:
-    """The heads that are here, and what of them is cached."""
+    """Attention heads on this rank, and the layout of their cached KV."""
 
     num_heads: int
     num_kv_heads: int
     key_width: int
-    value_width: int  # of MLA, less than key_width: values are the keys' first columns
+    value_width: int  # with MLA less than key_width: values are the keys' first columns
     dtype: torch.dtype  # of queries, new KV and results
-    kv_dtype: torch.dtype | None = None  # of the cached KV, where it is another one
+    kv_dtype: torch.dtype | None = None  # of the cached KV, if different
 
     @property
     def cached_dtype(self) -> torch.dtype:
-        """Of the cached KV."""
+        """Dtype of the cached KV."""
         return self.kv_dtype or self.dtype
 
     @property
@@ -32,12 +32,12 @@ class AttentionHeads:
 
     @property
     def row_items(self) -> int:
-        """Of a cached row, with its scale if it has one."""
+        """Number of items in a cached row, including its scale if it has one."""
         return self.key_width + SCALE_BYTES * self.is_quantised
 
     @classmethod
     def of(cls, config: ModelConfig, kv_dtype: torch.dtype | None = None) -> "AttentionHeads":
-        """Those of a model; with MLA one latent head serves all queries."""
+        """Return the heads of a model; with MLA, one latent head serves all queries."""
         mla, dtype = config.mla, torch_dtype(config.dtype)
         return cls(
             num_heads=config.num_heads,

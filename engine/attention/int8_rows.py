@@ -1,8 +1,8 @@
-"""Rows of KV in int8: each is its elements times a scale of its own, which lies behind them.
+"""Rows of int8 KV: elements followed by the row's own scale.
 
-The scale is the greatest absolute value over 127, and elements are rounded to the nearest, to even if there are two. A
-row of zeros has the scale 0. One that is not finite has an infinite scale, so that it comes out as no number. The
-compiled kernel writes the same bits.
+The scale is the largest absolute value over 127; elements are rounded to nearest, ties to even. A row of zeros has the
+scale 0. A row that is not finite has an infinite scale, so that it decodes to NaN. The compiled kernel writes the same
+bits.
 """
 
 import torch
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from baton.engine.kv.dtype import SCALE_BYTES
 
-MOST = 127  # of an element; -128 is left out, so that a row and its negative have the same scale
+MOST = 127  # largest element; -128 is not used, so that a row and its negative have the same scale
 
 
 def encode(rows: Tensor) -> Tensor:
-    """rows: [..., width] of floats. Returns [..., width + SCALE_BYTES] of int8."""
+    """Encode float rows [..., width] as int8 [..., width + SCALE_BYTES]."""
     exact = rows.float()
     greatest = exact.abs().amax(-1)
     scale = torch.where(greatest.isfinite(), greatest / MOST, torch.inf).unsqueeze(-1)
@@ -25,7 +25,7 @@ def encode(rows: Tensor) -> Tensor:
 
 
 def decode(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """rows: [..., width + SCALE_BYTES] of int8. Returns [..., width] of `dtype`."""
+    """Decode int8 rows [..., width + SCALE_BYTES] to [..., width] of `dtype`."""
     items, scale = rows.split_with_sizes([rows.shape[-1] - SCALE_BYTES, SCALE_BYTES], dim=-1)
-    aligned = scale.clone(memory_format=torch.contiguous_format)  # in the cache it lies wherever the elements end
+    aligned = scale.clone(memory_format=torch.contiguous_format)  # in the cache a scale may be unaligned
     return (items.float() * aligned.view(torch.float32)).to(dtype)

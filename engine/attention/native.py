@@ -1,4 +1,4 @@
-"""Attention by the compiled kernel, on a CPU."""
+"""Native attention backend: the compiled kernel, on a CPU."""
 
 import torch
 from torch import Tensor
@@ -11,20 +11,20 @@ from baton.engine.native.paged_attention import Cache, PagedAttention, Rows, ins
 
 
 class NativeAttention:
-    """Reads each block where it lies, once for a group's heads.
+    """Attention that reads each block in place, once for all query heads of a KV head.
 
-    A row's result depends on what it sees and on nothing else: neither on the other sequences of the batch, nor on the
-    chunk that its token came in, nor on the number of threads.
+    A token's result depends only on the tokens that it attends to, not on the other sequences of the batch, on the
+    chunk that it is computed in, or on the number of threads.
     """
 
     def __init__(self, scale: float, block_size: int, heads: AttentionHeads, instructions: str | None = None) -> None:
-        """scale: factor on the scores; block_size: tokens a block; instructions: None for the best that are here.
+        """scale: factor on the scores; block_size: tokens per block; instructions: default is the best set available.
 
         Raises ValueError for instructions that this processor lacks.
         """
         self.heads = heads
         self.block_size = block_size
-        self._caches: dict[tuple[object, ...], Cache] = {}  # one a layer
+        self._caches: dict[tuple[object, ...], Cache] = {}  # one per layer
         self._kernel = PagedAttention(
             scale=scale,
             block_size=block_size,
@@ -39,11 +39,11 @@ class NativeAttention:
 
     @classmethod
     def for_model(cls, config: ModelConfig, block_size: int, kv_dtype: torch.dtype | None = None) -> "NativeAttention":
-        """The attention that a model asks for, over KV in its own type or in int8."""
+        """Create the attention of a model, over KV in the model's dtype or in int8."""
         return cls(config.attention_scale, block_size, AttentionHeads.of(config, kv_dtype))
 
     def plan(self, batch: Batch) -> None:
-        """Divides the step among torch's threads, once for all layers."""
+        """Divide the step among torch's threads, once for all layers."""
         tables, slots = batch.block_tables.contiguous(), batch.slot_mapping.contiguous()
         assert tables.dtype == slots.dtype == torch.int64
         assert tables.is_cpu
@@ -61,7 +61,7 @@ class NativeAttention:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, layer_cache: Tensor, batch: Batch, scales: KVScales = UNSCALED
     ) -> Tensor:
-        """See AttentionBackend."""
+        """Write the new KV and return the attention of one layer."""
         heads, num_tokens = self.heads, q.shape[0]
         cache = self._caches.get(place := _place(layer_cache))
         if cache is None:
@@ -74,7 +74,7 @@ class NativeAttention:
         return result
 
     def forward_latent(self, q: Tensor, latent: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
-        """See AttentionBackend."""
+        """Write the new latents and return the attention of one MLA layer."""
         heads, num_tokens = self.heads, q.shape[0]
         assert heads.num_kv_heads == 1
         width = heads.key_width
@@ -108,18 +108,18 @@ class NativeAttention:
 
 
 def _place(layer_cache: Tensor) -> tuple[object, ...]:
-    """All that a Cache says: one for the same says the same."""
+    """Return a key of everything that a Cache depends on."""
     return layer_cache.data_ptr(), layer_cache.shape, layer_cache.stride(), layer_cache.dtype
 
 
 def _dense(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same with a contiguous last dimension."""
+    """Return the rows with a contiguous last dimension."""
     assert rows.dtype == dtype
     assert rows.is_cpu
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
 def _rows(rows: Tensor) -> Rows:
-    """rows: [num_tokens, num_heads, width], which the caller keeps."""
+    """Describe rows [num_tokens, num_heads, width] to the kernel; the caller must keep them alive."""
     item, (token, head, _) = rows.element_size(), rows.stride()
     return Rows(rows.data_ptr(), item * token, item * head)

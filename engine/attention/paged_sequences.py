@@ -1,4 +1,4 @@
-"""A step's sequences as kernels take them that know no padding."""
+"""A step's sequences in CSR form, for kernels without padding."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ from baton.engine.execution.device import to_device_async
 
 @dataclass(frozen=True, slots=True)
 class PagedSequences:
-    """Block tables one after another (CSR), all int32; what is needed for planning stands on the CPU.
+    """Concatenated block tables (CSR), all int32; the tensors needed for planning are on the CPU.
 
-    Made without waiting for the device.
+    Built without waiting for the device.
     """
 
     query_starts: Tensor  # [num_seqs + 1] on the CPU: first new token of each sequence, counted from the first one's
@@ -25,7 +25,7 @@ class PagedSequences:
 
     @classmethod
     def of(cls, batch: Batch, block_size: int, num_skipped: int = 0) -> "PagedSequences":
-        """All of the batch's sequences, in their order; num_skipped: blocks that decodes begin with, left out."""
+        """Return all sequences of the batch, in order; the first `num_skipped` blocks of decodes are left out."""
         query_lens = np.array(batch.query_lens_list, dtype=np.int32)
         context_lens = np.array(batch.context_lens_list, dtype=np.int32)
         first_blocks = np.where(np.arange(batch.num_seqs) < batch.num_decodes, num_skipped, 0).astype(np.int32)
@@ -44,7 +44,7 @@ class PagedSequences:
         )
 
     def part(self, first: int, end: int) -> "PagedSequences":
-        """The sequences from `first` to before `end`: views, but for the starts, which begin with 0 again."""
+        """Return the sequences from `first` up to, excluding, `end`: views, except the starts, rebased to 0."""
         query_starts, block_starts = self.query_starts[first : end + 1], self.block_starts[first : end + 1]
         return PagedSequences(
             query_starts=query_starts - query_starts[0],
@@ -56,23 +56,23 @@ class PagedSequences:
 
 
 def starts(counts: np.ndarray) -> np.ndarray:
-    """Where each of several runs begins, and where the last one ends: [len(counts) + 1] int32."""
+    """Return the start of each run and the end of the last one, [len(counts) + 1] int32."""
     return np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """All of it on the device, int32."""
+    """New tokens of a step and their sequences' blocks; all int32, on the device."""
 
-    sequences: Tensor  # [num_tokens] which sequence each is of
-    positions: Tensor  # [num_tokens] its place there
-    blocks: Tensor  # as in PagedSequences, of the whole batch
+    sequences: Tensor  # [num_tokens] sequence of each token
+    positions: Tensor  # [num_tokens] position in its sequence
+    blocks: Tensor  # as in PagedSequences, for the whole batch
     block_starts: Tensor
     last_block_lens: Tensor
 
     @classmethod
     def of(cls, batch: Batch, paged: PagedSequences) -> "NewTokens":
-        """Those of a batch whose sequences are all in `paged`."""
+        """Return the new tokens of a batch whose sequences are all in `paged`."""
         device = batch.positions.device
         counts = torch.tensor(batch.query_lens_list)
         sequences = torch.arange(batch.num_seqs, dtype=torch.int32).repeat_interleave(counts)

@@ -1,6 +1,6 @@
-"""Decodes whose contexts begin with the same blocks: those are read once for all of them.
+"""Decode attention with a shared prefix: blocks common to all decodes are read once for all of them.
 
-Hydragen, arXiv 2402.05099, section 3; attention to two parts of a context is merged by the logarithms of their sums
+Hydragen, arXiv 2402.05099, section 3. The attention to the two parts of a context is merged by their log-sum-exps
 (FlashInfer, arXiv 2501.01005, section 2.2).
 """
 
@@ -14,8 +14,8 @@ from baton.engine.attention.paged_sequences import PagedSequences
 from baton.engine.execution.batch import Batch
 from baton.engine.execution.device import to_device_async
 
-# In a layer, that need not be read again: such a step is not recorded, and launching a layer's kernels one by one takes
-# an H200 about as long (150 us) as reading this.
+# Smallest saving in reads per layer. Such a step is not replayed from a CUDA graph, and launching a layer's kernels one
+# by one takes an H200 about as long (150 us) as reading this much.
 LEAST_SAVED_BYTES = 640 << 20
 
 
@@ -23,7 +23,7 @@ class SharedPrefixDecode:
     """Attends to the shared blocks and to the rest, and merges the two."""
 
     def __init__(self, prefix: Any, own: Any, merge: Any) -> None:
-        """prefix: a wrapper for chunks of prompts, of which all decodes together are one here; own: one for decodes."""
+        """prefix: a prefill wrapper, for which all decodes together are one chunk; own: a decode wrapper."""
         self._prefix = prefix
         self._own = own
         self._merge = merge
@@ -31,7 +31,7 @@ class SharedPrefixDecode:
     def plan(
         self, batch: Batch, num_shared: int, block_size: int, sizes: tuple[int, ...], types: Mapping[str, Any]
     ) -> None:
-        """num_shared: blocks at the beginning of every decode; sizes and types as the wrappers take them."""
+        """Plan a step; `num_shared` is the number of shared first blocks, sizes and types are the wrappers'."""
         own = PagedSequences.of(batch, block_size, num_shared).part(0, batch.num_decodes)
         self._own.plan(own.block_starts, own.blocks, own.last_block_lens, *sizes, **types)
         shared = to_device_async(batch.block_tables[0, :num_shared].to(torch.int32), batch.positions.device)
@@ -40,7 +40,7 @@ class SharedPrefixDecode:
         self._prefix.plan(ends[0], ends[1], shared, last, *sizes, causal=False, **types)
 
     def run(self, q: Tensor, cache: tuple[Tensor, ...], *, out: Tensor | None = None, **scaled: float) -> Tensor:
-        """As a wrapper's."""
+        """Return the attention of all decodes, with the parameters of a wrapper's `run`."""
         to_prefix, prefix_sums = self._prefix.run(q, cache, return_lse=True, **scaled)
         to_own, own_sums = self._own.run(q, cache, return_lse=True, **scaled)
         result: Tensor = self._merge(to_prefix, prefix_sums, to_own, own_sums)[0]
@@ -48,9 +48,9 @@ class SharedPrefixDecode:
 
 
 def num_shared_blocks(batch: Batch, block_size: int, block_bytes: int, least_saved_bytes: int) -> int:
-    """Blocks at the beginning of all decodes, if sharing them saves enough; else 0. Each keeps a token of its own.
+    """Return how many first blocks all decodes share, 0 if sharing saves too little.
 
-    block_bytes: of a block in one layer.
+    At least one token per decode is not shared. block_bytes: of a block in one layer.
     """
     num_decodes = batch.num_decodes
     if num_decodes < 2:
@@ -59,7 +59,7 @@ def num_shared_blocks(batch: Batch, block_size: int, block_bytes: int, least_sav
     if (num_decodes - 1) * most * block_bytes < least_saved_bytes:
         return 0
     tables = batch.block_tables[:num_decodes, :most].numpy()
-    if (tables[:, 0] != tables[0, 0]).any():  # as in most steps
+    if (tables[:, 0] != tables[0, 0]).any():  # quick exit, the most frequent case
         return 0
     differs = (tables != tables[0]).any(axis=0)
     num_shared = int(differs.argmax()) if differs.any() else most

@@ -1,4 +1,4 @@
-"""Attention in plain torch, on a CPU or a GPU: what every other backend is compared with."""
+"""Attention in plain torch, on a CPU or a GPU: the reference for all other backends."""
 
 from dataclasses import dataclass
 
@@ -12,28 +12,28 @@ from baton.engine.config import ModelConfig
 from baton.engine.execution.batch import Batch
 from baton.engine.kv.scales import UNSCALED, KVScales
 
-GATHERED_BYTES = 8 << 20  # gathered at once and attended to while it is in a CPU's cache; measured best at 8 MiB
+GATHERED_BYTES = 8 << 20  # gathered at once, to stay in a CPU's cache during attention; 8 MiB measured fastest
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Sequences that are attended together: one prefill chunk, or decodes of similar context length."""
+    """Sequences computed together: one prefill chunk, or decodes of similar context length."""
 
-    tokens: Tensor  # [num_seqs * query_len] int64: places in the batch
+    tokens: Tensor  # [num_seqs * query_len] int64: indices in the batch
     num_seqs: int
     blocks: Tensor  # [num_seqs * num_blocks] int64, padded with block 0
-    mask: Tensor  # [num_seqs, 1, query_len, num_blocks * block_size] bool: true where a query sees a token
+    mask: Tensor  # [num_seqs, 1, query_len, num_blocks * block_size] bool: true where a query attends to a token
 
 
 class TorchAttention:
-    """Gathers each sequence's blocks and attends to them with fp32 softmax, a group's heads together."""
+    """Attention that gathers each sequence's blocks, with fp32 softmax; all query heads of a KV head together."""
 
     def __init__(
         self, scale: float, block_size: int, *, kv_lora_rank: int = 0, max_gathered_tokens: int = 2048
     ) -> None:
-        """scale: factor on the scores; block_size: tokens a block; kv_lora_rank: of MLA.
+        """scale: factor on the scores; block_size: tokens per block; kv_lora_rank: of MLA, otherwise 0.
 
-        max_gathered_tokens: decodes are attended in groups with so many tokens of context, or one sequence.
+        max_gathered_tokens: decodes are computed in groups of at most this many context tokens, or of one sequence.
         """
         self.scale = scale
         self.block_size = block_size
@@ -41,11 +41,11 @@ class TorchAttention:
         self.max_gathered_tokens = max_gathered_tokens
         self._slots: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))  # block and offset of each new token
         self._segments: list[Segment] = []
-        self._scratch = torch.empty(0)  # gathered blocks; kept, since fresh memory costs as much as the gathering
+        self._scratch = torch.empty(0)  # gathered blocks; reused, since new memory costs as much as gathering
 
     @classmethod
     def for_model(cls, config: ModelConfig, block_size: int) -> "TorchAttention":
-        """The attention that a model asks for."""
+        """Create the attention of a model."""
         width = 2 * config.num_kv_heads * config.head_dim if config.mla is None else config.mla.latent_dim
         token_bytes = width * (2 if config.dtype == "bfloat16" else 4)
         return cls(
@@ -56,7 +56,7 @@ class TorchAttention:
         )
 
     def plan(self, batch: Batch) -> None:
-        """Works out, once for all layers, where KV is written, what is gathered and who sees what."""
+        """Compute, once for all layers, slots to write, blocks to gather and attention masks."""
         self._slots = (batch.slot_mapping // self.block_size, batch.slot_mapping % self.block_size)
         self._segments = [self._decodes(batch, seqs) for seqs in self._decode_groups(batch)]
         start = batch.num_decodes
@@ -67,9 +67,9 @@ class TorchAttention:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, layer_cache: Tensor, batch: Batch, scales: KVScales = UNSCALED
     ) -> Tensor:
-        """See AttentionBackend."""
+        """Write the new KV and return the attention of one layer."""
         if layer_cache.dtype == fp8_rows.DTYPE:
-            layer_cache = layer_cache.view(torch.uint8)  # not every operation takes FP8 on every device
+            layer_cache = layer_cache.view(torch.uint8)  # not every operation supports FP8 on every device
         else:
             scales = UNSCALED
         # [num_blocks, block_size, parts, heads of a part, head_dim]
@@ -87,8 +87,11 @@ class TorchAttention:
         return result if scales.value == 1.0 else result * scales.value
 
     def forward_latent(self, q: Tensor, latent: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
-        """See AttentionBackend. Values are the keys' first `kv_lora_rank` columns; the rest is cut off at the end."""
-        assert self.kv_lora_rank, "the attention was not made for this model; see for_model"
+        """Write the new latents and return the attention of one MLA layer.
+
+        Values are the keys' first `kv_lora_rank` columns; the rest is cut off at the end.
+        """
+        assert self.kv_lora_rank, "the attention was not created for an MLA model; see for_model"
         layer_cache.index_put_(self._slots, _cached(latent, layer_cache.dtype))
         result = q.new_empty(q.shape[0], q.shape[1], self.kv_lora_rank)
         for segment in self._segments:
@@ -99,7 +102,7 @@ class TorchAttention:
         return result
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float) -> Tensor:
-        """q: [num_tokens, num_heads, head_dim]; keys, values: [num_seqs, num_kv_heads, context_len, head_dim]."""
+        """Attend q [num_tokens, num_heads, head_dim] to keys and values [num_seqs, num_kv_heads, context, head_dim]."""
         num_seqs, num_kv_heads, _, head_dim = keys.shape
         group, query_len = q.shape[1] // num_kv_heads, q.shape[0] // num_seqs
         queries = q.view(num_seqs, query_len, num_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
@@ -111,7 +114,7 @@ class TorchAttention:
         return by_token.reshape(q.shape)
 
     def _gather(self, cache: Tensor, dim: int, blocks: Tensor) -> Tensor:
-        """The blocks of `cache`, which counts them in dimension `dim`; overwritten by the next call."""
+        """Gather blocks along dimension `dim` of `cache`; the result is overwritten by the next call."""
         shape = (*cache.shape[:dim], blocks.shape[0], *cache.shape[dim + 1 :])
         size = torch.Size(shape).numel()
         if self._scratch.numel() < size or self._scratch.dtype != cache.dtype or self._scratch.device != cache.device:
@@ -119,7 +122,7 @@ class TorchAttention:
         return torch.index_select(cache, dim, blocks, out=self._scratch[:size].view(shape))
 
     def _decode_groups(self, batch: Batch) -> list[list[int]]:
-        """Decodes by context length, so that little is padded, in groups of bounded size."""
+        """Group decodes by context length, so that little is padded, in groups of bounded size."""
         groups: list[list[int]] = []
         for seq in sorted(range(batch.num_decodes), key=batch.context_lens_list.__getitem__):
             if groups and (len(groups[-1]) + 1) * batch.context_lens_list[seq] <= self.max_gathered_tokens:
@@ -150,14 +153,14 @@ class TorchAttention:
 
 
 def _cached(rows: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-    """New rows as a cache of `dtype` has them; uint8: of FP8, the bytes, with one scale for all."""
+    """Convert new rows to a cache's dtype; uint8 stands for the bytes of FP8, with one scale for all rows."""
     if dtype == torch.uint8:
         return fp8_rows.encode(rows, scale).view(torch.uint8)
     return encode(rows) if dtype == torch.int8 else rows
 
 
 def _uncached(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """A cache's rows as attention takes them; those in FP8, which every dtype holds exactly, without their scale."""
+    """Convert cached rows for attention; FP8 rows, which every dtype holds exactly, without applying their scale."""
     if rows.dtype == torch.uint8:
         return rows.view(fp8_rows.DTYPE).to(dtype)
     return decode(rows, dtype) if rows.dtype == torch.int8 else rows

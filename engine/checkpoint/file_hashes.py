@@ -1,4 +1,4 @@
-"""Hashes of large files, remembered on disk, so that a process that starts again need not read them all."""
+"""On-disk cache of large files' hashes, so that a restarted process need not read the files again."""
 
 import contextlib
 import json
@@ -16,15 +16,15 @@ from baton.engine.errors import InvalidCheckpoint
 
 log = logging.getLogger(__name__)
 
-VERSION = 1  # raised whenever a hash is computed in another way
-MIN_BYTES = 256 << 20  # smaller files are read again: that takes less than 0.1 s
-SETTLED_NS = 10_000_000_000  # a younger file may yet change without a new time stamp
+VERSION = 1  # increment when hashes are computed differently
+MIN_BYTES = 256 << 20  # smaller files are not cached: reading them takes less than 0.1 s
+SETTLED_NS = 10_000_000_000  # a younger file may still change without getting a new timestamp
 HASH_DIGITS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """What changes with a file's content. The time of the last change of its inode cannot be set back."""
+    """Attributes that change with a file's content; unlike its mtime, the inode's change time cannot be set back."""
 
     device: int
     inode: int
@@ -34,21 +34,21 @@ class FileState:
 
     @classmethod
     def of(cls, path: Path) -> "FileState":
-        """The state of the file at a path, of which symbolic links are followed. Raises InvalidCheckpoint."""
+        """Return the state of a file, following symbolic links. Raises InvalidCheckpoint."""
         return cls.of_stat(file_status(path))
 
     @classmethod
     def of_stat(cls, status: os.stat_result) -> "FileState":
-        """The same of what `stat` returns."""
+        """Return the state of a file from the result of `stat`."""
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class FileHashes:
-    """A directory with a small file for each large one, by the path of that.
+    """Cache directory with one small entry per large file, named by a hash of the file's path.
 
-    Several processes may use it. An entry is written under another name and then renamed, so that no reader has half of
-    one. An entry that is damaged, or of another state of the file, counts as none. Without a directory that can be
-    written, nothing is remembered.
+    Several processes may share it: entries are written under a temporary name and renamed, so that readers never see
+    half an entry. Entries that are damaged, or belong to another state of the file, are ignored. If the directory is
+    not writable, nothing is cached.
     """
 
     def __init__(self, directory: Path, min_bytes: int = MIN_BYTES) -> None:
@@ -56,7 +56,7 @@ class FileHashes:
         self._min_bytes = min_bytes
 
     def find(self, path: Path, state: FileState) -> str | None:
-        """The hash of a file in this state, if it is remembered."""
+        """Return the cached hash of a file in this state; None if there is none."""
         if state.num_bytes < self._min_bytes:
             return None
         try:
@@ -69,7 +69,7 @@ class FileHashes:
         return found
 
     def store(self, path: Path, state: FileState, found: str) -> None:
-        """Remember a hash, unless the file is small or was just written."""
+        """Cache a hash, unless the file is small or was just written."""
         age_ns = time.time_ns() - max(state.modified_ns, state.changed_ns)
         if state.num_bytes < self._min_bytes or age_ns < SETTLED_NS:
             return
@@ -85,7 +85,7 @@ class FileHashes:
                     os.unlink(name)
                 raise
         except OSError as error:
-            log.info("the hash of %s is not remembered: %s", path, error)
+            log.info("the hash of %s was not cached: %s", path, error)
 
     def _entry(self, path: Path) -> Path:
         return self._directory / f"{blake2b(os.fsencode(path.resolve()), digest_size=16).hexdigest()}.json"

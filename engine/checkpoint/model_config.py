@@ -1,4 +1,4 @@
-"""Reads a checkpoint's config.json and generation_config.json; what is not implemented is refused by name."""
+"""Reader of a checkpoint's config.json and generation_config.json; rejects unsupported options by name."""
 
 import logging
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ QWEN = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """Sampling options that a checkpoint recommends; None where it says nothing."""
+    """Sampling options that a checkpoint recommends; None where it recommends nothing."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -36,9 +36,9 @@ class GenerationDefaults:
 
 
 def read_generation_defaults(directory: Path) -> GenerationDefaults:
-    """What generation_config.json recommends; nothing if there is no such file.
+    """Read the recommended sampling options of generation_config.json; all None if there is no such file.
 
-    Raises InvalidCheckpoint for what no request may ask for.
+    Raises InvalidCheckpoint for values that no request may use.
     """
     config = _generation_config(directory)
 
@@ -65,15 +65,15 @@ def _check_sampling(defaults: GenerationDefaults, source: str) -> None:
     given = {name: value for name in names if (value := getattr(defaults, name)) is not None}
     try:
         SamplingParams(**given).validate(vocab_size=1)
-    except InvalidRequest as error:  # as every request would be that says nothing of the option
+    except InvalidRequest as error:  # every request that leaves the option out would fail in the same way
         raise InvalidCheckpoint(f"{source}: {error}") from error
 
 
 def read_model_config(directory: Path, dtype: str = "auto") -> ModelConfig:
-    """Reads and checks a checkpoint's configuration.
+    """Read and validate a checkpoint's configuration.
 
-    `dtype` is auto (the checkpoint's own), bfloat16 or float32. Raises UnsupportedModel for an architecture or an
-    option that is not implemented, InvalidCheckpoint for a file that is missing or wrong.
+    `dtype` is auto (the checkpoint's own), bfloat16 or float32. Raises UnsupportedModel for an architecture or option
+    that is not implemented, InvalidCheckpoint for a file that is missing or invalid.
     """
     config = JsonObject.read(directory / "config.json")
     architecture = _architecture(config)
@@ -147,9 +147,9 @@ def _refuse_options(config: JsonObject, architecture: str) -> None:
 
 
 def _slides(config: JsonObject, architecture: str) -> bool:
-    """Whether a sliding window would hide tokens that the model can reach."""
+    """Return whether a sliding window is shorter than the context, so that it has an effect."""
     if "sliding_window" not in config or config.texts("layer_types"):
-        return False  # layer_types, where there are any, say it themselves
+        return False  # layer_types, if present, name the layers with a sliding window
     if architecture in QWEN and not config.boolean("use_sliding_window", False):
         return False
     if architecture in ("LlamaForCausalLM", *LATENT):
@@ -181,7 +181,7 @@ def _choose_dtype(config: JsonObject, directory: Path, requested: str) -> str:
         return requested
     named = config.text("dtype", config.text("torch_dtype", "unnamed")).removeprefix("torch.")
     stored = named
-    if named == "unnamed":  # the dtype of most tensors says nothing where they are in FP8 and scales
+    if named == "unnamed":  # in FP8 checkpoints the most frequent dtype is that of matrices or scales, not the model's
         stored = "bfloat16" if "quantization_config" in config else stored_dtype(directory)
     if stored == "float16":
         log.warning(
@@ -194,7 +194,7 @@ def _choose_dtype(config: JsonObject, directory: Path, requested: str) -> str:
 
 
 def _eos_token_ids(config: JsonObject, directory: Path, vocab_size: int) -> frozenset[int]:
-    """End tokens: generation_config.json's, where it names any, else config.json's."""
+    """Return the EOS tokens of generation_config.json if it has any, otherwise those of config.json."""
     generation = _generation_config(directory)
     token_ids = frozenset(generation.integers("eos_token_id") or config.integers("eos_token_id"))
     if not all(0 <= token_id < vocab_size for token_id in token_ids):

@@ -1,4 +1,4 @@
-"""Reads the mixture of experts of a config.json: Mixtral, Qwen3-MoE, DeepSeek-V2 and DeepSeek-V3."""
+"""Reader of the mixture of experts in a config.json: Mixtral, Qwen3-MoE, DeepSeek-V2 and DeepSeek-V3."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 
 
 def read_moe(config: JsonObject, architecture: str, num_layers: int) -> MoEConfig | None:
-    """The experts, None for a dense model; UnsupportedModel for a way to choose them that is not implemented."""
+    """Return the mixture of experts; None for a dense model. Raises UnsupportedModel for unsupported routing."""
     reader = _READERS.get(architecture)
     moe = reader(config, num_layers) if reader else None
     if moe is not None:

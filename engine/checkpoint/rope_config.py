@@ -1,18 +1,18 @@
-"""Reads the rotary embedding of a config.json, in the spelling of transformers 4 and of transformers 5."""
+"""Reader of the rotary embedding in a config.json, with the keys of transformers 4 or transformers 5."""
 
 from baton.engine.checkpoint.json_object import JsonObject, shown
 from baton.engine.config import RopeConfig
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 
 KINDS = ("default", "linear", "llama3", "yarn")
-MIN_THETA = 1.001  # angles shrink from pair to pair
-MIN_SCALE, MAX_SCALE = 1e-3, 1e6  # of what divides or is divided
+MIN_THETA = 1.001  # above 1, so that angles shrink from pair to pair
+MIN_SCALE, MAX_SCALE = 1e-3, 1e6  # bounds of factors and divisors
 
 
 def read_rope(config: JsonObject, *, rotary_dim: int, default_theta: float, interleaved: bool) -> RopeConfig:
-    """The rotary embedding; UnsupportedModel for a kind that is not implemented.
+    """Return the rotary embedding. Raises UnsupportedModel for a kind that is not implemented.
 
-    transformers 4 keeps `rope_theta` beside `rope_scaling`, transformers 5 has both in `rope_parameters`.
+    transformers 4 has `rope_theta` and `rope_scaling` at the top level, transformers 5 has both in `rope_parameters`.
     """
     scaling = config.inner("rope_scaling" if "rope_scaling" in config else "rope_parameters")
     kind = scaling.text("rope_type", scaling.text("type", "default"))
@@ -52,26 +52,26 @@ def read_rope(config: JsonObject, *, rotary_dim: int, default_theta: float, inte
 
 
 def max_context(config: JsonObject, rope: RopeConfig) -> int:
-    """Longest context: `max_position_embeddings`, stretched where the scaling stretches it (as vLLM counts it)."""
+    """Return the longest context: `max_position_embeddings`, extended by the RoPE scaling as in vLLM."""
     context = config.size("max_position_embeddings")
     if rope.kind == "yarn":
         context = int(rope.original_max_position_embeddings * rope.factor)
     elif rope.kind == "linear":
         context = int(context * rope.factor)
     if context < 1:
-        raise InvalidCheckpoint(f"{config.source}: the factor {rope.factor:g} leaves a context of no token")
+        raise InvalidCheckpoint(f"{config.source}: the factor {rope.factor:g} leaves a context of 0 tokens")
     return context
 
 
 def _factor(scaling: JsonObject, kind: str, stretch: float) -> float:
-    """`stretch`: of the original context to the whole one, which YaRN's factor is where it is not given."""
+    """Return the scaling factor; YaRN's default is `stretch`, the full context over the original one."""
     if kind == "default":
         return 1.0
     return scaling.number("factor", stretch if kind == "yarn" else None, minimum=MIN_SCALE, maximum=MAX_SCALE)
 
 
 def _beta(scaling: JsonObject, key: str, default: float) -> float:
-    """A number of turns; some checkpoints have 0 for the usual one."""
+    """Return a number of rotations; some checkpoints write 0 for the default."""
     if scaling.values.get(key) == 0:
         return default
     return scaling.number(key, default, minimum=MIN_SCALE, maximum=MAX_SCALE)

@@ -1,4 +1,4 @@
-"""A matrix as it lies in a checkpoint's files: plain, or in FP8 beside its scales."""
+"""A matrix as stored in a checkpoint's files: plain, or in FP8 with scales."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,23 +6,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-ROWS_AT_ONCE = 256  # that are dequantised, so that no copy of a matrix in fp32 is made
+ROWS_AT_ONCE = 256  # rows dequantised at once, to avoid an fp32 copy of the whole matrix
 
-# What is wanted of a tensor, as an index of its dimensions; () is all of it.
+# Index of the wanted part of a tensor; () is the whole tensor.
 Part = tuple[int | slice, ...]
 WHOLE: Part = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StoredScales:
-    """What each row is multiplied with: one number, or one for each stretch of its columns."""
+    """Scales of a matrix's rows: one per row, or one per block of columns in each row."""
 
-    grid: Tensor  # [rows, stretches] fp32
-    width: int | None = None  # of a stretch; None: there is one, the whole row
-    offset: int = 0  # of the first column in the first stretch, where a part was cut out within one
+    grid: Tensor  # [rows, column blocks] fp32
+    width: int | None = None  # columns per block; None: one block, the whole row
+    offset: int = 0  # of the first column within the first block, if a part starts inside a block
 
     def of(self, rows: slice, num_columns: int) -> Tensor:
-        """Of these rows, to be multiplied with: [rows, num_columns], or [rows, 1]."""
+        """Return the scales of some rows, broadcastable to them: [rows, num_columns] or [rows, 1]."""
         if self.width is None:
             return self.grid[rows]
         return self.grid[rows].repeat_interleave(self.width, 1)[:, self.offset : self.offset + num_columns]
@@ -30,13 +30,13 @@ class StoredScales:
 
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
-    """A view of a matrix, or of any other tensor, or of a part of it. Valid for as long as the files are mapped."""
+    """View of a stored matrix (or any other tensor), or of a part of it. Valid while the files are mapped."""
 
-    values: Tensor  # as they are stored
-    scales: StoredScales | None = None  # there are some if the values are in FP8
+    values: Tensor  # as stored
+    scales: StoredScales | None = None  # only if the values are in FP8
 
     def copy_to(self, target: Tensor) -> None:
-        """Writes it in another dtype, on another device; of the same shape. In FP8 it is multiplied out on the way."""
+        """Copy to a tensor of the same shape, converting dtype and device; FP8 is dequantised."""
         if self.scales is None:
             target.copy_(self.values)
             return
@@ -48,7 +48,7 @@ class StoredMatrix:
 
 
 def scale_shapes(shape: Sequence[int], block: tuple[int, int] | None) -> list[tuple[int, ...]]:
-    """Which shapes the scales of a matrix, or of several ones in one tensor [..., rows, columns], may have."""
+    """Return the shapes allowed for the scales of a tensor [..., rows, columns] of one or more matrices."""
     *several, num_rows, num_columns = shape
     if block is not None:
         return [(*several, -(-num_rows // block[0]), -(-num_columns // block[1]))]
@@ -57,23 +57,23 @@ def scale_shapes(shape: Sequence[int], block: tuple[int, int] | None) -> list[tu
 
 
 def part_of_scales(stored: Tensor, shape: Sequence[int], block: tuple[int, int] | None, part: Part) -> StoredScales:
-    """The scales of a part of one matrix.
+    """Return the scales of a part of one matrix.
 
-    stored: all scales of the tensor, of one of `scale_shapes`; part: of the tensor, a matrix of it and some rows and
-    columns.
+    stored: all scales of the tensor, in one of `scale_shapes`; part: index of one matrix of the tensor and some of its
+    rows and columns.
     """
     *several, num_rows, num_columns = shape
     which, inner = part[: len(several)], [*part[len(several) :], slice(None), slice(None)]
     rows, columns = _range(num_rows, inner[0]), _range(num_columns, inner[1])
     if block is None:
-        each = stored.reshape(*several, -1)[which].float()  # of each row, or one of all
+        each = stored.reshape(*several, -1)[which].float()  # one per row, or one for all
         return StoredScales(each.expand(num_rows)[rows.start : rows.stop, None].clone())
     block_rows, width = block
-    stretches = slice(columns.start // width, -(-columns.stop // width))
-    above = torch.arange(rows.start, rows.stop) // block_rows
-    return StoredScales(stored[which][above, stretches].float(), width, columns.start % width)
+    column_blocks = slice(columns.start // width, -(-columns.stop // width))
+    row_blocks = torch.arange(rows.start, rows.stop) // block_rows
+    return StoredScales(stored[which][row_blocks, column_blocks].float(), width, columns.start % width)
 
 
 def _range(size: int, part: int | slice) -> range:
-    assert isinstance(part, slice), "of a matrix in FP8 rows and columns are taken, never one of them"
+    assert isinstance(part, slice), "an FP8 matrix is indexed by slices of rows and columns"
     return range(size)[part]

@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says of matrices that are stored in FP8; no torch."""
+"""Quantization of stored FP8 matrices, as described by a checkpoint's config.json; no torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,26 +6,26 @@ from dataclasses import dataclass
 from baton.engine.checkpoint.json_object import JsonObject, shown
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 
-SUPPORTED = "supported are fp8 in e4m3, with a scale for a tensor or for a block, and compressed-tensors in FP8"
-SCALE_SUFFIXES = ("_scale_inv", "_scale")  # of a scale's name, behind its matrix's own; one meaning, to be multiplied
-# Scales of what goes in and out of products, measured when the checkpoint was made: tokens get theirs as they come.
+SUPPORTED = "supported are fp8 in e4m3, with a scale per tensor or per block, and compressed-tensors in FP8"
+SCALE_SUFFIXES = ("_scale_inv", "_scale")  # appended to the matrix's name; both mean a factor to multiply with
+# Calibrated scales of activations: unused, since activations are quantised with dynamic scales.
 _UNUSED = ("input_scale", "activation_scale", "output_scale")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredQuantization:
-    """How matrices in FP8 (e4m3) are scaled; which ones are in FP8, their tensors say themselves."""
+    """Scaling of FP8 (e4m3) matrices; a tensor is in FP8 if its dtype is."""
 
-    block: tuple[int, int] | None = None  # rows and columns that share a scale; None: a row, or the whole matrix
-    quantises_tokens: bool = True  # what they are multiplied with is to be in FP8 too
+    block: tuple[int, int] | None = None  # rows and columns that share a scale; None: per row, or per matrix
+    quantises_tokens: bool = True  # activations are quantised to FP8 too
 
     def is_unused(self, tensor: str) -> bool:
-        """Whether a tensor of this name belongs to the quantisation, and the engine does without it."""
+        """Return whether a tensor of this name belongs to the quantization but is not used by the engine."""
         return tensor.endswith(_UNUSED)
 
 
 def read_stored_quantization(config: JsonObject) -> StoredQuantization | None:
-    """None for a checkpoint without a quantization_config. Raises UnsupportedModel for what cannot be read."""
+    """Read quantization_config; None if there is none. Raises UnsupportedModel for unsupported formats."""
     if "quantization_config" not in config:
         return None
     described = config.inner("quantization_config")
@@ -37,7 +37,7 @@ def read_stored_quantization(config: JsonObject) -> StoredQuantization | None:
 
 
 def _fp8(described: JsonObject) -> StoredQuantization:
-    """The format of DeepSeek-V3 and of transformers' fine-grained FP8; without blocks, one scale for a matrix."""
+    """Read the format of DeepSeek-V3 and of transformers' fine-grained FP8; without blocks, one scale per matrix."""
     _only(described, "fmt", "e4m3", ("e4m3", "float8_e4m3fn"))
     _only(described, "activation_scheme", "dynamic", ("dynamic", "static"))
     return StoredQuantization(block=_block(described, "weight_block_size"))
@@ -53,7 +53,7 @@ def _compressed_tensors(described: JsonObject) -> StoredQuantization:
         raise _unsupported(described, "no config_groups")
     read = {_group(groups.inner(name)) for name in groups.values}
     if len({each.block for each in read}) > 1:
-        raise _unsupported(groups, "a scale for each block in one group and not in another")
+        raise _unsupported(groups, "a scale per block in one group but not in another")
     return StoredQuantization(
         block=next(iter(read)).block, quantises_tokens=all(each.quantises_tokens for each in read)
     )
@@ -61,11 +61,11 @@ def _compressed_tensors(described: JsonObject) -> StoredQuantization:
 
 def _group(group: JsonObject) -> StoredQuantization:
     if "weights" not in group or not _is_fp8(group.inner("weights")):
-        raise _unsupported(group, "weights in anything but symmetric FP8")
+        raise _unsupported(group, "a weight format other than symmetric FP8")
     weights, tokens = group.inner("weights"), group.inner("input_activations")
     _only(weights, "strategy", "tensor", ("tensor", "channel", "block"))
     if tokens.values and not _is_fp8(tokens):
-        raise _unsupported(group, "input_activations in anything but symmetric FP8")
+        raise _unsupported(group, "an input_activations format other than symmetric FP8")
     if "output_activations" in group:
         raise _unsupported(group, "output_activations")
     has_blocks = weights.text("strategy", "tensor") == "block"
@@ -81,7 +81,7 @@ def _is_fp8(scheme: JsonObject) -> bool:
 
 
 def _block(described: JsonObject, key: str) -> tuple[int, int] | None:
-    """Rows and columns of a block; None where there is none."""
+    """Return the rows and columns of a block; None if there are no blocks."""
     sizes = described.integers(key)
     if not sizes:
         return None

@@ -1,4 +1,4 @@
-"""The safetensors files of a checkpoint directory: which tensors are where. No torch, and no tensor data.
+"""Index of the tensors in a checkpoint's safetensors files. No torch, and no tensor data.
 
 Format: https://github.com/huggingface/safetensors#format (8 bytes of length, a JSON header, the tensors' bytes).
 """
@@ -14,7 +14,7 @@ from typing import BinaryIO
 from baton.engine.checkpoint.json_object import JsonObject, shown
 from baton.engine.errors import InvalidCheckpoint
 
-MAX_HEADER_BYTES = 100 << 20  # what the format allows
+MAX_HEADER_BYTES = 100 << 20  # the format's limit
 MAX_NAME_CHARS = 512
 MAX_DIMENSIONS = 64
 MAX_COUNT = (1 << 63) - 1
@@ -24,18 +24,21 @@ ITEM_BYTES = {"BF16": 2, "F32": 4, "F16": 2, "F8_E4M3": 1}
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor's bytes lie."""
+    """Location, dtype and shape of a stored tensor."""
 
     name: str
     file: Path
-    dtype: str  # bfloat16, float32, float16, float8_e4m3fn, or the format's own name of another
+    dtype: str  # bfloat16, float32, float16, float8_e4m3fn, or the format's name of any other dtype
     shape: tuple[int, ...]
     offset: int  # of the first byte in the file
     num_bytes: int
 
 
 def read_tensors(directory: Path) -> dict[str, StoredTensor]:
-    """All tensors of a checkpoint by name; InvalidCheckpoint names what is missing, cut short or there twice."""
+    """Return all tensors of a checkpoint by name.
+
+    Raises InvalidCheckpoint naming a file or tensor that is missing, truncated or duplicated.
+    """
     tensors: dict[str, StoredTensor] = {}
     for file in weight_files(directory):
         for tensor in _read_header(file):
@@ -47,7 +50,7 @@ def read_tensors(directory: Path) -> dict[str, StoredTensor]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files with weights: `model.safetensors`, else those that the index names, in order of their names."""
+    """Return the weight files: `model.safetensors`, otherwise the files named by the index, sorted by name."""
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if single.exists():
         return [single]
@@ -57,7 +60,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def stored_dtype(directory: Path) -> str:
-    """The dtype of most of a checkpoint's tensors."""
+    """Return the most frequent dtype of a checkpoint's tensors. Raises InvalidCheckpoint if there are none."""
     counts = Counter(tensor.dtype for tensor in read_tensors(directory).values())
     if not counts:
         raise InvalidCheckpoint(f"{directory} holds no tensors")
@@ -65,7 +68,7 @@ def stored_dtype(directory: Path) -> str:
 
 
 def file_status(path: Path) -> os.stat_result:
-    """A file's status; a pipe or a device is none, and reading it might never end. Raises InvalidCheckpoint."""
+    """Return the status of a regular file. Raises InvalidCheckpoint, also for pipes and devices (endless)."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -73,7 +76,7 @@ def file_status(path: Path) -> os.stat_result:
     except OSError as error:
         raise InvalidCheckpoint(f"{path} cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(status.st_mode):
-        raise InvalidCheckpoint(f"{path} is no file")
+        raise InvalidCheckpoint(f"{path} is not a regular file")
     return status
 
 
@@ -82,7 +85,7 @@ def _read_header(path: Path) -> list[StoredTensor]:
     with _open(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
-            raise InvalidCheckpoint(f"{path} is cut short or no safetensors file")
+            raise InvalidCheckpoint(f"{path} is truncated or not a safetensors file")
         try:
             header = json.loads(file.read(length))
             tensors = [
@@ -94,16 +97,16 @@ def _read_header(path: Path) -> list[StoredTensor]:
     for tensor in sorted(tensors, key=lambda each: (each.offset, each.num_bytes)):
         if tensor.offset != end:
             raise InvalidCheckpoint(
-                f"{path} has a damaged header: {tensor.name} begins at byte {tensor.offset}, where {end} comes next"
+                f"{path} has a damaged header: {tensor.name} begins at byte {tensor.offset} instead of {end}"
             )
         end += tensor.num_bytes
     if end != size:
-        raise InvalidCheckpoint(f"{path} has {size} bytes where its header says {end}: it is cut short or damaged")
+        raise InvalidCheckpoint(f"{path} has {size} bytes, but its header says {end}: it is truncated or damaged")
     return tensors
 
 
 def _entry(path: Path, name: str, entry: dict[str, object], data_start: int) -> StoredTensor:
-    """One entry of a header. Raises KeyError, TypeError or ValueError for what is none."""
+    """Parse one header entry. Raises KeyError, TypeError or ValueError if it is invalid."""
     if not _is_name(name):
         raise ValueError(f"the tensor name {shown(name)}")
     dtype, sizes, offsets = entry["dtype"], _counts(entry["shape"], name), _counts(entry["data_offsets"], name)
@@ -119,7 +122,7 @@ def _entry(path: Path, name: str, entry: dict[str, object], data_start: int) -> 
 
 
 def _counts(values: object, name: str) -> tuple[int, ...]:
-    """A list of sizes or offsets. Raises TypeError or ValueError."""
+    """Parse a list of sizes or offsets. Raises TypeError or ValueError."""
     if not isinstance(values, list) or not all(type(value) is int for value in values):
         raise TypeError(f"the shape or offsets of {name}")
     if len(values) > MAX_DIMENSIONS or not all(0 <= value <= MAX_COUNT for value in values):
@@ -128,26 +131,26 @@ def _counts(values: object, name: str) -> tuple[int, ...]:
 
 
 def _check_index(directory: Path, tensors: dict[str, StoredTensor]) -> None:
-    """The index and the files must agree where the index is used."""
+    """Check that the index, if it is used, agrees with the files. Raises InvalidCheckpoint."""
     index = directory / "model.safetensors.index.json"
     if (directory / "model.safetensors").exists():
         return
     for name, file in _index_map(index).items():
         if name not in tensors or tensors[name].file.name != file:
-            raise InvalidCheckpoint(f"{name} is not in {file}, where {index.name} has it")
+            raise InvalidCheckpoint(f"{name} is not in {file}, although {index.name} says so")
 
 
 def _index_map(index: Path) -> dict[str, str]:
     entries = JsonObject.read(index).inner("weight_map").values
-    # A file is named, never a path: an index cannot reach out of its directory.
+    # Only plain file names are accepted, no paths: an index cannot point outside its directory.
     files = {name: file for name, file in entries.items() if isinstance(file, str) and Path(file).name == file}
     if not files or len(files) != len(entries) or not all(map(_is_name, [*files, *set(files.values())])):
-        raise InvalidCheckpoint(f"{index} has no proper weight_map")
+        raise InvalidCheckpoint(f"{index} has no valid weight_map")
     return files
 
 
 def _is_name(text: str) -> bool:
-    """Whether a tensor, dtype or file may be called so: its name stands in logs and errors."""
+    """Return whether a tensor, dtype or file name is acceptable: names appear in logs and errors."""
     return 0 < len(text) <= MAX_NAME_CHARS and text.isprintable() and text != ".."
 
 

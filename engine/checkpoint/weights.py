@@ -1,4 +1,4 @@
-"""Hands out a checkpoint's tensors, each once, straight from the mapped files."""
+"""A checkpoint's tensors, each read once, directly from the mapped files."""
 
 import ctypes
 import logging
@@ -19,19 +19,19 @@ from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 
 log = logging.getLogger(__name__)
 
-_trim_heap = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
-RELEASE_BYTES = 8 << 20  # read between two times that the mapped pages are given back
-TRIM_BYTES = 32 << 20  # likewise freed memory, which costs as many page faults
+_trim_heap = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
+RELEASE_BYTES = 8 << 20  # bytes read between releases of the mapped pages
+TRIM_BYTES = 32 << 20  # bytes read between trims of the heap, which cause page faults later
 
 FP8 = "float8_e4m3fn"
 STORED = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16, FP8: torch.float8_e4m3fn}
 
 
 class Weights:
-    """The tensors of a checkpoint on their way into a model. The mapped pages are never a second copy of it.
+    """Tensors of a checkpoint while it is loaded. Mapped pages are released regularly, so they never add up to a copy.
 
-    Only the part that is wanted of a tensor is copied out of the mapped file: of rows that are not wanted nothing is
-    read, of columns what lies on other pages.
+    Only the wanted part of a tensor is copied out of the mapped file: unwanted rows are not read at all, unwanted
+    columns only if they share a page with wanted ones.
     """
 
     def __init__(
@@ -45,36 +45,40 @@ class Weights:
     ) -> None:
         self.dtype = dtype
         self.device = device
-        self.quantization = quantization  # of what products are made with, as EngineConfig has it
+        self.quantization = quantization  # as in EngineConfig
         self.stored_quantization = stored_quantization
         self._tensors = read_tensors(directory)
         self._total_bytes = max(sum(tensor.num_bytes for tensor in self._tensors.values()), 1)
         self._taken: set[str] = set()
         self._taken_bytes = 0
         self._read_bytes = 0
-        self._mapped_bytes = 0  # read since their pages were given back
-        self._untrimmed_bytes = 0  # read since freed memory was
+        self._mapped_bytes = 0  # read since the last release of mapped pages
+        self._untrimmed_bytes = 0  # read since the last trim of the heap
         self._is_loaded = False
         self._started_s = time.monotonic()
         self._maps: dict[Path, mmap.mmap] = {}
-        self._states: dict[Path, FileState] = {}  # of the files when they were mapped
+        self._states: dict[Path, FileState] = {}  # state of each file when it was mapped
         self._on_progress = on_progress
-        self._dequantised_for: set[str] = set()  # reasons that the log has
+        self._dequantised_for: set[str] = set()  # reasons already logged
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None, part: Part = WHOLE) -> Tensor:
-        """A tensor of the model's own, or a part of it, in its dtype and on its device unless told otherwise."""
+        """Return a copy of a tensor of this shape, or of a part of it, on the model's device.
+
+        Default dtype: the model's. Raises InvalidCheckpoint or UnsupportedModel, like `peek`.
+        """
         view = self.peek(name, *shape, part=part)
         target = torch.empty(view.values.shape, dtype=dtype or self.dtype, device=self.device)
         view.copy_to(target)
         return target
 
     def peek(self, name: str, *shape: int, part: Part = WHOLE) -> StoredMatrix:
-        """A read-only view of a tensor of this shape, or of a part of it, as it is stored; it counts as taken.
+        """Return a read-only view of a tensor of this shape, or of a part of it, as stored; it counts as taken.
 
-        Valid until `close`.
+        Valid until `close`. Raises InvalidCheckpoint if the tensor is missing or has another shape, UnsupportedModel
+        for an unsupported dtype.
         """
         stored = self._find(name, shape)
         view = self._view(stored)[part]
@@ -88,40 +92,40 @@ class Weights:
         return StoredMatrix(view, part_of_scales(self._view(found), shape, block, part))
 
     def expect(self, name: str, *shape: int) -> None:
-        """Makes sure of a tensor that is read later, or by somebody else: it counts as taken, and not as progress."""
+        """Check a tensor that is read later, or on another rank: it counts as taken, but not for progress."""
         for each in self._with_scales(self._find(name, shape)):
             if each.name not in self._taken:
                 self._taken.add(each.name)
                 self._total_bytes = max(self._total_bytes - each.num_bytes, 1)
 
     def note_dequantised(self, why: str) -> None:
-        """Says in the log that matrices in FP8 are not computed with as they are; each reason once."""
+        """Log that FP8 matrices are dequantised instead of used directly; each reason once."""
         if why not in self._dequantised_for:
             self._dequantised_for.add(why)
             log.info("weights in FP8 are dequantised to %s: %s", str(self.dtype).removeprefix("torch."), why)
 
     def finish(self, ignored: Callable[[str], bool]) -> None:
-        """Every tensor must have been taken, or be one that `ignored` knows; the error names the others."""
+        """End loading. Raises InvalidCheckpoint naming tensors that were neither taken nor `ignored`."""
         self._on_progress = None
-        self._is_loaded = True  # what is read from now on is not loading
+        self._is_loaded = True  # later reads are not part of loading
         self._trim()
         stored = self.stored_quantization
         left = sorted(name for name in self._tensors.keys() - self._taken if not ignored(name))
         left = [name for name in left if stored is None or not stored.is_unused(name)]
         if left:
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""
-            raise InvalidCheckpoint(f"tensors that the config does not explain: {', '.join(left[:5])}{more}")
+            raise InvalidCheckpoint(f"unexpected tensors that the config has no use for: {', '.join(left[:5])}{more}")
 
     def hold(self) -> None:
-        """Maps every file, so that what is read later is what is there now, whatever is put in its place."""
+        """Map every file now, so that later reads see the same files even if they are replaced."""
         for file in {stored.file for stored in self._tensors.values()}:
             self._map(file)
 
     def check_unchanged(self, names: Iterable[str]) -> None:
         """Raise InvalidCheckpoint if a mapped file with one of these tensors has been written to.
 
-        A file that was replaced or removed is still mapped as it was. Its time of change says nothing here: that of the
-        last modification does.
+        A file that was replaced or removed is still mapped as it was. Only the modification time is compared: the
+        inode's change time also changes without a write.
         """
         stored = [each for name in names for each in self._with_scales(self._tensors[name])]
         for path in {each.file for each in stored}.intersection(self._states):
@@ -132,43 +136,43 @@ class Weights:
                 continue
             is_same = (now.device, now.inode) == (before.device, before.inode)
             if is_same and (now.num_bytes, now.modified_ns) != (before.num_bytes, before.modified_ns):
-                raise InvalidCheckpoint(f"{path} was written to after it was loaded; start again to load it anew")
+                raise InvalidCheckpoint(f"{path} was written to after it was loaded; restart to load it again")
 
     def close(self) -> None:
-        """Unmaps the files as soon as the last view of them is gone."""
-        log.info("%.2f MB of weights read in %.1f s", self._read_bytes / 1e6, time.monotonic() - self._started_s)
+        """Drop the mappings; a file is unmapped once its last view is freed."""
+        log.info("read %.2f MB of weights in %.1f s", self._read_bytes / 1e6, time.monotonic() - self._started_s)
         self._maps.clear()
         self._states.clear()
 
     def _find(self, name: str, *shapes: tuple[int, ...]) -> StoredTensor:
-        """A tensor of one of these shapes."""
+        """Return a tensor that has one of these shapes. Raises InvalidCheckpoint or UnsupportedModel."""
         stored = self._tensors.get(name)
         if stored is None:
             raise InvalidCheckpoint(f"tensor {name} is missing from the checkpoint")
         if stored.shape not in shapes:
             wanted = " or ".join(str(list(shape)) for shape in shapes)
-            raise InvalidCheckpoint(f"tensor {name} has shape {list(stored.shape)}, the config asks for {wanted}")
+            raise InvalidCheckpoint(f"tensor {name} has shape {list(stored.shape)}, but the config needs {wanted}")
         if stored.dtype not in STORED:
             raise UnsupportedModel(f"tensor {name} has dtype {stored.dtype}, which is not supported")
         if stored.dtype == FP8 and self.stored_quantization is None:
-            raise UnsupportedModel(f"tensor {name} is in FP8, and the config has no quantization_config for it")
+            raise UnsupportedModel(f"tensor {name} is in FP8, but the config has no quantization_config")
         return stored
 
     def _find_scales(self, stored: StoredTensor) -> StoredTensor:
-        """The scales of a tensor in FP8."""
+        """Return the scales of an FP8 tensor. Raises InvalidCheckpoint or UnsupportedModel."""
         if len(stored.shape) < 2:
-            raise InvalidCheckpoint(f"tensor {stored.name} is in FP8, which only a matrix may be")
+            raise InvalidCheckpoint(f"tensor {stored.name} is in FP8, but is not a matrix")
         names = [stored.name + suffix for suffix in SCALE_SUFFIXES]
         name = next((name for name in names if name in self._tensors), None)
         if name is None:
-            raise InvalidCheckpoint(f"tensor {stored.name} is in FP8, and there is no {' or '.join(names)} beside it")
+            raise InvalidCheckpoint(f"tensor {stored.name} is in FP8, but there is no {' or '.join(names)}")
         scales = self._find(name, *scale_shapes(stored.shape, self._block))
         if scales.dtype == FP8:
             raise UnsupportedModel(f"tensor {name} has dtype {FP8}, which is not supported for scales")
         return scales
 
     def _with_scales(self, stored: StoredTensor) -> tuple[StoredTensor, ...]:
-        """A tensor, and if it is in FP8 its scales."""
+        """Return a tensor and, if it is in FP8, its scales."""
         return (stored, self._find_scales(stored)) if stored.dtype == FP8 else (stored,)
 
     @property
@@ -176,13 +180,13 @@ class Weights:
         return self.stored_quantization.block if self.stored_quantization is not None else None
 
     def _release(self, num_bytes: int) -> None:
-        """Gives the mapped pages back now and then: what was read is in the model. A view of them stays good.
+        """Release the mapped pages from time to time, since their contents are in the model; views stay valid.
 
-        So too, less often and while the model is loaded, what was freed of the heap between what stays.
+        During loading, also return freed heap memory to the system, less often.
         """
         self._mapped_bytes += num_bytes
         if self._mapped_bytes > RELEASE_BYTES:
-            self._mapped_bytes = num_bytes  # which are read next
+            self._mapped_bytes = num_bytes  # the view just created is read after this
             for mapped in self._maps.values():
                 mapped.madvise(mmap.MADV_DONTNEED)
         self._untrimmed_bytes += num_bytes
@@ -195,7 +199,7 @@ class Weights:
             _trim_heap(0)
 
     def _count(self, stored: StoredTensor) -> None:
-        if stored.name not in self._taken:  # a tensor may be taken part by part
+        if stored.name not in self._taken:  # a tensor may be taken in several parts
             self._taken.add(stored.name)
             self._taken_bytes += stored.num_bytes
         if self._on_progress is not None:
@@ -215,17 +219,20 @@ class Weights:
         mapped = self._maps.get(path)
         if mapped is None:
             with path.open("rb") as file:
-                # Copy-on-write, because torch warns of buffers it cannot write to; nothing ever writes.
+                # Copy-on-write, because torch warns about read-only buffers; nothing ever writes to it.
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
                 self._states[path] = FileState.of_stat(os.fstat(file.fileno()))
             self._maps[path] = mapped
         return mapped
 
 
-def look(
+def peek_all(
     weights: Weights, names: Sequence[str], sizes: Iterable[int], *inner: int, wanted: Iterable[Part] | None = None
 ) -> list[StoredMatrix]:
-    """Tensors of shape [size, *inner], or the wanted part of each; no memory is taken before all are found to be so."""
+    """Return views of tensors of shape [size, *inner], or of the wanted part of each.
+
+    Allocates nothing, so that wrong shapes are detected before memory is taken.
+    """
     each = zip(names, sizes, wanted or [WHOLE] * len(names), strict=True)
     return [weights.peek(name, size, *inner, part=part) for name, size, part in each]
 
@@ -233,12 +240,12 @@ def look(
 def stack(
     weights: Weights, names: Sequence[str], sizes: Iterable[int], *inner: int, wanted: Iterable[Part] | None = None
 ) -> Tensor:
-    """Tensors of shape [size, *inner], or the wanted part of each, one after another in one of the model's own."""
-    return join(weights, look(weights, names, sizes, *inner, wanted=wanted))
+    """Concatenate tensors of shape [size, *inner], or the wanted part of each, along dimension 0."""
+    return join(weights, peek_all(weights, names, sizes, *inner, wanted=wanted))
 
 
 def join(weights: Weights, parts: Sequence[StoredMatrix]) -> Tensor:
-    """Stored tensors one after another in one of the model's own, without a copy of each in between."""
+    """Concatenate stored tensors along dimension 0, on the model's device, without intermediate copies."""
     first = parts[0].values
     shape = (sum(len(part.values) for part in parts), *first.shape[1:])
     target = torch.empty(shape, dtype=weights.dtype, device=weights.device)

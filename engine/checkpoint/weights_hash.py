@@ -1,8 +1,8 @@
-"""The hash of every byte of a checkpoint's weights, computed while they are loaded.
+"""Hash of a checkpoint's weights, over every byte, computed while they are loaded.
 
-Two checkpoints that differ anywhere must not exchange KV: a request would go on with another model's weights. The hash
-(xxh3_128 of each file) tells files apart that differ by accident. It is no protection from an attacker who makes
-collisions: whoever may write the checkpoint decides what it computes anyway.
+Checkpoints that differ anywhere must not exchange KV: a request would continue with another model's weights. The hash
+(xxh3_128 of each file) detects accidental differences. It does not protect against deliberate collisions: an attacker
+with write access to the checkpoint controls its output anyway.
 """
 
 import os
@@ -20,41 +20,41 @@ from baton.engine.checkpoint.file_hashes import FileHashes, FileState
 from baton.engine.checkpoint.tensor_index import weight_files
 from baton.engine.errors import EngineEnded, InvalidCheckpoint
 
-BUFFER_BYTES = 1 << 20  # which stays in a core's cache between its read and its hash
-MAX_THREADS = 2  # one hashes some GB/s of files that are in memory; disks are faster with two reads, and so is loading
+BUFFER_BYTES = 1 << 20  # small enough to stay in a core's cache between reading and hashing
+MAX_THREADS = 2  # one thread hashes some GB/s of cached files; two parallel reads make disks, and so loading, faster
 CACHE_DIRECTORY = Path(HF_ASSETS_CACHE) / "baton" / "file-hashes"  # below HF_HOME
 
 
 class WeightsHash:
-    """Owns the threads that hash a checkpoint's files; used as a context, they end with it."""
+    """Threads that hash a checkpoint's files; they end with the `with` block."""
 
     def __init__(self, directory: Path, cache_directory: Path = CACHE_DIRECTORY) -> None:
-        """Begins at once. Raises InvalidCheckpoint for files that are missing."""
+        """Start hashing. Raises InvalidCheckpoint for missing files."""
         self._files = {path: FileState.of(path) for path in weight_files(directory)}
         self._known = FileHashes(cache_directory)
         self._stopping = Event()
         self._threads = ThreadPoolExecutor(min(MAX_THREADS, len(self._files)), "weights-hash")
-        # Each process of a machine takes the files in an order of its own, and looks for a file's hash before it reads
-        # the file: together they read most files once.
+        # Each process hashes the files in a random order and checks the cache before it reads a file, so that the
+        # processes of a machine together read most files only once.
         order = random.sample(sorted(self._files), len(self._files))
         self._hashes: dict[Path, Future[str]] = {path: self._threads.submit(self._hash, path) for path in order}
 
     def __enter__(self) -> "WeightsHash":
-        """Returns itself."""
+        """Return itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends the threads; what they have not read is not read."""
+        """Stop the threads, without hashing the remaining files."""
         self._stopping.set()
         self._threads.shutdown(cancel_futures=True)
 
     def revision(self) -> str:
         """Wait for the hash of all files, with their names.
 
-        Equal wherever the files are equal. Raises InvalidCheckpoint if a file has changed since this began: what was
-        loaded in between need not be what was hashed.
+        Equal files give equal hashes on all machines. Raises InvalidCheckpoint if a file has changed since the start:
+        the loaded bytes might then differ from the hashed ones.
         """
         digest = blake2b(digest_size=16)
         for path, before in self._files.items():
@@ -79,7 +79,7 @@ class WeightsHash:
                 while count := file.readinto(buffer):
                     digest.update(buffer[:count])
                     if self._stopping.is_set():
-                        raise EngineEnded("the weights were not hashed to their end")
+                        raise EngineEnded("hashing of the weights was stopped")
                 _check(path, self._files[path], FileState.of_stat(os.fstat(file.fileno())))
         except OSError as error:
             raise InvalidCheckpoint(f"{path} cannot be read: {error.strerror}") from error
@@ -87,11 +87,11 @@ class WeightsHash:
 
 
 def weights_revision(directory: Path) -> str:
-    """The hash of a checkpoint's weights, if there is nothing else to do in the meantime. Raises InvalidCheckpoint."""
+    """Hash a checkpoint's weights and wait for the result. Raises InvalidCheckpoint."""
     with WeightsHash(directory) as weights_hash:
         return weights_hash.revision()
 
 
 def _check(path: Path, before: FileState, now: FileState) -> None:
     if now != before:
-        raise InvalidCheckpoint(f"{path} was changed while it was read; start again once it stays as it is")
+        raise InvalidCheckpoint(f"{path} changed while it was read; restart once it no longer changes")

@@ -93,7 +93,7 @@ def bytes_for_kv(
     """Return the bytes of `gpu_memory_utilization` that the weights and the largest step leave; may be 0 or negative.
 
     Runs that step on the loaded model, so all ranks of a tensor-parallel group must call this at the same time.
-    `num_columns` is the number of logits columns on this rank; `records` tells whether decodes will be captured.
+    `num_columns` is the number of logits columns on this rank; `records`: decodes will be captured.
     """
     device = torch.device(config.device)
     meter = meter or CudaMeter(device)

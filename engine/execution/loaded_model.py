@@ -112,11 +112,11 @@ def _load(
     records = may_record and can_be_recorded(model)
     if is_measured:
         kv_bytes = bytes_for_kv(config, size.max_model_len, model, layout, _num_columns(whole, shard), records=records)
-        size = PoolSize.in_bytes(tensor.least(kv_bytes) if tensor is not None else kv_bytes, config, whole, layout)
+        size = PoolSize.in_bytes(tensor.minimum(kv_bytes) if tensor is not None else kv_bytes, config, whole, layout)
     pool = _pool(layout.pool_shape(size.num_blocks), layout.dtype, device, allocate_pool)
     fingerprint = fingerprint_with(weights_hash.revision())
     if tensor is not None:
-        tensor.meet()
+        tensor.barrier()
         tensor.agree(("weights",), (_number(fingerprint),))
     on_captured = _share_of(on_progress, WEIGHTS_SHARE, 1.0)
     served = _recorded(model, pool, config, size.max_model_len, on_captured) if records else model

@@ -27,7 +27,7 @@ class LogitsRows:
 
 
 class ModelRunner:
-    """The model, the KV pool and the sampler, run one step at a time."""
+    """Model, the KV pool and the sampler, run one step at a time."""
 
     def __init__(self, model: Model, pool: Tensor, block_size: int, sampler: Sampler) -> None:
         self.model = model

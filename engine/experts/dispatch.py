@@ -1,7 +1,7 @@
-"""How tokens get to the experts that they chose, and the experts' results back.
+"""Dispatch of tokens to their routed experts, and combination of the experts' outputs.
 
-The results of a token come back in the order in which it chose its experts, whatever rank computed them, and are added
-where the token is: so the sum does not depend on where the experts stand.
+A token's expert outputs return in routing order, whatever rank computed them, and are added on the token's own rank.
+The sum therefore does not depend on the expert placement.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,22 +15,23 @@ from baton.engine.experts.permutation import ExpertRows, rows_by_slot, weighted_
 from baton.engine.layers.experts import ROW_TILE
 from baton.engine.parallel.rank_group import RankGroup
 
-# With at most so many tokens on all ranks each rank sends all of its own to every other: that takes more bytes, but
-# nobody needs to be told first how many rows will come.
+# Up to this many tokens on all ranks together, each rank sends all of its tokens to every other rank. That takes more
+# bytes, but saves the exchange of row counts.
 MAX_BROADCAST_TOKENS = 64
 
 
 class Dispatch(Protocol):
-    """Tokens on their way to experts and back."""
+    """Dispatch of one layer's tokens in flight."""
 
-    def arrive(self) -> ExpertRows:
-        """Waits for the rows that this rank's experts are to compute."""
+    def receive(self) -> ExpertRows:
+        """Wait for the rows that this rank's experts must compute, and return them."""
         ...
 
     def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
-        """outputs: what the experts made of the rows; weights: [num_tokens, num_chosen], of our own tokens.
+        """Return the weighted sums of the expert outputs, [num_tokens, hidden], added in routing order.
 
-        Returns their weighted sums, [num_tokens, hidden], added in the order chosen.
+        outputs: of this rank's experts, one row per received row; weights: [num_tokens, num_chosen] of this rank's
+        tokens.
         """
         ...
 
@@ -39,43 +40,43 @@ class ExpertExchange(Protocol):
     """Moves tokens between the ranks of a group."""
 
     def dispatch(self, x: Tensor, chosen: Tensor) -> Dispatch:
-        """x: [num_tokens, hidden]; chosen: [num_tokens, num_chosen] experts. Begins to send them."""
+        """Start to send tokens x [num_tokens, hidden] to their experts, chosen [num_tokens, num_chosen]."""
         ...
 
 
 class LocalExchange:
-    """All experts stand here, each in the slot of its own number."""
+    """Exchange for a single rank with all experts, each in the slot of its own number."""
 
     def __init__(self, num_experts: int, row_tile: int = ROW_TILE) -> None:
-        """row_tile: of the experts, see Experts."""
+        """Create the exchange; `row_tile` is that of the experts, see Experts."""
         self._num_experts = num_experts
         self._row_tile = row_tile
 
     def dispatch(self, x: Tensor, chosen: Tensor) -> "LocalDispatch":
-        """See ExpertExchange."""
+        """Sort the tokens' rows by expert."""
         return LocalDispatch(rows_by_slot(x, None, chosen.flatten(), self._num_experts, self._row_tile))
 
 
 @dataclass(frozen=True, slots=True)
 class LocalDispatch:
-    """See Dispatch."""
+    """Dispatch that stays on this rank."""
 
     rows: ExpertRows
 
-    def arrive(self) -> ExpertRows:
-        """At once."""
+    def receive(self) -> ExpertRows:
+        """Return the rows without waiting."""
         return self.rows
 
     def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
-        """See Dispatch."""
+        """Return the weighted sums of the expert outputs, [num_tokens, hidden]."""
         return weighted_sum(outputs, self.rows.places, weights)
 
 
 class ExpertRoutes:
-    """Where the experts of one layer stand: every replica's rank and slot."""
+    """Rank and slot of every replica of one layer's experts."""
 
     def __init__(self, num_experts: int, slots: Sequence[Sequence[int]], device: torch.device) -> None:
-        """slots: the expert in each slot, by rank. Raises ValueError for an expert that stands nowhere."""
+        """Index `slots`, the experts by rank and slot. Raises ValueError for an expert without a slot."""
         self.slots_per_rank = max(map(len, slots))
         replicas: list[list[int]] = [[] for _ in range(num_experts)]
         for rank, experts in enumerate(slots):
@@ -92,7 +93,7 @@ class ExpertRoutes:
         self._has_replicas = most > 1
 
     def of(self, chosen: Tensor, rank: int) -> Tensor:
-        """chosen: [num_tokens, num_chosen] experts. Returns a replica of each, in turns."""
+        """Return a replica of each chosen expert, round-robin over its replicas; both [num_tokens, num_chosen]."""
         if not self._has_replicas:
             return self._replicas[:, 0][chosen]
         turn = torch.arange(rank, rank + len(chosen), device=chosen.device).unsqueeze(1)
@@ -101,52 +102,55 @@ class ExpertRoutes:
 
 @dataclass(frozen=True, slots=True)
 class LayerSlots:
-    """How many slots the experts of a layer stand in."""
+    """Number of expert slots of a layer."""
 
-    per_rank: int  # the most of any rank; replicas are numbered by it
-    here: int
+    per_rank: int  # maximum over all ranks; replica numbers are based on it
+    here: int  # on this rank
 
 
 class DirectLink(Protocol):
-    """Another way between the ranks, for steps of few tokens."""
+    """Low-latency path between the ranks, for steps of few tokens."""
 
-    def takes(self, num_tokens: Sequence[int], slots_per_rank: int) -> bool:
-        """Whether a step of so many tokens on each rank goes this way; the same on all ranks."""
+    def accepts(self, num_tokens: Sequence[int], slots_per_rank: int) -> bool:
+        """Return whether a step with `num_tokens` tokens per rank uses this path; the same on all ranks."""
         ...
 
     def dispatch(self, x: Tensor, replicas: Tensor, slots: LayerSlots, on_rows: Callable[[int], None]) -> Dispatch:
-        """See ExpertExchange; replicas as `ExpertRoutes` numbers them. `on_rows` hears how many rows came."""
+        """Start to send tokens x [num_tokens, hidden] to replicas [num_tokens, num_chosen].
+
+        Replicas are numbered as in `ExpertRoutes`. `on_rows` receives the number of rows that arrived here.
+        """
         ...
 
 
 class GroupExchange:
-    """The experts of one layer stand on all ranks of a group; all of them call this for each step."""
+    """Exchange for one layer's experts spread over the ranks of a group; all ranks must call it in every step."""
 
     def __init__(self, group: RankGroup, num_experts: int, device: torch.device) -> None:
         self.group = group
         self.link: DirectLink | None = None
         self.routes: ExpertRoutes | None = None  # until the group is formed
-        self.num_slots = 0  # here
-        self.row_tile = ROW_TILE  # of the experts here, see Experts; padding does not leave a rank
-        self.counts = torch.zeros(num_experts, dtype=torch.int64, device=device)  # this rank's tokens
-        self.num_rows = 0  # of all ranks' tokens that were computed here, since the start
+        self.num_slots = 0  # on this rank
+        self.row_tile = ROW_TILE  # of this rank's experts, see Experts; padding is never sent to other ranks
+        self.counts = torch.zeros(num_experts, dtype=torch.int64, device=device)  # this rank's tokens, by expert
+        self.num_rows = 0  # rows of all ranks' tokens computed here, since start
 
     def dispatch(self, x: Tensor, chosen: Tensor) -> Dispatch:
-        """See ExpertExchange. Raises GroupBroken."""
+        """Start to send tokens x [num_tokens, hidden] to the experts `chosen`. Raises GroupBroken."""
         assert self.routes is not None, "the group was not formed"
         self.counts += chosen.flatten().bincount(minlength=len(self.counts))
         replicas, slots_per_rank = self.routes.of(chosen, self.group.view.rank), self.routes.slots_per_rank
-        if self.link is not None and self.link.takes(self.group.num_tokens, slots_per_rank):
+        if self.link is not None and self.link.accepts(self.group.num_tokens, slots_per_rank):
             return self.link.dispatch(x, replicas, LayerSlots(slots_per_rank, self.num_slots), self.note_rows)
         return GroupDispatch(self, slots_per_rank, x, replicas)
 
     def note_rows(self, count: int) -> None:
-        """So many rows came to be computed here."""
+        """Count rows received for this rank's experts."""
         self.num_rows += count
 
 
 class GroupDispatch:
-    """See Dispatch. A row travels as its bytes, followed by its token's replicas as int32."""
+    """All-to-all dispatch. A row is sent as its bytes, followed by its token's replicas as int32."""
 
     def __init__(self, exchange: GroupExchange, slots_per_rank: int, x: Tensor, replicas: Tensor) -> None:
         self._exchange = exchange
@@ -155,7 +159,7 @@ class GroupDispatch:
         self._x = x
         self._ranks = replicas // slots_per_rank  # [num_tokens, num_chosen]
         self._rows: ExpertRows | None = None
-        self._sources: list[int] = []  # entries computed here, by the rank whose tokens they are
+        self._sources: list[int] = []  # number of entries computed here, by the rank of their tokens
         payload = torch.cat([x.contiguous().view(torch.uint8), replicas.int().view(torch.uint8)], dim=1)
         num_tokens, size = self._group.num_tokens, self._group.size
         if sum(num_tokens) <= MAX_BROADCAST_TOKENS:
@@ -163,14 +167,14 @@ class GroupDispatch:
         else:
             wanted = torch.stack([(self._ranks == rank).any(dim=1) for rank in range(size)])  # [size, num_tokens]
             sent = wanted.sum(dim=1).tolist()
-            self._received = self._counts_from_others(sent)
+            self._received = self._exchange_counts(sent)
             data = payload[wanted.nonzero()[:, 1]]
         self._arriving = payload.new_empty(sum(self._received), payload.shape[1])
-        self._exchange_under_way = self._group.exchange(self._arriving, data, self._received, sent)
+        self._in_flight = self._group.exchange(self._arriving, data, self._received, sent)
 
-    def arrive(self) -> ExpertRows:
-        """See Dispatch. Raises GroupBroken."""
-        self._exchange_under_way.wait()
+    def receive(self) -> ExpertRows:
+        """Wait for the rows of this rank's experts and return them. Raises GroupBroken."""
+        self._in_flight.wait()
         row_bytes = self._x.shape[1] * self._x.itemsize
         rows = self._arriving[:, :row_bytes].contiguous().view(self._x.dtype)
         replicas = self._arriving[:, row_bytes:].contiguous().view(torch.int32).long()  # [num_rows, num_chosen]
@@ -185,7 +189,10 @@ class GroupDispatch:
         return self._rows
 
     def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
-        """See Dispatch. Raises GroupBroken."""
+        """Send outputs back and return the weighted sums of this rank's tokens, [num_tokens, hidden].
+
+        Raises GroupBroken.
+        """
         assert self._rows is not None
         hidden = self._x.shape[1]
         results = outputs[self._rows.places].view(-1, hidden).view(torch.uint8)
@@ -197,7 +204,7 @@ class GroupDispatch:
         combined[flat.argsort(stable=True)] = returned.view(self._x.dtype)
         return weighted_sum(combined, None, weights)
 
-    def _counts_from_others(self, sent: list[int]) -> list[int]:
+    def _exchange_counts(self, sent: list[int]) -> list[int]:
         counts = torch.tensor(sent, dtype=torch.int64, device=self._x.device)
         received = torch.empty_like(counts)
         ones = [1] * self._group.size

@@ -1,14 +1,14 @@
-"""The experts of a model, spread over the ranks of a group that may grow and shrink.
+"""Expert-parallel group: a model's experts, spread over ranks that may join and leave.
 
-1. A rank loads all but the experts, and joins. Each epoch of the group begins with every rank telling which experts it
-   has; at the first, nobody has any.
-2. If nobody has some expert, all ranks share out those that are missing, and read them before they go on: at the start
-   that is all experts; when a rank died, its own, except those of which others have a replica.
-3. If some rank has more to compute than it should, or none, a better placement is worked out and read on another
-   thread, while steps go on, and each layer of it is taken over by all ranks between the same two steps (see
-   `expert_rebalance`). While some rank has too few, nobody reads but such ranks, whatever the loads.
-4. If a rank fails to read its part of that, all go on as they are, and try again after some steps if some rank has too
-   few experts.
+1. A rank loads everything except the experts and joins. At the start of each epoch, all ranks exchange which experts
+   they hold; in the first epoch, none.
+2. If an expert is missing on all ranks, the ranks divide the missing ones and read them before they continue: at
+   startup all experts; after a rank died, its experts, except those with a replica elsewhere.
+3. If the load is uneven, or a rank has too few experts, a better placement is computed and read on another thread while
+   steps continue. All ranks switch to each new layer between the same two steps (see `rebalance`). While some rank has
+   too few experts, only such ranks read, whatever the loads.
+4. If a rank fails to read its experts, all ranks keep the current placement, and retry after some steps if a rank has
+   too few experts.
 """
 
 import logging
@@ -24,7 +24,7 @@ from baton.engine.errors import EngineError, GroupBroken
 from baton.engine.experts.balance import imbalance
 from baton.engine.experts.layer import ExpertLayer
 from baton.engine.experts.nixl_dispatch import NixlLink
-from baton.engine.experts.placement import hand_over, is_even, share_missing
+from baton.engine.experts.placement import even_out, is_even, share_missing
 from baton.engine.experts.rebalance import FAILED, Loads, Place, Rebalance, Slots, better_slots
 from baton.engine.layers.expert_reader import ExpertReader
 from baton.engine.outputs import ExpertFigures
@@ -33,24 +33,24 @@ from baton.engine.parallel.rank_group import RankGroup
 
 logger = logging.getLogger(__name__)
 
-NOTHING = -1  # in what ranks tell each other: no expert in this slot
-RETRY_STEPS = 100  # after a rank failed to read, and twice as many each time that it fails again
+EMPTY_SLOT = -1  # padding in the gathered placement
+RETRY_STEPS = 100  # steps to wait after a rank failed to read; doubles with each further failure
 MAX_DOUBLINGS = 7
-LAST_BUFFERS_S = 15.0  # for those of the last epoch to be given back: longer than a kernel waits for a lost rank
+LAST_BUFFERS_S = 15.0  # wait for the last epoch's buffers to be freed: longer than a kernel waits for a lost rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalanceSettings:
-    """How the load of experts is balanced."""
+    """Settings of the expert load balancer."""
 
     is_enabled: bool = False
-    num_redundant: int = 0  # slots of a layer beyond one for each expert, over all ranks
-    step_interval: int = 3000  # steps of the group from one placement to the next
-    num_nodes: int = 1  # that the ranks are on, equally many on each, one node's after the other's
+    num_redundant: int = 0  # redundant expert slots per layer, over all ranks
+    step_interval: int = 3000  # group steps between rebalances
+    num_nodes: int = 1  # nodes of the ranks: equally many consecutive ranks on each
 
 
 class ExpertGroup:
-    """Owns the group of ranks and the experts of every layer; one thread calls everything."""
+    """Group of ranks and the experts of every layer. Not thread-safe: all calls must come from one thread."""
 
     def __init__(
         self,
@@ -61,8 +61,10 @@ class ExpertGroup:
         nixl_hidden: int | None = None,
         fewest_ranks: int = 1,
     ) -> None:
-        """host: the address of this rank's interface; nixl_hidden: width of tokens that go by `nixl_ep`, if they do;
-        fewest_ranks: with fewer nothing is computed, since these might not have the memory for all experts.
+        """Create the group without forming it.
+
+        host: address of this rank's interface; nixl_hidden: hidden size if `nixl_ep` is used, otherwise None;
+        fewest_ranks: with fewer ranks nothing is computed, since they might lack the memory for all experts.
         """
         self._nixl_hidden = nixl_hidden
         self._link: NixlLink | None = None
@@ -71,24 +73,24 @@ class ExpertGroup:
         self.layers: list[ExpertLayer] = []
         self._device = device
         self._balance = balance or BalanceSettings()
-        self._num_expert_groups = 1  # of the model, from which a token chooses its experts
-        self._slots: list[Slots] = []  # by layer: where all ranks' experts stand
+        self._num_expert_groups = 1  # of the model's group-limited routing
+        self._slots: list[Slots] = []  # by layer: the placement over all ranks
         self._rebalance: Rebalance | None = None
         self._reading = threading.Lock()  # held by the thread that reads experts for a rebalance
-        self._num_taken = 0  # layers of it
-        self._counted = torch.zeros(0, 0, dtype=torch.int64)  # tokens that earlier rebalances knew of
-        self.imbalances: list[float] = []  # by layer, when the last rebalance began: the busiest rank over the mean
+        self._num_applied = 0  # layers of the current rebalance that were applied
+        self._counted = torch.zeros(0, 0, dtype=torch.int64)  # token counts used by earlier rebalances
+        self.imbalances: list[float] = []  # by layer, at the last rebalance: the busiest rank over the mean
         self._num_steps = 0  # since the epoch began, or the last rebalance
-        self._num_failures = 0  # to read, one after the other
+        self._num_failures = 0  # consecutive failures to read experts
 
     def add_layer(self, reader: ExpertReader, num_experts: int) -> ExpertLayer:
-        """A layer whose experts the group will give out."""
+        """Add a layer whose experts the group places on its ranks."""
         self._num_expert_groups = reader.num_groups
         self.layers.append(ExpertLayer(self.ranks, reader, num_experts, self._device))
         return self.layers[-1]
 
     def form(self) -> None:
-        """Joins the newest epoch, or one after it; every expert stands somewhere then. Raises EngineEnded."""
+        """Join the newest epoch, retrying with later ones, until every expert has a slot. Raises EngineEnded."""
         self._cancel_rebalance()
         self.ranks.is_forming = True
         try:
@@ -98,39 +100,39 @@ class ExpertGroup:
             self.ranks.is_forming = False
 
     def _has_formed(self) -> bool:
-        """Tries once."""
+        """Try to form one epoch; returns whether that succeeded."""
         try:
             self.ranks.form()
             self._place()
             self._connect_directly()
         except GroupBroken as error:
-            self.give_up(error)
+            self.abandon_epoch(error)
             return False
         return True
 
-    def give_up(self, error: GroupBroken) -> None:
-        """The present epoch is over: the others notice that we are gone, and form the next one with us."""
+    def abandon_epoch(self, error: GroupBroken) -> None:
+        """Abandon the current epoch: the other ranks' collectives fail, and they form the next epoch with this rank."""
         if self.ranks.is_formed:
-            logger.warning("epoch %d of the group is over: %s", self.ranks.view.epoch, error)
+            logger.warning("epoch %d of the group has ended: %s", self.ranks.view.epoch, error)
             self.membership.report_broken(self.ranks.view.epoch, str(error))
             self.leave_epoch()
 
     def close(self) -> None:
-        """Ends the process group, and reads nothing more."""
+        """End the process group and stop reading experts."""
         self._cancel_rebalance()
         self.leave_epoch()
         self.ranks.close()
 
     def leave_epoch(self) -> None:
-        """Leaves the process group."""
+        """Leave the process group of the current epoch."""
         link, self._link = self._link, None
         for layer in self.layers:
             layer.exchange.link = None
-        # Only then are buffers given back: that waits for all kernels, and those of a lost rank end with the group.
+        # Free the buffers last: that waits for all kernels, and kernels that wait for a lost rank end with the group.
         self.ranks.drop(link.close if link is not None else None)
 
     def _place(self) -> None:
-        """Has every expert stand somewhere. Raises GroupBroken, and EngineError if our part cannot be read."""
+        """Give every expert a slot. Raises GroupBroken, or EngineError if this rank cannot read its share."""
         started_s, rank = time.monotonic(), self.ranks.view.rank
         self._slots = [
             share_missing(held, layer.num_experts) for layer, held in zip(self.layers, self._held(), strict=True)
@@ -141,41 +143,41 @@ class ExpertGroup:
         for layer, slots in zip(self.layers, self._slots, strict=True):
             try:
                 layer.place(slots, rank, layer.prepare(layer.read(slots[rank])))
-            except Exception as error:  # of any kind: no memory, no file
+            except Exception as error:  # out of memory, a missing file, or anything else
                 raise EngineError(
                     f"rank {rank} of {self.ranks.size} cannot read its share of the experts that no rank has, "
-                    f"{num_missing} in all layers: {error}. The ranks together need the memory for all experts, and "
-                    "the checkpoint's files"
+                    f"{num_missing} in all layers: {error}. The ranks together need enough memory for all experts, "
+                    "and each needs the checkpoint's files"
                 ) from error
         if num_missing:
-            logger.info("%d experts read in %.1f s", num_missing, time.monotonic() - started_s)
+            logger.info("read %d experts in %.1f s", num_missing, time.monotonic() - started_s)
         self._num_steps = self._num_failures = 0
         if not self._is_even:
             self._begin_rebalance()
 
     def _connect_directly(self) -> None:
-        """Has steps of few tokens go by `nixl_ep`, if they are to. Raises GroupBroken."""
+        """Connect `nixl_ep` for steps of few tokens, if it is enabled. Raises GroupBroken."""
         if self._nixl_hidden is None or self.ranks.size == 1:
             return
         self.ranks.wait_for_dropped(LAST_BUFFERS_S)
         most = max(layer.num_experts for layer in self.layers) + self._balance.num_redundant
         slots_per_rank = -(-most // self.ranks.size)
-        if self._is_even:  # else all layers soon are, and until then take the other way
+        if self._is_even:  # otherwise all layers soon will be, and use the all-to-all until then
             slots_per_rank = max(slots_per_rank, *(len(held) for slots in self._slots for held in slots))
         self._link = NixlLink.connect(self.ranks, self._device, self._nixl_hidden, slots_per_rank)
         for layer in self.layers:
             layer.exchange.link = self._link
 
     def step(self, num_tokens: int) -> bool:
-        """Agrees with all ranks on a step; False if nobody has a token to compute. Raises GroupBroken."""
+        """Agree on a step with all ranks; False if no rank has tokens to compute. Raises GroupBroken."""
         num_ready = self._rebalance.num_ready if self._rebalance is not None else 0
         agreed = self.ranks.gather([num_tokens, num_ready])
         self.ranks.num_tokens = [tokens for tokens, _ in agreed]
-        self._take(min(ready for _, ready in agreed))
+        self._apply_prepared(min(ready for _, ready in agreed))
         if not any(self.ranks.num_tokens):
             return False
         self._num_steps += 1
-        if self._rebalance is None and self._is_due:  # on all ranks: they ended the last one between the same steps
+        if self._rebalance is None and self._is_due:  # the same on all ranks: they also end rebalances together
             self._begin_rebalance()
         return True
 
@@ -185,28 +187,28 @@ class ExpertGroup:
 
     @property
     def _is_due(self) -> bool:
-        """Whether experts should be placed anew; the same on all ranks."""
+        """Whether a rebalance is due; the same on all ranks."""
         if self._num_failures and not self._is_even:
             return self._num_steps >= RETRY_STEPS << min(self._num_failures - 1, MAX_DOUBLINGS)
         return self._balance.is_enabled and self._num_steps >= self._balance.step_interval
 
     def figures(self) -> ExpertFigures:
-        """How the experts fare, for metrics."""
+        """Return the experts' statistics for metrics."""
         epoch, num_ranks = (self.ranks.view.epoch, self.ranks.size) if self.ranks.is_formed else (0, 0)
         chosen = self.tokens_by_expert()
         shares = chosen.amax(dim=1) / chosen.sum(dim=1).clamp(min=1)
         return ExpertFigures(epoch, num_ranks, self.rows_by_layer(), shares.tolist(), self.imbalances)
 
     def rows_by_layer(self) -> list[int]:
-        """Of all ranks' tokens, those that were computed by experts here since the start, once for each expert."""
+        """Return by layer how many rows of all ranks' tokens this rank's experts have computed since start."""
         return [layer.exchange.num_rows for layer in self.layers]
 
     def tokens_by_expert(self) -> Tensor:
-        """This rank's tokens since its start by layer and chosen expert: [num_layers, num_experts] on the CPU."""
+        """Return this rank's routed tokens since start, [num_layers, num_experts] on the CPU."""
         return torch.stack([layer.exchange.counts for layer in self.layers]).cpu()
 
     def _begin_rebalance(self) -> None:
-        """All ranks do this between the same two steps."""
+        """Start a rebalance; all ranks do this between the same two steps."""
         self._cancel_rebalance()
         counts = self.tokens_by_expert()
         here = counts - self._counted if self._counted.shape == counts.shape else counts
@@ -218,9 +220,9 @@ class ExpertGroup:
 
     @property
     def _next_place(self) -> Place:
-        """The rule by which experts are placed anew."""
-        if not self._is_even:  # with the fewest reads, whatever the loads: by these nearly all would move
-            return _handed_over
+        """Placement policy of the next rebalance."""
+        if not self._is_even:  # with the fewest reads: balancing by load would move nearly all experts
+            return _evened_out
         return partial(
             better_slots,
             num_redundant=self._balance.num_redundant,
@@ -228,38 +230,38 @@ class ExpertGroup:
             num_nodes=self._balance.num_nodes,
         )
 
-    def _take(self, num_ready: int) -> None:
-        """Takes over the layer that every rank has prepared, if there is one; num_ready: the fewest of all ranks."""
+    def _apply_prepared(self, num_ready: int) -> None:
+        """Apply the next layer if every rank has prepared it; `num_ready` is the minimum over all ranks."""
         if self._rebalance is None:
             return
         if num_ready == FAILED:
             self._num_failures += 1
             self._num_steps = 0
             self._cancel_rebalance()
-        elif num_ready > self._num_taken:
-            slots = self._slots[self._num_taken] = self._rebalance.prepared.slots
-            self.layers[self._num_taken].place(slots, self.ranks.view.rank, self._rebalance.prepared.experts)
-            self._num_taken += 1
-            self._rebalance.taken()
-            if self._num_taken == len(self.layers):
-                self._rebalance, self._num_taken, self._num_failures = None, 0, 0
+        elif num_ready > self._num_applied:
+            slots = self._slots[self._num_applied] = self._rebalance.prepared.slots
+            self.layers[self._num_applied].place(slots, self.ranks.view.rank, self._rebalance.prepared.experts)
+            self._num_applied += 1
+            self._rebalance.mark_applied()
+            if self._num_applied == len(self.layers):
+                self._rebalance, self._num_applied, self._num_failures = None, 0, 0
 
     def _cancel_rebalance(self) -> None:
         if self._rebalance is not None:
             self._rebalance.cancel()
-        self._rebalance, self._num_taken = None, 0
+        self._rebalance, self._num_applied = None, 0
 
     def _held(self) -> list[Slots]:
-        """What every rank has in its slots, by layer and rank. Raises GroupBroken."""
+        """Gather the experts that every rank holds, by layer and rank. Raises GroupBroken."""
         num_held = max((len(layer.held) for layer in self.layers), default=0)
         most = max(num for (num,) in self.ranks.gather([num_held]))
-        told = torch.full((len(self.layers), most), NOTHING, dtype=torch.int64)
-        for row, layer in zip(told, self.layers, strict=True):
+        held = torch.full((len(self.layers), most), EMPTY_SLOT, dtype=torch.int64)
+        for row, layer in zip(held, self.layers, strict=True):
             row[: len(layer.held)] = torch.tensor(layer.held, dtype=torch.int64)
-        gathered = self.ranks.gather_tensor(told).view(self.ranks.size, len(self.layers), most)
+        gathered = self.ranks.gather_tensor(held).view(self.ranks.size, len(self.layers), most)
         by_layer = gathered.transpose(0, 1).tolist()
-        return [[[expert for expert in slots if expert != NOTHING] for slots in ranks] for ranks in by_layer]
+        return [[[expert for expert in slots if expert != EMPTY_SLOT] for slots in ranks] for ranks in by_layer]
 
 
-def _handed_over(slots: Slots, _: Loads) -> Slots:
-    return hand_over(slots)
+def _evened_out(slots: Slots, _: Loads) -> Slots:
+    return even_out(slots)

@@ -1,4 +1,4 @@
-"""How one expert placement becomes another while as few weights as possible change hands."""
+"""Migration from one expert placement to another that moves as few experts as possible."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ UNREACHED = np.iinfo(np.int64).max
 
 
 def with_few_moves(old: Sequence[Sequence[int]], new: ExpertPlacement, num_nodes: int = 1) -> ExpertPlacement:
-    """The new placement, its ranks and their slots so ordered that the fewest experts change hands.
+    """Return the new placement with its ranks and slots permuted so that the fewest experts move.
 
-    old: the experts of each rank, perhaps not equally many on all. Ranks of a node are exchanged as a whole among each
-    other, and nodes among nodes, which leaves what a node holds together. With one node, or ranks that do not divide
-    evenly over the nodes, any rank may be exchanged.
+    old: the experts of each rank; ranks may have different numbers. Only ranks of the same node are permuted with each
+    other, and nodes as a whole, so that the experts of a node stay together. With one node, or if ranks do not divide
+    evenly over the nodes, any ranks may be permuted. Raises ValueError if the numbers of ranks differ.
     """
     if len(old) != new.num_ranks:
-        raise ValueError(f"experts stand on {len(old)} ranks, and are to stand on {new.num_ranks}: must be as many")
+        raise ValueError(f"the old placement has {len(old)} ranks, the new one {new.num_ranks}: must be equal")
     nodes = num_nodes if num_nodes > 0 and new.num_ranks % num_nodes == 0 else 1
     sources = _sources(_num_kept(old, new), nodes)
     slots = (kept_in_place(held, new.slots[source]) for held, source in zip(old, sources, strict=True))
@@ -26,7 +26,7 @@ def with_few_moves(old: Sequence[Sequence[int]], new: ExpertPlacement, num_nodes
 
 
 def kept_in_place(held: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...]:
-    """The wanted experts in such order that those that are held already keep their slots."""
+    """Return the wanted experts in an order in which those already held keep their slots."""
     rest, kept = Counter(wanted), dict[int, int]()  # kept by slot
     for slot, expert in enumerate(held[: len(wanted)]):
         if rest[expert]:
@@ -43,11 +43,10 @@ def kept_in_place(held: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...]
 
 
 def best_assignment(gains: IntArray) -> list[int]:
-    """For each row of a square matrix a column of its own, such that the gains there add up to the most.
+    """Return the one-to-one assignment of columns to the rows of a square matrix that maximises the sum of gains.
 
-    The Hungarian method with shortest augmenting paths: rows are added one by one, and each is given a column at the
-    least cost by changing the columns of those before it. Of order size ** 3, and exact, for whole numbers have no
-    rounding.
+    The Hungarian method with shortest augmenting paths: rows are added one by one, and each gets a column at the least
+    cost, by reassigning earlier rows if needed. O(size ** 3), and exact, since integers are not rounded.
     """
     size = len(gains)
     costs = gains.max() - gains
@@ -55,15 +54,15 @@ def best_assignment(gains: IntArray) -> list[int]:
     row_of, column_of = np.full(size, -1), np.full(size, -1)
     for row in range(size):
         column, via, distances, done = _shortest_path(row, costs - column_prices, row_prices, row_of)
-        shorter = distances[column] - distances[done]  # of those on the way, than of the path's end
+        shorter = distances[column] - distances[done]  # how much nearer the visited columns are than the path's end
         column_prices[done] -= shorter
         row_prices[row_of[done]] += shorter
         row_prices[row] += distances[column]
-        while True:  # each row on the path takes the column that it led to, and leaves its own to the row before it
-            taker = int(via[column])
-            row_of[column] = taker
-            column, column_of[taker] = int(column_of[taker]), column
-            if taker == row:
+        while True:  # augment: each row on the path moves to the next column and frees its own for the previous row
+            new_row = int(via[column])
+            row_of[column] = new_row
+            column, column_of[new_row] = int(column_of[new_row]), column
+            if new_row == row:
                 break
     return [int(column) for column in column_of]
 
@@ -71,9 +70,10 @@ def best_assignment(gains: IntArray) -> list[int]:
 def _shortest_path(
     row: int, costs: IntArray, row_prices: IntArray, row_of: IntArray
 ) -> tuple[int, IntArray, IntArray, IntArray]:
-    """The nearest column that no row has: it, the row that each column was reached from, how far, and those on the way.
+    """Find the nearest unassigned column by Dijkstra's algorithm.
 
-    Costs have the columns' prices taken off; with the rows' taken off too, no step is shorter than 0.
+    Returns that column, the row from which each column was reached, all distances, and the visited columns. Column
+    prices are already subtracted from `costs`; with row prices subtracted too, no edge is negative.
     """
     distances = costs[row] - row_prices[row]
     via = np.full(len(costs), row)
@@ -93,18 +93,18 @@ def _shortest_path(
 
 
 def _num_kept(old: Sequence[Sequence[int]], new: ExpertPlacement) -> IntArray:
-    """How many slots an old rank that becomes a new one need not load, [num_ranks, num_ranks]."""
+    """Return how many slots old rank i keeps if it becomes new rank j, [num_ranks, num_ranks]."""
     olds, news = _num_held(old, new.num_experts), _num_held(new.slots, new.num_experts)
     return np.stack([np.minimum(held, news).sum(axis=1) for held in olds])
 
 
 def _num_held(slots: Sequence[Sequence[int]], num_experts: int) -> IntArray:
-    """How often each rank holds each expert, [num_ranks, num_experts]."""
+    """Return how often each rank holds each expert, [num_ranks, num_experts]."""
     return np.stack([np.bincount(np.array(held, dtype=np.int64), minlength=num_experts) for held in slots])
 
 
 def _sources(num_kept: IntArray, num_nodes: int) -> list[int]:
-    """For each old rank the new one that it becomes."""
+    """Return, for each old rank, the new rank that it becomes."""
     size = len(num_kept) // num_nodes
     blocks = num_kept.reshape(num_nodes, size, num_nodes, size)
     inner = [[best_assignment(blocks[old, :, new]) for new in range(num_nodes)] for old in range(num_nodes)]

@@ -1,15 +1,15 @@
-"""Tokens to experts and back by `nixl_ep`: GPU kernels that write into each other's memory, over NVLink and RDMA.
+"""Expert dispatch by `nixl_ep`: GPU kernels that write into each other's memory over NVLink and RDMA.
 
-A step with few tokens on every rank, as in decoding, goes this way: one kernel sends each token to the slots that it
-chose, one brings the results back and adds them up. No rank has to know first how many rows will come, and nothing is
-copied on the way. Steps with more tokens take the all-to-all of `expert_parallel`.
+Steps with few tokens on every rank, such as decodes, use it: one kernel sends each token to its experts' slots, one
+returns the outputs and adds them up. No rank needs to know the row counts first, and nothing is copied in between.
+Steps with more tokens use the all-to-all of `dispatch`.
 
-The library masks out a rank that does not answer and goes on without its results, which would be wrong tokens: so each
-combine is followed by a look at the mask, and a masked rank breaks the group, like a lost connection.
+The library masks a rank that does not respond and continues without its outputs, which would produce wrong tokens.
+Each combine is therefore followed by a check of the mask, and a masked rank breaks the group like a lost connection.
 
-Written after the library's source (nixl 1.5, low-latency mode) and not run: it asks for GPUs from compute capability
-9.0 on, bf16, and one of the widths that its kernels are compiled for. It takes the device that is the thread's present
-one, so each call to it is made with the group's.
+Written from the library's source (nixl 1.5, low-latency mode) and never run: it needs GPUs of compute capability 9.0 or
+higher, bf16, and one of the hidden sizes that its kernels are compiled for. It uses the thread's current device, so
+each call is made with the group's device as the current one.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,41 +26,41 @@ from baton.engine.layers.experts import ROW_TILE
 from baton.engine.parallel.rank_group import RankGroup
 from baton.extras import NIXL
 
-HIDDEN_SIZES = (2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192)  # that kernels are compiled for
-MAX_CHOSEN = 11  # experts of a token, likewise
+HIDDEN_SIZES = (2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192)  # that the kernels are compiled for
+MAX_CHOSEN = 11  # experts per token that the kernels are compiled for
 MIN_CAPABILITY = (9, 0)
-WHOLE_NODE = 8  # buffers are for fewer ranks, or for a multiple of so many, of which some need not be there
-MAX_SLOTS_OF_A_PROCESSOR = 14  # of all ranks, for each multiprocessor of this GPU: the kernels' own bound
-MAX_TOKENS = 128  # of each rank in a step that goes this way; buffers are made for so many
-TIMEOUT_MS = 10_000  # after which a rank that does not answer is masked
+WHOLE_NODE = 8  # buffers are for fewer ranks than this, or for a multiple of it, not all of which need exist
+MAX_SLOTS_OF_A_PROCESSOR = 14  # the kernels' bound on all ranks' slots, per multiprocessor of this GPU
+MAX_TOKENS = 128  # per rank in a step that uses nixl_ep; buffers are sized for it
+TIMEOUT_MS = 10_000  # after which a rank that does not respond is masked
 
 
 class Buffer(Protocol):
-    """What is used of `nixl_ep.Buffer`."""
+    """Part of `nixl_ep.Buffer` that is used here."""
 
     def low_latency_dispatch(
         self, x: Tensor, topk_idx: Tensor, num_max_dispatch_tokens_per_rank: int, num_experts: int, **options: bool
     ) -> tuple[Tensor, Tensor, Any, Any, Any]:
-        """Begins to send rows to slots."""
+        """Start to send rows to slots."""
         ...
 
     def low_latency_combine(
         self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor, handle: Any
     ) -> tuple[Tensor, Any, Any]:
-        """Brings results back, weighted and added up."""
+        """Return the outputs, weighted and summed."""
         ...
 
     def query_mask_buffer(self, mask_status: Tensor) -> None:
-        """Writes 1 for each rank that is masked."""
+        """Write 1 for each masked rank."""
         ...
 
     def destroy(self) -> None:
-        """Gives everything back."""
+        """Free all buffers and connections."""
         ...
 
 
 def check_nixl(hidden: int, num_chosen: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Raises EngineError that says all that is missing. num_chosen: experts of a token."""
+    """Raise EngineError listing every requirement of nixl_ep that is not met. num_chosen: experts per token."""
     missing = []
     if device.type != "cuda":
         missing.append(f"a GPU, not {device.type}")
@@ -71,37 +71,37 @@ def check_nixl(hidden: int, num_chosen: int, dtype: torch.dtype, device: torch.d
     if hidden not in HIDDEN_SIZES:
         missing.append(f"a hidden size of {', '.join(map(str, HIDDEN_SIZES))}, not {hidden}")
     if num_chosen > MAX_CHOSEN:
-        missing.append(f"at most {MAX_CHOSEN} experts of a token, not {num_chosen}")
+        missing.append(f"at most {MAX_CHOSEN} experts per token, not {num_chosen}")
     if not missing:
         try:
             import nixl_ep  # type: ignore[import-untyped]  # noqa: F401
         except (ImportError, OSError) as error:
             missing.append(f"the package nixl_ep ({NIXL.command}: {error})")
     if missing:
-        raise EngineError(f"all2all_backend nixl_ep needs {'; '.join(missing)}. Take all_to_all")
+        raise EngineError(f"all2all_backend nixl_ep needs {'; '.join(missing)}. Use all_to_all")
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Makes a device the thread's present one, for a while."""
+    """Make `device` the thread's current GPU within a `with` block; no effect if it is not a GPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def num_places(num_ranks: int) -> int:
-    """For how many ranks buffers are made."""
+def num_buffer_ranks(num_ranks: int) -> int:
+    """Return the number of ranks that buffers are sized for."""
     return num_ranks if num_ranks < WHOLE_NODE else -(-num_ranks // WHOLE_NODE) * WHOLE_NODE
 
 
 def _make_buffer(ranks: RankGroup, device: torch.device, hidden: int, slots_per_rank: int) -> Any:
-    """An unconnected buffer. Raises EngineError."""
+    """Create an unconnected buffer. Raises EngineError."""
     import nixl_ep
 
     most = MAX_SLOTS_OF_A_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
     if slots_per_rank * ranks.size > most:
         raise EngineError(
             f"all2all_backend nixl_ep takes at most {most} slots of all ranks on this GPU, not "
-            f"{slots_per_rank * ranks.size}: take fewer redundant experts, or all_to_all"
+            f"{slots_per_rank * ranks.size}: use fewer redundant experts, or all_to_all"
         )
-    places = num_places(ranks.size)
+    places = num_buffer_ranks(ranks.size)
     try:
         buffer = nixl_ep.Buffer(
             explicitly_destroy=True,
@@ -113,15 +113,15 @@ def _make_buffer(ranks: RankGroup, device: torch.device, hidden: int, slots_per_
         num_bytes = buffer.get_low_latency_buffer_size_hint(MAX_TOKENS, hidden, places, slots_per_rank * places)
         buffer.update_memory_buffers(places, slots_per_rank, num_bytes)
     except RuntimeError as error:
-        raise EngineError(f"nixl_ep cannot have its buffers: {error}. Take all2all_backend all_to_all") from error
+        raise EngineError(f"nixl_ep failed to create its buffers: {error}. Use all2all_backend all_to_all") from error
     return buffer
 
 
 class NixlLink:
-    """Owns the buffers of one epoch's rank."""
+    """Buffers of one rank in one epoch."""
 
     def __init__(self, buffer: Buffer, size: int, slots_per_rank: int, device: torch.device) -> None:
-        """size: number of ranks, each with so many slots."""
+        """Wrap a connected buffer for `size` ranks with `slots_per_rank` slots each."""
         self.buffer = buffer
         self.num_slots = slots_per_rank * size
         self.slots_per_rank = slots_per_rank
@@ -130,61 +130,62 @@ class NixlLink:
 
     @classmethod
     def connect(cls, ranks: RankGroup, device: torch.device, hidden: int, slots_per_rank: int) -> "NixlLink":
-        """Connects to all other ranks of the epoch, which do the same.
+        """Connect to all other ranks of the epoch, which must do the same.
 
-        Raises EngineError if this rank cannot have the buffers, GroupBroken if it cannot reach the others.
+        Raises EngineError if the buffers cannot be created, GroupBroken if a rank cannot be reached.
         """
         with on_device(device):
             buffer = _make_buffer(ranks, device, hidden, slots_per_rank)
             link = cls(buffer, ranks.size, slots_per_rank, device)
             try:
-                ranks.meet()  # it waits for the others without a look at the epoch: whoever is gone by now is noticed
+                ranks.barrier()  # detects lost ranks first: connect_ranks waits without checking the epoch
                 buffer.connect_ranks([rank for rank in range(ranks.size) if rank != ranks.view.rank])
             except (RuntimeError, GroupBroken) as error:
                 link.close()
                 raise GroupBroken(f"nixl_ep did not connect the ranks: {error}") from error
         return link
 
-    def takes(self, num_tokens: Sequence[int], slots_per_rank: int) -> bool:
-        """See DirectLink."""
+    def accepts(self, num_tokens: Sequence[int], slots_per_rank: int) -> bool:
+        """Return whether a step with `num_tokens` tokens per rank fits into the buffers."""
         return max(num_tokens) <= MAX_TOKENS and slots_per_rank <= self.slots_per_rank
 
     def dispatch(
         self, x: Tensor, replicas: Tensor, slots: LayerSlots, on_rows: Callable[[int], None]
     ) -> "NixlDispatch":
-        """See DirectLink."""
+        """Start to send tokens x [num_tokens, hidden] to replicas [num_tokens, num_chosen]."""
         places = replicas // slots.per_rank * self.slots_per_rank + replicas % slots.per_rank
         return NixlDispatch(self, x, places, slots.here, on_rows)
 
     def on_device(self) -> AbstractContextManager[object]:
-        """Makes the group's device the thread's present one, for a while."""
+        """Make the group's device the thread's current one within a `with` block."""
         return on_device(self._device)
 
     def check(self) -> None:
-        """Raises GroupBroken if a rank did not answer."""
-        mask = torch.zeros(num_places(self._size), dtype=torch.int32, device=self._device)
+        """Raise GroupBroken if a rank did not respond in time."""
+        mask = torch.zeros(num_buffer_ranks(self._size), dtype=torch.int32, device=self._device)
         self.buffer.query_mask_buffer(mask)
         if masked := mask[: self._size].nonzero().flatten().tolist():
-            raise GroupBroken(f"ranks {masked} did not answer within {TIMEOUT_MS / 1000:g} s")
+            raise GroupBroken(f"ranks {masked} did not respond within {TIMEOUT_MS / 1000:g} s")
 
     def close(self) -> None:
-        """Gives the buffers back, once no kernel is under way."""
+        """Free the buffers once no kernel is running."""
         with self.on_device():
             self.buffer.destroy()
 
 
 class NixlDispatch:
-    """See Dispatch of `expert_parallel`."""
+    """Dispatch through `nixl_ep`."""
 
     def __init__(
         self, link: NixlLink, x: Tensor, places: Tensor, num_slots: int, on_rows: Callable[[int], None]
     ) -> None:
-        """places: [num_tokens, num_chosen], each a rank's number times `link.slots_per_rank` plus a slot's.
+        """Start to send tokens x [num_tokens, hidden].
 
-        num_slots: of the layer here; the link may have more.
+        places: [num_tokens, num_chosen], each rank * `link.slots_per_rank` + slot; num_slots: this layer's slots on
+        this rank, of which the link may have more.
         """
         self._link = link
-        self._places = places.contiguous()  # int64, as the library takes them
+        self._places = places.contiguous()  # int64, as the library requires
         self._num_slots = num_slots
         self._on_rows = on_rows
         self._sizes: list[int] = []
@@ -193,8 +194,8 @@ class NixlDispatch:
                 x.contiguous(), self._places, MAX_TOKENS, link.num_slots, use_fp8=False, return_recv_hook=True
             )
 
-    def arrive(self) -> ExpertRows:
-        """See Dispatch."""
+    def receive(self) -> ExpertRows:
+        """Wait for the rows of this rank's experts and return them."""
         with self._link.on_device():
             self._wait()
         counts = self._counts[: self._num_slots].tolist()
@@ -205,7 +206,7 @@ class NixlDispatch:
         return ExpertRows(rows, self._sizes, self._places.new_empty(0))
 
     def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
-        """See Dispatch. Raises GroupBroken."""
+        """Return the weighted sums of this rank's tokens, [num_tokens, hidden]. Raises GroupBroken."""
         results = torch.empty_like(self._received)
         for slot, part in enumerate(outputs.split_with_sizes(self._sizes) if self._sizes else ()):
             results[slot, : len(part)] = part

@@ -1,4 +1,4 @@
-"""Tokens' rows in the order of the slots whose experts they chose, and the way back."""
+"""Permutation of token rows into expert slot order, and back."""
 
 from dataclasses import dataclass
 
@@ -10,24 +10,24 @@ from baton.engine.ops.factory import ops_for
 
 try:
     from baton.engine.native.layer_ops import sort_rows
-except ImportError:  # nothing was compiled when this was installed
-    sort_rows = None  # type: ignore[assignment]  # there is no optional function for mypy
+except ImportError:  # installed without the compiled extensions
+    sort_rows = None  # type: ignore[assignment]  # mypy has no optional function
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertRows:
-    """Rows by slot. Where the host knows how many each has, these may be padded to a multiple of some number."""
+    """Token rows sorted by slot. If the host knows the sizes, each may be padded to a multiple of the row tile."""
 
     rows: Tensor  # [sum(sizes), hidden]
-    sizes: list[int] | Tensor  # by slot: known to the host, or [num_slots] int64 on the device
-    places: Tensor  # [num_entries]: in which row each (token, chosen expert) is
+    sizes: list[int] | Tensor  # rows per slot: known to the host, or [num_slots] int64 on the device
+    places: Tensor  # [num_entries]: row index of each (token, chosen expert)
 
 
 def rows_by_slot(x: Tensor, token_of: Tensor | None, slots: Tensor, num_slots: int, tile: int = ROW_TILE) -> ExpertRows:
-    """Row `token_of[i]` of x for slot `slots[i]`, for each entry i; a slot's rows in the entries' order.
+    """Return row `token_of[i]` of x for slot `slots[i]`, for each entry i, sorted by slot; stable within a slot.
 
-    `token_of` None: all tokens have equally many entries, one token's after the other's. A slot's rows are padded to
-    a multiple of `tile`, with some of them once more.
+    If `token_of` is None, all tokens have equally many consecutive entries. A slot's rows are padded to a multiple of
+    `tile` by repeating some of them.
     """
     if sort_rows is not None and x.device.type == "cpu":
         return _sorted_natively(x, token_of, slots, num_slots, tile)
@@ -35,7 +35,7 @@ def rows_by_slot(x: Tensor, token_of: Tensor | None, slots: Tensor, num_slots: i
         token_of = torch.arange(len(slots), device=x.device) // max(1, len(slots) // max(1, len(x)))
     counts = slots.bincount(minlength=num_slots)
     sizes = (counts + tile - 1) // tile * tile
-    # Where a slot's rows begin, less the number of entries sorted before it.
+    # Start of a slot's rows minus the number of entries sorted before it.
     shifts = (sizes.cumsum(0) - sizes) - (counts.cumsum(0) - counts)
     order = slots.argsort(stable=True)
     places = torch.empty_like(order)
@@ -65,5 +65,5 @@ def _sorted_natively(x: Tensor, token_of: Tensor | None, slots: Tensor, num_slot
 
 
 def weighted_sum(rows: Tensor, places: Tensor | None, weights: Tensor) -> Tensor:
-    """See LayerOps."""
+    """Return each token's weighted sum of its entries' rows; see LayerOps."""
     return ops_for(rows.device).weighted_sum(rows, places, weights)

@@ -1,4 +1,4 @@
-"""Which rank of an expert-parallel group holds which experts of one layer, in which of its slots; no torch."""
+"""Placement of one layer's experts in the slots of an expert-parallel group's ranks; no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ExpertPlacement:
-    """The logical expert of every slot of every rank, in one layer.
+    """Logical expert of every slot of every rank, in one layer.
 
-    A physical slot is rank * slots_per_rank + place. All ranks have equally many slots, every expert stands in one at
-    least, and none stands twice on one rank unless a rank has more slots than there are experts.
+    The physical slot is rank * slots_per_rank + place. All ranks have equally many slots, every expert has at least one
+    slot, and no rank holds an expert twice unless it has more slots than there are experts.
     """
 
     num_experts: int
@@ -22,14 +22,14 @@ class ExpertPlacement:
 
     def __post_init__(self) -> None:
         if self.num_experts < 1:
-            raise ValueError(f"a placement needs one expert at least, not {self.num_experts}")
+            raise ValueError(f"a placement needs at least one expert, not {self.num_experts}")
         if not self.slots or not self.slots[0]:
-            raise ValueError("a placement needs one rank at least, and one slot at each")
+            raise ValueError("a placement needs at least one rank, and at least one slot per rank")
         for rank, experts in enumerate(self.slots):
             self._check_rank(rank, experts)
         missing = set(range(self.num_experts)).difference(*self.slots)
         if missing:
-            raise ValueError(f"no rank holds expert {min(missing)}, nor {len(missing) - 1} others: each must stand")
+            raise ValueError(f"no rank holds expert {min(missing)} and {len(missing) - 1} others: each needs a slot")
 
     def _check_rank(self, rank: int, experts: tuple[int, ...]) -> None:
         if len(experts) != self.slots_per_rank:
@@ -39,41 +39,41 @@ class ExpertPlacement:
             raise ValueError(f"rank {rank} holds expert {wrong[0]}; experts are 0 to {self.num_experts - 1}")
         if self.slots_per_rank <= self.num_experts and len(set(experts)) < len(experts):
             twice = next(expert for expert in experts if experts.count(expert) > 1)
-            raise ValueError(f"rank {rank} holds expert {twice} twice, which needs more slots a rank than experts")
+            raise ValueError(f"rank {rank} holds expert {twice} twice, which needs more slots per rank than experts")
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks hold experts."""
+        """Number of ranks."""
         return len(self.slots)
 
     @property
     def slots_per_rank(self) -> int:
-        """How many experts each rank holds."""
+        """Number of slots, and so of experts, per rank."""
         return len(self.slots[0])
 
     def as_array(self) -> IntArray:
-        """The slots, [num_ranks, slots_per_rank]."""
+        """Return the expert of each slot, [num_ranks, slots_per_rank]."""
         return np.array(self.slots, dtype=np.int64)
 
 
 def num_slots_per_rank(num_experts: int, num_ranks: int, num_redundant: int) -> int:
-    """Slots of each rank for all experts and so many replicas beyond them; what does not divide evenly is rounded up.
+    """Return the slots per rank for all experts plus `num_redundant` replicas, rounded up.
 
-    ValueError for sizes that are none.
+    Raises ValueError for sizes below one, or a negative `num_redundant`.
     """
     if num_experts < 1 or num_ranks < 1 or num_redundant < 0:
         raise ValueError(
             f"{num_experts} experts and {num_redundant} redundant ones on {num_ranks} ranks cannot be placed: "
-            "there must be one expert and one rank at least, and no fewer than 0 redundant"
+            "there must be at least one expert and one rank, and 0 or more redundant experts"
         )
     return -(-(num_experts + num_redundant) // num_ranks)
 
 
 def contiguous(num_experts: int, num_ranks: int, num_redundant: int = 0) -> ExpertPlacement:
-    """The placement while no loads are known: each rank holds experts that follow each other.
+    """Return the placement used while no loads are known: each rank holds consecutive experts.
 
-    Ranks begin at evenly spaced experts and go on around the end, so that slots beyond one for each expert hold the
-    first experts of the ranks that follow, and equal loads weigh on the ranks as evenly as they can.
+    Ranks start at evenly spaced experts and wrap around at the end. Redundant slots thus hold the first experts of the
+    following ranks, and equal loads are spread as evenly as possible.
     """
     slots_per_rank = num_slots_per_rank(num_experts, num_ranks, num_redundant)
     starts = (rank * num_experts // num_ranks for rank in range(num_ranks))
@@ -82,9 +82,9 @@ def contiguous(num_experts: int, num_ranks: int, num_redundant: int = 0) -> Expe
 
 
 def share_missing(slots: Sequence[Sequence[int]], num_experts: int) -> list[list[int]]:
-    """The experts of each rank, given those that it has: what nobody has goes to who has the fewest, in order.
+    """Return each rank's experts after assigning the experts that no rank holds to the ranks with the fewest.
 
-    Ranks that have the same number get neighbouring experts: at the start each rank gets one run of them.
+    Ranks with equally many get consecutive experts: at startup each rank gets one contiguous range.
     """
     shared = [list(held) for held in slots]
     here = {expert for held in slots for expert in held}
@@ -103,18 +103,21 @@ def share_missing(slots: Sequence[Sequence[int]], num_experts: int) -> list[list
 
 
 def is_even(slots: Sequence[Sequence[int]]) -> bool:
-    """Whether no rank has much more than another: who has just come has nothing."""
+    """Return whether the ranks' numbers of experts differ by at most 1; a rank that has just joined has none."""
     sizes = [len(held) for held in slots]
     return max(sizes) - min(sizes) <= 1
 
 
-def hand_over(slots: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The experts of each rank once it is even: who has the most gives to who has the fewest, and reads nothing."""
+def even_out(slots: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return each rank's experts after moving experts from the fullest to the emptiest rank until they are even.
+
+    Ranks that give experts away read none.
+    """
     shared = [list(held) for held in slots]
     while not is_even(shared):
-        giver, taker = max(shared, key=len), min(shared, key=len)
-        given = next((expert for expert in reversed(giver) if expert not in taker), giver[-1])
-        giver.remove(given)
-        if given not in taker:  # else one replica of it is enough
-            taker.append(given)
+        fullest, emptiest = max(shared, key=len), min(shared, key=len)
+        moved = next((expert for expert in reversed(fullest) if expert not in emptiest), fullest[-1])
+        fullest.remove(moved)
+        if moved not in emptiest:  # otherwise one replica of it is enough
+            emptiest.append(moved)
     return shared

@@ -1,4 +1,4 @@
-"""A better placement of the experts on its way: worked out and read beside the steps, layer after layer."""
+"""Rebalancing of experts: a better placement, computed and loaded in the background, layer by layer."""
 
 import logging
 import threading
@@ -16,29 +16,29 @@ from baton.engine.layers.experts import Expert, PreparedExperts
 
 logger = logging.getLogger(__name__)
 
-READ_DEADLINE_S = 120.0  # for one expert; a file system that takes longer hangs, and the other ranks wait no more
+READ_DEADLINE_S = 120.0  # per expert; a slower file system is taken to hang, and the other ranks stop waiting
 POLL_S = 1.0
-FAILED = -1  # instead of a number of layers
-WORTH_MOVING = 1.02  # times the best imbalance: below that most experts would be read again for next to nothing
+FAILED = -1  # in place of the number of prepared layers
+WORTH_MOVING = 1.02  # times the best imbalance: below this, reading most experts again gains next to nothing
 
 Slots = list[list[int]]  # experts of one layer, by rank and slot
-Loads = NDArray[np.int64]  # tokens by expert, of one layer
-Place = Callable[[Slots, Loads], Slots]  # where experts should stand, given where they do; the same on all ranks
+Loads = NDArray[np.int64]  # tokens of one layer, by expert
+Place = Callable[[Slots, Loads], Slots]  # placement policy: new slots from current slots; the same on all ranks
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedLayer:
-    """A layer's new experts, of which nobody makes use yet."""
+    """A layer's new placement and experts, not in use yet."""
 
     slots: Slots
-    experts: PreparedExperts  # in our slots
+    experts: PreparedExperts  # of this rank's slots
 
 
 class Rebalance:
-    """Owns a thread that prepares every layer; all ranks prepare the same placement, since they know the same loads.
+    """Background thread that prepares one layer after the other; all ranks compute the same placement from the loads.
 
-    At most one layer is prepared, or being prepared, that is not taken over: so much memory is needed beside the
-    experts that stand. One thread of a rank reads at a time: one whose read hangs has the lock until that ends.
+    At most one layer is prepared, or being prepared, before it is applied: that bounds the memory needed in addition to
+    the current experts. Only one thread of a rank reads at a time: if its read hangs, it keeps the lock until it ends.
     """
 
     def __init__(
@@ -50,42 +50,45 @@ class Rebalance:
         place: Place,
         reading: threading.Lock,
     ) -> None:
-        """slots: where experts stand now, by layer; loads: [num_layers, num_experts] tokens; reading: the rank's."""
+        """Start the thread.
+
+        slots: current placement by layer; loads: [num_layers, num_experts] tokens; reading: the rank's read lock.
+        """
         self._work = list(zip(layers, slots, loads, strict=True))
         self._rank = rank
         self._place = place
         self._changed = threading.Condition()
-        self._waiting: PreparedLayer | None = None  # to be taken over
+        self._waiting: PreparedLayer | None = None  # prepared, not applied yet
         self._num_ready = 0
         self._is_cancelled = False
         self._reading = reading
-        self._read_since_s: float | None = time.monotonic()  # None: it reads nothing
+        self._read_since_s: float | None = time.monotonic()  # start of the current read; None: not reading
         threading.Thread(target=self._run, name="experts", daemon=True).start()
 
     @property
     def num_ready(self) -> int:
-        """Layers that are prepared here, from the first on; FAILED if the next one cannot be, or not in time."""
+        """Number of layers prepared so far; FAILED if the next one failed or took too long."""
         since_s = self._read_since_s
         if since_s is not None and time.monotonic() - since_s > READ_DEADLINE_S:
-            logger.warning("reading an expert takes over %g s; the experts stay where they are", READ_DEADLINE_S)
+            logger.warning("reading an expert takes over %g s; keeping the current placement", READ_DEADLINE_S)
             return FAILED
         return self._num_ready
 
     @property
     def prepared(self) -> PreparedLayer:
-        """The layer that is prepared."""
+        """The prepared layer that is next to be applied."""
         assert self._waiting is not None, "no layer is prepared"
         return self._waiting
 
-    def taken(self) -> None:
-        """The layer has been taken over, and what stood there before is gone; the next one is begun."""
+    def mark_applied(self) -> None:
+        """Note that the prepared layer was applied and the old experts freed; the thread starts on the next one."""
         with self._changed:
             self._waiting = None
             self._read_since_s = time.monotonic()
             self._changed.notify_all()
 
     def cancel(self) -> None:
-        """Nobody wants it any more."""
+        """Stop preparing layers."""
         with self._changed:
             self._is_cancelled, self._waiting = True, None
             self._changed.notify_all()
@@ -107,16 +110,16 @@ class Rebalance:
                 better = self._place(slots, loads)
                 num_read += len(set(better[self._rank]) - set(layer.held))
                 experts = layer.prepare(self._read(layer, better[self._rank]))
-                if not self._hand_in(PreparedLayer(better, experts)):
+                if not self._publish(PreparedLayer(better, experts)):
                     return
-        except Exception:  # the present placement serves on
+        except Exception:  # the current placement stays in use
             self._num_ready = FAILED
-            logger.exception("the experts could not be placed anew")
+            logger.exception("rebalancing the experts failed; keeping the current placement")
         else:
-            logger.info("%d experts read in %.1f s for a better balance", num_read, time.monotonic() - started_s)
+            logger.info("rebalanced the experts: read %d in %.1f s", num_read, time.monotonic() - started_s)
 
     def _read(self, layer: ExpertLayer, wanted: Sequence[int]) -> list[Expert]:
-        """One after the other, and no more once nobody wants them."""
+        """Read experts one by one until done or cancelled."""
         experts: list[Expert] = []
         for expert in wanted:
             if self._is_cancelled:
@@ -125,8 +128,8 @@ class Rebalance:
             self._read_since_s = time.monotonic()
         return experts
 
-    def _hand_in(self, prepared: PreparedLayer) -> bool:
-        """Returns once the layer is taken over; False if nobody wants it."""
+    def _publish(self, prepared: PreparedLayer) -> bool:
+        """Publish a prepared layer and wait until it is applied; False if the rebalance was cancelled."""
         with self._changed:
             if self._is_cancelled:
                 return False
@@ -137,9 +140,9 @@ class Rebalance:
 
 
 def better_slots(slots: Slots, loads: Loads, num_redundant: int, num_groups: int = 1, num_nodes: int = 1) -> Slots:
-    """Where a layer's experts should stand, given where they do: they move only if that helps.
+    """Return a layer's balanced placement that moves few experts, or the current one if moving gains too little.
 
-    The rest is as in `balanced`.
+    The other parameters are those of `balanced`.
     """
     best = balanced(loads, len(slots), num_redundant, num_groups, num_nodes)
     has_its_slots = all(len(held) == best.slots_per_rank for held in slots)

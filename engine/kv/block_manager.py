@@ -14,7 +14,7 @@ from baton.engine.request import BlockId, Request, RequestId
 
 
 class BlockManager:
-    """The prefix cache and every hold on its blocks."""
+    """Prefix cache and every hold on its blocks."""
 
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
         self.block_size = block_size

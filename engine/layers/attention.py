@@ -26,7 +26,7 @@ class GroupedQueryAttention:
         scales: KVScales,
         backend: AttentionBackend,
     ) -> None:
-        """config: with the heads that are here; norms: of queries and keys; scales: of KV in FP8."""
+        """config: with this rank's heads only; norms: of queries and keys; scales: of FP8 KV."""
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
@@ -37,11 +37,11 @@ class GroupedQueryAttention:
         self.backend = backend
 
     def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
-        """x: [num_tokens, hidden]; layer_cache as the backend has it. Returns the shape of x."""
+        """Return the attention output for x [num_tokens, hidden], in the same shape; layer_cache: see the backend."""
         heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
-        turned, v = heads.split_with_sizes([self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
-        turned = ops_for(x.device).rotate(turned, rotation, self.norms)
-        q, k = turned.split_with_sizes([self.num_heads, self.num_kv_heads], dim=1)
+        qk, v = heads.split_with_sizes([self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
+        qk = ops_for(x.device).rotate(qk, rotation, self.norms)
+        q, k = qk.split_with_sizes([self.num_heads, self.num_kv_heads], dim=1)
         attended = self.backend.forward(q, k, v, layer_cache, batch, self.scales)
         return self.output(attended.flatten(1))
 
@@ -49,7 +49,7 @@ class GroupedQueryAttention:
 def load_attention(
     weights: Weights, prefix: str, config: ModelConfig, backend: AttentionBackend, tensor: TensorRanks
 ) -> GroupedQueryAttention:
-    """The attention whose tensors are `prefix`.q_proj and so on; its heads divided among ranks."""
+    """Load this rank's heads of the attention with the tensors `prefix`.q_proj etc."""
     shard, hidden, head_dim = tensor.shard, config.hidden_size, config.head_dim
     q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
     q_rows, kv_rows = shard.of(config.num_heads, head_dim), shard.of(config.num_kv_heads, head_dim)
@@ -64,7 +64,7 @@ def load_attention(
 
 
 def _load_norms(weights: Weights, prefix: str, config: ModelConfig) -> HeadNorms:
-    """Those of all heads that are here, queries first."""
+    """Load the norms of this rank's heads, queries first."""
     counts = (config.num_heads, config.num_kv_heads)
     rows = [weights.take(f"{prefix}.{name}.weight", config.head_dim) for name in ("q_norm", "k_norm")]
     weight = torch.cat([row.repeat(count, 1) for row, count in zip(rows, counts, strict=True)])

@@ -1,4 +1,4 @@
-"""How a layer's experts are read from a checkpoint."""
+"""Reader of a layer's experts in a checkpoint."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from baton.engine.checkpoint.stored_matrix import StoredMatrix
-from baton.engine.checkpoint.weights import Weights, join, look
+from baton.engine.checkpoint.weights import Weights, join, peek_all
 from baton.engine.config import MoEConfig
 from baton.engine.layers.experts import Expert
 from baton.engine.layers.fp8_weight import fp8_weight
@@ -16,7 +16,7 @@ from baton.engine.parallel.tensor_shard import TensorShard
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """What a family calls its experts' tensors, under the prefix of the layer's MLP."""
+    """Names of a model family's expert tensors, below the prefix of the layer's MLP."""
 
     gate: str = "gate_proj"
     up: str = "up_proj"
@@ -24,7 +24,7 @@ class ExpertNames:
 
 
 class ExpertReader:
-    """Reads the experts of one layer, each when it is asked for, from tensors of its own or from fused ones."""
+    """Reads experts of one layer on demand, from separate or fused tensors."""
 
     def __init__(
         self,
@@ -35,9 +35,10 @@ class ExpertReader:
         names: ExpertNames,
         shard: TensorShard,
     ) -> None:
-        """shard: which of an expert's inner columns are read.
+        """Check that all experts exist with the right shapes, without reading them; otherwise raises InvalidCheckpoint.
 
-        Checks that all experts are there and of the right shape (InvalidCheckpoint), and reads none of them."""
+        shard: selects the inner columns to read of each expert.
+        """
         self.num_groups = config.num_groups
         self._weights = weights
         self._prefix = prefix
@@ -51,17 +52,17 @@ class ExpertReader:
             weights.expect(name, *shape)
 
     def read(self, expert: int) -> Expert:
-        """One expert's weights, a copy of our own. Raises InvalidCheckpoint if they are not those that were loaded."""
+        """Return a copy of one expert's weights. Raises InvalidCheckpoint if their file changed since it was mapped."""
         names = [name for name, _ in self._tensors()] if self._is_fused else self._of(expert)
         self._weights.check_unchanged(names)
         read = self._read_fused(expert) if self._is_fused else self._read_own(expert)
-        self._weights.check_unchanged(names)  # nor written to meanwhile
+        self._weights.check_unchanged(names)  # again: the file may have been written to during the read
         return read
 
     def _read_own(self, expert: int) -> Expert:
         names, hidden, size, ours = self._of(expert), self._hidden_size, self._size, self._ours
-        gate_up = look(self._weights, names[:2], [size, size], hidden, wanted=[(ours,), (ours,)])
-        down = look(self._weights, names[2:], [hidden], size, wanted=[(slice(None), ours)])
+        gate_up = peek_all(self._weights, names[:2], [size, size], hidden, wanted=[(ours,), (ours,)])
+        down = peek_all(self._weights, names[2:], [hidden], size, wanted=[(slice(None), ours)])
         return Expert(self._linear(gate_up), self._linear(down))
 
     def _read_fused(self, expert: int) -> Expert:
@@ -73,8 +74,9 @@ class ExpertReader:
         return Expert(self._linear(gate_up), self._linear([columns]))
 
     def _linear(self, parts: Sequence[StoredMatrix]) -> Linear:
-        """In fp32 oneDNN's layout loses to the plain one for experts, which see few rows each; in bf16 it wins, where
-        there are no products of our own."""
+        """Build a Linear. Experts have few rows each: for them oneDNN's layout is slower than the plain one in fp32,
+        and faster in bf16 where the native products are not available.
+        """
         weights = self._weights
         if (scaled := fp8_weight(weights, parts, is_expert=True)) is not None:
             return Linear(scaled)
@@ -82,7 +84,7 @@ class ExpertReader:
         return Linear(join(weights, parts), packed=packed, quantization=quantization, is_owned=True)
 
     def _tensors(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of all tensors; of fused ones first gate and up, then down."""
+        """Return names and shapes of all tensors; if fused, gate and up first, then down."""
         hidden, size = self._hidden_size, self._size
         if self._is_fused:
             return [

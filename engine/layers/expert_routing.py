@@ -1,4 +1,4 @@
-"""Which experts a token goes to, and with what weights."""
+"""Expert routing: the experts of each token and their weights."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -10,18 +10,18 @@ from baton.engine.layers.panel_weight import SingleWeight, can_have_panels
 
 try:
     from baton.engine.native.layer_ops import ChoiceRule, choose_experts
-except ImportError:  # nothing was compiled when this was installed
-    choose_experts = None  # type: ignore[assignment]  # there is no optional function for mypy
+except ImportError:  # installed without the compiled extensions
+    choose_experts = None  # type: ignore[assignment]  # mypy has no optional function
 
 
 class ExpertChoice:
-    """The router of a mixture of experts, in fp32: softmax or sigmoid scores, group-limited top-k.
+    """Router of a mixture of experts, in fp32: softmax or sigmoid scores, group-limited top-k.
 
-    Where products are our own, who else is in the batch cannot be seen in a token's experts, nor in their weights.
+    With the native products, a token's experts and weights do not depend on the other tokens in the batch.
     """
 
     def __init__(self, config: MoEConfig, weight: Tensor, correction_bias: Tensor | None) -> None:
-        """weight: [num_experts, hidden] fp32; correction_bias: [num_experts] fp32, for the choice only."""
+        """weight: [num_experts, hidden] fp32; correction_bias: [num_experts] fp32, used for routing only."""
         self.config = config
         self.weight = weight
         self.correction_bias = None if correction_bias is None else correction_bias.contiguous()
@@ -29,7 +29,7 @@ class ExpertChoice:
         self._rule = _rule(config) if choose_experts is not None and weight.device.type == "cpu" else None
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [num_tokens, hidden]. Returns weights (fp32) and experts, each [num_tokens, num_experts_per_token]."""
+        """Return weights (fp32) and experts, each [num_tokens, num_experts_per_token], for x [num_tokens, hidden]."""
         logits = self._logits(x)
         return self._chosen(logits) if self._rule is None else self._chosen_natively(logits, self._rule)
 
@@ -61,7 +61,7 @@ class ExpertChoice:
         return weights * self.config.routed_scaling_factor, experts
 
     def _limit_groups(self, choice: Tensor) -> Tensor:
-        """Leaves the experts of the best groups only (DeepSeek-V2, section 2.2.2)."""
+        """Mask all experts outside the best groups (DeepSeek-V2, section 2.2.2)."""
         num_groups = self.config.num_groups
         grouped = choice.view(
             choice.shape[0], num_groups, choice.shape[1] // num_groups

@@ -1,4 +1,4 @@
-"""The experts of one layer that stand on this rank, and how they are computed."""
+"""The experts of one layer on this rank, and the ways to compute them."""
 
 import operator
 from collections.abc import Sequence
@@ -13,38 +13,38 @@ from baton.engine.layers.linear import Linear, gated_weights
 from baton.engine.layers.panel_weight import GatedWeights
 from baton.engine.ops.factory import ops_for
 
-# A product's rows come out the same, bit for bit, for every number of rows that is a multiple of this: who else is in
-# the batch, and which rank computes an expert, cannot be seen in a token's result. (oneDNN and MKL: multiples of 4; our
-# own products take any number.)
+# A product's rows are the same, bit for bit, for every number of rows that is a multiple of this. A token's result
+# therefore does not depend on the rest of the batch, nor on the rank that computes an expert. (oneDNN and MKL need
+# multiples of 4; the native products take any number.)
 ROW_TILE = 8
 
-GROUPED_CAPABILITIES = (9, 10)  # of GPUs on which torch has kernels for products of all experts
+GROUPED_CAPABILITIES = (9, 10)  # compute capabilities of GPUs with grouped-product kernels in torch
 
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    """The weights of one expert."""
+    """Weights of one expert."""
 
     gate_up: Linear
     down: Linear
 
 
 class Products(Protocol):
-    """What a layer's experts make of rows."""
+    """Computes a layer's experts on their rows."""
 
     def __call__(self, rows: Tensor, sizes: Sequence[int] | Tensor) -> Tensor:
-        """See Experts."""
+        """Return the experts' outputs for their rows; see Experts."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SeparateProducts:
-    """Two products for each expert that has rows."""
+    """Two separate products per expert that has rows."""
 
     slots: Sequence[Expert]
 
     def __call__(self, rows: Tensor, sizes: Sequence[int] | Tensor) -> Tensor:
-        """See Experts."""
+        """Return the experts' outputs for their rows; see Experts."""
         assert not isinstance(sizes, Tensor), "the host must know which expert gets which rows"
         busy = [(expert, size) for expert, size in zip(self.slots, sizes, strict=True) if size]
         splits = [size for _, size in busy]
@@ -56,68 +56,70 @@ class SeparateProducts:
 
 @dataclass(frozen=True, slots=True)
 class GatedExperts:
-    """One call of compiled code, on a CPU."""
+    """All experts in one call of the native code, on a CPU."""
 
     weights: GatedWeights
 
     def __call__(self, rows: Tensor, sizes: Sequence[int] | Tensor) -> Tensor:
-        """See Experts."""
+        """Return the experts' outputs for their rows; see Experts."""
         assert not isinstance(sizes, Tensor), "the host must know which expert gets which rows"
         return self.weights(rows, sizes)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedWeights:
-    """All slots' weights one after the other, for products of all experts at once."""
+    """Stacked weights of all slots, for grouped products of all experts at once."""
 
     gate_up: GroupedProduct  # hidden to 2 * inner
     down: GroupedProduct  # inner to hidden
 
     @classmethod
     def of(cls, slots: Sequence[Expert]) -> "GroupedWeights":
-        """A copy of their weights."""
+        """Stack copies of the experts' weights."""
         return cls(grouped_product([each.gate_up for each in slots]), grouped_product([each.down for each in slots]))
 
     def split(self) -> list[Expert]:
-        """The experts again, as views."""
+        """Return the experts as views of the stacked weights."""
         return [Expert(*pair) for pair in zip(self.gate_up.split(), self.down.split(), strict=True)]
 
     def __call__(self, rows: Tensor, sizes: Sequence[int] | Tensor) -> Tensor:
-        """See Experts."""
+        """Return the experts' outputs for their rows; see Experts."""
         ends = torch.as_tensor(sizes, device=rows.device).cumsum(0).to(torch.int32)
         return self.down(ops_for(rows.device).silu_and_mul(self.gate_up(rows, ends)), ends)
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedExperts:
-    """The experts of a rank's slots, laid out as they are computed with."""
+    """Experts of a rank's slots in the layout used to compute them."""
 
     slots: tuple[Expert, ...]
-    products: Products  # with the same weights
+    products: Products  # over the same weights
 
 
 class Experts:
-    """Weights by slot; a slot holds one expert of the layer."""
+    """Expert weights by slot; a slot holds one expert of the layer."""
 
     def __init__(self, slots: Sequence[Expert], *, is_grouped: bool | None = None) -> None:
-        """is_grouped: whether all experts are one product; None: on a GPU, where each one's own would idle most of it.
+        """Lay out the experts of all slots.
 
-        On a CPU one product for all took 1.02 to 1.5 times as long as one for each, laid out for oneDNN.
+        is_grouped: whether to compute all experts as one grouped product. Default: on GPUs that support it, where
+        separate products would leave most of the GPU idle. On a CPU, one product for all took 1.02 to 1.5 times as long
+        as one per expert in oneDNN's layout.
         """
         self._is_grouped = is_grouped
-        self._standing = PreparedExperts((), SeparateProducts(()))
+        self._current = PreparedExperts((), SeparateProducts(()))
         self.take(self.prepare(slots))
 
     @property
     def slots(self) -> tuple[Expert, ...]:
         """The experts, by slot."""
-        return self._standing.slots
+        return self._current.slots
 
     def prepare(self, slots: Sequence[Expert]) -> PreparedExperts:
-        """Lays out experts that may be taken; for any thread, since it may copy all of them."""
-        standing = self._standing
-        if len(slots) == len(standing.slots) and all(map(operator.is_, slots, standing.slots)):
-            return standing
+        """Lay out experts for `take`. Safe on any thread, since it may copy all of them."""
+        current = self._current
+        if len(slots) == len(current.slots) and all(map(operator.is_, slots, current.slots)):
+            return current
         is_grouped = self._is_grouped
         if is_grouped is None:
             is_grouped = bool(slots) and _is_faster_grouped(slots[0].gate_up.weight)
@@ -128,30 +130,30 @@ class Experts:
         return PreparedExperts(tuple(slots), SeparateProducts(slots) if gated is None else GatedExperts(gated))
 
     def take(self, prepared: PreparedExperts) -> None:
-        """These stand in the slots from now on."""
-        self._standing = prepared
+        """Switch to prepared experts."""
+        self._current = prepared
 
     @property
     def row_tile(self) -> int:
-        """Numbers of rows that are multiples of this give the same bits."""
-        return 1 if isinstance(self._standing.products, GatedExperts) else ROW_TILE
+        """Rows per slot must be a multiple of this for bit-identical results."""
+        return 1 if isinstance(self._current.products, GatedExperts) else ROW_TILE
 
     @property
     def is_grouped(self) -> bool:
-        """Whether all experts are one product."""
-        return isinstance(self._standing.products, GroupedWeights)
+        """Whether all experts are computed as one grouped product."""
+        return isinstance(self._current.products, GroupedWeights)
 
     def __call__(self, rows: Tensor, sizes: Sequence[int] | Tensor) -> Tensor:
-        """rows: [sum(sizes), hidden], the first slot's `sizes[0]` rows first; sizes are multiples of `row_tile`, or,
-        where all experts are one product, any numbers, perhaps on the device.
+        """Apply each slot's expert to its rows; returns the same shape.
 
-        Returns the same shape, each row as its slot's expert has it.
+        rows: [sum(sizes), hidden], the first slot's `sizes[0]` rows first; sizes: multiples of `row_tile`, or, if the
+        experts are grouped, any numbers, also on the device.
         """
-        return self._standing.products(rows, sizes) if rows.shape[0] else rows
+        return self._current.products(rows, sizes) if rows.shape[0] else rows
 
 
 def _is_faster_grouped(weight: Tensor) -> bool:
-    """Elsewhere torch makes one product of each, and the host waits for every size."""
+    """Return whether torch has a grouped kernel; otherwise it loops over experts and the host waits for every size."""
     if not weight.is_cuda or weight.dtype not in (torch.bfloat16, torch.float8_e4m3fn):
         return False
     return torch.cuda.get_device_capability(weight.device)[0] in GROUPED_CAPABILITIES

@@ -1,9 +1,9 @@
-"""Products in FP8 (e4m3), on GPUs whose tensor cores have them.
+"""FP8 (e4m3) products, on GPUs whose tensor cores support them.
 
-A weight has the scales it is stored with; tokens are quantised as they come, each row, or with a block-scaled weight
-each stretch of 128 columns of a row, by its own largest element (DeepSeek-V3, arXiv 2412.19437, section 3.3.2). Scales
-of tokens that a checkpoint may have measured beforehand are not used: one for all tokens is never the better one. Sums
-are in fp32, without the faster and shorter accumulation that tensor cores offer; a bias is added to what was rounded.
+A weight keeps its stored scales. Activations are quantised dynamically by their largest element: per row, or, with a
+block-scaled weight, per 128 columns of a row (DeepSeek-V3, arXiv 2412.19437, section 3.3.2). Calibrated activation
+scales of a checkpoint are not used, since one scale for all tokens is never better. Sums are in fp32, without the
+faster, less precise accumulation that tensor cores offer; a bias is added after rounding.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ from baton.engine.checkpoint.stored_quantization import StoredQuantization
 from baton.engine.checkpoint.weights import Weights
 
 E4M3 = torch.float8_e4m3fn
-LAST = 448.0  # the largest number in e4m3
-BLOCK = 128  # rows and columns that share a scale, where blocks do
-TOKEN_TILE = 4  # cuBLAS reads the scales of so many tokens at once
-ITEM_TILE = 16  # of rows and columns of a weight
-STRETCH_TILE = 4  # of scales along the columns of a block-scaled weight
-BLOCKS_SINCE = (12, 9)  # version of CUDA whose cuBLAS has products with scales of blocks
+LAST = 448.0  # largest number in e4m3
+BLOCK = 128  # rows and columns that share a scale in a block-scaled weight
+TOKEN_TILE = 4  # cuBLAS reads the scales of this many tokens at once
+ITEM_TILE = 16  # rows and columns of a weight must be multiples of this
+STRETCH_TILE = 4  # column blocks of a block-scaled weight are padded to a multiple of this
+BLOCKS_SINCE = (12, 9)  # first CUDA version whose cuBLAS has block-scaled products
 TINY = torch.finfo(torch.float32).tiny
 
 
 class Fp8Weight(Protocol):
-    """A weight in FP8 that meets tokens in FP8."""
+    """An FP8 weight multiplied with FP8 activations."""
 
     @property
     def values(self) -> Tensor:
@@ -37,19 +37,19 @@ class Fp8Weight(Protocol):
         ...
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x: [num_tokens, in_features] in bfloat16. Returns x @ weight.T + bias, [num_tokens, out_features]."""
+        """Return x @ weight.T + bias, [num_tokens, out_features], for x [num_tokens, in_features] in bfloat16."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RowScaledWeight:
-    """A scale for each row, or for all of a matrix: rows of several matrices with different ones are one product."""
+    """FP8 weight with a scale per row; matrices with one scale each can thus be fused into one product."""
 
     values: Tensor
     scales: Tensor  # [out_features, 1] fp32
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """See Fp8Weight."""
+        """Return x @ weight.T + bias, [num_tokens, out_features]."""
         tokens, token_scales = quantise(x, x.shape[1])
         rows = F.ScalingType.RowWise
         product = F.scaled_mm(
@@ -60,19 +60,19 @@ class RowScaledWeight:
 
 @dataclass(frozen=True, slots=True)
 class BlockScaledWeight:
-    """A scale for each block of 128 x 128, or, where the borders of blocks were lost, for 128 columns of each row."""
+    """FP8 weight with a scale per 128 x 128 block, or, if rows are not aligned to blocks, per 128 columns of a row."""
 
     values: Tensor
-    scales: Tensor  # as cuBLAS reads them, transposed
+    scales: Tensor  # in cuBLAS's transposed layout
     has_whole_blocks: bool
     out_features: int
 
     @classmethod
     def of(cls, values: Tensor, grid: Tensor) -> "BlockScaledWeight":
-        """values: [out_features, in_features] in e4m3; grid: [out_features, in_features / 128] fp32.
+        """Build from values [out_features, in_features] in e4m3 and grid [out_features, in_features / 128] fp32.
 
-        cuBLAS has scales of blocks of 128 rows, in columns whose length is a multiple of 4; and those of single rows,
-        which serve where parts of matrices that lie one after another do not begin with a block.
+        cuBLAS supports scales per 128 rows, with the number of column blocks padded to a multiple of 4, and scales per
+        single row, used if concatenated parts of matrices do not start at a block boundary.
         """
         out_features = len(values)
         padded = _with_rows_up_to(values, -(-out_features // BLOCK) * BLOCK)
@@ -85,7 +85,7 @@ class BlockScaledWeight:
         return cls(padded, scales, has_whole_blocks, out_features)
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """See Fp8Weight."""
+        """Return x @ weight.T + bias, [num_tokens, out_features]."""
         num_tokens = len(x)
         tokens, token_scales = quantise(F.pad(x, (0, 0, 0, -num_tokens % TOKEN_TILE)), BLOCK)
         stretches, blocks = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
@@ -99,15 +99,15 @@ class BlockScaledWeight:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Products:
-    """Which products in FP8 a device has."""
+    """FP8 products that a device supports."""
 
-    of_rows: bool = False  # with scales of rows
-    of_blocks: bool = False
-    of_groups: bool = False  # with scales of rows, those of several weights at once
+    of_rows: bool = False  # row-scaled
+    of_blocks: bool = False  # block-scaled
+    of_groups: bool = False  # grouped over several weights, row-scaled
 
 
 def products_on(device: torch.device) -> Fp8Products:
-    """What torch has kernels for on a device, by its compute capability."""
+    """Return the FP8 products that torch has kernels for on a device, by its compute capability."""
     if device.type != "cuda" or torch.version.cuda is None:
         return Fp8Products()
     capability = torch.cuda.get_device_capability(device)
@@ -120,7 +120,7 @@ def products_on(device: torch.device) -> Fp8Products:
 
 
 def products_of(stored: StoredQuantization | None, dtype: str, device: torch.device) -> str | None:
-    """fp8 if a checkpoint's products are made in FP8, whose results are others than those of dequantised weights."""
+    """Return "fp8" if a checkpoint's products run in FP8, which gives other results than dequantised weights."""
     if stored is None or dtype != "bfloat16" or not stored.quantises_tokens:
         return None
     found = products_on(device)
@@ -128,10 +128,10 @@ def products_of(stored: StoredQuantization | None, dtype: str, device: torch.dev
 
 
 def fp8_weight(weights: Weights, parts: Sequence[StoredMatrix], *, is_expert: bool = False) -> Fp8Weight | None:
-    """Stored matrices one after another as one weight in FP8; None for one that is to be dequantised.
+    """Concatenate stored matrices into one FP8 weight; None, with the reason in the log, if they must be dequantised.
 
-    The log says why. An expert's weight is in FP8 where the products of all experts are one call; there is none with
-    scales of blocks, and a call for each expert would idle most of the GPU, so that such experts are dequantised.
+    Experts stay in FP8 only if all of them can be computed by one grouped call. There is none for block scales, and a
+    call per expert would leave most of the GPU idle, so block-scaled experts are dequantised.
     """
     scales = [part.scales for part in parts if part.scales is not None]
     if not scales:
@@ -146,10 +146,10 @@ def fp8_weight(weights: Weights, parts: Sequence[StoredMatrix], *, is_expert: bo
 
 
 def quantise(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """x: [num_tokens, size], each stretch of `width` columns of a row to be scaled by its largest element.
+    """Quantise x [num_tokens, size] to e4m3, with a scale per `width` columns of a row, from the largest element.
 
-    Returns it in e4m3, and the scales [num_tokens, size / width] fp32, the numbers of one stretch side by side. The
-    scale of a stretch that is not finite is not finite.
+    Returns the values and the scales [num_tokens, size / width] fp32, column-major. Columns that are not all finite get
+    a scale that is not finite.
     """
     num_tokens, size = x.shape
     stretches = x.reshape(num_tokens, size // width, width)
@@ -159,24 +159,24 @@ def quantise(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def _obstacle(weights: Weights, parts: Sequence[StoredMatrix], is_expert: bool) -> str | None:
-    """Why a product cannot be in FP8; None if it can."""
+    """Return the reason why a product cannot run in FP8; None if it can."""
     stored, found = weights.stored_quantization, products_on(weights.device)
-    assert stored is not None, "without it no tensor in FP8 is read"
+    assert stored is not None, "FP8 tensors are only read with a quantization_config"
     if not found.of_rows:
         gpu = "an NVIDIA GPU of compute capability 8.9, 9 or 10"
-        return f"products in FP8 need {gpu}, and the device is {weights.device}"
+        return f"FP8 products need {gpu}, but the device is {weights.device}"
     if not stored.quantises_tokens:
-        return "the checkpoint has its weights alone in FP8, and not what they are multiplied with"
+        return "the checkpoint quantises only weights to FP8, not activations"
     if weights.dtype != torch.bfloat16:
-        return "products in FP8 give bfloat16"
+        return "FP8 products need dtype bfloat16"
     if any(part.scales is None for part in parts):
-        return "of matrices that are one product, some are in FP8 and some are not"
+        return "some matrices of a fused product are in FP8 and some are not"
     if stored.block is not None:
         return _obstacle_to_blocks(parts, stored.block, found, is_expert)
     if is_expert and not found.of_groups:
-        return "products of all experts at once need a GPU of compute capability 9 or 10"
+        return "grouped FP8 products of experts need a GPU of compute capability 9 or 10"
     if sum(len(part.values) for part in parts) % ITEM_TILE or parts[0].values.shape[1] % ITEM_TILE:
-        return f"rows and columns of a product in FP8 must be multiples of {ITEM_TILE}"
+        return f"rows and columns of an FP8 weight must be multiples of {ITEM_TILE}"
     return None
 
 
@@ -184,18 +184,18 @@ def _obstacle_to_blocks(
     parts: Sequence[StoredMatrix], block: tuple[int, int], found: Fp8Products, is_expert: bool
 ) -> str | None:
     if is_expert:
-        return "there is no product of all experts at once with scales of blocks"
+        return "there is no grouped product of experts with block scales"
     if not found.of_blocks:
-        return "products with scales of blocks need a GPU of compute capability 9, and CUDA 12.9"
+        return "block-scaled FP8 products need a GPU of compute capability 9, and CUDA 12.9"
     if block != (BLOCK, BLOCK):
-        return f"products with scales of blocks have {BLOCK} x {BLOCK}, and these have {block[0]} x {block[1]}"
+        return f"block-scaled FP8 products need blocks of {BLOCK} x {BLOCK}, not {block[0]} x {block[1]}"
     if any(part.scales is not None and part.scales.offset for part in parts) or parts[0].values.shape[1] % BLOCK:
-        return f"the columns of a product with scales of blocks must be whole blocks of {BLOCK}"
+        return f"the columns of a block-scaled FP8 weight must be whole blocks of {BLOCK}"
     return None
 
 
 def _with_rows_up_to(values: Tensor, num_rows: int) -> Tensor:
-    """A matrix in e4m3 with zeros below."""
+    """Pad an e4m3 matrix with zero rows up to `num_rows`."""
     if num_rows == len(values):
         return values
     padded = torch.zeros(num_rows, values.shape[1], dtype=torch.uint8, device=values.device).view(E4M3)

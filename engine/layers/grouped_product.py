@@ -1,4 +1,4 @@
-"""One product for the weights of all experts, each with the rows that are its own."""
+"""Grouped product: all experts' weights in one call, each with its own rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,54 +13,57 @@ from baton.engine.layers.linear import Linear
 
 
 class GroupedProduct(Protocol):
-    """Weights of one shape, one after another."""
+    """Stacked weights of the same shape."""
 
     def __call__(self, rows: Tensor, ends: Tensor) -> Tensor:
-        """rows: [num_rows, in_features], the first weight's first; ends: [num_weights] int32, of each one's rows."""
+        """Multiply each weight's rows with it; returns [num_rows, out_features].
+
+        rows: [num_rows, in_features], sorted by weight; ends: [num_weights] int32, end of each weight's rows.
+        """
         ...
 
     def split(self) -> list[Linear]:
-        """The single weights again, as views."""
+        """Return the single weights as views."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PlainProduct:
-    """Of weights in bfloat16."""
+    """Grouped product of bfloat16 weights."""
 
     weight: Tensor  # [num_weights, out_features, in_features]
 
     def __call__(self, rows: Tensor, ends: Tensor) -> Tensor:
-        """See GroupedProduct."""
+        """Multiply each weight's rows with it; see GroupedProduct."""
         return torch._grouped_mm(rows, self.weight.transpose(1, 2), offs=ends)
 
     def split(self) -> list[Linear]:
-        """See GroupedProduct."""
+        """Return the single weights as views."""
         return [Linear(weight, packed=False) for weight in self.weight]
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Product:
-    """Of weights in FP8 whose rows have scales."""
+    """Grouped product of row-scaled FP8 weights."""
 
     values: Tensor  # [num_weights, out_features, in_features] in e4m3
     scales: Tensor  # [num_weights, out_features] fp32
 
     def __call__(self, rows: Tensor, ends: Tensor) -> Tensor:
-        """See GroupedProduct."""
+        """Multiply each weight's rows with it; see GroupedProduct."""
         tokens, scales = quantise(rows, rows.shape[1])
         return torch._scaled_grouped_mm(
             tokens, self.values.transpose(1, 2), scales[:, 0], self.scales, offs=ends, out_dtype=rows.dtype
         )
 
     def split(self) -> list[Linear]:
-        """See GroupedProduct."""
+        """Return the single weights as views."""
         pairs = zip(self.values, self.scales, strict=True)
         return [Linear(RowScaledWeight(values, scales[:, None])) for values, scales in pairs]
 
 
 def grouped_product(linears: Sequence[Linear]) -> GroupedProduct:
-    """A copy of the weights, all of them in FP8 or none. Raises UnsupportedModel if some are."""
+    """Stack copies of the weights, which must be all in FP8 or none. Raises UnsupportedModel for a mixture."""
     scaled = [each.form for each in linears if isinstance(each.form, RowScaledWeight)]
     if not scaled:
         return PlainProduct(torch.stack([each.weight for each in linears]))

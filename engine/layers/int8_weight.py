@@ -1,4 +1,4 @@
-"""Products in int8, on CPUs."""
+"""Int8 products, on CPUs."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -10,22 +10,22 @@ from baton.engine.ops.factory import ops_for
 
 try:
     from baton.engine.native.products import Product
-except ImportError:  # nothing was compiled when this was installed
-    Product = None  # type: ignore[assignment, misc]  # there is no optional class for mypy
+except ImportError:  # installed without the compiled extensions
+    Product = None  # type: ignore[assignment, misc]  # mypy has no optional class
 
-ROWS_AT_ONCE = 256  # that are quantised, whole panels, so that no copy of the weight in fp32 is made
+ROWS_AT_ONCE = 256  # rows quantised at once, in whole panels, to avoid an fp32 copy of the weight
 
 
 class Int8Weight:
-    """A weight with a scale for each of its rows, that meets tokens with a scale for each: 8 bits a number, both.
+    """Int8 weight with a scale per row, multiplied with int8 activations with a scale per token.
 
-    A weight's scale is fixed when it is read, a token's is what it has when it comes (LLM.int8(), arXiv 2208.07339,
-    section 2.1, "vector-wise"). Sums are of integers, so that a token's result does not depend on those beside it; they
-    have room for 133,000 inputs. oneDNN multiplies.
+    Weight scales are fixed at loading, token scales are dynamic (LLM.int8(), arXiv 2208.07339, section 2.1,
+    "vector-wise"). Sums are of integers, so a token's result does not depend on other tokens; they cannot overflow for
+    up to 133,000 inputs. oneDNN multiplies.
     """
 
     def __init__(self, weight: Tensor) -> None:
-        """weight: [out_features, in_features]."""
+        """Quantise a weight [out_features, in_features]."""
         self._scales = _row_scales(weight)
         quantised = torch.empty(weight.shape, dtype=torch.int8)
         for rows in _some_rows(weight):
@@ -35,7 +35,7 @@ class Int8Weight:
         self._ops = ops_for(weight.device)
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x: [num_tokens, in_features]. Returns x @ weight.T + bias, [num_tokens, out_features]."""
+        """Return x @ weight.T + bias, [num_tokens, out_features], for x [num_tokens, in_features]."""
         tokens, scales = self._ops.quantise(x)
         product: Tensor = torch.ops.onednn.qlinear_pointwise(
             tokens, 1.0, 128, self.packed, self._scales, self._zero_points, None, 1.0, 0, x.dtype, "none", [], ""
@@ -44,10 +44,10 @@ class Int8Weight:
 
 
 class Int8PanelWeight(PanelWeight):
-    """The same by our own products, for tokens in bf16: these are rounded, multiplied and scaled in one call."""
+    """Int8Weight with native products, for bf16 activations: quantised, multiplied and scaled in one call."""
 
     def __init__(self, weight: Tensor) -> None:
-        """weight: [out_features, in_features], of which this is a copy."""
+        """Quantise a copy of a weight [out_features, in_features]."""
         out_features, in_features = weight.shape
         num_panels = -(-out_features // COLUMNS)
         self.panels = torch.zeros(num_panels, in_features // 4, COLUMNS, 4, dtype=torch.int8)
@@ -56,7 +56,7 @@ class Int8PanelWeight(PanelWeight):
         self._scales[:out_features] = _row_scales(weight)
         for rows in _some_rows(weight):
             part = _quantised(weight[rows], self._scales[rows])
-            self._offsets[rows] = part.sum(1, dtype=torch.int32) * 128  # what tokens are around
+            self._offsets[rows] = part.sum(1, dtype=torch.int32) * 128  # tokens are stored as uint8 around 128
             whole = F.pad(part, (0, 0, 0, -len(part) % COLUMNS)).view(torch.int32).view(-1, COLUMNS, in_features // 4)
             first = rows.start // COLUMNS
             self.panels.view(torch.int32).squeeze(3)[first : first + len(whole)] = whole.transpose(1, 2)
@@ -65,7 +65,7 @@ class Int8PanelWeight(PanelWeight):
 
 
 def int8_weight(weight: Tensor) -> Int8Weight | Int8PanelWeight:
-    """The form that is fastest here."""
+    """Quantise a weight in the form that is fastest on this machine."""
     return Int8PanelWeight(weight) if can_have_panels(weight, inputs_of_unit=4) else Int8Weight(weight)
 
 
@@ -74,7 +74,7 @@ def _row_scales(weight: Tensor) -> Tensor:
 
 
 def _some_rows(weight: Tensor) -> list[slice]:
-    """All rows, some at a time."""
+    """Split all rows into slices of at most ROWS_AT_ONCE."""
     return [slice(first, min(first + ROWS_AT_ONCE, len(weight))) for first in range(0, len(weight), ROWS_AT_ONCE)]
 
 
@@ -83,13 +83,13 @@ def _quantised(rows: Tensor, scales: Tensor) -> Tensor:
 
 
 def check_quantization(quantization: str | None, device: torch.device) -> None:
-    """Raises UnsupportedModel where products in int8 are not to be had, or would be wrong."""
+    """Raise UnsupportedModel if int8 products are not available on the device, or could overflow."""
     if quantization is None:
         return
     if device.type != "cpu":
-        raise UnsupportedModel(f"quantization {quantization} is for CPUs, and the device is {device}: leave it out")
+        raise UnsupportedModel(f"quantization {quantization} is for CPUs, but the device is {device}: leave it out")
     if not (torch._C._has_mkldnn and torch.cpu._is_vnni_supported()):
         raise UnsupportedModel(
-            f"quantization {quantization} needs a processor with AVX-512 VNNI, on which sums of products of bytes do "
-            "not overflow, and this one has none: leave it out"
+            f"quantization {quantization} needs a processor with AVX-512 VNNI, whose int8 sums do not overflow, but "
+            "this one lacks it: leave it out"
         )

@@ -16,29 +16,28 @@ from baton.engine.ops.factory import ops_for
 from baton.engine.parallel.tensor_parallel import TensorRanks
 from baton.engine.parallel.tensor_shard import TensorShard
 
-NORM_EPS = 1e-6  # of the norms inside; the config's is for those outside
+NORM_EPS = 1e-6  # for the norms inside the attention; the config's eps is for the layer norms
 
 
 @dataclass(frozen=True, slots=True)
 class QueryProjection:
-    """Hidden states to queries, in one step or through a low rank."""
+    """Projection of hidden states to queries, direct or low-rank."""
 
     up: Linear
     down: Linear | None = None
     norm: RMSNorm | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [num_tokens, hidden]. Returns [num_tokens, num_heads * qk_head_dim]."""
+        """Return queries [num_tokens, num_heads * qk_head_dim] for x [num_tokens, hidden]."""
         if self.down is None or self.norm is None:
             return self.up(x)
         return self.up(self.norm(self.down(x)))
 
 
 class LatentAttention:
-    """The cache holds a token's compressed KV and one rotated key for all heads.
+    """Latent attention; the cache holds a token's compressed KV and one rotary key for all heads.
 
-    Queries are brought into the latent space, and what they attend to is brought out of it, so that keys and values
-    are never expanded.
+    Queries are projected into the latent space and outputs out of it, so that keys and values are never expanded.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class LatentAttention:
         output: Projection,
         backend: AttentionBackend,
     ) -> None:
-        """expand: [num_heads, qk_nope_head_dim + v_head_dim, kv_lora_rank], the weight of `kv_b_proj`, heads here."""
+        """expand: this rank's weight of `kv_b_proj`, [num_heads, qk_nope_head_dim + v_head_dim, kv_lora_rank]."""
         self.mla = mla
         self.query = query
         self.compress = compress
@@ -62,7 +61,7 @@ class LatentAttention:
         self.backend = backend
 
     def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
-        """x: [num_tokens, hidden]; layer_cache as the backend has it. Returns the shape of x."""
+        """Return the attention output for x [num_tokens, hidden], in the same shape; layer_cache: see the backend."""
         mla, ops = self.mla, ops_for(x.device)
         q = self.query(x).view(x.shape[0], -1, mla.qk_head_dim)
         q_plain, q_rope = q.split_with_sizes([mla.qk_nope_head_dim, mla.qk_rope_head_dim], dim=-1)
@@ -78,12 +77,12 @@ class LatentAttention:
 def load_latent_attention(
     weights: Weights, prefix: str, config: ModelConfig, backend: AttentionBackend, tensor: TensorRanks
 ) -> LatentAttention:
-    """The attention whose tensors are `prefix`.kv_a_proj_with_mqa and so on.
+    """Load the attention with the tensors `prefix`.kv_a_proj_with_mqa etc.
 
-    Its heads are divided among ranks; the latent, which serves all heads, is computed and kept on every one.
+    Its heads are divided among ranks; the latent, which all heads share, is computed and cached on every rank.
     """
     mla, shard, num_heads = config.mla, tensor.shard, config.num_heads
-    assert mla is not None, "only a config with MLA comes here"
+    assert mla is not None, "the config has no MLA"
     hidden, bias, v_size = config.hidden_size, config.attention_output_bias, num_heads * mla.v_head_dim
     expanded = mla.qk_nope_head_dim + mla.v_head_dim
     name, part = f"{prefix}.kv_b_proj.weight", (shard.of(num_heads, expanded),)

@@ -1,4 +1,4 @@
-"""Matrix products with weights, in the form that is fastest where they run."""
+"""Linear layers, in the weight layout that is fastest on their device."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from baton.engine.checkpoint.stored_matrix import StoredMatrix
-from baton.engine.checkpoint.weights import Weights, join, look, stack
+from baton.engine.checkpoint.weights import Weights, join, peek_all, stack
 from baton.engine.layers.fp8_weight import Fp8Weight, fp8_weight
 from baton.engine.layers.int8_weight import Int8Weight, int8_weight
 from baton.engine.layers.panel_weight import GatedWeights, PairedWeight, PanelWeight, can_gate, can_have_panels
@@ -18,7 +18,7 @@ Projection = Callable[[Tensor], Tensor]  # [num_tokens, in_features] to [num_tok
 
 
 class Linear:
-    """`x @ weight.T + bias`. On a CPU the weight is laid out for its products once, and the plain copy is given up."""
+    """`x @ weight.T + bias`. On a CPU the weight is repacked once, and the plain copy is dropped."""
 
     def __init__(
         self,
@@ -31,11 +31,11 @@ class Linear:
     ) -> None:
         """weight: [out_features, in_features]; bias: [out_features]. `packed` false keeps the plain layout on a CPU.
 
-        quantization: "int8", see Int8Weight, or None; is_owned: whether nobody else has the weight's memory.
+        quantization: "int8", see Int8Weight, or None; is_owned: no other object uses the weight's memory.
         """
         self.bias = bias
-        self.form: Int8Weight | Fp8Weight | PanelWeight | None = None  # that has its own products
-        self.is_packed = False  # for oneDNN
+        self.form: Int8Weight | Fp8Weight | PanelWeight | None = None  # weight with its own product
+        self.is_packed = False  # in oneDNN's layout
         if not isinstance(weight, Tensor):
             self.form, self.weight = weight, weight.values
         elif quantization == "int8":
@@ -49,7 +49,7 @@ class Linear:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.is_packed else weight
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [num_tokens, in_features]. Returns [num_tokens, out_features]."""
+        """Return [num_tokens, out_features] for x [num_tokens, in_features]."""
         if self.form is not None:
             return self.form(x, self.bias)
         if self.is_packed:
@@ -59,31 +59,31 @@ class Linear:
 
 
 class SummedProjection:
-    """A product whose input's columns are divided among ranks: each computes its part, and all have the sum."""
+    """Row-parallel projection: the input's columns are divided among ranks, and all ranks get the sum."""
 
     def __init__(self, part: Projection, tensor: TensorRanks) -> None:
         self.part = part
         self.tensor = tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [num_tokens, our in_features]. Returns [num_tokens, out_features]."""
+        """Return [num_tokens, out_features] for x [num_tokens, this rank's in_features]."""
         return self.tensor.sum(self.part(x))
 
 
 class GatheredProjection:
-    """A product whose output's columns are divided among ranks; the first rank gets all of them."""
+    """Column-parallel projection: the output's columns are divided among ranks and gathered on rank 0."""
 
     def __init__(self, part: Projection, tensor: TensorRanks) -> None:
         self.part = part
         self.tensor = tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [num_tokens, in_features]. Returns [num_tokens, out_features], at other ranks than the first their own."""
+        """Return [num_tokens, out_features] for x [num_tokens, in_features]; on other ranks only their own columns."""
         return self.tensor.gather(self.part(x))
 
 
 def gated_weights(pairs: Sequence[tuple[Linear, Linear]]) -> GatedWeights | None:
-    """Gate-up and down projections of MLPs, where all of them can be computed in one call; of none None."""
+    """Combine the gate-up and down projections of MLPs for one native call; None if not all of them support it."""
     found: list[tuple[PanelWeight, PanelWeight]] = []
     for gate_up, down in pairs:
         first, second = gate_up.form, down.form
@@ -96,12 +96,12 @@ def gated_weights(pairs: Sequence[tuple[Linear, Linear]]) -> GatedWeights | None
 
 
 def summed(part: Projection, tensor: TensorRanks) -> Projection:
-    """The whole product, of whose input each rank has some columns."""
+    """Return the whole product, if each rank has some columns of the input (row-parallel)."""
     return part if tensor.shard.size == 1 else SummedProjection(part, tensor)
 
 
 def gathered(part: Projection, tensor: TensorRanks) -> Projection:
-    """The whole product, of whose output each rank has some columns."""
+    """Return the whole product, if each rank has some columns of the output (column-parallel)."""
     return part if tensor.shard.size == 1 else GatheredProjection(part, tensor)
 
 
@@ -114,7 +114,7 @@ def load_linear(
     bias: bool = False,
     rows: slice | None = None,
 ) -> Linear:
-    """One projection, `prefix`.weight and, if it has one, `prefix`.bias; all rows of them, or these."""
+    """Load the projection `prefix`.weight, with `bias` also `prefix`.bias; only `rows` of them, default: all."""
     wanted = None if rows is None else [rows]
     return load_fused(weights, [prefix], in_features, [out_features], bias=bias, rows=wanted)
 
@@ -128,12 +128,12 @@ def load_fused(
     bias: bool = False,
     rows: Sequence[slice] | None = None,
 ) -> Linear:
-    """Projections of one input as one product; their outputs lie side by side in the order given.
+    """Load projections of the same input as one product; their outputs are concatenated in the given order.
 
-    A row of a weight is a column of its output: of each projection all rows are read, or those of `rows`.
+    Reads all rows of each projection, or only its slice in `rows`; a weight's row is an output column.
     """
     wanted = [(part,) for part in rows] if rows is not None else None
-    parts = look(weights, [f"{prefix}.weight" for prefix in prefixes], out_features, in_features, wanted=wanted)
+    parts = peek_all(weights, [f"{prefix}.weight" for prefix in prefixes], out_features, in_features, wanted=wanted)
     addend = stack(weights, [f"{prefix}.bias" for prefix in prefixes], out_features, wanted=wanted) if bias else None
     return make_linear(weights, parts, addend)
 
@@ -148,14 +148,14 @@ def load_partial(
     *,
     bias: bool = False,
 ) -> Linear:
-    """What these columns of the input bring: all ranks' outputs add up to the whole. The first one has the bias."""
-    parts = look(weights, [f"{prefix}.weight"], [out_features], in_features, wanted=[(slice(None), columns)])
+    """Load a projection of some input columns: the ranks' outputs add up to the whole. Rank 0 has the bias."""
+    parts = peek_all(weights, [f"{prefix}.weight"], [out_features], in_features, wanted=[(slice(None), columns)])
     addend = stack(weights, [f"{prefix}.bias"], [out_features]) if bias else None
     return make_linear(weights, parts, addend if shard.rank == 0 else None)
 
 
 def make_linear(weights: Weights, parts: Sequence[StoredMatrix], bias: Tensor | None = None) -> Linear:
-    """Stored matrices one after another as one product: in FP8 as they are stored, where that can be computed with."""
+    """Concatenate stored matrices into one Linear; FP8 matrices stay in FP8 if the device supports it."""
     weight = fp8_weight(weights, parts)
     if weight is not None:
         return Linear(weight, bias)

@@ -1,4 +1,4 @@
-"""The feed-forward layer with a gate (SwiGLU, arXiv 2002.05202)."""
+"""Gated feed-forward layer (SwiGLU, arXiv 2002.05202)."""
 
 from torch import Tensor
 
@@ -18,7 +18,7 @@ class MLP:
         self._gated = gated_weights([(gate_up, down)])
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [num_tokens, hidden]. Returns the same shape."""
+        """Return the output for x [num_tokens, hidden], in the same shape."""
         if self._gated is not None:
             return self._gated(x, [len(x)])
         return self.down(ops_for(x.device).silu_and_mul(self.gate_up(x)))
@@ -27,14 +27,14 @@ class MLP:
 def load_mlp(
     weights: Weights, prefix: str, hidden_size: int, size: int, tensor: TensorRanks, *, bias: bool = False
 ) -> Projection:
-    """The MLP whose tensors are `prefix`.gate_proj, .up_proj and .down_proj; its inner columns divided among ranks."""
+    """Load the MLP `prefix`.gate_proj, .up_proj and .down_proj; its inner columns are divided among ranks."""
     return summed(load_partial_mlp(weights, prefix, hidden_size, size, tensor.shard, bias=bias), tensor)
 
 
 def load_partial_mlp(
     weights: Weights, prefix: str, hidden_size: int, size: int, shard: TensorShard, *, bias: bool = False
 ) -> MLP:
-    """What this rank's inner columns bring: all ranks' results add up to the whole."""
+    """Load this rank's inner columns of an MLP: the ranks' results add up to the whole."""
     ours = shard.of(size)
     names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
     gate_up = load_fused(weights, names, hidden_size, [size, size], bias=bias, rows=[ours, ours])

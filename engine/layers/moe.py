@@ -1,4 +1,4 @@
-"""Mixture of experts."""
+"""Mixture-of-experts layer, and the exchanges that need no expert-parallel group."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,40 +21,40 @@ from baton.engine.parallel.tensor_shard import TensorShard
 
 
 class DeviceExchange:
-    """All experts stand here, one product for all of them: only the device need know how many rows each one gets."""
+    """Exchange for grouped experts that are all on this GPU; the host need not know how many rows each one gets."""
 
     def __init__(self, num_experts: int) -> None:
         self._num_experts = num_experts
 
     def dispatch(self, x: Tensor, chosen: Tensor) -> "DeviceDispatch":
-        """See ExpertExchange."""
+        """Sort the tokens' rows by expert."""
         slots = chosen.flatten()
         order = slots.argsort(stable=True)
         places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-        # Of which there is a count on a GPU too, unlike bincount, without waiting for the greatest.
+        # Unlike bincount, this does not make the host wait for the largest value on a GPU.
         sizes = slots.new_zeros(self._num_experts).scatter_add_(0, slots, torch.ones_like(slots))
         return DeviceDispatch(ExpertRows(x[order // chosen.shape[1]], sizes, places))
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceDispatch:
-    """See Dispatch."""
+    """Dispatch that stays on the device."""
 
     rows: ExpertRows
 
-    def arrive(self) -> ExpertRows:
-        """At once."""
+    def receive(self) -> ExpertRows:
+        """Return the rows without waiting."""
         return self.rows
 
     def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
-        """See Dispatch."""
+        """Return the weighted sums of the expert outputs, [num_tokens, hidden]."""
         return weighted_sum(outputs, self.rows.places, weights)
 
 
 def run_on_side_stream(compute: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
-    """Computes beside what is launched from now on, if the device is a GPU; what is returned waits for it.
+    """Run `compute` on a side stream, concurrently with later work; returns a function that waits for its result.
 
-    What `compute` reads must stay as it is, and its memory held, until then. On a CPU it is computed in its turn.
+    The inputs of `compute` must stay unchanged and allocated until then. On a CPU it runs immediately.
     """
     if device.type != "cuda":
         result = compute()
@@ -65,7 +65,7 @@ def run_on_side_stream(compute: Callable[[], Tensor], device: torch.device) -> C
         computed = compute()
 
     def wait() -> Tensor:
-        # Memory that is given back goes to what is next begun there, and that waits for the main stream.
+        # Freed memory of the side stream is reused by its next work, which waits for the main stream.
         main.wait_stream(side)
         return computed
 
@@ -74,48 +74,48 @@ def run_on_side_stream(compute: Callable[[], Tensor], device: torch.device) -> C
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all layers: what a stream has given back, no other can have."""
+    """Return the side stream shared by all layers: a stream's freed memory can be reused only by that stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class PartExchange:
-    """An ExpertExchange that sends nothing: what other ranks' experts give is zero here, and the ranks' sum has it."""
+    """Exchange for tensor-parallel ranks with whole experts: sends nothing, and the ranks' outputs are summed later."""
 
     def __init__(self, first: int, count: int, row_tile: int = ROW_TILE) -> None:
-        """Our experts are `count` ones from `first` on; they stand in slots in their order. row_tile: see Experts."""
+        """Create the exchange for `count` experts from `first` on, in slots in this order. row_tile: see Experts."""
         self._first = first
         self._count = count
         self._row_tile = row_tile
 
     def dispatch(self, x: Tensor, chosen: Tensor) -> "PartDispatch":
-        """See ExpertExchange."""
+        """Sort the tokens' rows by expert."""
         num_chosen = chosen.shape[1]
         slots = chosen.flatten() - self._first
-        entries = torch.nonzero((slots >= 0) & (slots < self._count)).flatten()  # those of ours
+        entries = torch.nonzero((slots >= 0) & (slots < self._count)).flatten()  # for this rank's experts
         rows = rows_by_slot(x, entries // num_chosen, slots[entries], self._count, self._row_tile)
         return PartDispatch(rows, entries)
 
 
 @dataclass(frozen=True, slots=True)
 class PartDispatch:
-    """See Dispatch."""
+    """Dispatch to this rank's experts only."""
 
     rows: ExpertRows
-    entries: Tensor  # which of all (token, chosen expert) have rows here
+    entries: Tensor  # indices of the (token, chosen expert) pairs with rows here
 
-    def arrive(self) -> ExpertRows:
-        """At once."""
+    def receive(self) -> ExpertRows:
+        """Return the rows without waiting."""
         return self.rows
 
     def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
-        """See Dispatch."""
+        """Return the weighted sums of the expert outputs, [num_tokens, hidden]."""
         results = outputs.new_zeros(weights.numel(), outputs.shape[1])
         results[self.entries] = outputs[self.rows.places]
         return weighted_sum(results, None, weights)
 
 
 class MoE:
-    """Routed experts, and shared ones that every token passes."""
+    """Routed experts, plus optional shared experts for every token."""
 
     def __init__(
         self,
@@ -129,21 +129,21 @@ class MoE:
         self.experts = experts
         self.exchange = exchange
         self.shared = shared
-        self.tensor = tensor  # who has the other experts, or the rest of every expert's inner columns
+        self.tensor = tensor  # ranks with the other experts, or with the other inner columns of every expert
 
     @property
     def stays_on_device(self) -> bool:
-        """Whether the host need not wait for which experts tokens choose."""
+        """Whether the host need not wait for the routing."""
         return isinstance(self.exchange, DeviceExchange)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [num_tokens, hidden], perhaps of no tokens. Returns the same shape."""
+        """Return the output for x [num_tokens, hidden], in the same shape; num_tokens may be 0."""
         weights, chosen = self.choice(x)
         dispatch = self.exchange.dispatch(x, chosen)
         shared_mlp = self.shared
-        # While tokens are on their way; on a GPU beside the routed experts too, which leave room there.
+        # Overlaps the dispatch; on a GPU also the routed experts, which do not fill the GPU.
         shared = run_on_side_stream(lambda: shared_mlp(x), x.device) if shared_mlp is not None and len(x) else None
-        arrived = dispatch.arrive()
+        arrived = dispatch.receive()
         routed = dispatch.combine(self.experts(arrived.rows, arrived.sizes), weights)
         return self.tensor.sum(routed if shared is None else routed + shared())
 
@@ -159,7 +159,7 @@ def load_moe(
     *,
     bias: bool = False,
 ) -> MoE:
-    """The experts under `prefix`: all of them, or, with a group, those that it will give to this rank."""
+    """Load the experts under `prefix`; with a group none, since it reads this rank's experts when it forms."""
     gate = weights.take(f"{prefix}.gate.weight", config.num_experts, hidden_size, dtype=torch.float32)
     correction_bias = None
     if config.score_correction_bias:
@@ -172,7 +172,7 @@ def load_moe(
         shared_mlp = load_partial_mlp(weights, f"{prefix}.shared_experts", hidden_size, size, tensor.shard, bias=bias)
     choice = ExpertChoice(config, gate, correction_bias)
     shard = tensor.shard
-    reader = ExpertReader(weights, f"{prefix}.experts", hidden_size, config, names, shard.of_an_expert)
+    reader = ExpertReader(weights, f"{prefix}.experts", hidden_size, config, names, shard.per_expert)
     if group is not None:
         layer = group.add_layer(reader, config.num_experts)
         return MoE(choice, layer.experts, layer.exchange, shared_mlp, tensor)
@@ -182,7 +182,7 @@ def load_moe(
 
 
 def _exchange(experts: Experts, here: range, config: MoEConfig, shard: TensorShard) -> ExpertExchange:
-    """How tokens get to experts that are not of a group."""
+    """Return the exchange for experts without an expert-parallel group."""
     if shard.has_whole_experts:
         return PartExchange(here.start, len(here), experts.row_tile)
     if experts.is_grouped:

@@ -1,4 +1,4 @@
-"""Normalisation."""
+"""RMS norm layer."""
 
 from torch import Tensor
 
@@ -14,11 +14,11 @@ class RMSNorm:
         self._ops = ops_for(weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [..., size]. Returns the same shape."""
+        """Return the norm of x [..., size], in the same shape."""
         return self._ops.rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, addend: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The sum of two tensors [num_tokens, size], and its norm. Both tensors may be overwritten."""
+        """Return the sum of two tensors [num_tokens, size] and its norm. Both inputs may be overwritten."""
         if addend is None:
             return x, self(x)
         return self._ops.add_rms_norm(x, addend, self.weight, self.eps)

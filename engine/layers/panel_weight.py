@@ -1,5 +1,6 @@
-"""Products in fp32, bf16 and int8, on CPUs that multiply two of the second or four of the third at once: faster than
-oneDNN's, and the same bits however many rows there are.
+"""Native fp32, bf16 and int8 products, on CPUs with instructions that multiply two bf16 or four int8 values at once.
+
+They are faster than oneDNN's, and give the same bits for any number of rows.
 """
 
 from collections.abc import Sequence
@@ -10,17 +11,17 @@ from torch import Tensor
 
 try:
     from baton.engine.native.products import GatedProducts, Product, has_fastest_products
-except ImportError:  # nothing was compiled when this was installed
-    Product = None  # type: ignore[assignment, misc]  # there is no optional class for mypy
+except ImportError:  # installed without the compiled extensions
+    Product = None  # type: ignore[assignment, misc]  # mypy has no optional class
 
-COLUMNS = 16  # of a panel
-PANELS_AT_ONCE = 16  # that are laid out
+COLUMNS = 16  # outputs per panel
+PANELS_AT_ONCE = 16  # panels repacked at once
 
 
 def can_have_panels(weight: Tensor, inputs_of_unit: int = 2) -> bool:
-    """Whether products with this weight [out_features, in_features] are to be had here, and the fastest.
+    """Return whether native products with this weight [out_features, in_features] are available, and the fastest.
 
-    inputs_of_unit: 1 for those in fp32, 2 for those in bf16, 4 for those in int8, which are made of a weight in bf16.
+    inputs_of_unit: 1 for fp32, 2 for bf16, 4 for int8 made from a bf16 weight.
     """
     dtype = torch.float32 if inputs_of_unit == 1 else torch.bfloat16
     if Product is None or weight.device.type != "cpu" or weight.dtype != dtype:
@@ -29,9 +30,9 @@ def can_have_panels(weight: Tensor, inputs_of_unit: int = 2) -> bool:
 
 
 class PanelWeight:
-    """A weight in panels of 16 outputs: for each 4 bytes of inputs those of the 16, one after the other.
+    """Weight in panels of 16 outputs: for each 4 bytes of inputs, the values of the 16 outputs are adjacent.
 
-    What is beyond the last output is zero.
+    Outputs after the last one are padded with zeros.
     """
 
     panels: Tensor  # [ceil(out_features / 16), in_features / inputs_of_unit, 16, inputs_of_unit]
@@ -43,7 +44,7 @@ class PanelWeight:
         self.product = product
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x: [num_tokens, in_features] bf16. Returns x @ weight.T + bias, [num_tokens, out_features]."""
+        """Return x @ weight.T + bias, [num_tokens, out_features], for x [num_tokens, in_features] bf16."""
         assert x.dtype == torch.bfloat16
         assert x.shape == (len(x), self.in_features)
         assert bias is None or (bias.dtype == torch.bfloat16 and bias.shape == (self.out_features,))
@@ -55,27 +56,27 @@ class PanelWeight:
 
 
 class PairedWeight(PanelWeight):
-    """In bf16, by pairs of inputs."""
+    """bf16 weight, by pairs of inputs."""
 
     def __init__(self, weight: Tensor, *, is_owned: bool = False) -> None:
-        """weight: [out_features, in_features]; is_owned: whether its memory may be ours from now on."""
+        """Repack a weight [out_features, in_features]; is_owned: in place, taking over its memory."""
         out_features, in_features = weight.shape
         num_missing = -out_features % COLUMNS
         whole = F.pad(weight, (0, 0, 0, num_missing)) if num_missing or not is_owned else weight.contiguous()
         self.panels = whole.view(-1, in_features // 2, COLUMNS, 2)
-        # A panel lies where its outputs lay, so that no second copy of a weight is made.
+        # A panel replaces its outputs in place, to avoid a second copy of the weight.
         for panels in torch.split(self.panels.view(torch.int32).squeeze(3), PANELS_AT_ONCE):
             panels.copy_(panels.view(-1, COLUMNS, in_features // 2).clone().transpose(1, 2))
         super().__init__(out_features, in_features, Product(self.panels.data_ptr(), out_features, in_features, 2))
 
 
 class SingleWeight(PanelWeight):
-    """In fp32, for tokens in bf16 and results in fp32."""
+    """fp32 weight, for bf16 activations and fp32 results."""
 
     result_dtype = torch.float32
 
     def __init__(self, weight: Tensor) -> None:
-        """weight: [out_features, in_features], of which this is a copy."""
+        """Repack a copy of a weight [out_features, in_features]."""
         out_features, in_features = weight.shape
         whole = F.pad(weight, (0, 0, 0, -out_features % COLUMNS))
         self.panels = whole.view(-1, COLUMNS, in_features).transpose(1, 2).contiguous().unsqueeze(3)
@@ -83,16 +84,16 @@ class SingleWeight(PanelWeight):
 
 
 class GatedWeights:
-    """MLPs with a gate, one in each slot: for all slots' rows one call, on one set of threads."""
+    """Gated MLPs, one per slot, computed for all slots' rows in one call on one set of threads."""
 
     def __init__(self, gate_up: Sequence[PanelWeight], down: Sequence[PanelWeight]) -> None:
         """gate_up: [2 * inner, hidden] each, the gate first; down: [hidden, inner]; see `can_gate`."""
         self.hidden = gate_up[0].in_features
-        self.slots = list(zip(gate_up, down, strict=True))  # keeps what is pointed at
+        self.slots = list(zip(gate_up, down, strict=True))  # keeps the weights alive that `_products` points to
         self._products = GatedProducts([each.product for each in gate_up], [each.product for each in down])
 
     def __call__(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
-        """rows: [sum(sizes), hidden], the first slot's `sizes[0]` rows first. Returns the same shape."""
+        """Return the outputs of rows [sum(sizes), hidden], sorted by slot, in the same shape."""
         assert rows.dtype == torch.bfloat16
         assert rows.shape == (sum(sizes), self.hidden)
         rows = rows.contiguous()
@@ -102,6 +103,6 @@ class GatedWeights:
 
 
 def can_gate(gate_up: PanelWeight, down: PanelWeight) -> bool:
-    """Whether they are an MLP's two weights, and gates and ups fill their panels."""
+    """Return whether the shapes are those of an MLP, and gate and up fill whole panels."""
     inner = down.in_features
     return gate_up.out_features == 2 * inner and gate_up.in_features == down.out_features and inner % COLUMNS == 0

@@ -10,21 +10,21 @@ from baton.engine.ops.base import Rotation
 
 
 class RotaryEmbedding:
-    """The table of cos and sin of every position, computed once in fp32 and shared by all layers."""
+    """Table of cos and sin of every position, computed once in fp32 and shared by all layers."""
 
     def __init__(self, config: RopeConfig, max_positions: int, device: torch.device) -> None:
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), inverse_frequencies(config))
-        # [max_positions, rotary_dim], cos in the first half and sin in the second, the form GPU kernels take as well
+        # [max_positions, rotary_dim], cos in the first half and sin in the second, as GPU kernels expect
         self.table = (torch.cat([angles.cos(), angles.sin()], dim=-1) * config.cos_sin_scale).to(device)
         self.interleaved = config.interleaved
 
     def at(self, positions: Tensor) -> Rotation:
-        """The rotation of each of a step's tokens. positions: [num_tokens]."""
+        """Return the rotation of a step's tokens. positions: [num_tokens]."""
         return Rotation(self.table, positions, self.interleaved)
 
 
 def inverse_frequencies(config: RopeConfig) -> Tensor:
-    """Radians a position of each pair: [rotary_dim / 2], fp32."""
+    """Return the radians per position of each pair, [rotary_dim / 2] fp32."""
     exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / config.rotary_dim
     plain = 1.0 / config.theta**exponents
     if config.kind == "linear":
@@ -37,7 +37,7 @@ def inverse_frequencies(config: RopeConfig) -> Tensor:
 
 
 def _llama3(config: RopeConfig, plain: Tensor) -> Tensor:
-    """Llama 3.1: slow pairs are slowed by `factor`, fast ones are left, those between get a mix."""
+    """Scale as in Llama 3.1: low frequencies are divided by `factor`, high ones kept, those between interpolated."""
     turns = config.original_max_position_embeddings * plain / (2 * math.pi)  # over the original context
     low, high = config.low_freq_factor, config.high_freq_factor
     share = ((turns - low) / (high - low)).clamp(0, 1)
@@ -45,7 +45,7 @@ def _llama3(config: RopeConfig, plain: Tensor) -> Tensor:
 
 
 def _yarn(config: RopeConfig, plain: Tensor) -> Tensor:
-    """YaRN (arXiv 2309.00071, section 3.2): the same idea, with a ramp over the pairs' indices."""
+    """Scale as in YaRN (arXiv 2309.00071, section 3.2), with a linear ramp over the pairs' indices."""
 
     def pair_with(turns: float) -> float:
         context = config.original_max_position_embeddings

@@ -1,4 +1,4 @@
-"""Models by the architecture that a checkpoint names; only the family that is asked for is imported."""
+"""Model registry by the checkpoint's architecture; only the requested family is imported."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,11 +25,11 @@ class Model(Protocol):
     """A loaded language model."""
 
     def forward(self, batch: Batch, pool: Tensor) -> Tensor:
-        """One step: writes the new tokens' KV to the pool, returns fp32 logits [num_logits, vocab]."""
+        """Compute one step: writes the new tokens' KV to the pool, returns fp32 logits [num_logits, vocab]."""
         ...
 
     def forward_idle(self) -> None:
-        """A step of the group in which this rank has no tokens: computes its experts for the others."""
+        """Take part in a step without tokens on this rank: compute its experts for the other ranks."""
         ...
 
 
@@ -43,12 +43,11 @@ def load_model(
     tensor: TensorRanks = ONE_RANK,
     quantization: str | None = None,
 ) -> CausalLM:
-    """Reads a checkpoint's weights into a model that uses `attention` in every layer.
+    """Load a checkpoint's weights into a model that uses `attention` in every layer.
 
-    `on_progress` is told the part done, up to 1. With a group no experts are read: it gives them out when it forms.
-    Of a model that is divided among ranks only our part is read. Raises InvalidCheckpoint naming a tensor that is
-    missing, not explained by the config or of the wrong shape, UnsupportedModel for sizes that cannot be divided and
-    for a quantization that is not to be had.
+    `on_progress` receives the fraction loaded, up to 1. With a group no experts are read: it places them when it forms.
+    A tensor-parallel rank reads only its shard. Raises InvalidCheckpoint naming a tensor that is missing, unexpected or
+    of the wrong shape, UnsupportedModel for sizes that cannot be divided and for an unavailable quantization.
     """
     tensor.shard.check(config)
     check_quantization(quantization, device)
@@ -60,7 +59,7 @@ def load_model(
     if group is None:
         weights.close()
     else:
-        weights.hold()  # experts are read for as long as the group lives
+        weights.hold()  # experts are read throughout the group's lifetime
     if on_progress is not None:
         on_progress(1.0)
     return model
@@ -88,12 +87,12 @@ def _loader(
 
 
 def _is_not_of_model(name: str, config: ModelConfig) -> bool:
-    """Tensors that checkpoints carry though the model does without them."""
+    """Return whether a checkpoint's tensor is not needed by the model."""
     if name == "lm_head.weight":
         return config.tie_word_embeddings
     if name.endswith(".rotary_emb.inv_freq"):  # old Llama checkpoints; it follows from the config
         return True
-    if name.endswith((".q_scale", ".prob_scale")):  # of FP8 in which attention here is not computed
+    if name.endswith((".q_scale", ".prob_scale")):  # for FP8 attention, which is not implemented here
         return True
     if config.mla is not None and name.endswith(LAST_NAMES):  # latents are not cached in FP8
         return True

@@ -1,4 +1,4 @@
-"""A decoder-only language model, put together from the parts in which the families differ."""
+"""A decoder-only language model, composed of the parts in which the families differ."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,15 +22,15 @@ from baton.engine.parallel.tensor_parallel import TensorRanks
 
 
 class Embedding:
-    """The vectors of the vocabulary, whose rows are divided among ranks."""
+    """Token embeddings; the rows of the vocabulary are divided among ranks."""
 
     def __init__(self, weight: Tensor, tensor: TensorRanks, vocab_size: int) -> None:
-        self.weight = weight  # [our part of the vocabulary, hidden]
+        self.weight = weight  # [this rank's part of the vocabulary, hidden]
         self.tensor = tensor
         self.first = tensor.shard.of(vocab_size).start
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        """token_ids: [num_tokens]. Returns [num_tokens, hidden]."""
+        """Return the embeddings [num_tokens, hidden] of token_ids [num_tokens]."""
         if self.tensor.shard.size == 1:
             return F.embedding(token_ids, self.weight)
         ours = token_ids - self.first
@@ -40,20 +40,20 @@ class Embedding:
 
 
 class Attention(Protocol):
-    """The attention of a layer."""
+    """Attention of one layer."""
 
     def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
-        """x: [num_tokens, hidden]. Returns the same shape."""
+        """Return the attention output for x [num_tokens, hidden], in the same shape."""
         ...
 
 
-# What stands between two attentions, an MLP or a mixture of experts: [num_tokens, hidden] to the same shape.
+# MLP or mixture of experts: [num_tokens, hidden] to the same shape.
 FeedForward = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """Attention and feed-forward, each after a norm and beside a residual."""
+    """Attention and feed-forward, each after a norm and with a residual connection."""
 
     attention_norm: RMSNorm
     attention: Attention
@@ -63,9 +63,10 @@ class DecoderLayer:
     def __call__(
         self, x: Tensor, addend: Tensor | None, rotation: Rotation, layer_cache: Tensor, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        """x: [num_tokens, hidden]; addend: of the same shape, what the layer before adds to it; both ours to change.
+        """Compute the layer. Returns the residual stream and the addend for it, both [num_tokens, hidden].
 
-        Returns both again: whoever norms their sum next adds them up on the way.
+        x: residual stream; addend: output of the previous layer, not added yet. Both may be overwritten. The next norm
+        fuses the addition.
         """
         x, normed = self.attention_norm.add(x, addend)
         x, normed = self.feed_forward_norm.add(x, self.attention(normed, rotation, layer_cache, batch))
@@ -73,7 +74,7 @@ class DecoderLayer:
 
 
 class CausalLM:
-    """Tokens in, logits of the wanted positions out; KV goes to the pool."""
+    """Decoder-only model: tokens in, logits of the wanted positions out; writes KV to the pool."""
 
     def __init__(
         self,
@@ -93,9 +94,9 @@ class CausalLM:
 
     @torch.inference_mode()
     def forward(self, batch: Batch, pool: Tensor) -> Tensor:
-        """One step. pool: as KVCacheLayout shapes it, updated in place. Returns [num_logits, vocab] in fp32.
+        """Compute one step. Returns logits [num_logits, vocab] in fp32; pool: see KVCacheLayout, updated in place.
 
-        Ranks that have the model together compute the same steps; the first one gets the logits.
+        Tensor-parallel ranks compute the same steps; rank 0 gets all the logits.
         """
         batch = batch.on(pool.device)
         self.backend.plan(batch)
@@ -103,7 +104,7 @@ class CausalLM:
 
     @torch.inference_mode()
     def compute(self, batch: Batch, pool: Tensor) -> Tensor:
-        """A step that is planned, of a batch on the model's device; see forward."""
+        """Compute a step whose attention is planned and whose batch is on the model's device; see `forward`."""
         x = self.embedding(batch.token_ids)  # [num_tokens, hidden]
         addend = None
         rotation = self.rotary.at(batch.positions)
@@ -115,7 +116,7 @@ class CausalLM:
 
     @torch.inference_mode()
     def forward_idle(self) -> None:
-        """A step of the group in which this rank has no tokens: computes its experts for the others."""
+        """Take part in a step without tokens on this rank: compute its experts for the other ranks."""
         nothing = self.embedding.weight[:0]
         for layer in self.layers:
             if isinstance(layer.feed_forward, MoE):
@@ -130,7 +131,7 @@ def load_causal_lm(
     load_attention: Callable[[str], Attention],
     load_feed_forward: Callable[[int, str], FeedForward],
 ) -> CausalLM:
-    """The model around attentions (by tensor prefix) and feed-forwards (by layer and tensor prefix)."""
+    """Load a model, given loaders for attention (by tensor prefix) and feed-forward (by layer and tensor prefix)."""
 
     def norm(name: str) -> RMSNorm:
         return RMSNorm(weights.take(f"{name}.weight", config.hidden_size), config.rms_norm_eps)

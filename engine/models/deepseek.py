@@ -19,7 +19,7 @@ def load(
     tensor: TensorRanks,
     group: ExpertGroup | None = None,
 ) -> CausalLM:
-    """Reads a DeepSeek model."""
+    """Load this rank's shard of a DeepSeek model; with a group, without the routed experts."""
 
     def feed_forward(layer: int, prefix: str) -> FeedForward:
         name, hidden, bias = f"{prefix}.mlp", config.hidden_size, config.mlp_bias

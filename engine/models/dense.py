@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen2 and Qwen3: one structure; biases and norms of queries and keys are options of the config."""
+"""Llama, Mistral, Qwen2 and Qwen3: the same structure, with biases and query/key norms as config options."""
 
 from baton.engine.attention.base import AttentionBackend
 from baton.engine.checkpoint.weights import Weights
@@ -10,7 +10,7 @@ from baton.engine.parallel.tensor_parallel import TensorRanks
 
 
 def load(weights: Weights, config: ModelConfig, backend: AttentionBackend, tensor: TensorRanks) -> CausalLM:
-    """Reads a dense model."""
+    """Load this rank's shard of a dense model."""
     return load_causal_lm(
         weights,
         config,

@@ -21,7 +21,7 @@ def load(
     tensor: TensorRanks,
     group: ExpertGroup | None = None,
 ) -> CausalLM:
-    """Reads a model with experts in all layers or in some."""
+    """Load this rank's shard of a model with experts in all or some layers; with a group, without the experts."""
 
     def feed_forward(layer: int, prefix: str) -> FeedForward:
         name, hidden = f"{prefix}.mlp", config.hidden_size

@@ -1,1 +1,1 @@
-"""Compiled twins of what is too slow in Python; each is optional."""
+"""Compiled versions of code that is too slow in Python; each is optional."""

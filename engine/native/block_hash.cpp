@@ -17,9 +17,9 @@ namespace {
 
 constexpr std::size_t kHashBytes = 16;
 constexpr std::size_t kTokenBytes = 4;
-constexpr std::size_t kBlocksWithoutGil = 64;  // a chain so short is done before another thread would have woken
+constexpr std::size_t kBlocksWithoutGil = 64;  // a shorter chain finishes before another thread would wake up
 
-// A token id. Raises TypeError or OverflowError for what is none.
+// Converts a token id. Raises TypeError or OverflowError if it is invalid.
 std::uint32_t read_token(PyObject* item) {
     unsigned long token;
     if (PyLong_CheckExact(item)) {
@@ -37,7 +37,7 @@ std::uint32_t read_token(PyObject* item) {
     return static_cast<std::uint32_t>(token);
 }
 
-// The tokens of the full blocks from `start` on. Items are looked up anew each time: converting one may run any code.
+// The tokens of the full blocks from `start` on. Items are fetched one by one, since converting one may run arbitrary code.
 std::vector<unsigned char> read_tokens(const py::object& sequence, std::size_t start, std::size_t num_tokens) {
     std::vector<unsigned char> tokens(num_tokens * kTokenBytes);
     for (std::size_t i = 0; i < num_tokens; ++i) {
@@ -75,7 +75,7 @@ py::bytes chain_hashes(const std::string& parent, const py::object& token_ids, s
     if (!sequence) throw py::error_already_set();
     const auto num_known = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(sequence.ptr()));
     const std::size_t num_blocks = num_known > start ? (num_known - start) / block_size : 0;
-    if (!num_blocks) return py::bytes();  // however large a block is that nobody has
+    if (!num_blocks) return py::bytes();  // also for a block size that no prompt reaches
     const std::vector<unsigned char> tokens = read_tokens(sequence, start, num_blocks * block_size);
     const auto* first = reinterpret_cast<const unsigned char*>(parent.data());
     if (num_blocks <= kBlocksWithoutGil) return py::bytes(chain(first, tokens, block_size * kTokenBytes));

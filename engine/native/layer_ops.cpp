@@ -1,4 +1,4 @@
-// What a decoder layer does to each row between its matrix products, on a CPU.
+// Row operations between a decoder layer's matrix products, on a CPU.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -23,7 +23,7 @@ using Address = std::uintptr_t;
 
 constexpr std::size_t kElementsOfThreads = 1 << 14;  // below it one thread is as fast
 constexpr std::size_t kElementsAtOnce = 1 << 12;
-constexpr std::size_t kTokensAtOnce = 16;  // whose experts are chosen
+constexpr std::size_t kTokensAtOnce = 16;  // tokens routed at once
 
 void require(bool holds, const char* otherwise) {
     if (!holds) throw py::value_error(otherwise);
@@ -51,7 +51,7 @@ void some_rows(void* argument) noexcept {
     }
 }
 
-// Calls `function(row)` for all rows, on several threads where that is worth it.
+// Calls `function(row)` for all rows, on several threads if that is worth it.
 template <typename Function>
 void for_rows(std::size_t num_rows, std::size_t width, std::size_t num_threads, const Function& function) {
     if (num_rows * width < kElementsOfThreads || num_threads < 2) {
@@ -96,7 +96,7 @@ public:
         });
     }
 
-    // `scales`: one for each row, written.
+    // `scales`: output, one per row.
     void quantise(Address x, std::size_t stride, Address result, Address scales, std::size_t num_rows,
                   std::size_t width, std::size_t num_threads) const {
         for_rows(num_rows, width, num_threads, [=](std::size_t row) {
@@ -112,7 +112,7 @@ public:
         });
     }
 
-    // `places`: of each token's rows, or 0 for all rows in their order; `weights`: [num_tokens, num_chosen].
+    // `places`: row index of each entry, or 0 for all rows in order; `weights`: [num_tokens, num_chosen].
     void weighted_sum(Address rows, Address places, Address weights, Address result, std::size_t num_rows,
                       std::size_t num_tokens, std::size_t num_chosen, std::size_t width, std::size_t num_threads) const {
         const auto* place = reinterpret_cast<const std::int64_t*>(places);
@@ -130,7 +130,7 @@ public:
         });
     }
 
-    // `weight`: a row for each head, or 0; `table`: a row for each position, cosines first.
+    // `weight`: a row per head, or 0; `table`: a row per position, cosines first.
     void rotate(Address x, std::size_t token_stride, std::size_t head_stride, Address weight, Address table,
                 std::size_t num_positions, Address positions, std::size_t num_tokens, std::size_t num_heads,
                 std::size_t width, bool is_interleaved, float eps, std::size_t num_threads) const {
@@ -155,9 +155,9 @@ private:
     const RowFunctions<T> rows_;
 };
 
-// Copies rows for the slots that they are for, each slot's together and in the entries' order, and writes in which row
-// of the result an entry is. What fills a slot up to a multiple of `tile` rows are its last ones. `tokens`: whose row of
-// x an entry is, or 0, if all tokens have equally many. Returns how many rows each slot has.
+// Copies rows sorted by slot, in the entries' order within a slot, and writes to `places` the row of the result
+// that each entry has. Slots are padded to a multiple of `tile` rows by repeating the last one. `tokens`: row of x
+// for each entry, or 0 if all tokens have equally many entries. Returns the number of rows per slot.
 std::vector<std::size_t> sort_rows(Address x, std::size_t num_tokens, std::size_t row_bytes, Address tokens, Address slots,
                                    std::size_t num_entries, std::size_t num_slots, std::size_t tile, Address rows,
                                    Address places, std::size_t num_threads) {
@@ -195,7 +195,7 @@ std::vector<std::size_t> sort_rows(Address x, std::size_t num_tokens, std::size_
     return sizes;
 }
 
-// logits: [num_rows, num_experts]; bias: [num_experts], for the choice alone, or 0; weights, experts: [num_rows, num_chosen].
+// logits: [num_rows, num_experts]; bias: [num_experts], for routing only, or 0; weights, experts: [num_rows, num_chosen].
 void choose_experts(Address logits, Address bias, Address weights, Address experts, std::size_t num_rows,
                     const ChoiceRule& rule, bool is_sigmoid, std::size_t num_threads) {
     static const auto score = row_functions<float>(instruction_sets()[0]).score;

@@ -1,7 +1,7 @@
 from typing import Protocol
 
 def instruction_sets() -> list[str]:
-    """Those that this processor has, the best first. All give the same bits."""
+    """Return the instruction sets of this processor, fastest first. All give the same bits."""
 
 def sort_rows(
     x: int,
@@ -16,10 +16,10 @@ def sort_rows(
     places: int,
     num_threads: int,
 ) -> list[int]:
-    """Writes rows by slot, and where each entry's is; returns how many each slot has. Raises ValueError."""
+    """Write rows sorted by slot and each entry's row index; returns the rows per slot. Raises ValueError."""
 
 class ChoiceRule:
-    """How experts are chosen by their scores; without groups there is one."""
+    """Routing by scores; without group limits there is one group."""
 
     def __init__(
         self,
@@ -43,10 +43,10 @@ def choose_experts(
     is_sigmoid: bool,
     num_threads: int,
 ) -> None:
-    """Writes weights (fp32) and experts (int64) of each row of logits. Raises ValueError."""
+    """Write weights (fp32) and experts (int64) of each row of logits. Raises ValueError."""
 
 class LayerOps(Protocol):
-    """Reads and writes what it is pointed at. Strides count elements; rows are contiguous."""
+    """Row operations on raw pointers. Strides count elements; rows are contiguous."""
 
     def norm(
         self, x: int, stride: int, weight: int, result: int, num_rows: int, width: int, eps: float, num_threads: int

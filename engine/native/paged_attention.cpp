@@ -53,7 +53,7 @@ const InstructionSet& instruction_set(const std::string& name) {
     return *found;
 }
 
-// What Python calls. One call at a time: others wait.
+// Interface for Python. Calls are serialised.
 class PagedAttention {
 public:
     PagedAttention(double scale, std::size_t block_size, std::size_t num_heads, std::size_t num_kv_heads,

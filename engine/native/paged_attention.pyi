@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 
 def instruction_sets() -> list[str]:
-    """The kernels that this processor can run, the best first."""
+    """Return the kernels that this processor can run, fastest first."""
 
 class Rows:
     """A tensor [num_tokens, num_heads, width] whose last dimension is contiguous; strides in bytes."""
@@ -24,7 +24,7 @@ class Cache:
     ) -> None: ...
 
 class PagedAttention:
-    """Plans a step, then attends layer by layer. Raises ValueError for what cannot be; reads what it is pointed at."""
+    """Attention on raw pointers: plans a step, then runs layer by layer. Raises ValueError for invalid arguments."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ void require(bool holds, const char* otherwise) {
     if (!holds) throw py::value_error(otherwise);
 }
 
-// Where there are tiles (AMX), other products are faster.
+// With tiles (AMX), other products are faster.
 bool has_fastest_products() {
 #if defined(__x86_64__)
     constexpr unsigned kTiles = 1u << 22;
@@ -48,7 +48,7 @@ std::uint16_t* halves(Address address) { return reinterpret_cast<std::uint16_t*>
 using products_avx512::Gated;
 using products_avx512::Plain;
 
-// Runs `function()` on several threads; all of them work on the same.
+// Runs `function()` on several threads, which share the work.
 template <typename Function>
 void on_threads(std::size_t num_threads, const Function& function) {
     if (num_threads < 2) return function();
@@ -58,10 +58,10 @@ void on_threads(std::size_t num_threads, const Function& function) {
 
 #endif
 
-// One weight in panels, of which whoever calls keeps the memory.
+// One weight in panels; the caller must keep its memory alive.
 class Product {
 public:
-    // inputs_of_unit: 1 for floats, 2 for bfloat16, 4 for bytes, which have scales and offsets, one for each output of the
+    // inputs_of_unit: 1 for floats, 2 for bfloat16, 4 for bytes, which have a scale and an offset per output of the
     // panels.
     Product(Address panels, std::size_t num_outputs, std::size_t num_inputs, std::size_t inputs_of_unit, Address scales,
             Address offsets)
@@ -74,8 +74,8 @@ public:
         require(num_inputs > 0 && num_outputs > 0 && num_inputs % inputs_of_unit == 0, "inputs fill their units");
     }
 
-    // rows: [num_rows, num_inputs]; bias: [num_outputs], or 0; both of bfloat16. result: [num_rows, num_outputs], of floats
-    // if the weight is, otherwise of bfloat16.
+    // rows: [num_rows, num_inputs]; bias: [num_outputs], or 0; both of bfloat16. result: [num_rows, num_outputs], in floats
+    // if the weight is in floats, otherwise in bfloat16.
     void run(Address rows, Address bias, Address result, std::size_t num_rows, std::size_t num_threads) const {
 #if defined(__x86_64__)
         const py::gil_scoped_release others_may_run;
@@ -95,7 +95,7 @@ private:
     const Weight weight_;
 };
 
-// `down(silu(gate(x)) * up(x))` for some rows of each slot.
+// `down(silu(gate(x)) * up(x))` for each slot's rows.
 class GatedProducts {
 public:
     GatedProducts(std::vector<const Product*> gate_up, std::vector<const Product*> down)

@@ -1,4 +1,4 @@
-// How compiled modules come to the threads that they share.
+// Access of compiled modules to their shared threads.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,9 +9,9 @@ namespace baton {
 
 constexpr const char* kRunOnThreads = "run_on_threads";
 
-inline RunOnThreads run_on_threads = nullptr;  // in a module that has imported them
+inline RunOnThreads run_on_threads = nullptr;  // set in modules that have imported it
 
-// For a module while it is imported. Raises ImportError where the threads' module was not compiled.
+// Call it while the module is imported. Raises ImportError if the threads' module was not compiled.
 inline void import_threads() {
     const auto module = pybind11::module_::import("baton.engine.native.thread_team");
     run_on_threads =

@@ -1,4 +1,4 @@
-// The threads that the compiled modules share: a team for each thread that calls them.
+// Threads shared by the compiled modules: one team per calling thread.
 
 #include "thread_team.hpp"
 

@@ -1,7 +1,7 @@
-// Threads that compute beside whoever calls them.
+// Threads that help a calling thread.
 //
-// A call does not wait for threads that come late: where something else has their cores, the caller computes alone. (Teams
-// of OpenMP wait for all of theirs, which costs milliseconds a call as soon as there are more busy threads than cores.)
+// A call does not wait for late threads: if their cores are busy, the caller computes alone. (Teams
+// of OpenMP wait for all of their threads, which costs milliseconds a call with more busy threads than cores.)
 #pragma once
 
 #include <pthread.h>
@@ -18,19 +18,19 @@
 
 namespace baton {
 
-// Owns the threads that help one other thread, which is the only one that calls it. They run on the cores that it has when
-// they are made.
+// Owns the threads that help one other thread, its only caller. They run on the cores that the caller has when
+// they are created.
 class ThreadTeam {
 public:
     ThreadTeam() = default;
     ThreadTeam(const ThreadTeam&) = delete;
     ThreadTeam& operator=(const ThreadTeam&) = delete;
 
-    // Nobody waits for the threads.
+    // Does not wait for the threads.
     ~ThreadTeam() { shared_->end(); }
 
-    // Calls `function(argument)` here and, as they come, in other threads: at most `num_threads - 1` times, perhaps twice
-    // in one. Those that have not come when the call here returns do not begin. Returns once all calls have returned.
+    // Calls `function(argument)` here and in other threads that are free: at most `num_threads - 1` times, maybe twice
+    // in one thread. Threads that have not started when the call here returns do not start. Returns after all calls.
     void run(Work function, void* argument, std::size_t num_threads) {
         make_helpers(num_threads);
         const std::size_t num_places = std::min(num_threads ? num_threads - 1 : 0, num_helpers_);
@@ -42,7 +42,7 @@ public:
 private:
     static constexpr std::size_t kMostHelpers = 1024;
 
-    // What the threads know of each other.
+    // State shared by the threads.
     class Shared {
     public:
         void open(Work function, void* argument, std::uint32_t num_places) {
@@ -74,8 +74,8 @@ private:
         }
 
     private:
-        static constexpr std::uint32_t kPlace = 1u << 16;  // below it the door counts who is within, above it places
-        static constexpr std::size_t kLooksOfIdle = 1 << 14;  // some 0.3 ms, which is longer than what lies between calls
+        static constexpr std::uint32_t kPlace = 1u << 16;  // below it the door counts threads inside, above it places
+        static constexpr std::size_t kLooksOfIdle = 1 << 14;  // some 0.3 ms, longer than the time between calls
 
         void call() {
             num_calls_.fetch_add(1, std::memory_order_release);
@@ -98,7 +98,7 @@ private:
             num_calls_.wait(seen, std::memory_order_acquire);
         }
 
-        // Of the present call; whoever is within reads them.
+        // Of the current call; read by the threads inside.
         Work function_ = nullptr;
         void* argument_ = nullptr;
         std::atomic<std::uint32_t> door_{0};
@@ -106,7 +106,7 @@ private:
         std::atomic<bool> has_ended_{false};
     };
 
-    // How often this process came out of another: the threads of a team stay behind.
+    // Number of forks that led to this process: a team's threads do not survive a fork.
     static unsigned num_forks() {
         static std::atomic<unsigned> count{0};
         [[maybe_unused]] static const int registered = pthread_atfork(nullptr, nullptr, [] { ++count; });
@@ -124,7 +124,7 @@ private:
                 std::thread([shared = shared_] { shared->help(); }).detach();
             }
         } catch (const std::system_error&) {
-            // There is no room for more: those that there are do it.
+            // No more threads can be created: continue with those that exist.
         }
     }
 

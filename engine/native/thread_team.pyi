@@ -1,2 +1,2 @@
 run_on_threads: object
-"""A capsule: how other compiled modules come to these threads."""
+"""Capsule that gives other compiled modules access to these threads."""

@@ -1,4 +1,4 @@
-// Threads that compute together, and what they wait for.
+// Interface to run work on several threads, and their way to wait.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +8,10 @@ namespace baton {
 
 using Work = void (*)(void* argument) noexcept;
 
-// Runs `function(argument)` on at most so many threads, the caller's among them; see ThreadTeam.
+// Runs `function(argument)` on at most `num_threads` threads, including the caller; see ThreadTeam.
 using RunOnThreads = void (*)(Work function, void* argument, std::size_t num_threads);
 
-constexpr std::size_t kLooks = 1 << 13;  // at what another thread does in microseconds, before it is offered the core
+constexpr std::size_t kLooks = 1 << 13;  // polls of work that takes microseconds, before the core is yielded
 
 inline void rest() {
 #if defined(__x86_64__)
@@ -19,7 +19,7 @@ inline void rest() {
 #endif
 }
 
-// Whoever is given this core meanwhile keeps it for milliseconds.
+// A thread that gets this core in the meantime keeps it for milliseconds.
 template <typename Holds>
 void wait_until(const Holds& holds) {
     for (std::size_t looks = 0; !holds(); ++looks) {

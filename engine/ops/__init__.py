@@ -1,4 +1,4 @@
-"""What a layer does to each row between its matrix products, by where the rows are.
+"""Row operations between a layer's matrix products, with one implementation per device.
 
-A row's result depends on that row alone, and not on the rows beside it.
+A row's result depends on that row alone, not on the other rows.
 """

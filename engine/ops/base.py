@@ -1,4 +1,4 @@
-"""What layers ask of an implementation of their small computations."""
+"""Interface of the row operations that layers use."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,11 +8,12 @@ from torch import Tensor
 
 
 class Rotation:
-    """By what angles the heads of a step's tokens are turned."""
+    """Rotary angles of a step's tokens."""
 
     def __init__(self, table: Tensor, positions: Tensor, interleaved: bool) -> None:
-        """table: [num_positions, rotary_dim] fp32, cosines in the first half and sines in the second; positions:
-        [num_tokens] int64; interleaved: whether pairs are neighbours in the checkpoint's heads, or a head's halves.
+        """table: [num_positions, rotary_dim] fp32, cosines in the first half and sines in the second.
+
+        positions: [num_tokens] int64; interleaved: pairs are adjacent in the checkpoint's heads, not half a head apart.
         """
         self.table = table
         self.positions = positions
@@ -20,7 +21,7 @@ class Rotation:
         self._cos_sin: tuple[Tensor, ...] = ()
 
     def cos_sin(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """Of every token, [num_tokens, 1, rotary_dim / 2] each; gathered once for all layers."""
+        """Return cos and sin of every token, [num_tokens, 1, rotary_dim / 2] each; gathered once for all layers."""
         if not self._cos_sin or self._cos_sin[0].dtype != dtype:
             self._cos_sin = self.table[self.positions].to(dtype).unsqueeze(1).chunk(2, dim=-1)
         return self._cos_sin
@@ -28,53 +29,53 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """Root mean square norms of heads, as Qwen3 has them of queries and of keys."""
+    """RMS norms of query and key heads, as in Qwen3."""
 
-    weight: Tensor  # [num_heads, head_dim], a row for each head
-    counts: tuple[int, ...]  # of neighbours that have the same weight: their rows are equal
+    weight: Tensor  # [num_heads, head_dim], one row per head
+    counts: tuple[int, ...]  # sizes of the runs of adjacent heads with the same weight
     eps: float
 
 
 class LayerOps(Protocol):
-    """Computations on rows, in fp32 whatever the rows' dtype, of which a row's result depends on that row alone."""
+    """Row operations, in fp32 whatever the rows' dtype; a row's result depends on that row alone."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x: [..., size], its last dimension contiguous; weight: [size]. Returns the same shape."""
+        """Return the RMS norm of x [..., size], whose last dimension must be contiguous; weight: [size]."""
         ...
 
     def add_rms_norm(self, x: Tensor, addend: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """The sum of two tensors [num_tokens, size], and its norm. Both tensors may be overwritten."""
+        """Return the sum of two tensors [num_tokens, size] and its RMS norm. Both inputs may be overwritten."""
         ...
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """gate_up: [num_tokens, 2 * size], the gate first. Returns [num_tokens, size]."""
+        """Return silu(gate) * up, [num_tokens, size], of gate_up [num_tokens, 2 * size], the gate first."""
         ...
 
     def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [num_tokens, size], its last dimension contiguous. Returns it as uint8 around 128, and each row's scale.
+        """Quantise x [num_tokens, size], last dimension contiguous, to uint8 around 128 with a scale per row.
 
-        A row is `(result - 128) * scale`, with a scale of max(|row|) / 127, [num_tokens] fp32: elements are rounded to
-        the nearest, to the even one of two. The scale of a row that is not finite is not finite.
+        A row is approximately `(result - 128) * scale`, with scale = max(|row|) / 127, [num_tokens] fp32. Elements are
+        rounded to nearest, ties to even. A row that is not finite has a scale that is not finite.
         """
         ...
 
     def scale(self, x: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Each row of [num_tokens, size] times its scale, plus a bias [size]. `x` may be overwritten."""
+        """Multiply each row of x [num_tokens, size] by its scale and add a bias [size]. `x` may be overwritten."""
         ...
 
     def weighted_sum(self, rows: Tensor, places: Tensor | None, weights: Tensor) -> Tensor:
-        """Sums of each token's rows, which are `places[token * num_chosen + choice]`, times their weights.
+        """Sum each token's rows, weighted; expert `i` of a token has row `places[token * num_chosen + i]`.
 
-        rows: [num_rows, size], may be overwritten; places: [num_tokens * num_chosen] int64, None for all rows in their
-        order; weights: [num_tokens, num_chosen] fp32. Returns [num_tokens, size], added in the order of choices.
+        rows: [num_rows, size], may be overwritten; places: [num_tokens * num_chosen] int64, None for all rows in order;
+        weights: [num_tokens, num_chosen] fp32. Returns [num_tokens, size], added in routing order.
         """
         ...
 
     def rotate(self, heads: Tensor, rotation: Rotation, norms: HeadNorms | None = None) -> Tensor:
-        """Heads turned by their tokens' positions, each after its norm where there are norms.
+        """Rotate heads by their tokens' positions, each after its norm if there are norms.
 
-        heads: [num_tokens, num_heads, rotary_dim], may be overwritten; norms: of all of them. Returns the shape of
-        heads. Interleaved pairs come out as halves: queries and keys alike, so that their products are the
-        same.
+        heads: [num_tokens, num_heads, rotary_dim], may be overwritten; norms: of all heads. Returns the shape of heads.
+        Interleaved pairs are returned as halves; this is the same for queries and keys, so their products are
+        unchanged.
         """
         ...

@@ -1,4 +1,4 @@
-"""Which computations on rows serve."""
+"""Choice of the row operations for a device."""
 
 import logging
 from functools import cache
@@ -11,8 +11,8 @@ from baton.engine.ops.torch_ops import TorchOps
 
 try:
     from baton.engine.ops.native_ops import NativeOps
-except ImportError:  # nothing was compiled when this was installed
-    NativeOps = None  # type: ignore[assignment, misc]  # there is no optional class for mypy
+except ImportError:  # installed without the compiled extensions
+    NativeOps = None  # type: ignore[assignment, misc]  # mypy has no optional class
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ CPU_OPS: LayerOps = NativeOps() if NativeOps is not None else TORCH_OPS
 
 
 def ops_for(device: torch.device) -> LayerOps:
-    """On a CPU the compiled ones, on a GPU FlashInfer's; where they are not to be had torch's."""
+    """Return the native operations on a CPU, FlashInfer's on a GPU, and torch's if these are not available."""
     if device.type == "cpu":
         return CPU_OPS
     return _cuda_ops() if device.type == "cuda" else TORCH_OPS
@@ -29,7 +29,7 @@ def ops_for(device: torch.device) -> LayerOps:
 
 @cache
 def _cuda_ops() -> LayerOps:
-    """For all of the process: asked for in every layer of every step."""
+    """Return the GPU operations; cached per process, since every layer of every step asks for them."""
     try:
         return FlashInferOps()
     except ImportError as error:

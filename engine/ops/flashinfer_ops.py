@@ -1,4 +1,4 @@
-"""Computations on rows by FlashInfer's kernels, on a GPU."""
+"""Row operations by FlashInfer's kernels, on a GPU."""
 
 from dataclasses import dataclass
 from math import gcd
@@ -12,14 +12,14 @@ from baton.engine.ops.torch_ops import TorchOps
 from baton.extras import FLASHINFER
 
 DTYPES = (torch.bfloat16, torch.float16)
-ROTARY_DIMS = (64, 128, 256, 512)  # that it has kernels of their own for: a warp, or less, turns a head where it is
-VECTOR_BYTES = 16  # that a thread reads at once: rows are as many whole ones, and begin at one
-MOST_ALIGNED = 128  # bytes: contiguous rows to be normed begin at multiples of their length, or of so many
+ROTARY_DIMS = (64, 128, 256, 512)  # with dedicated kernels: a warp or less rotates a head in place
+VECTOR_BYTES = 16  # read per thread at once: rows must be a whole number of vectors, aligned to vectors
+MOST_ALIGNED = 128  # bytes: contiguous rows to norm must be aligned to their length, at most to this
 
 
 @dataclass(frozen=True, slots=True)
 class FlashInferFunctions:
-    """What of the library is used."""
+    """Library's functions that are used here."""
 
     norm: Any
     add_norm: Any
@@ -41,18 +41,18 @@ class FlashInferFunctions:
 
 
 class FlashInferOps:
-    """Each in one pass over memory, without waiting for the GPU; a norm of heads and their rotation are three.
+    """FlashInfer's row operations, each in one pass over memory without a GPU sync; head norms and rotation take three.
 
-    Where the library has no kernel for a tensor, of another type, size or place, torch computes it.
+    Falls back to torch for tensors whose type, size or alignment has no kernel.
     """
 
     def __init__(self, functions: FlashInferFunctions | None = None) -> None:
-        """Raises ImportError where the library is not to be had."""
+        """Load the library, unless `functions` are given. Raises ImportError if it is not available."""
         self._functions = functions or FlashInferFunctions.load()
         self._torch = TorchOps()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See LayerOps."""
+        """Return the RMS norm of x over its last dimension."""
         rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
         if not _is_normed(rows, weight):
             return self._torch.rms_norm(x, weight, eps)
@@ -60,14 +60,14 @@ class FlashInferOps:
         return normed.view(x.shape)
 
     def add_rms_norm(self, x: Tensor, addend: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """See LayerOps. The sum is where `x` was, and its norm where the addend was."""
+        """Return x + addend, stored in x, and its RMS norm, stored in addend."""
         if not (_is_normed(x, weight) and _is_normed(addend, weight)):
             return self._torch.add_rms_norm(x, addend, weight, eps)
         self._functions.add_norm(addend, x, weight, eps)
         return x, addend
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """See LayerOps."""
+        """Return silu(gate) * up of gate_up [num_tokens, 2 * size]."""
         gate_up = gate_up.contiguous()
         if not _is_served(gate_up):
             return self._torch.silu_and_mul(gate_up)
@@ -75,37 +75,37 @@ class FlashInferOps:
         return result
 
     def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """See LayerOps."""
+        """Quantise each row of x to uint8 with its own scale."""
         return self._torch.quantise(x)
 
     def scale(self, x: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-        """See LayerOps."""
+        """Multiply each row by its scale and add the bias."""
         return self._torch.scale(x, scales, bias)
 
     def weighted_sum(self, rows: Tensor, places: Tensor | None, weights: Tensor) -> Tensor:
-        """See LayerOps."""
+        """Sum each token's rows, weighted, in routing order."""
         return self._torch.weighted_sum(rows, places, weights)
 
     def rotate(self, heads: Tensor, rotation: Rotation, norms: HeadNorms | None = None) -> Tensor:
-        """See LayerOps. The heads are turned where they are, if they are halves."""
-        if not self._turns(heads, rotation, norms):
+        """Rotate heads by their tokens' positions, after optional norms; in place unless they are interleaved."""
+        if not self._can_rotate(heads, rotation, norms):
             return self._torch.rotate(heads, rotation, norms)
         if norms is not None:
             self._norm_heads(heads, norms)
-        if rotation.interleaved:  # first to halves, since the library would leave pairs where they are
+        if rotation.interleaved:  # convert to halves first, since the library would keep the pairs interleaved
             heads = heads.view(*heads.shape[:2], -1, 2).mT.flatten(2)
-        # It asks for queries and keys: a head is either. Where there is only one, what the other would be is lost.
+        # The library needs both queries and keys. Any heads can be either; a single head gets a dummy key.
         query, key = (heads[:, :-1], heads[:, -1:]) if heads.shape[1] > 1 else (heads, torch.empty_like(heads))
         self._functions.rotate(rotation.positions, query, key, heads.shape[2], rotation.table, is_neox=True)
         return heads
 
-    def _turns(self, heads: Tensor, rotation: Rotation, norms: HeadNorms | None) -> bool:
+    def _can_rotate(self, heads: Tensor, rotation: Rotation, norms: HeadNorms | None) -> bool:
         width = heads.shape[2]
         is_normed = norms is None or (_is_served(norms.weight) and norms.weight.dtype == heads.dtype)
         return is_normed and _is_served(heads) and width in ROTARY_DIMS and rotation.table.shape[1] == width
 
     def _norm_heads(self, heads: Tensor, norms: HeadNorms) -> None:
-        """Where they are, neighbours of one weight at once."""
+        """Norm heads in place, adjacent heads with the same weight at once."""
         first = 0
         for count in norms.counts:
             part = heads[:, first : first + count]
@@ -114,7 +114,7 @@ class FlashInferOps:
 
 
 def _is_served(rows: Tensor) -> bool:
-    """Whether there is something to compute, of a type that the kernels have, in whole vectors that lie at vectors."""
+    """Return whether the kernels support these rows: not empty, of a supported type, in whole aligned vectors."""
     item = rows.element_size()
     return (
         rows.dtype in DTYPES
@@ -127,7 +127,7 @@ def _is_served(rows: Tensor) -> bool:
 
 
 def _is_normed(rows: Tensor, weight: Tensor) -> bool:
-    """Whether there is a kernel for a norm of these rows [num_rows, size]."""
+    """Return whether there is a kernel for the norm of these rows [num_rows, size]."""
     is_whole = rows.data_ptr() % gcd(MOST_ALIGNED, rows.shape[-1] * rows.element_size()) == 0
     is_served = _is_served(rows) and (is_whole or not rows.is_contiguous())
     return is_served and _is_served(weight) and weight.dtype == rows.dtype

@@ -1,4 +1,4 @@
-"""Computations on rows by the compiled module, on a CPU."""
+"""Row operations by the compiled module, on a CPU."""
 
 import torch
 from torch import Tensor
@@ -8,15 +8,15 @@ from baton.engine.ops.base import HeadNorms, Rotation
 
 
 class NativeOps:
-    """Each in one pass over memory. All instruction sets give the same bits."""
+    """Native row operations, each in one pass over memory. All instruction sets give the same bits."""
 
     def __init__(self, instructions: str | None = None) -> None:
-        """instructions: None for the best that are here. Raises ValueError for those that this processor lacks."""
+        """instructions: default is the best set available. Raises ValueError for one that this processor lacks."""
         name = instructions or instruction_sets()[0]
         self._ops = {torch.float32: Float32Ops(name), torch.bfloat16: Bfloat16Ops(name)}
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See LayerOps."""
+        """Return the RMS norm of x over its last dimension."""
         rows = x if x.dim() == 2 and x.stride(1) == 1 else x.reshape(-1, x.shape[-1])
         result = torch.empty(x.shape, dtype=x.dtype)
         num_rows, width = rows.shape
@@ -26,7 +26,7 @@ class NativeOps:
         return result
 
     def add_rms_norm(self, x: Tensor, addend: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """See LayerOps."""
+        """Return x + addend and its RMS norm."""
         x, addend = x.contiguous(), addend.contiguous()
         result = torch.empty_like(x)
         num_rows, width = x.shape
@@ -35,7 +35,7 @@ class NativeOps:
         return x, result
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """See LayerOps."""
+        """Return silu(gate) * up of gate_up [num_tokens, 2 * size]."""
         gate_up = gate_up.contiguous()
         num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         result = torch.empty(num_rows, width, dtype=gate_up.dtype)
@@ -44,7 +44,7 @@ class NativeOps:
         return result
 
     def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """See LayerOps."""
+        """Quantise each row of x to uint8 with its own scale."""
         if x.stride(1) != 1:
             x = x.contiguous()
         num_rows, width = x.shape
@@ -54,7 +54,7 @@ class NativeOps:
         return result, scales
 
     def scale(self, x: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-        """See LayerOps."""
+        """Multiply each row by its scale and add the bias."""
         x = x.contiguous()
         pointers = x.data_ptr(), scales.data_ptr(), 0 if bias is None else bias.data_ptr()
         num_rows, width = x.shape
@@ -62,7 +62,7 @@ class NativeOps:
         return x
 
     def weighted_sum(self, rows: Tensor, places: Tensor | None, weights: Tensor) -> Tensor:
-        """See LayerOps."""
+        """Sum each token's rows, weighted, in routing order."""
         rows, weights = rows.contiguous(), weights.contiguous()
         places = places.contiguous() if places is not None else None
         (num_tokens, num_chosen), (num_rows, width) = weights.shape, rows.shape
@@ -75,7 +75,7 @@ class NativeOps:
         return result
 
     def rotate(self, heads: Tensor, rotation: Rotation, norms: HeadNorms | None = None) -> Tensor:
-        """See LayerOps. The heads are turned where they are."""
+        """Rotate heads by their tokens' positions, after optional norms; in place."""
         if heads.stride(2) != 1:
             heads = heads.contiguous()
         num_tokens, num_heads, width = heads.shape

@@ -1,4 +1,4 @@
-"""Computations on rows in plain torch: what the other implementations are compared with."""
+"""Row operations in plain torch: the reference for the other implementations."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -6,28 +6,28 @@ from torch import Tensor
 
 from baton.engine.ops.base import HeadNorms, Rotation
 
-LEAST_SCALED = 1e-35  # of what is quantised; less is nothing
-UNDIVIDED_ELEMENTS = 1 << 15  # torch's grain: fewer are one thread's
-EVEN_THREADS = 2  # shares of whole rows on so many threads fill vectors
+LEAST_SCALED = 1e-35  # rows with a smaller maximum are quantised to zero
+UNDIVIDED_ELEMENTS = 1 << 15  # torch's grain size: fewer elements stay on one thread
+EVEN_THREADS = 2  # with up to this many threads, torch's shares of whole rows fill whole vectors
 
 
 class TorchOps:
-    """See LayerOps."""
+    """Row operations in plain torch."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See LayerOps."""
+        """Return the RMS norm of x over its last dimension."""
         return F.rms_norm(x, weight.shape, weight, eps)
 
     def add_rms_norm(self, x: Tensor, addend: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """See LayerOps."""
+        """Return x + addend and its RMS norm."""
         total = x + addend
         return total, self.rms_norm(total, weight, eps)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """See LayerOps.
+        """Return silu(gate) * up of gate_up [num_tokens, 2 * size].
 
-        torch divides many elements among threads without regard to rows, and computes the ends of a thread's share,
-        which do not fill a vector, in another way: each thread has whole rows instead.
+        torch divides elements among threads regardless of rows, and computes the tail of a thread's share, which does
+        not fill a vector, differently. Therefore each call here gets few enough rows for a single thread.
         """
         rows = max(1, UNDIVIDED_ELEMENTS // gate_up.shape[1])
         if len(gate_up) <= rows or gate_up.is_cuda or torch.get_num_threads() <= EVEN_THREADS:
@@ -35,7 +35,7 @@ class TorchOps:
         return torch.cat([_silu_and_mul(part) for part in torch.split(gate_up, rows)])
 
     def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """See LayerOps."""
+        """Quantise each row of x to uint8 with its own scale."""
         x = x.float()
         most = x.abs().amax(1, keepdim=True)
         is_scaled = most >= LEAST_SCALED
@@ -44,17 +44,17 @@ class TorchOps:
         return ((x * factor).round() + 128).to(torch.uint8), scales[:, 0]
 
     def scale(self, x: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-        """See LayerOps."""
+        """Multiply each row by its scale and add the bias."""
         scaled = x.float() * scales[:, None]
         return (scaled if bias is None else scaled + bias.float()).to(x.dtype)
 
     def weighted_sum(self, rows: Tensor, places: Tensor | None, weights: Tensor) -> Tensor:
-        """See LayerOps. In the rows' dtype."""
+        """Sum each token's rows, weighted, in routing order; in the rows' dtype."""
         chosen = rows if places is None else rows[places]
         return chosen.view(*weights.shape, rows.shape[1]).mul_(weights.unsqueeze(2)).sum(dim=1)
 
     def rotate(self, heads: Tensor, rotation: Rotation, norms: HeadNorms | None = None) -> Tensor:
-        """See LayerOps."""
+        """Rotate heads by their tokens' positions, after optional norms."""
         if norms is not None:
             heads = F.rms_norm(heads, heads.shape[-1:], None, norms.eps) * norms.weight
         cos, sin = rotation.cos_sin(heads.dtype)

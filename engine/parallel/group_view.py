@@ -1,4 +1,4 @@
-"""Who is in an expert-parallel group, as an engine needs to know it; plain data and a Protocol, no torch, no gRPC."""
+"""Membership of a group of ranks, as an engine sees it: plain data and a Protocol, no torch, no gRPC."""
 
 import threading
 from dataclasses import dataclass
@@ -7,45 +7,45 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """The group in one of its epochs: every change of members begins a new one."""
+    """Group in one epoch; every change of members begins a new epoch."""
 
-    epoch: int  # grows
-    members: tuple[str, ...]  # names of the ranks' lives, in the order of their ranks
-    rank: int  # our place among them
-    store: str = ""  # host:port of the epoch's store; empty until the first member has opened it
+    epoch: int  # increases
+    members: tuple[str, ...]  # names of the ranks' incarnations, by rank
+    rank: int  # this rank
+    store: str = ""  # host:port of the epoch's store; empty until rank 0 has opened it
 
 
 class Membership(Protocol):
-    """What an engine asks of whoever knows the group; its methods are called on the engine's thread."""
+    """Client of the group's membership service; all methods are called on the engine's thread."""
 
     @property
     def epoch(self) -> int:
-        """The newest epoch that is known; one that is past the engine's means: form anew. 0 before the first."""
+        """Newest known epoch, 0 before the first. If it is newer than the engine's, the engine must re-form."""
         ...
 
     def join(self) -> None:
-        """This rank is loaded, and may be one of the members from now on; may be called again."""
+        """Announce that this rank has loaded and may become a member; idempotent."""
         ...
 
     def wait(self, seen: GroupView | None, timeout_s: float) -> GroupView | None:
-        """The newest view as soon as it is another one than `seen` (a new epoch, or its store); None if not in time."""
+        """Wait for a view other than `seen` (a new epoch, or its store's address) and return it; None on timeout."""
         ...
 
     def publish_store(self, epoch: int, address: str) -> None:
-        """Tells all members of the epoch where its store is; only the first member calls it."""
+        """Publish the address of the epoch's store to all members; only rank 0 calls this."""
         ...
 
     def report_broken(self, epoch: int, reason: str) -> None:
-        """The epoch's members cannot go on together: a new one is wanted, even if all of them live."""
+        """Request a new epoch because the members cannot continue together, even if all are alive."""
         ...
 
     def wake(self, epoch: int, round_number: int) -> None:
-        """Tells all other members, which may be asleep, that a step has begun. Does not wait."""
+        """Wake all other members, which may be asleep, because a step has begun. Does not wait."""
         ...
 
 
 class NewestView:
-    """Owns the newest view: shown on one thread, looked at and waited for on any other."""
+    """Newest view: set on one thread, read and awaited on any other."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -53,18 +53,18 @@ class NewestView:
 
     @property
     def epoch(self) -> int:
-        """Of the newest view; 0 before the first."""
+        """Epoch of the newest view; 0 before the first."""
         view = self._view
         return 0 if view is None else view.epoch
 
     def show(self, view: GroupView) -> None:
-        """This is the newest one."""
+        """Set the newest view and wake all waiting threads."""
         with self._changed:
             self._view = view
             self._changed.notify_all()
 
     def wait(self, seen: GroupView | None, timeout_s: float) -> GroupView | None:
-        """The newest view as soon as it is another one than `seen`; None if not in time."""
+        """Wait for a view other than `seen` and return it; None on timeout."""
         with self._changed:
             self._changed.wait_for(lambda: self._view != seen, min(timeout_s, threading.TIMEOUT_MAX))
             return self._view if self._view != seen else None

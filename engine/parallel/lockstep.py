@@ -1,11 +1,12 @@
-"""How the ranks of an expert-parallel group step together.
+"""Lockstep of the ranks of an expert-parallel group.
 
-1. Every step begins with an agreement: each rank tells how many tokens it has.
-2. If anyone has some, all compute the step, who has none for the experts alone. If nobody has, all fall asleep.
-3. Who gets work while the group sleeps wakes the others, and they agree again.
-4. When a rank is gone, or another epoch has begun, the ranks that are left form anew and repeat the step. That is safe
-   wherever it broke off: a step is taken in only once it is computed whole, KV written twice is the same KV, and the
-   noise of sampling follows from seed and position. Ranks need not have come equally far.
+1. Every step starts with an agreement: the ranks exchange how many tokens each of them has.
+2. If any rank has tokens, all compute the step; ranks without tokens compute only their experts. If no rank has tokens,
+   all go to sleep.
+3. A rank that gets work while the group sleeps wakes the others, and they agree again.
+4. When a rank is lost or another epoch begins, the remaining ranks re-form the group and repeat the step. That is safe
+   at any point: results are applied only after the whole step, writing the same KV twice is harmless, and sampling
+   noise depends only on seed and position. Ranks may have progressed to different points of the step.
 """
 
 from collections.abc import Callable
@@ -18,19 +19,19 @@ T = TypeVar("T")
 
 
 class Lockstep:
-    """Owns the turns of one rank; its engine's thread calls everything."""
+    """Steps of one rank, synchronised with its group; all calls must come from the engine's thread."""
 
     def __init__(self, group: ExpertGroup) -> None:
-        """group: formed."""
+        """Start at round 0 of a group that has formed."""
         self._group = group
-        self._round = 0  # of agreements in the present epoch
-        self._woken_round = 0  # somebody has begun it, perhaps without us
+        self._round = 0  # number of agreements in the current epoch
+        self._woken_round = 0  # newest round started by another rank, perhaps without this one
         self._woken_epoch = 0
         self._is_asleep = False
 
     @property
-    def is_called(self) -> bool:
-        """Whether this rank must take part in a step, though it may have nothing to compute."""
+    def is_round_pending(self) -> bool:
+        """Whether this rank must take part in a step, even if it has nothing to compute."""
         if self._group.ranks.has_left:
             return False
         if not self._group.ranks.is_current or not self._is_asleep:
@@ -39,30 +40,30 @@ class Lockstep:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether other ranks are waited for."""
+        """Whether this rank waits for other ranks."""
         return self._group.ranks.is_waiting
 
     @property
     def is_forming(self) -> bool:
-        """Whether the group forms anew."""
+        """Whether the group is being formed."""
         return self._group.ranks.is_forming
 
     @property
     def is_short(self) -> bool:
-        """Whether the group has too few ranks, and waits for more."""
+        """Whether the group has too few ranks and waits for more."""
         return self._group.ranks.is_short
 
     @property
     def epoch(self) -> int:
-        """The one that steps are made in; 0 while there is none."""
+        """Epoch of the formed group; 0 while there is none."""
         return self._group.ranks.view.epoch if self._group.ranks.is_formed else 0
 
     def woken(self, epoch: int, round_number: int) -> None:
-        """Somebody has begun a round of agreement, and may wait for us."""
+        """Note that another rank has started a round of agreement and may be waiting for this one."""
         self._woken_epoch, self._woken_round = max((self._woken_epoch, self._woken_round), (epoch, round_number))
 
     def run(self, num_tokens: int, compute: Callable[[], T], compute_idle: Callable[[], None]) -> T | None:
-        """One step of the group; None if this rank had nothing to compute. Forms the group anew as often as needed."""
+        """Run one step of the group, re-forming it as often as needed; None if this rank had nothing to compute."""
         while True:
             try:
                 if not self._group.ranks.is_current:
@@ -74,20 +75,20 @@ class Lockstep:
                 compute_idle()
                 return None
             except GroupBroken as error:
-                self._group.give_up(error)
+                self._group.abandon_epoch(error)
                 if self._group.ranks.has_left and not num_tokens:
                     return None
-            except EngineEnded:  # it left while the group formed anew
+            except EngineEnded:  # this rank left while the group was re-forming
                 if num_tokens:
                     raise
                 return None
 
     def leave(self) -> None:
-        """Takes part in no further step; may be called on any thread, before the membership tells the others."""
+        """Take part in no further step. May be called on any thread, before the membership reports it to the others."""
         self._group.ranks.leave()
 
     def close(self) -> None:
-        """Ends the process group, once no step is under way: the others notice."""
+        """End the process group, between steps; the other ranks' collectives then fail."""
         self._group.close()
 
     def _form(self) -> None:
@@ -97,7 +98,7 @@ class Lockstep:
         self._is_asleep = False
 
     def _agree(self, num_tokens: int) -> bool:
-        """Whether anyone has something to compute."""
+        """Agree on a step with all ranks; returns whether any rank has tokens to compute."""
         self._round += 1
         if self._is_asleep and num_tokens:
             self._group.membership.wake(self._group.ranks.view.epoch, self._round)

@@ -1,9 +1,9 @@
-"""A model divided among ranks: the first one leads, and the others follow it step by step.
+"""A tensor-parallel model: rank 0 leads, and the other ranks follow it step by step.
 
-1. The first rank has the requests, the scheduler and the sampler. It tells all others of each step's batch.
-2. All compute it, each with its own part of the model and of the KV, which stands in the same blocks on every rank.
-3. When a rank is gone no other can go on: every rank's step, or its wait for one, ends with GroupBroken, and with it
-   the process. Whoever looks after the processes starts all of them again.
+1. Rank 0 has the requests, the scheduler and the sampler. It broadcasts each step's batch to all others.
+2. All ranks compute it, each with its shard of the model and of the KV, which has the same block ids on every rank.
+3. When a rank is lost, none can continue: on every rank the step, or the wait for one, ends with GroupBroken, and then
+   the process ends. The supervisor of the processes restarts all of them.
 """
 
 import time
@@ -24,25 +24,25 @@ from baton.engine.parallel.tensor_parallel import TensorGroup
 
 
 class Rank0Model:
-    """The first rank's model: whatever it computes, all ranks do."""
+    """Rank 0's model, which makes all other ranks compute the same batch."""
 
     def __init__(self, model: Model, tensor: TensorGroup) -> None:
-        """model: this rank's part."""
+        """Wrap this rank's shard of the model."""
         self._model = model
         self._tensor = tensor
 
     def forward(self, batch: Batch, pool: Tensor) -> Tensor:
-        """See Model. Raises GroupBroken."""
-        self._tensor.tell(batch)
+        """Broadcast the batch and return the logits. Raises GroupBroken."""
+        self._tensor.broadcast(batch)
         return self._model.forward(batch, pool)
 
     def forward_idle(self) -> None:
-        """See Model."""
+        """Compute only this rank's experts, for the other ranks of a group."""
         self._model.forward_idle()
 
 
 class Follower:
-    """Owns the part of a model, and of its KV, of a rank that computes what the first one says."""
+    """A rank other than 0: its shard of the model and KV, on which it computes the batches of rank 0."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class Follower:
         allocate_pool: Callable[[tuple[int, ...], torch.dtype], Tensor] = zeros,
         on_progress: Callable[[float], None] | None = None,
     ) -> None:
-        """Waits for all ranks and loads this one's part; as `Engine`, which the first rank makes of the same config."""
+        """Wait for all ranks and load this one's shard; rank 0 creates an `Engine` with the same config."""
         tensor.form()
         if tensor.shard.rank == 0:
-            raise EngineError("the first rank of a tensor-parallel group leads, and follows nobody")
+            raise EngineError("rank 0 of a tensor-parallel group leads and cannot follow")
         loaded = load(config, allocate_pool, on_progress, tensor=tensor)
         self.config = config
         self.layout = loaded.layout
@@ -64,26 +64,26 @@ class Follower:
         self.fingerprint = loaded.fingerprint
         self._model = loaded.model
         self._tensor = tensor
-        self._busy_since_s: float | None = None  # monotonic clock; None: it waits for a step
+        self._busy_since_s: float | None = None  # monotonic clock; None while waiting for a step
 
     @property
     def turn_s(self) -> float:
-        """Seconds that the present step has taken so far; 0 between two; may be asked on any thread.
+        """Seconds that the current step has taken so far; 0 between steps; may be read from any thread.
 
-        Half of them while it waits for other ranks: where one hangs, that one is to be ended, and not all.
+        Halved while it waits for other ranks: if one hangs, the watchdog should end that one first, not all of them.
         """
         since_s = self._busy_since_s
         turn_s = 0.0 if since_s is None else time.monotonic() - since_s
         return turn_s / 2 if self._tensor.is_waiting else turn_s
 
     def follow(self) -> NoReturn:
-        """Computes all steps. Raises GroupBroken when the first rank has ended, or another one is gone."""
+        """Compute all steps until GroupBroken is raised, when rank 0 has ended or another rank is lost."""
         if self.config.num_threads is not None:
             torch.set_num_threads(self.config.num_threads)
         try:
             with running_on(self._cores), computing_on(self.pool.device):
                 while True:
-                    batch = self._tensor.listen()
+                    batch = self._tensor.receive_broadcast()
                     self._busy_since_s = time.monotonic()
                     self._model.forward(batch, self.pool)
                     self._busy_since_s = None

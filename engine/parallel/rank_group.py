@@ -1,4 +1,4 @@
-"""The ranks of a group, and how bytes get from each to each."""
+"""A group of ranks and its collectives."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -9,43 +9,45 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store, Work
 
 from baton.engine.errors import EngineEnded, GroupBroken
-from baton.engine.parallel.exchange import POLL_S, EndingThreads, Exchange
+from baton.engine.parallel.exchange import POLL_S, Exchange, TeardownThreads
 from baton.engine.parallel.group_view import GroupView, Membership
 from baton.engine.parallel.rank_connections import COLLECTIVE_TIMEOUT_S, Collectives, Connections, RankConnector
 
 logger = logging.getLogger(__name__)
 
 IN_A_STEP = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
-NEVER = timedelta(days=365)  # the time-out of a wait that other means end: a newer epoch, or a lost connection
+NEVER = timedelta(days=365)  # timeout of waits that end by other means: a newer epoch, or a lost connection
 CLOSE_TIMEOUT_S = 2.0
 
 
 class RankGroup:
-    """Owns the process group of the newest epoch; one thread calls everything."""
+    """Process group of the newest epoch. Not thread-safe, except where noted."""
 
     def __init__(self, membership: Membership, host: str, device: torch.device, fewest: int = 1) -> None:
-        """host: the address of this rank's interface, on which the others reach it; fewest: ranks of an epoch that is
-        joined.
+        """Create the group without forming it.
+
+        host: address of this rank's interface, where the other ranks reach it; fewest: smallest number of ranks of an
+        epoch to join.
         """
         self._membership = membership
         self._fewest = fewest
-        self._ending = EndingThreads()
-        self._connector = RankConnector(membership, host, device, self._ending)
+        self._teardown = TeardownThreads()
+        self._connector = RankConnector(membership, host, device, self._teardown)
         self._view: GroupView | None = None
-        self._last_epoch = 0  # that was joined, or could not be
-        self._connections: Connections | None = None  # of a single rank there are none
-        self._given_up: list[Work] = []  # whose memory a GPU may still write, until their group has ended
+        self._last_epoch = 0  # last epoch that was joined or failed to form
+        self._connections: Connections | None = None  # None for a single rank
+        self._abandoned: list[Work] = []  # abandoned collectives, whose memory a GPU may write until their group ends
         self._has_left = False
-        self.is_waiting = False  # for other ranks
-        self.is_forming = False  # an epoch, and reading what it lacks
-        self.is_short = False  # of ranks, and waits for more
-        self.num_sent_bytes = 0  # to other ranks, since the start
-        self.waited_s = 0.0  # for exchanges, since the start
-        self.num_tokens: list[int] = []  # of each rank in the present step, as all have agreed
+        self.is_waiting = False  # waits for other ranks in a collective
+        self.is_forming = False  # forms an epoch and reads missing experts
+        self.is_short = False  # has too few ranks and waits for more
+        self.num_sent_bytes = 0  # to other ranks, since start
+        self.waited_s = 0.0  # in collectives, since start
+        self.num_tokens: list[int] = []  # by rank: tokens in the current step, as agreed
 
     @property
     def view(self) -> GroupView:
-        """The epoch of the present process group."""
+        """View of the current process group's epoch."""
         assert self._view is not None, "the group was not formed"
         return self._view
 
@@ -56,37 +58,37 @@ class RankGroup:
 
     @property
     def is_formed(self) -> bool:
-        """Whether there is a process group, though perhaps not the newest epoch's."""
+        """Whether there is a process group, perhaps of an older epoch."""
         return self._view is not None
 
     @property
     def has_left(self) -> bool:
-        """Whether this rank takes part in nothing any more."""
+        """Whether this rank has left for good."""
         return self._has_left
 
     @property
     def is_current(self) -> bool:
-        """Whether the group stands, and no newer epoch has begun."""
+        """Whether the group has formed and no newer epoch has begun."""
         return self._view is not None and self._view.epoch == self._membership.epoch
 
     @property
     def store(self) -> Store:
-        """A key-value store that all ranks of the epoch have; of a group of several."""
+        """Key-value store shared by all ranks of the epoch; only for groups of several ranks."""
         return self._connected.store
 
     def check_epoch(self) -> None:
-        """Raises GroupBroken if a newer epoch has begun, or this rank has left."""
+        """Raise GroupBroken if a newer epoch has begun, or this rank has left."""
         if self._has_left:
             raise GroupBroken("this rank has left its group")
         if not self.is_current:
             raise GroupBroken(f"epoch {self._membership.epoch} of the group has begun")
 
-    def give_up(self, work: Work) -> None:
-        """See WaitingRank."""
-        self._given_up.append(work)
+    def abandon(self, work: Work) -> None:
+        """Keep an abandoned collective's memory alive until its group has ended."""
+        self._abandoned.append(work)
 
     def form(self) -> None:
-        """Joins the process group of the newest epoch after the last one, however many come and go meanwhile.
+        """Join the process group of a newer epoch, retrying with later epochs until one forms.
 
         Raises EngineEnded if this rank has left for good.
         """
@@ -111,11 +113,11 @@ class RankGroup:
         raise EngineEnded("this rank has left its group")
 
     def _lacks_ranks(self, view: GroupView) -> bool:
-        """Whether an epoch has too few of them; the same on all ranks."""
+        """Return whether an epoch has too few ranks; the same on all ranks."""
         is_short = len(view.members) < self._fewest
         if is_short:
             logger.warning(
-                "epoch %d of the group has %d of the %d ranks that it needs: nothing is computed until more come",
+                "epoch %d of the group has %d of the %d ranks that it needs: nothing is computed until more join",
                 view.epoch,
                 len(view.members),
                 self._fewest,
@@ -124,19 +126,19 @@ class RankGroup:
         return is_short
 
     def leave(self) -> None:
-        """No epoch is joined from now on. May be called on any thread."""
+        """Join no further epoch. May be called on any thread."""
         self._has_left = True
 
     def drop(self, and_then: Callable[[], None] | None = None) -> None:
-        """Leaves the process group, which tells the others' collectives that we are gone. Never waits.
+        """Leave the process group, so that the other ranks' collectives fail. Never blocks.
 
-        and_then: called on another thread once nothing of the group is under way, if there was one.
+        and_then: called on another thread once nothing of the group is in flight; not called if there was no group.
         """
         self._view = None
         if self._connections is None:
             return
-        kept, given_up = [self._connections], self._given_up
-        self._connections, self._given_up = None, []
+        kept, given_up = [self._connections], self._abandoned
+        self._connections, self._abandoned = None, []
 
         def end() -> None:
             kept[0].end()
@@ -145,20 +147,20 @@ class RankGroup:
             if and_then is not None:
                 and_then()
 
-        # Its end waits for collectives under way, and those with a rank that hangs end late.
-        self._ending.start(end)
+        # On another thread: ending waits for collectives in flight, which end late if a rank hangs.
+        self._teardown.start(end)
 
     def close(self) -> None:
-        """The same, before the process ends: gives what is dropped a little time, for its threads die badly."""
+        """Leave the process group before the process ends, and give its threads a little time to end cleanly."""
         self.drop()
         self.wait_for_dropped(CLOSE_TIMEOUT_S)
 
     def wait_for_dropped(self, timeout_s: float) -> None:
-        """Gives what was dropped so much time to end."""
-        self._ending.join(timeout_s)
+        """Wait up to `timeout_s` seconds until dropped process groups have ended."""
+        self._teardown.join(timeout_s)
 
     def exchange(self, output: Tensor, data: Tensor, received: Sequence[int], sent: Sequence[int]) -> Exchange:
-        """Begins to send rows of `data` to each rank and to receive rows of `output`, both in order of ranks.
+        """Start an all-to-all: send rows of `data` to each rank and receive rows of `output`, both in rank order.
 
         Rows are bytes or integers along dimension 0; `received` and `sent` count them by rank. Raises GroupBroken.
         """
@@ -168,7 +170,7 @@ class RankGroup:
         return self._begin(self._connected.data, output, data, received, sent)
 
     def add(self, x: Tensor) -> Exchange:
-        """Begins to make of x, in place, the sum of all ranks': with over two of them in no certain order.
+        """Start an in-place all-reduce of x; with more than two ranks, the order of addition is unspecified.
 
         Raises GroupBroken.
         """
@@ -180,28 +182,31 @@ class RankGroup:
             raise GroupBroken(f"a collective failed: {error}") from error
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Every rank's numbers, equally many on all, by rank. Raises GroupBroken."""
+        """Return every rank's numbers, equally many on all, by rank. Raises GroupBroken."""
         return self._gather(torch.tensor(numbers, dtype=torch.int64)).tolist()
 
     def gather_tensor(self, numbers: Tensor) -> Tensor:
-        """Every rank's numbers [n], equally many on all: [size, n] on the CPU. Raises GroupBroken."""
+        """Return every rank's numbers [n], equally many on all, as [size, n] on the CPU. Raises GroupBroken."""
         return self._gather(numbers.to("cpu").flatten())
 
-    def meet(self) -> None:
-        """Waits until every rank has come here, however long that takes. Raises GroupBroken."""
+    def barrier(self) -> None:
+        """Wait until every rank has reached this barrier, without a timeout. Raises GroupBroken."""
         self._gather(torch.zeros(1, dtype=torch.int64), NEVER)
 
-    def tell(self, numbers: Tensor) -> None:
-        """The first rank's numbers [n], on the CPU, to all others, which `listen`. Raises GroupBroken."""
-        self._from_first(numbers.new_empty(0), numbers.repeat(self.size - 1), [0] * self.size, len(numbers))
+    def broadcast(self, numbers: Tensor) -> None:
+        """Send rank 0's numbers [n], on the CPU, to the other ranks, which call `receive_broadcast`.
 
-    def listen(self, count: int) -> Tensor:
-        """So many numbers (int64, on the CPU) of the first rank, however late it tells them. Raises GroupBroken."""
+        Raises GroupBroken.
+        """
+        self._from_rank0(numbers.new_empty(0), numbers.repeat(self.size - 1), [0] * self.size, len(numbers))
+
+    def receive_broadcast(self, count: int) -> Tensor:
+        """Wait, without a timeout, for `count` numbers (int64, on the CPU) from rank 0. Raises GroupBroken."""
         output = torch.empty(count, dtype=torch.int64)
-        self._from_first(output, output[:0], [count] + [0] * (self.size - 1), 0)
+        self._from_rank0(output, output[:0], [count] + [0] * (self.size - 1), 0)
         return output
 
-    def _from_first(self, output: Tensor, data: Tensor, received: list[int], num_sent: int) -> None:
+    def _from_rank0(self, output: Tensor, data: Tensor, received: list[int], num_sent: int) -> None:
         if self.size > 1:
             sent = [0] + [num_sent] * (self.size - 1)
             self._begin(self._connected.control, output, data, received, sent, NEVER).wait()
@@ -209,10 +214,10 @@ class RankGroup:
     def _gather(self, numbers: Tensor, timeout: timedelta = IN_A_STEP) -> Tensor:
         if self.size == 1:
             return numbers.unsqueeze(0)
-        everywhere = numbers.repeat(self.size)  # gloo's all_to_all is three times as fast as its all_gather
-        output = torch.empty_like(everywhere)
+        copies = numbers.repeat(self.size)  # gloo's all_to_all is three times as fast as its all_gather
+        output = torch.empty_like(copies)
         splits = [len(numbers)] * self.size
-        self._begin(self._connected.control, output, everywhere, splits, splits, timeout).wait()
+        self._begin(self._connected.control, output, copies, splits, splits, timeout).wait()
         return output.view(self.size, -1)
 
     def _begin(
@@ -233,7 +238,7 @@ class RankGroup:
             raise GroupBroken(f"a collective failed: {error}") from error
 
     def _join(self, view: GroupView) -> None:
-        """Raises GroupBroken if this epoch cannot be formed."""
+        """Connect to the ranks of an epoch. Raises GroupBroken if it cannot be formed."""
         if len(view.members) > 1:
             self._connections = self._connector.connect(view, lambda: self._has_left)
         self._view = view
@@ -241,6 +246,6 @@ class RankGroup:
 
     @property
     def _connected(self) -> Connections:
-        """Of a group of several ranks."""
+        """Connections of a group of several ranks."""
         assert self._connections is not None, "the group was not formed"
         return self._connections

@@ -1,8 +1,8 @@
-"""Ranks that have one model together: each computes its part of every layer, and all have the sum.
+"""Tensor-parallel ranks: each computes its shard of every layer, and all get the sum.
 
-Sums are added in fp32 in the order of the ranks, element by element: so all ranks have the same bits, and a token's
-do not depend on which tokens are computed with it, nor on the run. Ranks choose experts alike because of that, which
-asks that they run the same kernels: the same kind of processor, and the same number of threads.
+Sums are added element by element in fp32 and in rank order. All ranks therefore have the same bits, and a token's
+result does not depend on the other tokens in its batch, nor on the run. Expert routing relies on this to be the same on
+all ranks; that also requires the same kernels, i.e. the same kind of processor and number of threads.
 """
 
 from collections.abc import Sequence
@@ -17,40 +17,40 @@ from baton.engine.parallel.group_view import Membership
 from baton.engine.parallel.rank_group import RankGroup
 from baton.engine.parallel.tensor_shard import TensorShard
 
-# From so many bytes on each rank adds some of the rows and gives their sums to the others: that takes more turns, but
-# fewer bytes. (4 ranks on one machine: 0.8 of the time for 512 KiB, 0.25 for 8 MiB; 1.4 for 64 KiB.)
+# From this size on, each rank adds some of the rows and sends their sums to the others (reduce-scatter, all-gather):
+# more rounds, but fewer bytes. (4 ranks on one machine: 0.8 of the time for 512 KiB, 0.25 for 8 MiB; 1.4 for 64 KiB.)
 MIN_SPLIT_BYTES = 1 << 18
-FIRST_NUMBERS = 4096  # of a step, in one message; more of them need a second
+FIRST_NUMBERS = 4096  # numbers in a step's first message; longer batches need a second one
 
 
 class TensorRanks(Protocol):
-    """What a model asks of the ranks that it is divided among."""
+    """Collectives that a sharded model uses."""
 
     @property
     def shard(self) -> TensorShard:
-        """Our part."""
+        """This rank's shard."""
         ...
 
     def sum(self, x: Tensor) -> Tensor:
-        """x: [num_rows, width], what this rank has of each element; ours to change. Returns the same on every rank."""
+        """Return the sum of all ranks' partial x [num_rows, width], the same on every rank. May modify x."""
         ...
 
     def gather(self, x: Tensor) -> Tensor:
-        """x: [num_rows, width], our columns. Returns [num_rows, size * width] at the first rank, x at the others."""
+        """Gather columns x [num_rows, width]: returns [num_rows, size * width] on rank 0, x on the others."""
         ...
 
 
 class OneRank:
-    """A model that is not divided."""
+    """Collectives of a model that is not sharded."""
 
     shard = TensorShard()
 
     def sum(self, x: Tensor) -> Tensor:
-        """See TensorRanks."""
+        """Return x."""
         return x
 
     def gather(self, x: Tensor) -> Tensor:
-        """See TensorRanks."""
+        """Return x."""
         return x
 
 
@@ -58,39 +58,42 @@ ONE_RANK = OneRank()
 
 
 class TensorGroup:
-    """Owns the ranks of one model. It is formed once: without any one of them the others have no model either."""
+    """Ranks of one sharded model. It forms only once: if one rank is lost, the model is incomplete."""
 
     def __init__(
         self, membership: Membership, host: str, device: torch.device, size: int, has_whole_experts: bool = False
     ) -> None:
-        """host: the address of this rank's interface; size: number of ranks; the rest is as in TensorShard."""
+        """Create the group without forming it.
+
+        host: address of this rank's interface; size: number of ranks; has_whole_experts: as in TensorShard.
+        """
         self._has_whole_experts = has_whole_experts
         self._ranks = RankGroup(membership, host, device)
         self._size = size
 
     @property
     def shard(self) -> TensorShard:
-        """Our part; the first rank leads."""
+        """This rank's shard; rank 0 leads."""
         return TensorShard(self._ranks.view.rank, self._size, self._has_whole_experts)
 
     @property
     def is_broken(self) -> bool:
-        """Whether a rank is known to be gone."""
+        """Whether a rank is known to be lost."""
         return not self._ranks.is_current
 
     @property
     def is_waiting(self) -> bool:
-        """Whether other ranks are waited for; may be asked on any thread."""
+        """Whether this rank waits for other ranks; may be read from any thread."""
         return self._ranks.is_waiting
 
     def check(self) -> None:
-        """Raises GroupBroken if a rank is known to be gone."""
+        """Raise GroupBroken if a rank is known to be lost."""
         if self.is_broken:
-            raise GroupBroken("a rank of this worker is gone")
+            raise GroupBroken("a rank of this worker is lost")
         self._ranks.check_epoch()
 
     def form(self) -> None:
-        """Waits for all ranks. Raises EngineError if there are too many, EngineEnded if this one has left."""
+        """Wait for all ranks. Raises EngineError if there are too many, EngineEnded if this one has left."""
         while not self._ranks.is_formed:
             self._ranks.form()
             num_ranks = self._ranks.size
@@ -100,29 +103,32 @@ class TensorGroup:
                 raise EngineError(f"a tensor-parallel group of {self._size} ranks has {num_ranks} members")
 
     def agree(self, names: Sequence[str], numbers: Sequence[int]) -> None:
-        """All ranks must have the same numbers. Raises EngineError that says by name which differ, and GroupBroken."""
+        """Check that all ranks have the same numbers. Raises EngineError naming those that differ, or GroupBroken."""
         first, *others = self._ranks.gather(numbers)
         for rank, theirs in enumerate(others, start=1):
             differ = [name for name, a, b in zip(names, first, theirs, strict=True) if a != b]
             if differ:
                 raise EngineError(
-                    f"rank {rank} differs from the first one in {', '.join(differ)}: ranks of one model need the same "
+                    f"rank {rank} differs from rank 0 in {', '.join(differ)}: ranks of one model need the same "
                     "checkpoint and options"
                 )
 
-    def least(self, number: int) -> int:
-        """The least of all ranks' numbers. Raises GroupBroken."""
+    def minimum(self, number: int) -> int:
+        """Return the minimum of all ranks' numbers. Raises GroupBroken."""
         return min(theirs[0] for theirs in self._ranks.gather([number]))
 
-    def meet(self) -> None:
-        """Waits until every rank has come here, however long that takes. Raises GroupBroken."""
-        self._ranks.meet()
+    def barrier(self) -> None:
+        """Wait until every rank has reached this barrier, without a timeout. Raises GroupBroken."""
+        self._ranks.barrier()
 
     def sum(self, x: Tensor) -> Tensor:
-        """See TensorRanks. Raises GroupBroken."""
+        """Return the sum of all ranks' partial x [num_rows, width], the same on every rank. May modify x.
+
+        Raises GroupBroken.
+        """
         if self._size == 1 or not len(x):
             return x
-        if self._size == 2:  # no order to keep, and twice as fast as what keeps it
+        if self._size == 2:  # two summands have no order to keep, and an all-reduce is twice as fast
             x = x.contiguous()
             self._ranks.add(x).wait()
             return x
@@ -134,7 +140,10 @@ class TensorGroup:
         return self._all_of(_add(parts), counts)
 
     def gather(self, x: Tensor) -> Tensor:
-        """See TensorRanks. Raises GroupBroken."""
+        """Gather columns x [num_rows, width]: returns [num_rows, size * width] on rank 0, x on the others.
+
+        Raises GroupBroken.
+        """
         num_rows, width = x.shape
         is_first = self._ranks.view.rank == 0
         if not num_rows:
@@ -143,35 +152,35 @@ class TensorGroup:
         columns = self._exchange(x, received, [num_rows] + [0] * (self._size - 1))
         return columns.view(self._size, num_rows, width).transpose(0, 1).flatten(1) if is_first else x
 
-    def tell(self, batch: Batch) -> None:
-        """The first rank says what is computed next. Raises GroupBroken."""
+    def broadcast(self, batch: Batch) -> None:
+        """Broadcast the next batch from rank 0. Raises GroupBroken."""
         numbers = pack(batch)
         first = numbers.new_zeros(FIRST_NUMBERS)
         first[0] = len(numbers)
         first[1 : 1 + len(numbers)] = numbers[: FIRST_NUMBERS - 1]
-        self._ranks.tell(first)
+        self._ranks.broadcast(first)
         if len(numbers) > FIRST_NUMBERS - 1:
-            self._ranks.tell(numbers[FIRST_NUMBERS - 1 :])
+            self._ranks.broadcast(numbers[FIRST_NUMBERS - 1 :])
 
-    def listen(self) -> Batch:
-        """What the first rank says, however long it has nothing to say. Raises GroupBroken."""
-        first = self._ranks.listen(FIRST_NUMBERS)
+    def receive_broadcast(self) -> Batch:
+        """Wait, without a timeout, for the next batch from rank 0. Raises GroupBroken."""
+        first = self._ranks.receive_broadcast(FIRST_NUMBERS)
         count = int(first[0])
         numbers = first[1 : 1 + count]
         if count > len(numbers):
-            numbers = torch.cat([numbers, self._ranks.listen(count - len(numbers))])
+            numbers = torch.cat([numbers, self._ranks.receive_broadcast(count - len(numbers))])
         return unpack(numbers)
 
     def leave(self) -> None:
-        """Waits for no other rank from now on; may be called on any thread."""
+        """Stop waiting for other ranks, for good; may be called on any thread."""
         self._ranks.leave()
 
     def close(self) -> None:
-        """Ends the group, once no step is under way: the others notice."""
+        """End the group, between steps; the other ranks' collectives then fail."""
         self._ranks.close()
 
     def _all_of(self, x: Tensor, counts: Sequence[int] | None = None) -> Tensor:
-        """Every rank's rows, one rank after the other; `counts` says how many each has, if not all as many as we."""
+        """All-gather rows in rank order; `counts` are the rows of each rank, if not all equal to this rank's."""
         return self._exchange(x.repeat(self._size, 1), counts or [len(x)] * self._size, [len(x)] * self._size)
 
     def _exchange(self, x: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:
@@ -182,7 +191,7 @@ class TensorGroup:
 
 
 def _add(parts: Tensor) -> Tensor:
-    """parts: [size, num_rows, width], ours to change. Returns [num_rows, width]."""
+    """Add parts [size, num_rows, width] in rank order in fp32; returns [num_rows, width]."""
     total = parts[0].float()
     for part in parts[1:]:
         total += part

@@ -1,9 +1,9 @@
-"""Which part of a model each rank of a tensor-parallel group has (Megatron-LM, arXiv 1909.08053).
+"""Shard of a model that a tensor-parallel rank holds (Megatron-LM, arXiv 1909.08053).
 
-Attention heads, the inner columns of MLPs and experts, and the vocabulary's rows are divided evenly, one rank after the
-other; experts that are kept whole are divided by their number. Where there are more ranks than KV heads, ranks that
-follow each other hold the same one. What all heads share (norms, the router of experts, the latent of MLA) is on every
-rank.
+Attention heads, the inner columns of MLPs and experts, and the rows of the vocabulary are divided evenly, in rank
+order. With `has_whole_experts`, whole experts are divided among the ranks instead. If there are more ranks than KV
+heads, consecutive ranks hold the same head. Everything shared by all heads (norms, the expert router, the latent of
+MLA) is on every rank.
 """
 
 from dataclasses import dataclass, replace
@@ -14,46 +14,43 @@ from baton.engine.errors import UnsupportedModel
 
 @dataclass(frozen=True, slots=True)
 class TensorShard:
-    """The part of one rank."""
+    """Shard of one rank."""
 
     rank: int = 0
     size: int = 1  # number of ranks
-    has_whole_experts: bool = False  # each of some, instead of some columns of each
+    has_whole_experts: bool = False  # holds some experts whole, instead of some columns of each expert
 
     def of(self, count: int, width: int = 1) -> slice:
-        """Our part of `count` things, each of so many rows or columns, that lie side by side."""
+        """Return this rank's slice of `count` adjacent items of `width` rows or columns each."""
         first = self.rank * count // self.size
         return slice(first * width, (first + self.share(count)) * width)
 
     def share(self, count: int) -> int:
-        """How many of `count` things every rank has."""
+        """Return how many of `count` items each rank holds; at least one."""
         return max(1, count // self.size)
 
     def experts_of(self, count: int) -> range:
-        """Which of `count` experts are here; numbers that do not divide are shared out as evenly as can be."""
+        """Return which of `count` experts this rank holds; whole experts are divided as evenly as possible."""
         if not self.has_whole_experts:
             return range(count)
         return range(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     @property
-    def of_an_expert(self) -> "TensorShard":
-        """Our part of each expert that is here."""
+    def per_expert(self) -> "TensorShard":
+        """Shard of each expert that this rank holds."""
         return TensorShard() if self.has_whole_experts else self
 
     def local(self, config: ModelConfig) -> ModelConfig:
-        """What the attention of this rank sees of a model: fewer heads."""
+        """Return the config as this rank's attention sees it: with its share of the heads."""
         heads, kv_heads = self.share(config.num_heads), self.share(config.num_kv_heads)
         return replace(config, num_heads=heads, num_kv_heads=kv_heads)
 
     def kv_parts(self, config: ModelConfig, wanted: int | None = None) -> int:
-        """Parts into which a block is divided: those that are wanted, as far as there are heads, or the fewest.
-
-        See KVCacheLayout.
-        """
+        """Return the shards per block (see KVCacheLayout): `wanted`, otherwise one per rank; at most the KV heads."""
         return 1 if config.mla is not None else min(wanted or self.size, config.num_kv_heads)
 
     def check(self, config: ModelConfig) -> None:
-        """Raises UnsupportedModel, naming all sizes that cannot be divided."""
+        """Raise UnsupportedModel, naming all sizes that cannot be divided."""
         counts = {"num_attention_heads": config.num_heads, "vocab_size": config.vocab_size}
         if not all(map(config.is_sparse, range(config.num_layers))):
             counts["intermediate_size"] = config.intermediate_size

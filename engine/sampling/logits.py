@@ -1,4 +1,4 @@
-"""Changes to logits that a request asks for, before anything is drawn: bias, minimum length, penalties."""
+"""Logits processors, applied before sampling: bias, minimum length, penalties."""
 
 from array import array
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from baton.engine.request import Request
 
 
 def edit_logits(logits: Tensor, requests: Sequence[Request], eos_token_ids: frozenset[int]) -> Tensor:
-    """Logits with all changes applied, in vLLM's order; `logits` itself, untouched, if no request wants any.
+    """Return a copy of the logits with all requested changes, in vLLM's order; `logits` itself if there are none.
 
-    logits: [num_rows, vocab]; row `i` belongs to `requests[i]`. Only the tokens concerned are read and written.
+    logits: [num_rows, vocab]; row `i` belongs to `requests[i]`. Only the affected tokens are read and written.
     """
     biased = [i for i, request in enumerate(requests) if request.sampling.logit_bias]
     forbidden = [
@@ -56,17 +56,17 @@ def _add_bias(logits: Tensor, requests: Sequence[Request], rows: Sequence[int]) 
 
 
 def _penalise_repetition(logits: Tensor, requests: Sequence[Request], rows: Sequence[int]) -> None:
-    """Divides positive and multiplies negative logits of all known tokens (Keskar et al. 2019, CTRL, section 4.1)."""
+    """Divide positive and multiply negative logits of all known tokens (Keskar et al. 2019, CTRL, section 4.1)."""
     row_ids, token_ids = _flatten(requests, rows, [0] * len(rows), logits.device)
     penalties = torch.tensor([request.sampling.repetition_penalty for request in requests], device=logits.device)
     penalty = penalties.to(logits.dtype)[row_ids]
     current = logits[row_ids, token_ids]
-    # A token that occurs several times is written several times, with the same value.
+    # A token that occurs several times is written several times with the same value.
     logits[row_ids, token_ids] = torch.where(current > 0, current / penalty, current * penalty)
 
 
 def _penalise_output(logits: Tensor, requests: Sequence[Request], rows: Sequence[int]) -> None:
-    """Subtracts the presence penalty, and the frequency penalty for each occurrence, from tokens of the output."""
+    """Subtract from each output token the presence penalty once and the frequency penalty per occurrence."""
     starts = [requests[row].num_prompt_tokens for row in rows]
     row_ids, token_ids = _flatten(requests, rows, starts, logits.device)
     sampling = [request.sampling for request in requests]
@@ -81,7 +81,7 @@ def _penalise_output(logits: Tensor, requests: Sequence[Request], rows: Sequence
 def _flatten(
     requests: Sequence[Request], rows: Sequence[int], starts: Sequence[int], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Row and token id of each known token from `starts` on: two tensors of [num_tokens] int64."""
+    """Return row and token id of each known token from `starts` on: two tensors of [num_tokens] int64."""
     tokens = [array("q", requests[row].token_ids[start:]) for row, start in zip(rows, starts, strict=True)]
     row_ids = np.repeat(np.array(rows, dtype=np.int64), [len(part) for part in tokens])
     token_ids = np.concatenate([np.frombuffer(part, dtype=np.int64) for part in tokens])

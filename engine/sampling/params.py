@@ -1,4 +1,4 @@
-"""How the next token of a request is chosen."""
+"""Sampling parameters of a request."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ GREEDY_BELOW = 1e-5  # temperature; as in vLLM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Options of one request, under vLLM's names; stop strings belong to whoever detokenises."""
+    """Sampling options of one request, under vLLM's names. Stop strings are handled where tokens are detokenised."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -31,7 +31,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def validate(self, vocab_size: int) -> None:
-        """Raises `InvalidRequest` naming the first option that is out of range."""
+        """Raise InvalidRequest naming the first option that is out of range."""
         _require(
             0 <= self.temperature <= MAX_TEMPERATURE, "temperature", self.temperature, f"from 0 to {MAX_TEMPERATURE}"
         )

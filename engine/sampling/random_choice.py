@@ -1,4 +1,4 @@
-"""Random choice of a token by Gumbel-max, for each row on its own: nothing here depends on the rest of a batch."""
+"""Random sampling by Gumbel-max, independently for each row: nothing here depends on the rest of a batch."""
 
 from dataclasses import dataclass
 
@@ -16,26 +16,26 @@ from baton.engine.sampling.truncation import (
     relative_weights,
 )
 
-BLOCK_COUNTER = 1 << 32  # of the first block's noise, beyond every token id
-NUM_CANDIDATES = 64  # suffice for most rows with top-k or top-p
+BLOCK_COUNTER = 1 << 32  # noise counter of the first block, above all token ids
+NUM_CANDIDATES = 64  # enough for most rows with top-k or top-p
 
 
 @dataclass(frozen=True, slots=True)
 class RandomRows:
-    """Rows whose token is drawn; all tensors have `num_rows` rows."""
+    """Rows to sample at random; all tensors have `num_rows` rows."""
 
-    logits: Tensor  # [num_rows, vocab] over the temperature, -inf where min-p says no
-    keys: Tensor  # [num_rows] int64, of the noise
+    logits: Tensor  # [num_rows, vocab] divided by the temperature, -inf where min-p excludes a token
+    keys: Tensor  # [num_rows] int64 noise keys
     peak: Tensor  # [num_rows, 1] the largest logit, finite
     top_k: Tensor  # [num_rows, 1] int64; the vocabulary's size if off
     top_p: Tensor  # [num_rows, 1] float64; 1 if off
 
 
 def draw_whole(logits: Tensor, peak: Tensor, keys: Tensor) -> Tensor:
-    """[num_rows] int64: a token of each row, whatever its logit; parameters as in `RandomRows`.
+    """Sample a token per row from the whole vocabulary, [num_rows] int64; parameters as in `RandomRows`.
 
-    First a block by its total probability, then a token in it. Both by Gumbel-max, which together draw from the same
-    distribution as Gumbel-max over all tokens, with noise for a few hundred numbers only.
+    Samples first a block by its total probability, then a token in it, both by Gumbel-max. The distribution is the same
+    as that of Gumbel-max over all tokens, but only a few hundred noise values are needed.
     """
     vocab_size = logits.shape[1]
     masses = block_totals(relative_weights(logits, peak))
@@ -49,7 +49,7 @@ def draw_whole(logits: Tensor, peak: Tensor, keys: Tensor) -> Tensor:
 
 
 def draw_truncated(rows: RandomRows) -> Tensor:
-    """[num_rows] int64: a token of each row, from those that its top-k and top-p leave."""
+    """Sample a token per row from those that its top-k and top-p keep, [num_rows] int64."""
     vocab_size = rows.logits.shape[1]
     candidates = find_candidates(rows.logits, NUM_CANDIDATES)
     total = torch.zeros_like(rows.top_k)

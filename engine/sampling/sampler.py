@@ -1,4 +1,4 @@
-"""The next token of each request, from the model's logits."""
+"""Sampler: the next token of each request, from the model's logits."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -18,10 +18,10 @@ from baton.engine.sampling.truncation import find_candidates
 
 
 def position_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> list[PositionLogprobs]:
-    """What stands at each position, and the `num_top` most probable tokens there.
+    """Return the log-probabilities of the token at each position and of the `num_top` most probable tokens.
 
-    logits: [num_positions, vocab] float32, as the model gave them; token_ids: [num_positions] int64, on its device.
-    Equally probable tokens share the better rank.
+    logits: [num_positions, vocab] float32, unmodified; token_ids: [num_positions] int64, on the same device. Equally
+    probable tokens share the better rank.
     """
     log_total = logits.logsumexp(-1, keepdim=True)
     chosen = logits.gather(1, token_ids[:, None])
@@ -47,12 +47,12 @@ def position_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> list[P
 
 
 ARGMAX_BLOCK = 64  # tokens
-CHUNK_ELEMENTS = 1 << 21  # logits drawn from at a time, so that intermediates stay small
+CHUNK_ELEMENTS = 1 << 21  # logits processed at a time, so that intermediates stay small
 
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Chooses tokens as the requests' options say; holds no state, so that any worker chooses the same."""
+    """Samples tokens according to the requests' options; stateless, so that any worker samples the same tokens."""
 
     vocab_size: int
     eos_token_ids: frozenset[int]
@@ -62,20 +62,20 @@ class Sampler:
             raise ValueError(f"eos_token_ids {sorted(self.eos_token_ids)} must be below {self.vocab_size}")
 
     def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
-        """A token for each request, at position `len(request.token_ids)`.
+        """Sample a token for each request, at position `len(request.token_ids)`.
 
-        logits: [num_rows, vocab] float32 on any device, left as they are; row `i` belongs to `requests[i]`. In vLLM's
+        logits: [num_rows, vocab] float32 on any device, not modified; row `i` belongs to `requests[i]`. In vLLM's
         order: logit bias, minimum length, penalties, temperature, min-p, top-k, top-p, Gumbel-max. Log-probabilities
-        are those of the logits as given. Raises `ValueError` if the shapes do not fit.
+        are those of the unmodified logits. Raises ValueError if the shapes do not match.
         """
         token_ids = self.draw(logits, requests)
         return self.described(token_ids.tolist(), self.logprobs(logits, token_ids, requests))
 
     def draw(self, logits: Tensor, requests: Sequence[Request], num_unknown: int = 0) -> Tensor:
-        """[num_rows] int64, a token for each request, where the logits are; see `sample`.
+        """Sample a token for each request, [num_rows] int64 on the logits' device; see `sample`.
 
-        num_unknown: tokens of each request that the host does not know yet, before the one that is drawn. Nothing
-        waits for a device, unless requests edit their logits or have top-k or top-p.
+        num_unknown: number of preceding tokens of each request that the host does not know yet. Does not wait for the
+        device, unless requests edit their logits or have top-k or top-p.
         """
         if logits.shape != (len(requests), self.vocab_size):
             raise ValueError(f"logits are {list(logits.shape)} for {len(requests)} requests x {self.vocab_size} tokens")
@@ -85,15 +85,15 @@ class Sampler:
 
     @staticmethod
     def described(token_ids: Sequence[int], logprobs: Sequence[PositionLogprobs | None]) -> list[SampledToken]:
-        """Tokens with their log-probabilities."""
+        """Pair tokens with their log-probabilities."""
         return [SampledToken(token, part) for token, part in zip(token_ids, logprobs, strict=True)]
 
     def prompt_logprobs(
         self, logits: Tensor, target_token_ids: Sequence[int] | Tensor, num_top: int
     ) -> list[PositionLogprobs]:
-        """Log-probabilities of prompt tokens: row `i` of the logits predicts `target_token_ids[i]`.
+        """Return the log-probabilities of prompt tokens: row `i` of the logits predicts `target_token_ids[i]`.
 
-        logits: [num_positions, vocab] float32.
+        logits: [num_positions, vocab] float32. Raises ValueError if the shapes do not match.
         """
         targets = torch.as_tensor(target_token_ids, dtype=torch.int64, device=logits.device)
         if logits.shape != (len(targets), self.vocab_size):
@@ -147,7 +147,7 @@ class Sampler:
     def logprobs(
         self, logits: Tensor, token_ids: Tensor, requests: Sequence[Request]
     ) -> Sequence[PositionLogprobs | None]:
-        """Of each request's token, if it asks for them: of the logits as given."""
+        """Return the log-probabilities of each request's token in the unmodified logits; None if not requested."""
         counts = [request.sampling.logprobs for request in requests]
         rows = [row for row, count in enumerate(counts) if count is not None]
         found: list[PositionLogprobs | None] = [None] * len(requests)
@@ -160,7 +160,7 @@ class Sampler:
 
 
 def _apply_min_p(scaled: Tensor, peak: Tensor, sampling: Sequence[SamplingParams]) -> None:
-    """Rules out tokens whose probability is below min-p times the largest one."""
+    """Exclude tokens whose probability is below min-p times the largest one."""
     if any(params.min_p > 0 for params in sampling):
         distances = [math.log(params.min_p) if params.min_p > 0 else -math.inf for params in sampling]
         floor = peak + _on(distances, scaled)[:, None]
@@ -168,18 +168,18 @@ def _apply_min_p(scaled: Tensor, peak: Tensor, sampling: Sequence[SamplingParams
 
 
 def _take(logits: Tensor, rows: Sequence[int]) -> Tensor:
-    """Some rows, in ascending order; without a copy where they stand together."""
-    together = rows[-1] - rows[0] == len(rows) - 1
-    return logits[rows[0] : rows[-1] + 1] if together else logits[_on(rows, logits)]
+    """Select rows, which must be in ascending order; without a copy if they are adjacent."""
+    is_adjacent = rows[-1] - rows[0] == len(rows) - 1
+    return logits[rows[0] : rows[-1] + 1] if is_adjacent else logits[_on(rows, logits)]
 
 
 def _on(numbers: Sequence[float], logits: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Numbers where the logits are, without waiting for what is under way there."""
+    """Copy numbers to the logits' device asynchronously."""
     return to_device_async(torch.tensor(numbers, dtype=dtype), logits.device)
 
 
 def _argmax(logits: Tensor) -> Tensor:
-    """[num_rows] int64: the first of the largest logits; by blocks, which is much faster on a CPU."""
+    """Return the first index of each row's largest logit, [num_rows] int64; by blocks, much faster on a CPU."""
     if logits.shape[1] % ARGMAX_BLOCK:
         return logits.max(-1).indices
     blocks = logits.view(len(logits), -1, ARGMAX_BLOCK)

@@ -1,7 +1,7 @@
-"""Which tokens top-k and top-p leave: a threshold for each row, since tokens of equal logits stay or go together.
+"""Top-k and top-p truncation by a threshold per row: tokens with equal logits are kept or dropped together.
 
-Sums are of integers, which no order of summation changes, or of floats in blocks of fixed size, so that a row's
-threshold does not depend on its batch.
+Sums are of integers, which are exact in any order, or of floats in blocks of fixed size, so that a row's threshold does
+not depend on its batch.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ GROUP = 16  # tokens in a group when candidates are found
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The largest logits of each row, in descending order; [num_rows, width]."""
+    """Largest logits of each row, in descending order; [num_rows, width]."""
 
     logits: Tensor
     token_ids: Tensor
@@ -24,22 +24,22 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What stays among candidates."""
+    """Truncation thresholds of the candidates."""
 
-    logits: Tensor  # [num_rows, 1] the smallest that stay
-    complete: Tensor  # [num_rows] bool: whether all that stay are candidates
+    logits: Tensor  # [num_rows, 1] smallest kept logit
+    complete: Tensor  # [num_rows] bool: whether all kept tokens are candidates
 
 
 def relative_weights(logits: Tensor, peak: Tensor) -> Tensor:
-    """[num_rows, num_tokens] float32: probabilities relative to that of `peak`, [num_rows, 1].
+    """Return probabilities relative to that of `peak` [num_rows, 1], as [num_rows, num_tokens] float32.
 
-    Nothing is below exp(-80): a CPU takes long over numbers next to zero, and such a token is never drawn.
+    Clamped at exp(-80): denormal numbers are slow on a CPU, and such a token is never sampled.
     """
     return (logits - peak).clamp_(min=-80).exp_()
 
 
 def block_totals(weights: Tensor) -> Tensor:
-    """[num_rows, num_blocks] float32: sums over blocks of tokens."""
+    """Sum weights over blocks of tokens, [num_rows, num_blocks] float32."""
     missing = -weights.shape[1] % BLOCK
     if missing:
         weights = nn.functional.pad(weights, (0, missing))
@@ -47,14 +47,14 @@ def block_totals(weights: Tensor) -> Tensor:
 
 
 def integer_total(weights: Tensor) -> Tensor:
-    """[num_rows, 1] int64: sums over rows."""
+    """Sum each row's weights as integers, [num_rows, 1] int64."""
     return block_totals(weights).mul_(WEIGHT_ONE).long().sum(-1, keepdim=True)
 
 
 def find_candidates(logits: Tensor, width: int) -> Candidates:
-    """The `width` largest logits of each row.
+    """Return the `width` largest logits of each row.
 
-    They lie in the `width` groups whose own largest logits are the largest; that leaves less to sort.
+    They are in the `width` groups with the largest maxima, which leaves less to sort.
     """
     num_groups, rest = divmod(logits.shape[1], GROUP)
     if rest or num_groups < 4 * width:
@@ -71,21 +71,21 @@ def find_candidates(logits: Tensor, width: int) -> Candidates:
 def candidate_thresholds(
     candidates: Candidates, peak: Tensor, total: Tensor, top_k: Tensor, top_p: Tensor, vocab_size: int
 ) -> Thresholds:
-    """Thresholds from candidates alone.
+    """Compute thresholds from the candidates alone.
 
-    peak, top_k, top_p: [num_rows, 1], off at the vocabulary's size and 1; total: [num_rows, 1] int64 integer weight of
-    the whole row, read where top-k is off. As in vLLM, top-p looks at what top-k leaves.
+    peak, top_k, top_p: [num_rows, 1]; top_k is off at the vocabulary's size, top_p at 1. total: [num_rows, 1] int64,
+    integer weight of the whole row, used where top-k is off. As in vLLM, top-p applies to the tokens that top-k keeps.
     """
     logits = candidates.logits
     width, last = logits.shape[1], logits[:, -1:]
     has_top_k = top_k < vocab_size
     kth = logits.gather(1, top_k.clamp(max=width) - 1)
     threshold = kth.masked_fill(~has_top_k, -torch.inf)
-    # If more tokens than candidates reach top-k's threshold, their total is not known here.
+    # If more tokens than the candidates reach top-k's threshold, their total is unknown here.
     complete = ~has_top_k | (last < threshold)
     weights = relative_weights(logits, peak).mul_(WEIGHT_ONE).long().masked_fill_(logits < threshold, 0)
     total = torch.where(has_top_k, weights.sum(-1, keepdim=True), total)
-    # A token stays while those before it weigh less than top-p; the first always does.
+    # A token is kept while the tokens before it weigh less than top-p; the first is always kept.
     before = weights.cumsum(-1) - weights
     num_kept = (before.double() < top_p * total.double()).sum(-1, keepdim=True).clamp_(min=1)
     nucleus = logits.gather(1, num_kept - 1).masked_fill(top_p >= 1, -torch.inf)
@@ -95,9 +95,9 @@ def candidate_thresholds(
 
 
 def mask_truncated(logits: Tensor, peak: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Logits that are hugely negative where top-k and top-p rule a token out; any number of tokens may stay.
+    """Return logits that are hugely negative where top-k and top-p exclude a token; any number of tokens may be kept.
 
-    logits: [num_rows, vocab]; other shapes as above.
+    logits: [num_rows, vocab]; other shapes as in `candidate_thresholds`.
     """
     vocab_size = logits.shape[1]
     if bool((top_k < vocab_size).any()):
@@ -110,10 +110,10 @@ def mask_truncated(logits: Tensor, peak: Tensor, top_k: Tensor, top_p: Tensor) -
 
 
 def _weighed_threshold(logits: Tensor, weights: Tensor, target: Tensor) -> Tensor:
-    """[num_rows, 1] the largest threshold that tokens of a total of at least `target` reach.
+    """Return the largest threshold such that the tokens at or above it weigh at least `target`, [num_rows, 1].
 
-    weights: [num_rows, vocab] float32; target: [num_rows, 1] float64 of integer weight. Bisection over the ordered
-    bit patterns of float32, 32 rounds at most: for long rows that is several times faster than sorting them.
+    weights: [num_rows, vocab] float32; target: [num_rows, 1] float64, in integer weight. Bisects the ordered bit
+    patterns of float32, at most 32 rounds: for long rows that is several times faster than sorting.
     """
     lowest = _ordered_bits(torch.full_like(logits[:, :1], -torch.inf))
     beyond = _ordered_bits(logits.amax(-1, keepdim=True)) + 1
@@ -128,14 +128,14 @@ def _weighed_threshold(logits: Tensor, weights: Tensor, target: Tensor) -> Tenso
 
 
 def _lower_below(logits: Tensor, threshold: Tensor) -> Tensor:
-    # Arithmetic instead of a masked fill, which is slow on a CPU where it cannot be foreseen what is masked.
+    # Arithmetic instead of a masked fill, which is slow on a CPU because its branches are unpredictable.
     lowered = torch.ge(logits, threshold, out=torch.empty_like(logits)).sub_(1)
     return lowered.mul_(torch.finfo(logits.dtype).max).add_(logits)
 
 
 def _ordered_bits(values: Tensor) -> Tensor:
-    """int64 numbers in the order of the float32 `values`."""
-    bits = (values + 0.0).view(torch.int32).long()  # no negative zero
+    """Map float32 values to int64 numbers with the same order."""
+    bits = (values + 0.0).view(torch.int32).long()  # turns -0.0 into 0.0
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 

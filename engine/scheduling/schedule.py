@@ -1,4 +1,4 @@
-"""What goes into a step, and what comes out of it."""
+"""Input and output of a step."""
 
 from dataclasses import dataclass, field
 
@@ -8,43 +8,43 @@ from baton.engine.request import Request
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """A request and which of its tokens the step computes."""
+    """A request and the range of its tokens that the step computes."""
 
     request: Request
-    start: int  # place of the first of them: the KV of those before it is there, or will be when the step begins
+    start: int  # first position to compute; all earlier positions have KV by the time the step runs
     num_new_tokens: int
-    samples: bool  # the last of them is the last known token: the next is sampled
-    source: int | None = None  # of the one token, if the step before samples it: its row there
+    samples: bool  # the range ends with the last known token, so the next one is sampled
+    source: int | None = None  # row of the token in the previous step's samples, if that step samples it
 
     @classmethod
     def of(cls, request: Request, num_new_tokens: int) -> "ScheduledRequest":
-        """The next tokens of a request of which nothing is under way."""
+        """Schedule the next tokens of a request that has no step in flight."""
         start = request.num_computed_tokens
         return cls(request, start, num_new_tokens, samples=start + num_new_tokens == request.num_tokens)
 
     @classmethod
-    def behind(cls, previous: "ScheduledRequest", source: int) -> "ScheduledRequest":
-        """The token that the step under way samples for the same request."""
+    def after(cls, previous: "ScheduledRequest", source: int) -> "ScheduledRequest":
+        """Schedule the token that the step in flight samples for the same request."""
         return cls(previous.request, previous.start + previous.num_new_tokens, 1, samples=True, source=source)
 
     @property
     def num_new_prompt_tokens(self) -> int:
-        """How many of the tokens are prompt."""
+        """Number of prompt tokens in the range."""
         return min(max(self.request.num_prompt_tokens - self.start, 0), self.num_new_tokens)
 
 
 @dataclass(slots=True)
 class Schedule:
-    """A step's work; requests with one new token come first."""
+    """Work of a step; requests with one new token come first."""
 
     requests: list[ScheduledRequest] = field(default_factory=list)
-    receiving: list[Request] = field(default_factory=list)  # got their blocks now; somebody else fills them
-    leaves_waiting: bool = False  # who waits may be admitted next time, though nobody ends
+    receiving: list[Request] = field(default_factory=list)  # just got blocks for a remote prefill to fill
+    leaves_waiting: bool = False  # a waiting request may be admitted next time even if no request ends
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the model said about one scheduled request."""
+    """Model's output for one scheduled request."""
 
     sampled: SampledToken | None = None
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
@@ -52,8 +52,8 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What came of a request that was computed elsewhere, all of it already passed on."""
+    """Outcome of a remote prefill. Its token and logprobs have already been sent to the client."""
 
-    num_tokens: int  # whose KV is here, from the first on
-    sampled: SampledToken | None = None  # the token behind the known ones; it does not end the request
+    num_tokens: int  # length of the prefix whose KV has arrived
+    sampled: SampledToken | None = None  # the token after the known ones; it does not end the request
     num_prompt_logprobs: int = 0

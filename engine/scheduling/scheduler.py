@@ -1,8 +1,8 @@
 """Continuous batching: which requests compute how many tokens in the next step.
 
-There are no phases. A request has `num_tokens`, of which `num_computed_tokens` have their KV here; a step lets the
-second number catch up with the first, under a token budget (Orca, OSDI 2022; chunked prefill: Sarathi-Serve, OSDI
-2024). When it has caught up, a token is sampled and there is one more to compute.
+There is no prefill phase and no decode phase. A request has `num_tokens`, of which `num_computed_tokens` have KV in
+this engine. Each step lets the second number catch up with the first, under a token budget (Orca, OSDI 2022; chunked
+prefill: Sarathi-Serve, OSDI 2024). Once it has caught up, a token is sampled and there is one more to compute.
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ from baton.engine.outputs import RequestOutput, SampledToken
 from baton.engine.request import FinishReason, FinishRule, Request, RequestId, RequestStatus
 from baton.engine.sampling.params import GREEDY_BELOW
 from baton.engine.scheduling.schedule import Received, Schedule, ScheduledRequest, StepResult
-from baton.engine.scheduling.step_budget import StepBudget, StepRoom
+from baton.engine.scheduling.step_budget import RemainingBudget, StepBudget
 from baton.engine.scheduling.waiting_queue import OrderedRequests
 
 
 class Scheduler:
-    """Owns the requests of an engine."""
+    """Requests of an engine and the choice of what each step computes."""
 
     def __init__(self, config: EngineConfig, blocks: BlockManager, finish_rule: FinishRule) -> None:
         if config.step_tokens <= config.batch_seqs:
             raise ValueError(
                 f"max_num_batched_tokens is {config.step_tokens}, but must exceed max_num_seqs "
-                f"({config.batch_seqs}), or prompts would starve behind decodes"
+                f"({config.batch_seqs}); otherwise decodes would starve prompts"
             )
         self.config = config
         self.blocks = blocks
@@ -38,7 +38,7 @@ class Scheduler:
         self.num_looked_up_tokens = 0
         self._requests: dict[RequestId, Request] = {}
         self._num_arrivals = 0
-        self._may_admit = False  # whether a schedule might admit somebody
+        self._may_admit = False  # whether the next schedule might admit a waiting request
 
     @property
     def num_unfinished(self) -> int:
@@ -47,18 +47,17 @@ class Scheduler:
 
     @property
     def num_queued_tokens(self) -> int:
-        """Tokens to compute here before every request has caught up.
+        """Tokens that this engine must compute until every request has caught up.
 
-        What a waiting request will find in the cache is left out, as far as it was there when the request came, and so
-        is what others compute for it.
+        Excludes tokens of a waiting request that were in the prefix cache when it arrived, and remote prefills.
         """
         return sum(map(_tokens_to_compute, self._requests.values()))
 
     def add(self, request: Request) -> None:
-        """Queues a request. Raises InvalidRequest if it could never run, QueueFull if the queue is at its bound."""
+        """Queue a request. Raises InvalidRequest if it could never run, QueueFull if the queue is at its bound."""
         self._check(request)
         if len(self.waiting) >= self.config.max_num_waiting:
-            raise QueueFull(f"{len(self.waiting)} requests are waiting, which is the bound; try again later")
+            raise QueueFull(f"{len(self.waiting)} requests are waiting, the maximum; try again later")
         self._num_arrivals += 1
         request.arrival = self._num_arrivals
         request.num_cached_tokens = 0 if self._computes_all(request) else self.blocks.num_cached_tokens(request)
@@ -66,44 +65,44 @@ class Scheduler:
         self.waiting.add(request)
 
     def schedule(self) -> Schedule:
-        """Picks a step's work: decodes, then prompts begun, then requests that wait."""
+        """Choose a step's work: decodes first, then partly computed prompts, then waiting requests."""
         schedule = Schedule()
-        room = StepRoom(self.budget.num_tokens - self._schedule_decodes(schedule))
+        remaining = RemainingBudget(self.budget.num_tokens - self._schedule_decodes(schedule))
         for request in self.running:
             missing = request.num_tokens - request.num_computed_tokens
-            if missing > 1 and room.of(request) > 0 and len(schedule.requests) < self.config.batch_seqs:
-                # Blocks lack at most for the last token, when that came with a prompt that did not come whole.
+            if missing > 1 and remaining.limit_for(request) > 0 and len(schedule.requests) < self.config.batch_seqs:
+                # At most the last token lacks a block: one received together with a prompt whose KV is incomplete.
                 held = len(request.block_table) * self.config.block_size - request.num_computed_tokens
-                schedule.requests.append(ScheduledRequest.of(request, room.take(request, min(missing, held))))
-        self._admit(schedule, room)
+                schedule.requests.append(ScheduledRequest.of(request, remaining.take(request, min(missing, held))))
+        self._admit(schedule, remaining)
         schedule.requests.sort(key=lambda item: item.num_new_tokens > 1)
         self._may_admit = schedule.leaves_waiting
         return schedule
 
-    def schedule_ahead(self, under_way: Sequence[ScheduledRequest]) -> list[ScheduledRequest]:
-        """The step behind one whose tokens are not known yet: one more of each request that surely goes on.
+    def schedule_ahead(self, in_flight: Sequence[ScheduledRequest]) -> list[ScheduledRequest]:
+        """Return one more token of each request in a step whose tokens are not known yet, unless it ends by length.
 
-        Nothing, if anything else is to be done next, or may be, when those are known.
+        Returns nothing if the next step might have to do anything else once those tokens are known.
         """
-        going_on = [item for item in under_way if item.request.status is RequestStatus.RUNNING]
-        if self._may_admit or len(going_on) != len(self.running) or not all(item.samples for item in under_way):
+        running = [item for item in in_flight if item.request.status is RequestStatus.RUNNING]
+        if self._may_admit or len(running) != len(self.running) or not all(item.samples for item in in_flight):
             return []
         items = []
-        for row, item in enumerate(under_way):
+        for row, item in enumerate(in_flight):
             request = item.request
             if request.status is not RequestStatus.RUNNING or self.finish_rule.ends_by_length(request):
                 continue
             if not (_is_plain(request) and self.blocks.grow(request, num_unknown=1)):
                 return []
-            items.append(ScheduledRequest.behind(item, row))
+            items.append(ScheduledRequest.after(item, row))
         return items
 
     def update(self, scheduled: Sequence[ScheduledRequest], results: Sequence[StepResult]) -> list[RequestOutput]:
-        """Takes in a step's results: computed tokens, sampled tokens, ends."""
+        """Apply a step's results to its requests: computed tokens, sampled tokens, finish reasons."""
         outputs = []
         for item, result in zip(scheduled, results, strict=True):
             request = item.request
-            if request.status is not RequestStatus.RUNNING:  # it ended with the step before, which was not known yet
+            if request.status is not RequestStatus.RUNNING:  # ended by the previous step, after this one was launched
                 continue
             self.blocks.advance(request, item.start + item.num_new_tokens)
             request.num_prompt_logprobs += len(result.prompt_logprobs)
@@ -121,9 +120,7 @@ class Scheduler:
         return outputs
 
     def abort(self, request_id: RequestId) -> bool:
-        """Ends a request wherever it stands; False if there is none of that id. Blocks being filled stay held by
-        whoever fills them.
-        """
+        """End a request in any state; False if the id is unknown. Blocks being filled stay held until `end_receive`."""
         request = self._requests.get(request_id)
         if request is None:
             return False
@@ -137,9 +134,9 @@ class Scheduler:
         return True
 
     def end_receive(self, request_id: RequestId, received: Received) -> None:
-        """Whoever filled a request's blocks is done with them; called once for each receiving request, whatever came.
+        """End the remote fill of a request's blocks; called exactly once per receiving request, whatever arrived.
 
-        What did not come is computed here. The request may have been aborted in the meantime.
+        Tokens whose KV did not arrive are computed here. The request may have been aborted in the meantime.
         """
         self.blocks.end_fill(request_id)
         request = self._requests.get(request_id)
@@ -156,7 +153,7 @@ class Scheduler:
             request.token_ids.append(received.sampled.token_id)
 
     def check_integrity(self) -> None:
-        """Asserts that every block is held by exactly those who should hold it, and that the queues are right."""
+        """Assert that every block has exactly its expected holders, and that the queues match the request states."""
         self.blocks.check_integrity(self._requests.values())
         for queue, status in ((self.waiting, RequestStatus.WAITING), (self.running, RequestStatus.RUNNING)):
             expected = {id(request) for request in self._requests.values() if request.status is status}
@@ -186,7 +183,7 @@ class Scheduler:
             )
 
     def _schedule_decodes(self, schedule: Schedule) -> int:
-        """Schedules every request with one token missing, preempting the last in order while blocks lack."""
+        """Schedule every request that lacks one token, preempting the last in service order while blocks run out."""
         most = min(self.config.batch_seqs, self.budget.num_tokens)
         for request in list(self.running):
             if len(schedule.requests) == most:
@@ -197,7 +194,7 @@ class Scheduler:
         return len(schedule.requests)
 
     def _grow(self, request: Request) -> bool:
-        """Gives the request blocks for all its tokens; False if it had to be preempted itself."""
+        """Allocate blocks for all tokens of the request; False if the request itself had to be preempted."""
         while not self.blocks.grow(request):
             victim = self._victim(request)
             self._preempt(victim)
@@ -206,11 +203,11 @@ class Scheduler:
         return True
 
     def _victim(self, request: Request) -> Request:
-        """The last in order whose blocks nobody else was told of: others may be reading those that are kept."""
+        """Return the last request in service order that does not keep its blocks: a peer may be reading kept ones."""
         return next((other for other in reversed(self.running) if not other.keep_blocks), request)
 
     def _preempt(self, request: Request) -> None:
-        """Takes a request's blocks; it waits again, in its old place, and computes its tokens anew."""
+        """Free a request's blocks and requeue it in its old place; its tokens are recomputed."""
         self.running.remove(request)
         self.blocks.free(request)
         request.num_computed_tokens = 0
@@ -219,15 +216,15 @@ class Scheduler:
         self.num_preemptions += 1
         self.waiting.add(request)
 
-    def _admit(self, schedule: Schedule, room: StepRoom) -> None:
-        """Admits waiting requests strictly in order, each with blocks for all its tokens, so that none starves.
+    def _admit(self, schedule: Schedule, remaining: RemainingBudget) -> None:
+        """Admit waiting requests strictly in order, each with blocks for all its tokens, so that none starves.
 
-        Requests that are computed elsewhere are bounded by blocks alone: they take no part in the batch until then.
+        Remote prefills are limited by blocks alone: they join the batch only after their KV has arrived.
         """
         while len(self.waiting) > 0:
             request = self.waiting.first
             is_computed_here = not request.receives_kv
-            if is_computed_here and (room.of(request) == 0 or len(self.running) >= self.config.batch_seqs):
+            if is_computed_here and (remaining.limit_for(request) == 0 or len(self.running) >= self.config.batch_seqs):
                 schedule.leaves_waiting = len(self.running) < self.config.batch_seqs
                 return
             if not self._take_blocks(request):
@@ -240,11 +237,11 @@ class Scheduler:
             else:
                 request.status = RequestStatus.RUNNING
                 self.running.add(request)
-                num_new_tokens = room.take(request, request.num_tokens - request.num_computed_tokens)
+                num_new_tokens = remaining.take(request, request.num_tokens - request.num_computed_tokens)
                 schedule.requests.append(ScheduledRequest.of(request, num_new_tokens))
 
     def _take_blocks(self, request: Request) -> bool:
-        reserve = len(self.running)  # each of these may soon need one more
+        reserve = len(self.running)  # each running request may soon need one more block
         if not self.blocks.take(request, reserve, reads_cache=not self._computes_all(request)):
             return False
         if request.num_preemptions == 0:
@@ -254,12 +251,12 @@ class Scheduler:
         return True
 
     def _computes_all(self, request: Request) -> bool:
-        """Whether logprobs are wanted of positions whose KV alone does not give them."""
+        """Return whether prompt logprobs are still due: these need logits, so cached KV is not enough."""
         reports_prompt = request.sampling.prompt_logprobs is not None
         return reports_prompt and request.num_prompt_logprobs < request.num_prompt_tokens - 1
 
     def _append(self, request: Request, sampled: SampledToken) -> None:
-        """Appends a sampled token, and ends the request if it is the last."""
+        """Append a sampled token and end the request if it is the last."""
         request.finish_reason = self.finish_rule.reason(request, sampled.token_id)
         request.token_ids.append(sampled.token_id)
         if request.finish_reason is not None:
@@ -275,9 +272,9 @@ class Scheduler:
 
 
 def _is_plain(request: Request) -> bool:
-    """Whether a token can be drawn, and need not be told more of, before the host knows the one before it.
+    """Return whether the device can sample a token, with nothing else to report, before the host knows the previous.
 
-    With top-k or top-p it could be, but the host waits for some of their numbers.
+    Excludes top-k and top-p, for which the host waits for intermediate results.
     """
     sampling = request.sampling
     is_edited = bool(sampling.logit_bias or sampling.presence_penalty or sampling.frequency_penalty)
@@ -285,7 +282,7 @@ def _is_plain(request: Request) -> bool:
         not (is_edited or sampling.repetition_penalty != 1 or request.num_output_tokens < sampling.min_tokens)
         and (sampling.temperature < GREEDY_BELOW or (sampling.top_k == 0 and sampling.top_p == 1))
         and sampling.logprobs is sampling.prompt_logprobs is None
-        and not request.keep_blocks  # others are told what is in them
+        and not request.keep_blocks  # the contents of kept blocks are reported to a peer
     )
 
 

@@ -1,31 +1,31 @@
-"""How fast an engine is, learnt from its steps."""
+"""Prefill and decode rates of an engine, estimated from its step times."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.engine.scheduling.schedule import ScheduledRequest
 
-DECAY = 0.97  # of a step's weight with each step of its kind after it: about the last thirty count
-# Steps that are all alike leave open what took their time. The ridge gives it to the column that is largest in these
-# units: to the prompt if that is long, to the sequences only if there are very many, else to what is fixed.
+DECAY = 0.97  # of a step's weight with each later step of its kind: about the last thirty count
+# If all steps are alike, it is unknown which term took the time. The ridge assigns it to the column that is
+# largest in these units: to a long prompt, to the sequences only if there are very many, otherwise to the fixed term.
 PROMPT_UNIT = 128  # tokens
 SEQUENCE_UNIT = 256
 ATTENDED_UNIT = 16384 * PROMPT_UNIT
-RIDGE = 1e-5  # of the fixed column's weight
-NUM_TERMS = 4  # of a step's time: fixed, each decoding sequence, each prompt token, each token that those look at
+RIDGE = 1e-5  # relative to the fixed column's weight
+NUM_TERMS = 4  # terms of a step's time: fixed, per decoding sequence, per prompt token, per token attended to
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What one step computed."""
+    """Amount of work in one step."""
 
-    num_sequences: int  # that decoded one token
-    num_prompt_tokens: int  # of prompts, and of what is computed anew after a preemption
-    num_attended: int = 0  # tokens that each of those looks at, itself among them, all added up
+    num_sequences: int  # sequences that decoded one token
+    num_prompt_tokens: int  # prompt tokens, and tokens recomputed after a preemption
+    num_attended: int = 0  # tokens that each prompt token attends to, itself included, summed over prompt tokens
 
     @classmethod
     def of(cls, scheduled: Sequence[ScheduledRequest]) -> "StepWork":
-        """What is scheduled; a last prompt token alone costs what a decoded one does."""
+        """Return the work of a step. A single remaining prompt token counts as a decode, since it costs the same."""
         prompts = [item for item in scheduled if item.num_new_tokens > 1]
         return cls(
             len(scheduled) - len(prompts),
@@ -36,16 +36,16 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class StepRates:
-    """The terms of a step's time; 0: not known yet."""
+    """Terms of a step's time; 0: not known yet."""
 
-    prefill_tokens_per_s: float = 0.0  # beside the step's fixed time, as deep in their prompts as tokens were lately
-    decode_step_s: float = 0.0  # a step with one sequence
-    decode_sequence_s: float = 0.0  # each further sequence
+    prefill_tokens_per_s: float = 0.0  # without the step's fixed time, at the recent mean depth in the prompts
+    decode_step_s: float = 0.0  # time of a step with one sequence
+    decode_sequence_s: float = 0.0  # time that each further sequence adds
 
 
 @dataclass(slots=True)
 class _Sums:
-    """The decayed sums of a weighted least-squares fit, for one kind of step."""
+    """Decayed sums of a weighted least-squares fit, for one kind of step."""
 
     products: list[list[float]] = field(default_factory=lambda: [[0.0] * NUM_TERMS for _ in range(NUM_TERMS)])
     targets: list[float] = field(default_factory=lambda: [0.0] * NUM_TERMS)
@@ -59,24 +59,24 @@ class _Sums:
 
 
 class StepTimes:
-    """Fits the time of recent steps: fixed, plus so much a sequence, a prompt token, and a token that this looks at.
+    """Least-squares fit of recent step times: fixed, per decoding sequence, per prompt token, per token attended to.
 
-    Without the last, late chunks of long prompts, which take longer though they have no more tokens, would tell that
-    tokens cost nothing, or less.
+    The last term is needed because late chunks of long prompts take longer with no more tokens; without it, the fitted
+    time per token would drop to zero or below.
 
-    Errors are relative to the step's time, so that a rare step that was held up counts little. Steps with prompt tokens
-    and steps without are remembered apart, so that a long spell of one kind does not make the other forgotten.
+    Errors are relative to the step's time, so that a rare delayed step counts little. Steps with and without prompt
+    tokens are summed separately, so that a long run of one kind does not make the fit forget the other.
     """
 
     def __init__(self) -> None:
         self._decodes = _Sums()
         self._prefills = _Sums()
-        self._most_prompt_tokens = 0  # of a step so far
-        self._num_prompt_tokens = 0.0  # of late, as decayed as the sums
+        self._most_prompt_tokens = 0  # largest step so far
+        self._num_prompt_tokens = 0.0  # recent, decayed like the sums
         self._num_attended = 0.0
 
     def add(self, work: StepWork, step_s: float) -> None:
-        """A step took so many seconds."""
+        """Add the duration of a step; ignored if it is not positive."""
         if step_s <= 0:
             return
         self._most_prompt_tokens = max(self._most_prompt_tokens, work.num_prompt_tokens)
@@ -92,7 +92,7 @@ class StepTimes:
         (self._prefills if work.num_prompt_tokens else self._decodes).add(columns)
 
     def rates(self) -> StepRates:
-        """What the steps so far say."""
+        """Return the rates fitted to the steps so far."""
         products = [
             [a + b for a, b in zip(*rows, strict=True)]
             for rows in zip(self._decodes.products, self._prefills.products, strict=True)
@@ -112,20 +112,20 @@ class StepTimes:
         )
 
     def _prompt_rate(self, token_s: float, attended_s: float) -> float:
-        """Of tokens that each look at as many as they did lately."""
+        """Return the rate of prompt tokens that attend to as many tokens as recent ones did."""
         if self._most_prompt_tokens < PROMPT_UNIT:
-            return 0.0  # a few tokens say nothing of many
+            return 0.0  # small chunks do not predict the cost of large ones
         prompts_s = self._num_prompt_tokens * token_s + self._num_attended * attended_s
         return self._num_prompt_tokens / prompts_s if prompts_s else 0.0
 
 
 def _num_attended(num_computed: int, num_new: int) -> int:
-    """What the tokens of a chunk look at, all added up: all before, and themselves."""
+    """Return how many tokens a chunk's tokens attend to, summed over the chunk."""
     return num_new * num_computed + num_new * (num_new + 1) // 2
 
 
 def _fit(products: list[list[float]], targets: list[float]) -> list[float]:
-    """The least-squares solution without negative terms: the most negative one is left out until there is none."""
+    """Return a least-squares solution without negative terms, dropping the most negative term until none is left."""
     kept = list(range(NUM_TERMS))
     solution = [0.0] * NUM_TERMS
     while kept:
@@ -140,7 +140,7 @@ def _fit(products: list[list[float]], targets: list[float]) -> list[float]:
 
 
 def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Solves a positive definite system by elimination."""
+    """Solve a positive definite system by Gaussian elimination."""
     size = len(right)
     for i in range(size):
         for j in range(i + 1, size):

@@ -1,4 +1,4 @@
-"""Requests in the order in which they are served."""
+"""Requests in service order."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from baton.engine.request import Request
 
 
 def service_order(request: Request) -> tuple[int, int]:
-    """Sort key: priority first, then arrival."""
+    """Return the sort key of a request: priority first, then arrival."""
     return request.priority, request.arrival
 
 
@@ -28,15 +28,15 @@ class OrderedRequests:
 
     @property
     def first(self) -> Request:
-        """Served before all others."""
+        """The request to serve next."""
         return self._requests[0]
 
     def add(self, request: Request) -> None:
-        """Puts the request in its place."""
+        """Insert a request at its place in the order."""
         insort(self._requests, request, key=service_order)
 
     def remove(self, request: Request) -> None:
-        """Takes the request out."""
+        """Remove a request that is in the queue."""
         index = bisect_left(self._requests, service_order(request), key=service_order)
         assert self._requests[index] is request
         del self._requests[index]

@@ -112,7 +112,7 @@ async def test_a_rank_that_waits_for_others_ends_well(tmp_path: Path) -> None:
         log = tmp_path / "decode-0.log"
         ranks[1].child.kill()
         async with asyncio.timeout(30):
-            while "nothing is computed until more come" not in log.read_text():
+            while "nothing is computed until more join" not in log.read_text():
                 await asyncio.sleep(0.05)
         ranks[0].child.terminate()
         assert await ranks[0].child.wait() == 0

@@ -1,4 +1,4 @@
-// The kernels, by what a processor must have to run them.
+// Attention kernels by instruction set.
 #pragma once
 
 #include <cstring>
@@ -10,7 +10,7 @@
 
 namespace baton {
 
-// The kernels of one set: by the type of what is computed, and of what is cached.
+// Kernels of one instruction set, by computed type and cached type.
 struct InstructionSet {
     const char* name;
     bool (*is_here)();
@@ -43,7 +43,7 @@ inline bool has_avx512_bf16() {
 }
 #endif
 
-// The best first.
+// Fastest first.
 inline const InstructionSet kInstructionSets[] = {
 #if defined(__x86_64__)
     {"avx512_bf16", has_avx512_bf16,
@@ -61,7 +61,7 @@ inline const InstructionSet kInstructionSets[] = {
      plain::kKernel<float, Int8, plain::SingleCells>, plain::kKernel<Bfloat16, Int8, plain::SingleCells>},
 };
 
-// Null if this processor lacks it, or nothing has that name.
+// Null if this processor lacks the set, or the name is unknown.
 inline const InstructionSet* find_instruction_set(const char* name) {
     for (const InstructionSet& found : kInstructionSets) {
         if (!std::strcmp(found.name, name)) return found.is_here() ? &found : nullptr;

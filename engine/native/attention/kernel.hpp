@@ -1,4 +1,4 @@
-// What a kernel, of whatever instruction set, is called with.
+// Interface of a kernel of any instruction set.
 #pragma once
 
 #include "plan.hpp"
@@ -11,7 +11,7 @@ struct Bfloat16 {
     std::uint16_t bits;
 };
 
-// Of a row that is its elements times one scale.
+// A row stored as elements times one scale.
 struct Int8 {
     std::int8_t value;
 };
@@ -24,16 +24,16 @@ struct Task {
     Rows queries;
     Rows results;
     Cache cache;
-    RowState* partial_states;  // of splits that several threads attend to: [partials]
+    RowState* partial_states;  // of tiles divided among threads: [partials]
     float* partial_values;     // [partials, value_stride]
 };
 
 struct Kernel {
-    // Attends to the item's splits; writes the rows' results, or if the tile is divided its splits' partial ones.
+    // Computes the item's splits; writes the rows' results, or, if the tile is divided, partial results per split.
     void (*attend)(const Task& task, const Tile& tile, const Item& item, Scratch& scratch);
     // Merges a divided tile's partial results and writes the rows' results.
     void (*combine)(const Task& task, const Tile& tile, Scratch& scratch);
-    // Brings a new key or value into the cache.
+    // Writes a new key or value to the cache.
     void (*store)(const char* row, std::size_t width, char* to);
 };
 

@@ -1,5 +1,5 @@
-// Attention of one item. Included once for each instruction set, whose `Lanes` and cells it uses. It instantiates nothing
-// of the standard library: the linker keeps one copy of such a function, perhaps the one that few processors can run.
+// Attention of one item. Included once per instruction set, whose `Lanes` and cells it uses. It must instantiate nothing
+// of the standard library: the linker keeps one copy of such a function, perhaps one that this processor cannot run.
 
 static constexpr std::size_t kPanel = Lanes::kWidth * Lanes::kVectors;
 
@@ -57,7 +57,7 @@ struct Attention {
     std::size_t head_of(std::size_t row) const {
         return tile.kv_head * shape.group() + (tile.first_row + row) % shape.group();
     }
-    // Of a split's keys, those that the row sees.
+    // Number of a split's keys that the row attends to.
     std::size_t seen_of(std::size_t split, std::size_t row) const {
         return seen[row] > split * kSplit ? smaller(seen[row] - split * kSplit, kSplit) : 0;
     }
@@ -110,7 +110,7 @@ private:
         sum_values(split, split == 0 || is_divided(), num_keys, padded);
     }
 
-    // Asks for keys or values that packing has not asked for yet, few enough for the processor to wait for at a time.
+    // Prefetches keys or values ahead of packing, few enough for the processor's outstanding loads.
     void prefetch_later(const char* const* rows) const {
         if (tile.num_rows > kFewRows) return;
         const std::size_t num_bytes = shape.row_bytes();
@@ -120,7 +120,7 @@ private:
         }
     }
 
-    // Where this split's keys and values are, and the first keys of the next: what is read, in order.
+    // Pointers to this split's keys and values and the next split's first keys, in reading order.
     void find_keys(std::size_t split, std::size_t num_keys, std::size_t padded, bool has_next) {
         const char** keys = scratch.touched.as<const char*>();
         const char **values = keys + padded, **next = values + padded;
@@ -199,7 +199,7 @@ private:
     void sum_values(std::size_t split, bool is_first, std::size_t num_keys, std::size_t padded) {
         Cell* packed = scratch.packed_values.as<Cell>();
         const char* const* values = scratch.touched.as<const char*>() + padded;
-        // Few rows are done with what was packed before the memory has brought more; it then works in the meantime.
+        // With few rows, computing is faster than loading: prefetch the next data in the meantime.
         const std::size_t at_once = tile.num_rows > kFewRows || !task.cache.value_offset ? kSplit : kKeysAtOnce;
         for (std::size_t first = 0; first < num_keys; first += at_once) {
             const std::size_t count = smaller(num_keys - first, at_once);
@@ -222,7 +222,7 @@ private:
         }
     }
 
-    // Adds what keys `first` to `first + count` of the split give; with the last of them the split joins those before.
+    // Adds the values of keys `first` to `first + count` of the split; the last call merges the split.
     void add_values(std::size_t split, std::size_t first, std::size_t count, bool is_first, std::size_t num_keys) {
         const std::size_t stride = shape.value_stride();
         float* values = is_divided() ? task.partial_values + partial_of(split, 0) * stride : scratch.values.as<float>();

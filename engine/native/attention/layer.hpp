@@ -15,7 +15,7 @@
 
 namespace baton {
 
-// Owns the plan of the present step, and the memory that threads work in. One call at a time.
+// Owns the current step's plan and the threads' scratch memory. Not thread-safe.
 class LayerAttention {
 public:
     LayerAttention(const AttentionShape& shape, const InstructionSet& instructions, RunOnThreads run_on_threads)
@@ -115,7 +115,7 @@ private:
             const Item& item = plan.items[next];
             const Tile& tile = plan.tiles[item.tile];
             layer.kernel_.attend(attending.task, tile, item, scratch);
-            // Whoever is the last at a divided tile finds what the others wrote.
+            // The last thread at a divided tile merges the results that the others wrote.
             if (tile.num_items > 1 && layer.items_left_[item.tile].fetch_sub(1, std::memory_order_acq_rel) == 1) {
                 layer.kernel_.combine(attending.task, tile, scratch);
             }
@@ -127,7 +127,7 @@ private:
     const RunOnThreads run_on_threads_;
     Plan plan_;
     std::size_t num_threads_ = 1;
-    std::vector<Scratch> scratch_;  // one a thread
+    std::vector<Scratch> scratch_;  // one per thread
     std::unique_ptr<std::atomic<std::size_t>[]> items_left_;  // of each tile
     std::vector<RowState> partial_states_;
     AlignedMemory partial_values_;

@@ -1,5 +1,5 @@
-// Brings queries, keys and values into cells, in the order in which products read them. `Storage` is the type of what is
-// brought.
+// Packs queries, keys and values into cells, in the order in which products read them. `Storage` is the source
+// type.
 
 template <typename Storage, typename Cells>
 static inline void load_query(const char* from, std::size_t width, typename Cells::Cell* to) {

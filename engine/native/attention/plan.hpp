@@ -1,4 +1,4 @@
-// How a step's attention is divided among threads: for all layers alike, made once.
+// Division of a step's attention among threads, made once and used for all layers.
 #pragma once
 
 #include <algorithm>
@@ -18,43 +18,43 @@ struct Sequence {
     std::size_t first_block;  // in the plan's `blocks`
 };
 
-// Rows of one sequence and KV head that are attended to together. Row r is head r % group of new token r / group.
+// Query rows of one sequence and KV head that are computed together. Row r is head r % group of new token r / group.
 struct Tile {
     std::size_t sequence;
     std::size_t kv_head;
     std::size_t first_row;
     std::size_t num_rows;
-    std::size_t num_splits;  // of the context that its last row sees
+    std::size_t num_splits;  // of the context that its last row attends to
     std::size_t num_items = 1;
-    std::size_t first_partial = 0;  // if divided: of its splits' results, one after the other
+    std::size_t first_partial = 0;  // if divided: index of its first split's partial result
 };
 
-// What a thread takes: some splits of a tile's context.
+// Unit of work of a thread: some splits of a tile's context.
 struct Item {
     std::size_t tile;
     std::size_t first_split;
     std::size_t end_split;
 };
 
-// Owns the division. A tile's splits may be attended to by several threads; as each split has a softmax of its own, and
-// they are merged in order, no bit of the result depends on who does what, nor on the other sequences.
+// Owns the division. A tile's splits may be computed by several threads. Each split has its own softmax, and
+// splits are merged in order, so the result does not depend on the division, nor on other sequences.
 class Plan {
 public:
     std::vector<Sequence> sequences;
     std::vector<std::int32_t> blocks;
     std::vector<std::int64_t> slots;  // where each new token's KV is written
     std::vector<Tile> tiles;
-    std::vector<Item> items;  // the dearest first
+    std::vector<Item> items;  // most expensive first
     std::size_t num_partials = 0;
     std::int64_t max_block = 0;
     std::int64_t max_slot = 0;
 
-    // Keys that row `row` of a sequence sees.
+    // Number of keys that row `row` of a sequence attends to.
     static std::size_t seen(const Sequence& sequence, std::size_t row, std::size_t group) {
         return sequence.context_len - sequence.query_len + row / group + 1;
     }
 
-    // Divides the sequences, which are there already.
+    // Divides the sequences, which must be set already.
     void divide(const AttentionShape& shape, std::size_t num_threads) {
         for (std::size_t index = 0; index < sequences.size(); ++index) add_tiles(index, shape);
         std::size_t total = 0;
@@ -68,7 +68,7 @@ public:
                          [&cost](const Item& left, const Item& right) { return cost(left) > cost(right); });
     }
 
-    // In about the time that one key of one row takes.
+    // Cost, in units of one key for one row.
     std::size_t cost() const {
         std::size_t total = 0;
         for (const Tile& tile : tiles) {
@@ -79,7 +79,7 @@ public:
 
 private:
     static constexpr std::size_t kItemsPerThread = 4;
-    static constexpr std::size_t kLoadCost = 8;          // of a key and value, in rows that could attend to them
+    static constexpr std::size_t kLoadCost = 8;          // cost of loading a key and value, in the same unit
     static constexpr std::size_t kMaxDividedRows = 32;   // with more rows a tile's splits would take much memory
 
     static std::size_t split_cost(const Tile& tile) { return tile.num_rows + kLoadCost; }

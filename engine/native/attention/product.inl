@@ -1,4 +1,4 @@
-// Products of a few rows with a packed panel. Every sum is made in the order of the depth by itself, so that its bits do
+// Products of a few rows with a packed panel. Each sum runs separately in the order of the depth, so that its bits do
 // not depend on which rows are computed together.
 
 template <typename Cells>
@@ -7,11 +7,11 @@ struct Factors {
     std::size_t left_stride;
     const typename Cells::Cell* right;  // [depth, kPanel]
     std::size_t depth;
-    const float* start;  // what is added to, [rows, start_stride]; null for nothing
+    const float* start;  // initial sums, [rows, start_stride]; null for zeros
     std::size_t start_stride;
 };
 
-// Takes the sums as scores: [rows, kSplit].
+// Stores the sums as scores: [rows, kSplit].
 struct Scores {
     float* to;
     Lanes::Floats scale;
@@ -26,7 +26,7 @@ struct Scores {
     }
 };
 
-// Takes the sums as scores of keys that have scales of their own, in which that of the scores is.
+// Stores the sums as scores of keys with own scales, which include the factor on the scores.
 struct KeyScores {
     float* to;
     const float* scales;
@@ -42,17 +42,17 @@ struct KeyScores {
     }
 };
 
-// Joins one split's value to what came before, a vector of it.
+// Merges one vector of a split's value with the previous splits.
 static BATON_INLINE Lanes::Floats joined(Lanes::Floats before, Lanes::Floats value, Lanes::Floats keep, Lanes::Floats add) {
     return Lanes::multiply_add(before, keep, Lanes::multiply(value, add));
 }
 
-// Takes the sums as values of a split: [rows, stride].
+// Stores the sums as values of a split: [rows, stride].
 struct Values {
     float* to;
     std::size_t stride;
     const Merge* merges;
-    bool is_first;  // there is nothing before
+    bool is_first;  // no previous split
 
     template <std::size_t kRows, std::size_t kVectors>
     BATON_INLINE void take(const Lanes::Floats (&sums)[kRows][kVectors]) const {

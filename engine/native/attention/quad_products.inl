@@ -1,5 +1,5 @@
-// Scores of keys in int8 by products of integers, four elements a cell. A query is kept in two digits of eight bits, 256 *
-// high + low, times a scale: with a bit more than bfloat16 has of its greatest elements. Sums of integers are exact.
+// Scores of int8 keys by integer products, four elements per cell. A query is stored as two 8-bit digits, 256 *
+// high + low, times a scale: slightly more precise than bfloat16 for its largest elements. Integer sums are exact.
 
 struct QuadProducts {
     using Cell = std::uint32_t;
@@ -16,7 +16,7 @@ struct QuadProducts {
         std::int8_t* low = high + 4 * num_cells(width);
         std::memset(to, 0, 2 * num_cells(width) * sizeof *to);
         const std::int32_t bits = greatest_bits<Storage>(from, width);
-        if (bits >= kInfinity) return {INFINITY, {0, 0}};  // scores are no numbers
+        if (bits >= kInfinity) return {INFINITY, {0, 0}};  // scores become NaN
         float greatest;
         std::memcpy(&greatest, &bits, sizeof greatest);
         const float scale = greatest / kGreatest;

@@ -1,5 +1,5 @@
-// Keys and values of eight bits: a row is int8 elements, then in single precision the scale that they are multiplied by.
-// Products take the elements as they are, which all kinds of cells hold exactly; a key's scale comes to its score, a value's
+// 8-bit keys and values: a row is int8 elements, followed by their scale in single precision.
+// Products use the unscaled elements, which all kinds of cells hold exactly; a key's scale goes to its score, a value's
 // to its weight.
 
 template <typename T>
@@ -27,8 +27,8 @@ static BATON_INLINE float element(const char* row, std::size_t place) {
     }
 }
 
-// The greatest absolute value of a row, as its bits: they are in the order of the numbers, infinity and what is no number
-// after all others.
+// Largest absolute value of a row, as bits, which have the order of the numbers; infinity and NaN come
+// last.
 template <typename Storage>
 static inline std::int32_t greatest_bits(const char* row, std::size_t width) {
     std::int32_t greatest = 0;
@@ -42,8 +42,8 @@ static inline std::int32_t greatest_bits(const char* row, std::size_t width) {
     return greatest;
 }
 
-// The scale is the greatest absolute value over 127, elements are rounded to the nearest, to even if there are two. A row
-// that is not finite has an infinite scale, so that it comes out as no number. `engine/attention/int8_rows.py` has the same
+// The scale is the largest absolute value over 127; elements are rounded to nearest, ties to even. A row
+// that is not finite has an infinite scale, so that it decodes to NaN. `engine/attention/int8_rows.py` writes the same
 // bits.
 template <typename Storage>
 static inline void quantise(const char* row, std::size_t width, char* to) {

@@ -1,4 +1,4 @@
-// Memory that one thread works in.
+// Scratch memory of one thread.
 #pragma once
 
 #include <cstddef>
@@ -59,19 +59,19 @@ struct RowState {
     float sum;
 };
 
-// How a split joins what came before it: both are multiplied, then added.
+// Factors to merge a split with the previous ones: both are multiplied, then added.
 struct Merge {
     float keep;
     float add;
 };
 
-// Of a query that is kept in two digits of eight bits, high and low.
+// A query stored as two 8-bit digits, high and low.
 struct QueryDigits {
     float scale;
-    std::int32_t bias[2];  // what is too much in each digit's products, as keys come to them 128 too great
+    std::int32_t bias[2];  // excess of each digit's products, since keys are offset by 128
 };
 
-// Owns what a thread needs for one item; the kernels say what lies in it. A cell has 4 bytes.
+// Owns a thread's buffers for one item; their layout is up to the kernels. A cell has 4 bytes.
 struct Scratch {
     explicit Scratch(const AttentionShape& shape)
         : queries(4 * kMaxRows * (shape.key_width + 1)),
@@ -98,11 +98,11 @@ struct Scratch {
     AlignedMemory values;         // [rows, value_stride]
     AlignedMemory sums;           // [few rows, value_stride]: of a split's first keys
     AlignedMemory scales;         // of a panel's keys, or of values, where they are quantised
-    AlignedMemory no_key;         // zeros, in the place of keys and values that nobody sees
-    AlignedMemory touched;        // pointers to a split's keys, its values and first keys of the next, as they are read
-    AlignedMemory seen;           // keys that a row sees
+    AlignedMemory no_key;         // zeros, in place of keys and values outside the context
+    AlignedMemory touched;        // pointers to a split's keys and values and the next split's first keys, in reading order
+    AlignedMemory seen;           // number of keys that a row attends to
     AlignedMemory states;         // of a row, all splits so far
-    AlignedMemory merges;         // of a row, how the present split joins them
+    AlignedMemory merges;         // by row: factors to merge the current split
 };
 
 }  // namespace baton

@@ -1,4 +1,4 @@
-// Products in single precision, one element a cell. Included once for each instruction set, whose `Lanes` it uses.
+// Products in single precision, one element per cell. Included once per instruction set, whose `Lanes` it uses.
 
 struct SingleCells {
     using Cell = float;

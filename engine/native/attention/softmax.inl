@@ -33,7 +33,7 @@ static inline RowState softmax(float* scores, std::size_t seen, std::size_t padd
     return {max, Lanes::sum_across(sum)};
 }
 
-// Takes a split into the row's state. A row that sees nothing of the split stays as it is.
+// Merges a split into the row's state. A row that attends to nothing in the split is unchanged.
 static inline Merge merged(RowState& state, const RowState& found, std::size_t seen) {
     if (!seen) return {1.0f, 0.0f};
     const float max = state.max > found.max ? state.max : found.max;
@@ -50,7 +50,7 @@ static inline void merge_values(float* values, const float* found, Merge merge, 
     }
 }
 
-// To the nearest bfloat16, to even if there are two; what is no number stays none.
+// Rounds to nearest bfloat16, ties to even; NaN stays NaN.
 static BATON_INLINE std::uint16_t rounded(float value) {
     std::uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);

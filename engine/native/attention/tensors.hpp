@@ -1,4 +1,4 @@
-// What a call is given: where queries, new KV, the cache and the result lie. Strides are in bytes.
+// Arguments of a call: memory of queries, new KV, cache and result. Strides are in bytes.
 #pragma once
 
 #include <cstddef>
@@ -7,17 +7,17 @@
 namespace baton {
 
 constexpr std::size_t kSplit = 256;    // keys whose scores share one softmax; splits are then merged in order
-constexpr std::size_t kMaxRows = 96;   // query rows that are attended to together
+constexpr std::size_t kMaxRows = 96;   // query rows computed together
 constexpr std::size_t kMaxPanel = 64;  // the widest panel of any instruction set
 constexpr std::size_t kMaxWidth = 4096;
-constexpr std::size_t kScaleBytes = 4;      // of a cached row in eight bits, behind its elements
-constexpr std::size_t kFewRows = 8;        // with more, the processor is busy while memory brings what is next
-constexpr std::size_t kKeysAtOnce = 32;    // whose values are packed and added, for few rows
-constexpr std::size_t kDistance = 32;      // keys between what is packed and what is prefetched
+constexpr std::size_t kScaleBytes = 4;      // of a cached 8-bit row, after its elements
+constexpr std::size_t kFewRows = 8;        // with more rows, computing hides the latency of memory
+constexpr std::size_t kKeysAtOnce = 32;    // keys whose values are packed and added at once, for few rows
+constexpr std::size_t kDistance = 32;      // keys between packing and prefetching
 constexpr std::size_t kBurstBytes = 2048;  // prefetched at once between two packings
 constexpr std::size_t kAhead = 48;         // keys of the next split that may be prefetched
 
-// Of one layer, in whatever shape it serves: latent attention has one KV head whose values are its keys' first columns.
+// Shape of a layer's attention; latent attention has one KV head whose values are its keys' first columns.
 struct AttentionShape {
     std::size_t num_heads;
     std::size_t num_kv_heads;
@@ -29,7 +29,7 @@ struct AttentionShape {
     bool is_quantised = false;  // cached rows are int8, each followed by its scale
 
     std::size_t group() const { return num_heads / num_kv_heads; }
-    std::size_t element_bytes() const { return is_bfloat16 ? 2 : 4; }  // of all that is not cached
+    std::size_t element_bytes() const { return is_bfloat16 ? 2 : 4; }  // of queries, new KV and results
     std::size_t row_bytes() const {  // of a cached key or value
         return is_quantised ? key_width + kScaleBytes : key_width * element_bytes();
     }

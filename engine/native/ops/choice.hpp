@@ -1,4 +1,4 @@
-// Which experts a token goes to.
+// Expert routing.
 #pragma once
 
 #include <algorithm>
@@ -9,14 +9,14 @@
 
 namespace baton {
 
-// How experts are chosen by their scores: group-limited top-k (DeepSeek-V2, arXiv 2405.04434, section 2.2.2; DeepSeek-V3,
+// Routing by scores: group-limited top-k (DeepSeek-V2, arXiv 2405.04434, section 2.2.2; DeepSeek-V3,
 // arXiv 2412.19437, section 2.1.2). Without groups there is one.
 struct ChoiceRule {
     std::size_t num_experts;
     std::size_t num_chosen;
     std::size_t num_groups;
     std::size_t num_best_groups;   // whose experts may be chosen
-    std::size_t num_group_scores;  // the greatest of a group, which add up to the group's
+    std::size_t num_group_scores;  // largest scores of a group, whose sum is the group's score
     bool is_normed;                // chosen scores add up to one
     float factor;
 
@@ -28,8 +28,8 @@ struct ChoiceRule {
     std::size_t group_size() const { return num_experts / num_groups; }
 };
 
-// The first of these numbers by size, greatest first, of equal ones that with the lowest index. What is not a number
-// is greater than all, so that it is seen.
+// Indices of the largest numbers, in descending order, ties by lowest index. NaN
+// compares greater than all numbers, so that it is not hidden.
 class Greatest {
 public:
     explicit Greatest(std::size_t count) : count_(count) { found_.reserve(count + 1); }
@@ -63,14 +63,14 @@ private:
     std::vector<Found> found_;
 };
 
-// Owns what one thread chooses with, token after token.
+// Routes tokens one by one; owns the buffers of one thread.
 class ExpertChooser {
 public:
     explicit ExpertChooser(const ChoiceRule& rule)
         : rule_(rule), experts_(rule.num_chosen), groups_(rule.num_best_groups), of_group_(rule.num_group_scores),
           choice_(rule.num_experts) {}
 
-    // `scores`: of the experts; `bias`: what is added to them for the choice alone, or null.
+    // `scores`: of the experts; `bias`: added to them for routing only, or null.
     void choose(const float* scores, const float* bias, float* weights, std::int64_t* experts) {
         for (std::size_t i = 0; i < rule_.num_experts; ++i) choice_[i] = bias ? scores[i] + bias[i] : scores[i];
         experts_.clear();
@@ -79,7 +79,7 @@ public:
         } else {
             find_groups();
             for (std::size_t i = 0; i < rule_.num_best_groups; ++i) best_[i] = groups_.index(i);
-            std::sort(best_.begin(), best_.end());  // of equal experts the first
+            std::sort(best_.begin(), best_.end());  // ties: the lowest index first
             for (const std::size_t group : best_) add(group);
         }
         float total = 0;

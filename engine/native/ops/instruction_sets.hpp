@@ -1,4 +1,4 @@
-// The functions on rows, by what a processor must have to run them.
+// Row functions by instruction set.
 #pragma once
 
 #include <string>
@@ -9,11 +9,11 @@
 namespace baton {
 
 constexpr float kLog2E = 1.44269504f;
-constexpr float kLn2High = 0.693359375f;  // few digits: its products with whole numbers are exact
+constexpr float kLn2High = 0.693359375f;  // few digits, so that products with integers are exact
 constexpr float kLn2Low = -2.12194440e-4f;
 constexpr float kMinExp = -87.0f;
-constexpr float kMaxExp = 89.0f;  // beyond: infinite
-constexpr float kLeastScaled = 1e-35f;  // of what is quantised; less is nothing
+constexpr float kMaxExp = 89.0f;  // above it the result is infinite
+constexpr float kLeastScaled = 1e-35f;  // rows with a smaller maximum are quantised to zero
 constexpr std::size_t kMaxHalf = 512;  // of a head that is rotated
 
 template <typename T>
@@ -62,7 +62,7 @@ RowFunctions<T> row_functions(const std::string& name) {
     return BATON_ROW_FUNCTIONS(rows_plain);
 }
 
-// The best first.
+// Fastest first.
 inline std::vector<std::string> instruction_sets() {
     std::vector<std::string> names;
 #if defined(__x86_64__)

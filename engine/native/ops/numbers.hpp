@@ -1,4 +1,4 @@
-// Numbers as they are stored, and as they are computed with.
+// Number formats in memory and in computation.
 #pragma once
 
 #include <cmath>
@@ -10,13 +10,13 @@
 
 namespace baton {
 
-constexpr std::size_t kLanes = 16;  // numbers that are computed side by side, whatever the processor's vectors hold
+constexpr std::size_t kLanes = 16;  // numbers computed at once, whatever the width of the processor's vectors
 
 struct Bfloat16 {
     std::uint16_t bits;
 };
 
-// The compiler's own vectors (GCC's and Clang's): it makes them of as many of the processor's as it takes.
+// Vector extension of GCC and Clang, which splits these into as many of the processor's vectors as needed.
 using Floats = float __attribute__((vector_size(4 * kLanes)));
 using Words = std::uint32_t __attribute__((vector_size(4 * kLanes)));
 using Halves = std::uint16_t __attribute__((vector_size(2 * kLanes)));

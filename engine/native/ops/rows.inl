@@ -1,4 +1,4 @@
-// What is done to one row. Included once for each instruction set. Sums are made in the same order everywhere, so that all
+// Operations on one row. Included once per instruction set. Sums always run in the same order, so that all
 // instruction sets give the same bits.
 
 template <typename To, typename From>
@@ -182,7 +182,7 @@ static void weighted_sum_row(const T* rows, std::size_t width, const std::int64_
 }
 
 // Rotates pairs of a head's elements, after its norm if it has one. Pairs are (i, i + half), or, interleaved,
-// (2 i, 2 i + 1), which come out as the others.
+// (2 i, 2 i + 1), which are returned as (i, i + half).
 template <typename T>
 static void rotate_row(T* x, const T* weight, float eps, const float* cos, const float* sin, std::size_t half,
                        bool is_interleaved) {

@@ -1,7 +1,7 @@
 // Included once, for the one instruction set that has all of these products.
 
-constexpr std::size_t kUnitsAhead = 512;        // of a panel that are fetched before they are asked for
-constexpr std::size_t kUnitsOfBlock = 1 << 11;  // of a row: so much of two panels stays in a core's cache
+constexpr std::size_t kUnitsAhead = 512;        // units of a panel prefetched ahead
+constexpr std::size_t kUnitsOfBlock = 1 << 11;  // units of a row: this much of two panels stays in a core's cache
 constexpr std::size_t kRowsOfBlock = 128;
 
 // Units of one float.

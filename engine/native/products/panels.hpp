@@ -1,8 +1,8 @@
 // Products with few rows or many, on processors that multiply pairs of bfloat16, or four bytes at once (AVX-512).
 //
-// A weight lies in panels of 16 outputs: for each unit of inputs, one float, two bfloat16 or four bytes, those of the 16,
-// one after the other. What is beyond the last output is zero. A sum is made in the order of its inputs, so that a row's result
-// depends neither on how many rows there are nor on who computes it.
+// A weight is stored in panels of 16 outputs: for each unit of inputs (one float, two bfloat16 or four bytes) the values
+// of the 16 are adjacent. Outputs after the last one are zero. Sums run in the order of the inputs, so that a row's result
+// depends neither on the number of rows nor on the thread.
 #pragma once
 
 #include <algorithm>
@@ -13,9 +13,9 @@
 namespace baton {
 
 constexpr std::size_t kColumns = 16;  // of a panel
-constexpr std::size_t kMaxTile = 8;   // rows that are multiplied with two panels while these are in registers
+constexpr std::size_t kMaxTile = 8;   // rows multiplied with two panels at once, with sums in registers
 
-// A float, two bfloat16 or four bytes, whatever the memory was written as.
+// A float, two bfloat16 or four bytes; may alias any type.
 using Unit = std::uint32_t __attribute__((may_alias));
 
 inline std::size_t divided_up(std::size_t number, std::size_t by) { return (number + by - 1) / by; }
@@ -25,8 +25,8 @@ struct Weight {
     std::size_t num_outputs;
     std::size_t num_inputs;
     std::size_t inputs_of_unit;   // 1, 2 or 4
-    const float* scales;          // of bytes, one for each output of the panels; otherwise null
-    const std::int32_t* offsets;  // likewise, what rows around 128 add to a sum
+    const float* scales;          // for bytes: one per output of the panels; otherwise null
+    const std::int32_t* offsets;  // for bytes: excess of a sum because rows are stored around 128
 
     bool is_floats() const { return inputs_of_unit == 1; }
     bool is_bytes() const { return inputs_of_unit == 4; }
@@ -36,13 +36,13 @@ struct Weight {
     const Unit* panel(std::size_t index) const { return panels + index * panel_units(); }
 };
 
-// What is computed with one weight. Rows are contiguous.
+// Product with one weight. Rows are contiguous.
 struct Task {
     Weight weight;
     const std::uint16_t* bias;  // [num_outputs] bfloat16, or null
     const Unit* rows;           // [num_rows, num_units]: floats, bfloat16, or bytes around 128
     const float* row_scales;    // [num_rows], of bytes
-    void* result;               // [num_rows, columns of the result]: floats if the weight is of floats, else bfloat16
+    void* result;               // [num_rows, columns of the result]: floats if the weight is in floats, otherwise bfloat16
     std::size_t num_rows;
 };
 

@@ -10,11 +10,11 @@
 
 namespace baton {
 
-constexpr std::size_t kUnitsAtOnce = 1 << 15;  // of a weight, about: what a thread takes at once
+constexpr std::size_t kUnitsAtOnce = 1 << 15;  // approximate units of a weight per share
 constexpr std::size_t kRowsAtOnce = 64;        // at least, if rows are divided
 constexpr std::size_t kSharesOfThread = 4;     // at least, so that threads end together
 
-// So many turns, which threads take one after the other.
+// Counter of turns that threads take.
 class Turns {
 public:
     explicit Turns(std::size_t count) : count_(count) {}
@@ -34,7 +34,7 @@ private:
     std::atomic<std::size_t> next_{0}, num_done_{0};
 };
 
-// The tasks with all weights of one size, in shares. `num_steps`: of each task; they are of two panels.
+// Tasks with weights of one size, divided into shares. `num_steps`: steps per task, of two panels each.
 inline std::vector<Share> shares_of(const std::vector<Task>& tasks, std::size_t num_steps, std::size_t num_threads) {
     std::vector<Share> shares;
     if (tasks.empty()) return shares;
@@ -78,7 +78,7 @@ private:
     Turns turns_;
 };
 
-// Rows of bfloat16 as a weight takes them: as they are, or as floats or bytes, which this owns.
+// Rows of bfloat16 converted for a weight: unchanged, or floats or bytes in an owned buffer.
 class RowsWork {
 public:
     RowsWork(const std::uint16_t* rows, std::size_t num_rows, const Weight& weight)

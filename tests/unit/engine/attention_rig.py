@@ -24,7 +24,7 @@ Chunks = Mapping[int, range]  # by sequence, the places of its new tokens
 
 @dataclass(frozen=True, slots=True)
 class PagedHeads:
-    """Heads, and how their KV lies in blocks."""
+    """Attention heads and the layout of their KV blocks."""
 
     heads: AttentionHeads
     block_size: int
@@ -38,7 +38,7 @@ class PagedHeads:
 
     @property
     def scale(self) -> float:
-        """Of the scores."""
+        """Factor on the scores."""
         return float(self.heads.key_width**-0.5)
 
     def native(self, instructions: str | None = None) -> NativeAttention:

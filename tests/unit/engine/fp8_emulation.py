@@ -1,4 +1,4 @@
-"""torch's products in FP8 as a GPU makes them: what their CUDA code demands is demanded, what it computes is computed.
+"""Emulation of torch's FP8 products on a GPU: the same conditions and results as the CUDA code.
 
 The conditions are those that torch checks where it chooses a kernel, and those of cuBLAS that torch leaves to it: with
 scales of blocks the number of tokens is a multiple of 4.
@@ -103,7 +103,7 @@ class EmulatedFp8:
         assert token_scales.dtype == weight_scales.dtype == torch.float32
         starts = [0, *offs.tolist()]
         self.groups.append([end - start for start, end in itertools.pairwise(starts)])
-        result = torch.full((len(tokens), num_outputs), torch.nan, dtype=out_dtype)  # of rows that nobody has
+        result = torch.full((len(tokens), num_outputs), torch.nan, dtype=out_dtype)  # of padding rows
         for index, (start, end) in enumerate(itertools.pairwise(starts)):
             rows = tokens[start:end].double() * token_scales[start:end, None]
             result[start:end] = (rows @ (weights[index].double() * weight_scales[index])).to(out_dtype)
@@ -123,6 +123,6 @@ def _check_operands(tokens: Tensor, weight: Tensor) -> None:
 def _check_scales(scales: Tensor, shape: tuple[int, int], column_stride: int | None) -> None:
     assert scales.dtype == torch.float32
     assert scales.shape == shape
-    if column_stride is not None:  # one column lies right behind the other
+    if column_stride is not None:  # columns are contiguous
         assert scales.stride(0) == 1
         assert scales.stride(1) == column_stride or (shape[1] == 1 and scales.stride(1) == 1)

@@ -1,4 +1,4 @@
-"""Checkpoints in FP8, and beside them the same numbers multiplied out, for whoever knows nothing of FP8."""
+"""FP8 checkpoints, and the same numbers dequantised, for code without FP8 support."""
 
 import json
 import shutil

@@ -28,7 +28,7 @@ OnJoin = Callable[[ExpertGroup], None]  # called whenever a rank, loaded, asks f
 
 
 class Group:
-    """Who is in the group; a change begins a new epoch."""
+    """Members of the group; every change begins a new epoch."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -36,8 +36,8 @@ class Group:
         self.members: tuple[str, ...] = ()
         self.store = ""
         self.broken: list[tuple[int, str]] = []
-        self.wakes: list[tuple[str, int, int]] = []  # who woke the others, in which epoch and round
-        self.listeners: dict[str, Callable[[int, int], object]] = {}  # hear of wakes, and of epochs as their round 0
+        self.wakes: list[tuple[str, int, int]] = []  # the rank that woke the others, the epoch and the round
+        self.listeners: dict[str, Callable[[int, int], object]] = {}  # receive wakes, and new epochs as round 0
 
     def set_members(self, *members: str) -> None:
         with self.changed:
@@ -53,7 +53,7 @@ class Member:
     def __init__(self, group: Group, name: str) -> None:
         self._group = group
         self.name = name
-        self.on_join: Callable[[], None] = lambda: None  # the tests say who is a member
+        self.on_join: Callable[[], None] = lambda: None  # the tests set the members
 
     @property
     def epoch(self) -> int:
@@ -94,7 +94,7 @@ class Member:
 
 
 class Rank:
-    """One rank: an engine that is made and stepped on threads of its own."""
+    """One rank: an engine created and stepped on its own threads."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Rank:
         return Engine(self._config, group=group)
 
     def start(self) -> None:
-        """Begins to step, once it is made; hears of wakes and new epochs from now on."""
+        """Start to step once the engine is created, and receive wakes and new epochs."""
         self.engine = self._making.result(TIMEOUT_S)
         self._loop = EngineLoop(self.engine, self._take, self._fail)
         self._group.listeners[self._name] = lambda epoch, number: self._loop.call(
@@ -183,7 +183,7 @@ class Rank:
         self._loop.call(fail)
 
     def leave(self) -> None:
-        """Says that it takes part no more; the membership is told next."""
+        """Leave the group; the membership is updated afterwards."""
         self._group.listeners.pop(self._name, None)
         assert self.engine.lockstep is not None
         self.engine.lockstep.leave()
@@ -256,7 +256,7 @@ class Ranks:
         self.group.set_members(*self.ranks)
 
     def wait_for_all(self) -> dict[str, list[SampledToken]]:
-        """What every request brought, once all have ended."""
+        """Return the results of all requests once all have ended."""
         for rank in self.ranks.values():
             rank.wait_for_all()
         return {request_id: tokens for rank in self.ranks.values() for request_id, tokens in rank.said.items()}
@@ -275,7 +275,7 @@ class Ranks:
 
 
 def on_ranks(size: int, function: Callable[[RankGroup], T]) -> list[T]:
-    """What every rank of a group without engines gets from it."""
+    """Run a function on every rank of a group without engines and return the results."""
     group = Group()
     names = [f"rank-{rank}" for rank in range(size)]
     group.set_members(*names)
@@ -285,12 +285,12 @@ def on_ranks(size: int, function: Callable[[RankGroup], T]) -> list[T]:
         ranks.form()
         try:
             result = function(ranks)
-            ranks.meet()  # who is done before may break what others still wait for
+            ranks.barrier()  # a rank that ends earlier may break collectives that others still wait for
             return result
         except GroupBroken:
             raise
         except BaseException:
-            group.set_members()  # whoever waits for this one waits in vain
+            group.set_members()  # ranks that wait for this one would never end
             raise
         finally:
             ranks.close()

@@ -1,4 +1,4 @@
-"""How well the bundled model foresees a text."""
+"""Perplexity of the bundled model on a text."""
 
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ def logits_of(paged: PagedModel, tokens: list[int], chunk: int) -> Tensor:
 
 
 def perplexity(**options: Any) -> float:
-    """Of the bundled model on the text."""
+    """Return the bundled model's perplexity on the text."""
     tokens = Tokenizer.from_file(str(BUNDLED / "tokenizer.json")).encode(TEXT).ids
     assert len(tokens) > 700
     logits = logits_of(PagedModel(BUNDLED, **options), tokens, 64)

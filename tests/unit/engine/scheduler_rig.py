@@ -67,7 +67,7 @@ class Rig:
             self.ends[output.request_id] = output.finish_reason
 
     def end_receive(self, request: Request, num_tokens: int, with_token: bool) -> None:
-        """Somebody has filled a receiving request's blocks, as far as `num_tokens`."""
+        """End a receiving request's remote prefill, with KV of the first `num_tokens` tokens."""
         self.receiving.remove(request)
         sampled = None
         if request.status is RequestStatus.RECEIVING:

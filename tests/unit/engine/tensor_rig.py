@@ -67,7 +67,7 @@ class TensorRig:
     def close(self) -> None:
         """The leader ends, and with it all others."""
         self._leader.submit(self.tensors[0].close).result(TIMEOUT_S)
-        self.group.set_members()  # whoever still waits for others waits in vain
+        self.group.set_members()  # ranks that still wait for others would never end
         for tensor in self.tensors:
             tensor.leave()
         self._leader.shutdown()
@@ -80,7 +80,7 @@ class TensorRig:
 
 
 def on_all_ranks(size: int, function: Callable[[TensorGroup], T]) -> list[T]:
-    """What every rank of a group gets from it."""
+    """Run a function on every rank of a group and return the results."""
     group = Group()
     names = [f"rank-{rank}" for rank in range(size)]
     group.set_members(*names)
@@ -90,7 +90,7 @@ def on_all_ranks(size: int, function: Callable[[TensorGroup], T]) -> list[T]:
         tensor.form()
         try:
             result = function(tensor)
-            tensor.meet()
+            tensor.barrier()
             return result
         finally:
             tensor.close()

@@ -1,6 +1,6 @@
 """Steps launched before the tokens of the one before are known: the same tokens, and nothing lost.
 
-On a CPU a step is computed when it is launched, but the scheduler is told of it just as late as on a GPU.
+On a CPU a step is computed when it is launched, but the scheduler gets its results just as late as on a GPU.
 """
 
 import random
@@ -39,7 +39,7 @@ def engine_of(model: Path, async_scheduling: bool, **options: int) -> Engine:
 
 
 def random_request(draw: random.Random, name: str) -> Request:
-    """Of any kind: most are drawn ahead, others edit their logits, tell of them, or end at a token."""
+    """A random request: most can be sampled ahead, others edit logits, report logprobs, or end at a stop token."""
     seed = draw.getrandbits(60)
     every = {step: tuple(range(0, VOCAB_SIZE, step)) for step in (2, 3, 9)}
     ahead = (
@@ -118,7 +118,7 @@ class Clients:
         if len(self.reasons) == len(self.tokens):
             self._ended.set()
         elif self._left and len(self.reasons) + len(self._left) == len(self.tokens):
-            self._send(self._left.pop(0))  # nobody else brings tokens
+            self._send(self._left.pop(0))  # no other request produces tokens
 
     def _on_failure(self, error: BaseException) -> None:
         self.failures.append(error)
@@ -143,7 +143,7 @@ def test_tokens_are_those_of_one_step_at_a_time(model: Path, seed: int, memory: 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_prompts_that_share_a_small_budget(model: Path, seed: int) -> None:
-    """Chunks of one token stand among decodes and sample nothing; answers of one token end at once."""
+    """Chunks of one token are among the decodes and sample nothing; outputs of one token end at once."""
     draw = random.Random(seed)
     sizes = [(draw.randrange(1, 90), draw.choice((1, 1, 2, 6, 20))) for _ in range(12)] + [(63, 6), (20, 1)]
     results = []
@@ -172,7 +172,7 @@ def test_an_abort_between_two_steps_loses_nothing(model: Path) -> None:
 
 
 def test_what_was_computed_in_vain_is_in_no_cache(model: Path) -> None:
-    """A request that ended was computed one token further: whoever has its tokens as a prompt gets none of that."""
+    """A request that ended was computed one token further: a prompt of its tokens must not find that KV."""
     draw = random.Random(3)
     ends = SamplingParams(temperature=1.0, seed=7, stop_token_ids=tuple(range(0, VOCAB_SIZE, 5)), max_tokens=200)
     prompts = [draw.choices(range(3, VOCAB_SIZE), k=9) for _ in range(8)]

@@ -1,4 +1,4 @@
-"""Checkpoints in FP8 on a CPU: the numbers they stand for, in one piece and divided, and what is said of wrong ones."""
+"""FP8 checkpoints on a CPU: dequantised values, whole and sharded, and errors for invalid ones."""
 
 import json
 import logging
@@ -185,8 +185,8 @@ def test_the_log_says_once_why_weights_are_dequantised(qwen3: Stored, caplog: py
         PagedModel(qwen3.fp8)
     said = [record.getMessage() for record in caplog.records if "FP8" in record.getMessage()]
     assert len(said) == 1
-    assert said[0].startswith("weights in FP8 are dequantised to bfloat16: products in FP8 need an NVIDIA GPU")
-    assert said[0].endswith("and the device is cpu")
+    assert said[0].startswith("weights in FP8 are dequantised to bfloat16: FP8 products need an NVIDIA GPU")
+    assert said[0].endswith("but the device is cpu")
 
 
 def test_progress_counts_scales(qwen3: Stored) -> None:
@@ -201,11 +201,11 @@ def test_progress_counts_scales(qwen3: Stored) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (lambda t: t.pop(f"{NAME}_scale_inv"), InvalidCheckpoint, f"{NAME} is in FP8, and there is no {NAME}_sc"),
+        (lambda t: t.pop(f"{NAME}_scale_inv"), InvalidCheckpoint, f"{NAME} is in FP8, but there is no {NAME}_sc"),
         (
             lambda t: t.update({f"{NAME}_scale_inv": torch.ones(2, 3)}),
             InvalidCheckpoint,
-            rf"{NAME}_scale_inv has shape \[2, 3\], the config asks for \[2, 2\]",
+            rf"{NAME}_scale_inv has shape \[2, 3\], but the config needs \[2, 2\]",
         ),
         (
             lambda t: t.update({f"{NAME}_scale_inv": torch.ones(2, 2).to(torch.float8_e4m3fn)}),
@@ -221,12 +221,12 @@ def test_progress_counts_scales(qwen3: Stored) -> None:
         (
             lambda t: t.update({"model.norm.weight": t["model.norm.weight"].to(torch.float8_e4m3fn)}),
             InvalidCheckpoint,
-            r"model\.norm\.weight is in FP8, which only a matrix may be",
+            r"model\.norm\.weight is in FP8, but is not a matrix",
         ),
         (
             lambda t: t.update({"model.layers.1.self_attn.phantom_scale": torch.ones(1)}),
             InvalidCheckpoint,
-            r"does not explain: model\.layers\.1\.self_attn\.phantom_scale",
+            r"has no use for: model\.layers\.1\.self_attn\.phantom_scale",
         ),
     ],
 )  # fmt: skip
@@ -242,7 +242,7 @@ def test_what_is_wrong_is_named(
 def test_without_a_config_of_it_fp8_is_refused(qwen3: Stored, tmp_path: Path) -> None:
     plain = copy(qwen3.fp8, tmp_path / "plain")
     (plain / "config.json").write_bytes((qwen3.exact / "config.json").read_bytes())
-    with pytest.raises(UnsupportedModel, match=r"q_proj\.weight is in FP8, and the config has no quantization_config"):
+    with pytest.raises(UnsupportedModel, match=r"q_proj\.weight is in FP8, but the config has no quantization_config"):
         PagedModel(plain)
 
 

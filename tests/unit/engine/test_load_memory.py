@@ -1,4 +1,4 @@
-"""What memory a checkpoint takes while it is loaded."""
+"""Memory that a checkpoint takes while it is loaded."""
 
 import subprocess
 import sys

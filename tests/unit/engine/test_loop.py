@@ -1,4 +1,4 @@
-"""The engine's thread: calls run between steps, failures are told."""
+"""The engine's thread: calls run between steps, failures are reported."""
 
 import threading
 from pathlib import Path

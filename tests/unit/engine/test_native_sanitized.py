@@ -18,7 +18,7 @@ MEMORY = "address,undefined"
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Builds one of the programs beside this file with sanitizers, once with each."""
+    """Build one of the programs next to this file with sanitizers, once with each."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("there is no C++ compiler")

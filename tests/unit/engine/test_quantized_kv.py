@@ -39,7 +39,7 @@ def random_tokens(count: int) -> list[int]:
 
 
 def greedy(engine: Engine, name: str, prompt: list[int]) -> list[int]:
-    """A request's tokens, nothing beside it."""
+    """Return the tokens of a request that runs alone."""
     sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     engine.add(Request(RequestId(name), [*prompt], len(prompt), sampling))
     said = []

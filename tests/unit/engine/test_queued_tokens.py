@@ -1,4 +1,4 @@
-"""What an engine says that it has to compute."""
+"""Number of queued tokens that an engine reports."""
 
 from baton.engine.config import EngineConfig
 from baton.engine.kv.block_manager import BlockManager

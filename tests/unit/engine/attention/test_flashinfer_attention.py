@@ -32,7 +32,7 @@ def backend(paged: PagedHeads) -> FlashInferAttention:
 
 
 def check(paged: PagedHeads, chunks: Chunks, seed: int) -> None:
-    """What both write is equal, and what they return close."""
+    """Check that both write equal KV and return close results."""
     sequences = Sequences(paged, [places.stop for places in chunks.values()], seed)
     before = {seq: range(places.start) for seq, places in chunks.items()}
     pool = sequences.pool(before, unseen=float("nan"))  # nothing of it may come to a result
@@ -71,7 +71,7 @@ def test_one_backend_serves_one_batch_after_the_other() -> None:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("num_shared", "num_parts"), [(1, 1), (3, 2), (6, 1)])
 def test_decodes_share_the_reading_of_what_they_begin_with(num_shared: int, num_parts: int, seed: int) -> None:
-    """A chunk of a prompt beside them does too, and is attended to alone."""
+    """A prompt chunk in the same batch has the same prefix too, but is computed separately."""
     draw = random.Random(seed)
     paged = PagedHeads(heads_of(8, 2, 16), 4, num_parts)
     lengths = [4 * num_shared + draw.randrange(1, 30) for _ in range(5)]
@@ -138,4 +138,4 @@ def test_what_cannot_be_had_is_said(caplog: pytest.LogCaptureFixture, monkeypatc
     assert isinstance(attention_for(model_config(None, "bfloat16", 64), 16, gpu), TorchAttention)
     assert 'pip install "baton-serve[gpu]"' in caplog.text
     assert isinstance(attention_for(model_config(None, "bfloat16", 80), 16, gpu), TorchAttention)
-    assert "no kernels for 80 elements a head in bfloat16" in caplog.text
+    assert "no kernels for a head width of 80 in bfloat16" in caplog.text

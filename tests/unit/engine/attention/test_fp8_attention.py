@@ -109,7 +109,7 @@ def test_what_serves(caplog: pytest.LogCaptureFixture) -> None:
     config = model_config(None, "bfloat16", 64)
     with caplog.at_level(logging.WARNING):
         assert isinstance(attention_for(config, 16, CPU, "fp8"), TorchAttention)
-    assert "KV in fp8 is for GPUs" in caplog.text
+    assert "fp8 KV is for GPUs" in caplog.text
     assert is_made_for(AttentionHeads.of(config, torch.float8_e4m3fn))
     assert not is_made_for(AttentionHeads.of(config, torch.int8))
     for device in (CPU, GPU):

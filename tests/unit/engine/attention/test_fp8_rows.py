@@ -37,7 +37,7 @@ def test_what_is_too_great_becomes_the_greatest() -> None:
 
 
 def test_bits_depend_on_the_number_alone() -> None:
-    """Of whatever type it is, and wherever it stands: as a chunk has it, or a single token."""
+    """For every dtype and memory layout, as in a chunk or as a single token."""
     rows = torch.randn(50, 6, 8, generator=torch.Generator().manual_seed(1)).bfloat16()
     for scale in (1.0, 0.07):
         whole = encode(rows[:, 1:4], scale).view(torch.uint8)

@@ -42,7 +42,7 @@ def random_heads(draw: random.Random, dtype: torch.dtype, is_quantised: bool) ->
 
 
 def check(paged: PagedHeads, chunks: Chunks, instructions: str, seed: int) -> None:
-    """What both write is equal, and what they return close."""
+    """Check that both write equal KV and return close results."""
     sequences = Sequences(paged, [places.stop for places in chunks.values()], seed)
     before = {seq: range(places.start) for seq, places in chunks.items()}
     pool = sequences.pool(before, unseen=float("nan"))  # nothing of it may come to a result

@@ -1,4 +1,4 @@
-"""Reading config.json: both spellings, and refusal by name."""
+"""Reading config.json: the keys of both transformers versions, and rejection by name."""
 
 import json
 import subprocess

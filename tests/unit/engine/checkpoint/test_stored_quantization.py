@@ -1,4 +1,4 @@
-"""Reading quantization_config: which formats of FP8 are known, and that all else is refused by name."""
+"""Reading quantization_config: supported FP8 formats, and rejection of others by name."""
 
 from typing import Any
 
@@ -75,12 +75,12 @@ def test_the_formats_that_models_are_tested_in(name: str) -> None:
         (compressed(), "no config_groups"),
         (
             compressed({"weights": WEIGHTS | {"num_bits": 4, "type": "int"}}),
-            "group_0: weights in anything but symmetric",
+            "group_0: a weight format other than symmetric",
         ),
-        (compressed({"weights": WEIGHTS | {"type": "int"}}), "group_0: weights in anything but symmetric FP8"),
-        (compressed({"weights": WEIGHTS | {"num_bits": 4}}), "group_0: weights in anything but symmetric FP8"),
-        (compressed({"weights": WEIGHTS | {"symmetric": False}}), "group_0: weights in anything but symmetric FP8"),
-        (compressed({"targets": ["Linear"]}), "group_0: weights in anything but symmetric FP8"),
+        (compressed({"weights": WEIGHTS | {"type": "int"}}), "group_0: a weight format other than symmetric FP8"),
+        (compressed({"weights": WEIGHTS | {"num_bits": 4}}), "group_0: a weight format other than symmetric FP8"),
+        (compressed({"weights": WEIGHTS | {"symmetric": False}}), "group_0: a weight format other than symmetric FP8"),
+        (compressed({"targets": ["Linear"]}), "group_0: a weight format other than symmetric FP8"),
         (compressed({"weights": WEIGHTS | {"strategy": "group"}}), "strategy 'group'"),
         (compressed({"weights": WEIGHTS | {"strategy": "block"}}), "group_0: strategy 'block' without"),
         (compressed({"weights": WEIGHTS, "input_activations": TOKENS | {"type": "int"}}), "input_activations"),
@@ -89,7 +89,7 @@ def test_the_formats_that_models_are_tested_in(name: str) -> None:
         (compressed({"weights": WEIGHTS}, transform_config={"config_groups": {"R1": {}}}), "transform_config"),
         (
             compressed({"weights": WEIGHTS}, {"weights": WEIGHTS | {"strategy": "block", "block_structure": [8, 8]}}),
-            "a scale for each block in one group and not in another",
+            "a scale per block in one group but not in another",
         ),
     ],
 )
@@ -98,7 +98,7 @@ def test_all_else_is_refused_by_name(quantization: dict[str, Any], named: str) -
         read(quantization)
     assert named in str(raised.value)
     assert str(raised.value).startswith("config.json: quantization_config")
-    assert "supported are fp8 in e4m3, with a scale for a tensor or for a block, and compressed-tensors" in str(
+    assert "supported are fp8 in e4m3, with a scale per tensor or per block, and compressed-tensors" in str(
         raised.value
     )
 

@@ -1,4 +1,4 @@
-"""From files to a model's tensors, and what is said of files that do not fit."""
+"""Loading tensors from files, and the errors for files that do not match the config."""
 
 import json
 import shutil
@@ -91,10 +91,10 @@ def test_wrong_tensors_are_named(qwen3: Path, tmp_path: Path) -> None:
     name = "model.layers.1.self_attn.k_proj.weight"
     changes: dict[str, Callable[[dict[str, Tensor]], Any]] = {
         f"tensor {name} is missing": lambda tensors: tensors.pop(name),
-        rf"tensor {name} has shape \[3, 64\], the config asks for \[64, 64\]": lambda tensors: tensors.update(
+        rf"tensor {name} has shape \[3, 64\], but the config needs \[64, 64\]": lambda tensors: tensors.update(
             {name: torch.zeros(3, 64)}
         ),
-        r"does not explain: model\.layers\.1\.self_attn\.k_proj\.bias": lambda tensors: tensors.update(
+        r"has no use for: model\.layers\.1\.self_attn\.k_proj\.bias": lambda tensors: tensors.update(
             {name.replace("weight", "bias"): torch.zeros(64)}
         ),
     }
@@ -111,10 +111,10 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
     first, second = sorted(sharded.glob("*.safetensors"))[:2]
     content = first.read_bytes()
     first.write_bytes(content[:-100])
-    with pytest.raises(InvalidCheckpoint, match=f"{first.name} has .* bytes where its header says"):
+    with pytest.raises(InvalidCheckpoint, match=f"{first.name} has .* bytes, but its header says"):
         read_tensors(sharded)
     first.write_bytes(content[:40])
-    with pytest.raises(InvalidCheckpoint, match=f"{first.name} is cut short"):
+    with pytest.raises(InvalidCheckpoint, match=f"{first.name} is truncated"):
         read_tensors(sharded)
     first.write_bytes(second.read_bytes())
     with pytest.raises(InvalidCheckpoint, match=f"is in {first.name} and in {second.name}"):

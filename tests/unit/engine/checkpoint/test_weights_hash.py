@@ -1,4 +1,4 @@
-"""Hashes of weights: what they depend on, what is remembered of them, and when that is not trusted."""
+"""Hashes of weights: what they depend on, what is cached, and when the cache is not trusted."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def test_a_file_that_changes_while_it_is_loaded_is_refused(sharded: Path, tmp_pa
     with WeightsHash(copy) as weights_hash:
         weights_hash.revision()
         path.write_bytes(path.read_bytes())
-        with pytest.raises(InvalidCheckpoint, match=f"{path.name} was changed while it was read"):
+        with pytest.raises(InvalidCheckpoint, match=f"{path.name} changed while it was read"):
             weights_hash.revision()
 
 

@@ -1,4 +1,4 @@
-"""On which cores an engine computes."""
+"""CPU cores that an engine computes on."""
 
 import os
 import threading
@@ -32,7 +32,7 @@ def test_what_is_no_core_is_refused(text: str) -> None:
 
 
 def test_cores_that_are_not_ours_are_refused() -> None:
-    with pytest.raises(EngineError, match="may run on"):
+    with pytest.raises(EngineError, match="may only run on"):
         cores_of_rank("70000", 0, 1)
 
 

@@ -1,4 +1,4 @@
-"""What is left for KV on a GPU, with a meter in the GPU's place; the steps that it measures are computed, on a CPU."""
+"""GPU memory left for KV, with a fake meter; the measured steps are computed on a CPU."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -28,7 +28,7 @@ class ScriptedMeter:
     """See Meter: computes what it measures, and has an answer for each measurement in turn."""
 
     total_bytes = 80_000
-    foreign_bytes = 3_000
+    non_torch_bytes = 3_000
 
     def __init__(self, *peaks: int) -> None:
         self._peaks = list(peaks)
@@ -59,7 +59,7 @@ def test_weights_activations_and_others_are_taken_off(directory: Path) -> None:
 
 def test_more_kv_than_the_gpu_has_free_is_refused() -> None:
     check_fits(77_000, CPU, ScriptedMeter())
-    with pytest.raises(EngineError, match="of the 80000 bytes of cpu only 77000 are free"):
+    with pytest.raises(EngineError, match="only 77000 of the 80000 bytes of cpu are free"):
         check_fits(77_001, CPU, ScriptedMeter())
 
 

@@ -83,7 +83,7 @@ def test_replays_are_the_steps(directory: Path) -> None:
         found, expected = graphed.step(step), eager.step(step)
         for name in step:
             torch.testing.assert_close(found[name], expected[name])
-        torch.testing.assert_close(graphed.pool[1:], eager.pool[1:])  # padding is seen in nobody's block
+        torch.testing.assert_close(graphed.pool[1:], eager.pool[1:])  # padding never shows up in a request's block
         if len(running) > 5:
             running.remove(draw.choice(running))
     assert recorder.num_replays == decodes > 10

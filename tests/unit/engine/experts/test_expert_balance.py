@@ -1,4 +1,4 @@
-"""Experts placed by their loads: valid for any loads, against the best there is, and as fast as promised."""
+"""Load-balanced expert placement: valid for all loads, compared with the optimum, and fast enough."""
 
 import itertools
 import time
@@ -122,7 +122,7 @@ def optimum(loads: NDArray[np.float64], num_ranks: int, slots_per_rank: int) -> 
 def test_imbalance_is_of_the_busiest_rank_with_replicas_sharing_evenly() -> None:
     assert imbalance([[0, 1], [0, 2]], [4, 6, 2]) == pytest.approx((2 + 6) / 6)
     assert imbalance([[0, 1], [0, 2]], [0, 0, 0]) == 1
-    assert imbalance([[0, 1, 2], []], [4, 6, 2]) == 2  # who has just come has none
+    assert imbalance([[0, 1, 2], []], [4, 6, 2]) == 2  # a rank that has just joined holds none
 
 
 def test_a_hot_expert_stands_on_every_rank() -> None:
@@ -223,7 +223,7 @@ def test_loads_that_cannot_be_are_refused(wrong: float) -> None:
 
 def test_sizes_that_cannot_be_are_refused() -> None:
     for loads in ([], [[1, 2], [3, 4]], 3):
-        with pytest.raises(ValueError, match="one number for each expert"):
+        with pytest.raises(ValueError, match="one number per expert"):
             balanced(loads, 2, 0)
     for num_groups, num_nodes in ((0, 1), (1, 0), (3, 1)):
         with pytest.raises(ValueError, match="groups of 4 experts"):

@@ -1,4 +1,4 @@
-"""Tokens on their way to experts on other ranks: what is sent, to which replica, and what comes back."""
+"""Dispatch of tokens to experts on other ranks: rows sent, replicas chosen, and results returned."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ COUNT_BYTES = 8  # how many tokens come
 
 
 def sent_bytes(num_tokens: list[int], chosen: list[int]) -> list[int]:
-    """What each rank sends in one layer with an expert on each rank, if all its tokens choose the given one."""
+    """Return the rows each rank sends in a layer with one expert per rank, if all its tokens choose the given one."""
 
     def compute(ranks: RankGroup) -> int:
         exchange = GroupExchange(ranks, 2, CPU)
@@ -24,7 +24,7 @@ def sent_bytes(num_tokens: list[int], chosen: list[int]) -> list[int]:
         before, rank = ranks.num_sent_bytes, ranks.view.rank
         x = torch.randn(num_tokens[rank], HIDDEN, generator=torch.Generator().manual_seed(rank))
         dispatch = exchange.dispatch(x, torch.full((len(x), 1), chosen[rank]))
-        arrived = dispatch.arrive()
+        arrived = dispatch.receive()
         assert torch.equal(dispatch.combine(2 * arrived.rows, torch.full((len(x), 1), 0.5)), x)
         assert exchange.num_rows == sum(n for n, expert in zip(num_tokens, chosen, strict=True) if expert == rank)
         return ranks.num_sent_bytes - before
@@ -64,7 +64,7 @@ def test_replicas_compute_equally_many_tokens() -> None:
         ranks.num_tokens = [4, 4, 4]  # no multiple of 3: each rank begins with another replica
         x = torch.randn(ranks.num_tokens[ranks.view.rank], HIDDEN)
         dispatch = exchange.dispatch(x, torch.zeros(len(x), 1, dtype=torch.int64))
-        assert torch.equal(dispatch.combine(dispatch.arrive().rows, torch.ones(len(x), 1)), x)
+        assert torch.equal(dispatch.combine(dispatch.receive().rows, torch.ones(len(x), 1)), x)
         return exchange.num_rows
 
     assert on_ranks(3, num_rows) == [4, 4, 4]

@@ -1,4 +1,4 @@
-"""Experts spread over ranks: the same bits as on one, whatever the others compute and whoever comes and goes."""
+"""Experts spread over ranks: the same bits as on one rank, whatever others compute and however membership changes."""
 
 import random
 import threading
@@ -77,7 +77,7 @@ def make_requests(seed: int, count: int) -> list[Request]:
 
 
 def alone(model: Path, requests: list[Request], dtype: str, **options: Any) -> Outputs:
-    """What one rank says to the same requests. Logprobs are floats of the logits: equal only if all bits are."""
+    """Return one rank's results for these requests. Logprobs are floats of the logits: equal only if all bits are."""
     config = EngineConfig(model=str(model), dtype=dtype, kv_cache_memory_bytes=1 << 21, num_threads=1, **options)
     engine = Engine(config)
     said: Outputs = {request.request_id: [] for request in requests}
@@ -162,7 +162,7 @@ def test_with_too_few_ranks_nothing_is_computed_until_one_comes(mixtral: Path, g
     group.lose("rank-2")
     for rank in staying:
         wait_until(lambda rank=rank: rank.engine.is_short_of_ranks)  # type: ignore[misc]
-        assert rank.turn_s == 0  # nobody is to end it for that
+        assert rank.turn_s == 0  # the watchdog must not end it for that
     assert [len(layer.held) for layer in staying[0].experts.layers] == [3, 3, 3]
     group.join("rank-3")
     assert group.wait_for_all() == alone(mixtral, make_requests(1, 4), "float32")
@@ -234,7 +234,7 @@ def test_members_come_and_go_under_load_and_nothing_is_wrong(mixtral: Path, grou
 
 
 def test_a_rank_that_breaks_off_has_a_new_epoch_begun(mixtral: Path, groups: Groups) -> None:
-    """The membership knows of nothing but what the ranks tell it."""
+    """The membership learns of failures only from the ranks."""
     group = groups(mixtral, ["rank-0", "rank-1", "rank-2"], dtype="float32")
     epoch = group.group.epoch
     group["rank-0"].add(*make_requests(1, 4))
@@ -253,7 +253,7 @@ def test_who_waits_for_a_rank_outlasts_it(mixtral: Path, groups: Groups) -> None
     group = groups(mixtral, ["rank-0", "rank-1"], dtype="float32")
     hanging, waiting = group["rank-1"], group["rank-0"]
     for rank in group.ranks.values():
-        rank.wait(lambda rank: not rank.engine.is_called)
+        rank.wait(lambda rank: not rank.engine.must_step)
     assert waiting.engine.watchdog_multiplier == 1
     begun, end = threading.Event(), threading.Event()
 
@@ -295,7 +295,7 @@ def test_an_idle_group_sleeps_until_it_is_woken(mixtral: Path, groups: Groups) -
     group.wait_for_all()
     assert [name for name, _, _ in group.group.wakes] == ["rank-0"]
     for rank in group.ranks.values():
-        rank.wait(lambda rank: not rank.engine.is_called)
+        rank.wait(lambda rank: not rank.engine.must_step)
     before = [rank.num_steps for rank in group.ranks.values()]
     group["rank-1"].add(make_request("b", 2, 5, 2))
     group.wait_for_all()
@@ -310,7 +310,7 @@ def test_a_model_without_experts_is_refused(tmp_path: Path) -> None:
 
 
 def test_rows_of_any_tile_are_the_same() -> None:
-    """What bit equality rests on: a product's rows do not depend on how many tiles of rows there are."""
+    """Bit equality relies on this: a product's rows do not depend on the number of row tiles."""
     draw = torch.Generator().manual_seed(1)
     for dtype, packed in ((torch.float32, False), (torch.bfloat16, True)):
         for size, hidden in ((128, 256), (768, 512), (96, 64)):

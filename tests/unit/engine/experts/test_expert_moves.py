@@ -1,4 +1,4 @@
-"""From one placement to another: what must be loaded, and the order of ranks and slots with the least of it."""
+"""Migration between placements: experts to load, and the order of ranks and slots that needs the fewest."""
 
 import itertools
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ Slots = Sequence[Sequence[int]]
 
 
 def sorted_ranks(placement: ExpertPlacement, num_nodes: int) -> list[list[tuple[int, ...]]]:
-    """What the ranks of each node hold, regardless of the order of slots, of ranks and of nodes."""
+    """Return the experts of each node's ranks, regardless of the order of slots, ranks and nodes."""
     ranks = [tuple(sorted(experts)) for experts in placement.slots]
     size = len(ranks) // num_nodes
     return sorted(sorted(ranks[node * size : (node + 1) * size]) for node in range(num_nodes))
@@ -103,7 +103,7 @@ def test_with_fewer_slots_what_stood_in_those_that_go_moves() -> None:
 
 
 def test_placements_of_other_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match="stand on 2 ranks, and are to stand on 3"):
+    with pytest.raises(ValueError, match="the old placement has 2 ranks, the new one 3"):
         with_few_moves(contiguous(8, 2).slots, contiguous(8, 3))
 
 

@@ -1,4 +1,4 @@
-"""Experts of a model that chooses them by groups, on ranks of several nodes: a group stays whole on a node."""
+"""Group-limited routing on ranks of several nodes: an expert group stays on one node."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ NUM_EXPERTS, NUM_GROUPS = 32, 8
 
 
 def groups_of(slots: list[list[int]], ranks: range) -> list[int]:
-    """Groups of which some expert stands on these ranks."""
+    """Return the groups with an expert on these ranks."""
     return sorted({expert * NUM_GROUPS // NUM_EXPERTS for rank in ranks for expert in slots[rank]})
 
 

@@ -1,4 +1,4 @@
-"""Which rank holds which experts: what is no placement, and the placement at the start."""
+"""Expert placement: invalid placements, and the initial one."""
 
 import itertools
 from collections import Counter
@@ -13,13 +13,13 @@ SIZES = [(1, 1, 0), (8, 1, 0), (8, 2, 0), (10, 4, 2), (10, 4, 0), (3, 5, 0), (64
 @pytest.mark.parametrize(
     ("num_experts", "slots", "wrong"),
     [
-        (0, ((0,),), "one expert at least"),
-        (1, (), "one rank at least"),
-        (1, ((),), "one slot at each"),
+        (0, ((0,),), "at least one expert"),
+        (1, (), "at least one rank"),
+        (1, ((),), "at least one slot per rank"),
         (3, ((0, 1), (2,)), "rank 1 has 1 slots, rank 0 2"),
         (3, ((0, 1), (2, 3)), "rank 1 holds expert 3; experts are 0 to 2"),
         (3, ((0, 1), (2, -1)), "rank 1 holds expert -1"),
-        (4, ((0, 1), (0, 1)), "no rank holds expert 2, nor 1 others"),
+        (4, ((0, 1), (0, 1)), "no rank holds expert 2 and 1 others"),
         (4, ((0, 0, 1), (1, 2, 3)), "rank 0 holds expert 0 twice"),
         (3, ((0, 1, 1), (0, 1, 2)), "rank 0 holds expert 1 twice"),
     ],

@@ -1,4 +1,4 @@
-"""Ranks whose checkpoint's files are gone, hang or are slow: who has just come gets experts for all that."""
+"""Ranks whose checkpoint files are missing, hang or are slow: a joining rank still gets its experts."""
 
 import itertools
 import json
@@ -29,7 +29,7 @@ from tests.unit.engine.experts.test_expert_group import alone, make_requests
 from tests.unit.engine.group_rig import TIMEOUT_S, Rank, Ranks
 
 FILE = "model.safetensors"
-COULD_NOT = "the experts could not be placed anew"
+COULD_NOT = "rebalancing the experts failed; keeping the current placement"
 NUM_LAYERS, NUM_EXPERTS = 3, 8
 EXACT = {"dtype": "float32", "enable_prefix_caching": False}  # the same requests again are computed like the first ones
 
@@ -64,7 +64,7 @@ def weights_of(experts: ExpertGroup) -> Weights:
 
 
 def lose_files(experts: ExpertGroup, directory: Path) -> None:
-    """A rank that did not keep them mapped looks for them in vain, as where a network's file system is gone."""
+    """A rank without mapped files cannot find them, as after the loss of a network file system."""
     weights_of(experts).close()
     if (directory / FILE).exists():
         (directory / FILE).rename(directory / "gone")
@@ -126,7 +126,7 @@ def test_who_comes_gets_experts_though_another_rank_cannot_read(
     group["rank-1"].call(lambda engine: lose_files(group["rank-1"].experts, own)).result(TIMEOUT_S)
     group.join("rank-2")
     serve_until(group, lambda: all(num_held(group)[2]))
-    assert num_failures(caplog) == 0  # nobody was asked to read who has enough
+    assert num_failures(caplog) == 0  # ranks with enough experts read nothing
     assert all(min(sizes) >= 2 and max(sizes) <= 3 for sizes in zip(*num_held(group), strict=True))
 
 
@@ -218,7 +218,7 @@ def serve_until(group: Ranks, is_true: Callable[[], bool]) -> None:
 
 
 class ReadAhead:
-    """Counts the layers of which a rank holds new experts beside the old ones."""
+    """Count the layers of which a rank holds new experts in addition to the old ones."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.worst: dict[RankGroup, int] = {}
@@ -245,7 +245,7 @@ class ReadAhead:
 
 @contextmanager
 def hanging_files(rank: Rank, directory: Path) -> Iterator[None]:
-    """A rank's file hangs whoever opens it, as a network's file system may; an error in the end.
+    """Opening a rank's file hangs, as on a network file system, and finally fails.
 
     After that the file is read as it should be.
     """
@@ -255,7 +255,7 @@ def hanging_files(rank: Rank, directory: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        os.close(os.open(file, os.O_RDWR))  # for who waits in opening it
+        os.close(os.open(file, os.O_RDWR))  # releases a thread that waits in open()
         file.unlink()
         find_files(directory)
 
@@ -275,7 +275,7 @@ def test_a_rank_whose_files_hang_ends_the_move_for_all_and_a_later_one_succeeds(
     monkeypatch.setattr(expert_rebalance, "READ_DEADLINE_S", 0.2)
     with hanging_files(replicating["rank-1"], own):
         before = num_held(replicating)
-        serve_until(replicating, lambda: caplog.text.count("the experts stay where they are") > 1)
+        serve_until(replicating, lambda: caplog.text.count("keeping the current placement") > 1)
         assert num_held(replicating) == before
         readers = [thread for thread in threading.enumerate() if thread.name == "experts"]
         assert len(readers) <= 3  # the one that hangs, the next, and the other rank's
@@ -340,7 +340,7 @@ def num_ready(rank: Rank) -> int:
 
 
 def weights_of_expert(experts: ExpertGroup) -> list[Tensor]:
-    """Of any expert; all are of one size."""
+    """Size of any expert; all have the same size."""
     expert = experts.layers[0].experts.slots[0]
     return [expert.gate_up.weight, expert.down.weight]
 

@@ -1,4 +1,4 @@
-"""Rows by slot: what is where, and that the compiled way and torch's are one."""
+"""Rows sorted by slot: their places, and equality of the compiled and the torch version."""
 
 import random
 

@@ -1,10 +1,10 @@
-"""Who reads what when experts are missing, or too many on one rank."""
+"""Division of missing experts among ranks, and evening out of ranks with too many."""
 
 import random
 
 import pytest
 
-from baton.engine.experts.placement import hand_over, is_even, share_missing
+from baton.engine.experts.placement import even_out, is_even, share_missing
 
 
 def test_at_the_start_each_rank_gets_a_run() -> None:
@@ -22,12 +22,12 @@ def test_even_is_a_difference_of_one_at_most(sizes: list[int], even: bool) -> No
 
 
 def test_who_has_the_most_gives_to_who_has_none() -> None:
-    assert hand_over([[0, 1, 2, 3], [4, 5, 6, 7], []]) == [[0, 1, 2], [4, 5, 6], [3, 7]]
-    assert hand_over([[0, 1], [2], [3]]) == [[0, 1], [2], [3]]
+    assert even_out([[0, 1, 2, 3], [4, 5, 6, 7], []]) == [[0, 1, 2], [4, 5, 6], [3, 7]]
+    assert even_out([[0, 1], [2], [3]]) == [[0, 1], [2], [3]]
 
 
 def test_a_replica_that_the_taker_has_already_is_let_go() -> None:
-    assert hand_over([[0, 1, 1, 1], [1, 0]]) == [[0, 1, 1], [1, 0]]
+    assert even_out([[0, 1, 1, 1], [1, 0]]) == [[0, 1, 1], [1, 0]]
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -39,7 +39,7 @@ def test_nobody_reads_but_who_has_too_few_and_no_expert_is_lost(seed: int) -> No
         held += draw.sample(sorted(set(range(num_experts)) - set(held)), draw.randint(0, num_experts - len(held)))
     slots += [[] for _ in range(draw.randint(0, 3))]
     before = [list(held) for held in slots]
-    shared = hand_over(slots)
+    shared = even_out(slots)
     assert slots == before
     assert is_even(shared)
     assert set().union(*shared) == set(range(num_experts))

@@ -1,4 +1,4 @@
-"""Experts by `nixl_ep`, as far as it goes without a GPU: what is asked of it, and what is made of what it gives.
+"""Expert dispatch by `nixl_ep`, as far as possible without a GPU: the calls made, and the use of their results.
 
 Its kernels are stood in for by a few lines that move rows between threads, in the shapes that its documentation gives.
 """
@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Store
 
 from baton.engine.errors import EngineError, GroupBroken
 from baton.engine.experts.dispatch import ExpertRoutes, LayerSlots
-from baton.engine.experts.nixl_dispatch import MAX_TOKENS, NixlLink, check_nixl, num_places
+from baton.engine.experts.nixl_dispatch import MAX_TOKENS, NixlLink, check_nixl, num_buffer_ranks
 from baton.engine.layers.experts import ROW_TILE, Expert, Experts
 from baton.engine.layers.linear import Linear
 from baton.engine.parallel.rank_group import RankGroup
@@ -29,7 +29,7 @@ HIDDEN, INNER = 16, 32
 
 
 class Fabric:
-    """What all ranks have sent, slot by slot."""
+    """Rows sent by all ranks, by slot."""
 
     def __init__(self, size: int, slots_per_rank: int) -> None:
         self.size = size
@@ -90,7 +90,7 @@ class ThreadBuffer:
         return combined.bfloat16(), None, None
 
     def query_mask_buffer(self, mask_status: Tensor) -> None:
-        assert len(mask_status) == num_places(self._fabric.size)
+        assert len(mask_status) == num_buffer_ranks(self._fabric.size)
         mask_status[self._fabric.masked] = 1
 
     def destroy(self) -> None:
@@ -127,7 +127,7 @@ def on_ranks(fabric: Fabric, run: Callable[[int, NixlLink], Any]) -> list[Any]:
 
 @pytest.mark.parametrize("is_grouped", [False, True])
 @pytest.mark.parametrize("num_tokens", [[3, 5], [0, 1], [MAX_TOKENS, 0], [0, 0]])
-@pytest.mark.parametrize("slots", [[[0, 2, 1], [1, 3]], [[0, 1, 2, 3], []]])  # expert 1 stands on both; or none does
+@pytest.mark.parametrize("slots", [[[0, 2, 1], [1, 3]], [[0, 1, 2, 3], []]])  # expert 1 is on both ranks, or on none
 def test_every_token_gets_what_its_experts_give(
     slots: list[list[int]], num_tokens: list[int], is_grouped: bool
 ) -> None:
@@ -141,10 +141,10 @@ def test_every_token_gets_what_its_experts_give(
         chosen = torch.stack([torch.randperm(4, generator=draw)[:2] for _ in x]) if len(x) else torch.zeros(0, 2).long()
         weights = torch.rand(len(x), 2, generator=draw)
         replicas = routes.of(chosen, rank)
-        assert link.takes(num_tokens, routes.slots_per_rank)
+        assert link.accepts(num_tokens, routes.slots_per_rank)
         experts = Experts([make_expert(expert) for expert in slots[rank]], is_grouped=is_grouped)
         dispatch = link.dispatch(x, replicas, LayerSlots(routes.slots_per_rank, len(slots[rank])), came.append)
-        arrived = dispatch.arrive()
+        arrived = dispatch.receive()
         return dispatch.combine(experts(arrived.rows, arrived.sizes), weights).float(), given_alone(x, chosen, weights)
 
     for combined, expected in on_ranks(fabric, run):
@@ -154,9 +154,9 @@ def test_every_token_gets_what_its_experts_give(
 
 def test_steps_that_are_too_large_go_another_way() -> None:
     link = link_of(Fabric(2, 4), 0)
-    assert link.takes([MAX_TOKENS, 0], 4)
-    assert not link.takes([0, MAX_TOKENS + 1], 4)
-    assert not link.takes([1, 1], 5)  # more slots than there is room for
+    assert link.accepts([MAX_TOKENS, 0], 4)
+    assert not link.accepts([0, MAX_TOKENS + 1], 4)
+    assert not link.accepts([1, 1], 5)  # more slots than there is room for
 
 
 def test_a_rank_that_did_not_answer_breaks_the_group() -> None:
@@ -166,8 +166,8 @@ def test_a_rank_that_did_not_answer_breaks_the_group() -> None:
     link = NixlLink(buffer, 1, 2, CPU)
     slots = LayerSlots(2, 2)
     dispatch = link.dispatch(torch.ones(1, HIDDEN).bfloat16(), torch.tensor([[0, 1]]), slots, lambda _: None)
-    arrived = dispatch.arrive()
-    with pytest.raises(GroupBroken, match=r"ranks \[0\] did not answer within 10 s"):
+    arrived = dispatch.receive()
+    with pytest.raises(GroupBroken, match=r"ranks \[0\] did not respond within 10 s"):
         dispatch.combine(arrived.rows, torch.ones(1, 2))
     link.close()
     assert buffer.is_destroyed
@@ -177,26 +177,26 @@ def test_what_it_needs_is_said_before_it_is_tried() -> None:
     with pytest.raises(
         EngineError,
         match=r"nixl_ep needs a GPU, not cpu; bfloat16, not float32; a hidden size of 2048.*; "
-        r"at most 11 experts of a token, not 12\. Take all_to_all",
+        r"at most 11 experts per token, not 12\. Use all_to_all",
     ):
         check_nixl(256, 12, torch.float32, CPU)
 
 
 @pytest.mark.parametrize(("num_ranks", "places"), [(2, 2), (7, 7), (8, 8), (9, 16), (16, 16), (23, 24)])
 def test_buffers_are_for_less_than_a_node_or_for_whole_ones(num_ranks: int, places: int) -> None:
-    """As the library asks; ranks that are not there stay masked, and are none that did not answer."""
-    assert num_places(num_ranks) == places
+    """As the library asks; ranks that are not there stay masked, and are none that did not respond."""
+    assert num_buffer_ranks(num_ranks) == places
     fabric = Fabric(num_ranks, 1)
     fabric.masked = list(range(num_ranks, places))
     link = link_of(fabric, 0)
     link.check()
     fabric.masked.append(num_ranks - 1)
-    with pytest.raises(GroupBroken, match=rf"ranks \[{num_ranks - 1}\] did not answer"):
+    with pytest.raises(GroupBroken, match=rf"ranks \[{num_ranks - 1}\] did not respond"):
         link.check()
 
 
 class Library:
-    """What is asked of `nixl_ep` when ranks connect, in its own words."""
+    """The calls to `nixl_ep` when ranks connect."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: dict[int, LibraryBuffer] = {}
@@ -209,7 +209,7 @@ class Library:
 
 
 class LibraryBuffer:
-    """A buffer that connects nobody."""
+    """A buffer that fails to connect ranks."""
 
     def __init__(self, library: Library, rank: int, tcp_store_group: Store, **options: object) -> None:
         assert options == {"explicitly_destroy": True, "low_latency_mode": True, "timeout_ms": 10_000}
@@ -250,7 +250,7 @@ def test_ranks_connect_once_all_have_their_buffers(monkeypatch: pytest.MonkeyPat
 def test_a_rank_without_the_memory_for_its_buffers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """To form anew would not help it."""
     Library(monkeypatch).fails_in = "memory"
-    with pytest.raises(EngineError, match=r"cannot have its buffers: CUDA error: out of memory\. Take") as raised:
+    with pytest.raises(EngineError, match=r"failed to create its buffers: CUDA error: out of memory\. Use") as raised:
         group_rig.on_ranks(2, partial(connect, slots_per_rank=4))
     assert not isinstance(raised.value, GroupBroken)
 
@@ -269,5 +269,5 @@ def test_buffers_of_ranks_that_do_not_connect_are_given_back(monkeypatch: pytest
 
 def test_more_slots_than_the_kernels_take_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     Library(monkeypatch)
-    with pytest.raises(EngineError, match="at most 28 slots of all ranks on this GPU, not 30: take fewer redundant"):
+    with pytest.raises(EngineError, match="at most 28 slots of all ranks on this GPU, not 30: use fewer redundant"):
         group_rig.on_ranks(2, partial(connect, slots_per_rank=15))

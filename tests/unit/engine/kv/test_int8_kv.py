@@ -1,4 +1,4 @@
-"""KV in int8: how near a model stays to itself, what its blocks hold, and what is refused."""
+"""Int8 KV: accuracy compared with plain KV, contents of blocks, and rejected options."""
 
 import random
 from dataclasses import replace
@@ -63,8 +63,6 @@ def test_what_there_is_not_is_refused(llama3: Path, dtype: str) -> None:
     for wrong in (other, "fp8_e5m2"):
         with pytest.raises(UnsupportedModel, match=f"kv_cache_dtype '{wrong}' .* only auto, {dtype}, int8, fp8"):
             Engine(EngineConfig(model=str(llama3), dtype=dtype, kv_cache_dtype=wrong))
-    with pytest.raises(
-        UnsupportedModel, match=f"int8 is for CPUs, and the device is cuda:1: there it is auto, {dtype} or fp8"
-    ):
+    with pytest.raises(UnsupportedModel, match=f"int8 is for CPUs, but the device is cuda:1: use auto, {dtype} or fp8"):
         attention_for(config, 16, torch.device("cuda:1"), "int8")
     assert attention_for(replace(config, num_heads=2), 16, CPU, dtype) is not None

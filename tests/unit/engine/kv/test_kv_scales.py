@@ -1,4 +1,4 @@
-"""Scales of KV in FP8: where a checkpoint has them, what is refused, and which models need none."""
+"""FP8 KV scales: their names in checkpoints, invalid ones, and models that need none."""
 
 from pathlib import Path
 
@@ -57,9 +57,9 @@ def test_they_stand_under_the_names_that_are_in_use(
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({"k_scale": number(0.3)}, f"{PREFIX} has a k_scale and no v_scale"),
-        ({"v_proj.v_scale": number(0.3)}, f"{PREFIX} has a v_scale and no k_scale"),
-        ({"k_scale": number(-1), "v_scale": number(1)}, f"{PREFIX}.k_scale is -1.0: a scale of KV is a finite number"),
+        ({"k_scale": number(0.3)}, f"{PREFIX} has a k_scale but no v_scale"),
+        ({"v_proj.v_scale": number(0.3)}, f"{PREFIX} has a v_scale but no k_scale"),
+        ({"k_scale": number(-1), "v_scale": number(1)}, f"{PREFIX}.k_scale is -1.0: a KV scale must be a finite"),
         ({"k_scale": number(1), "v_scale": number(0, 1)}, f"{PREFIX}.v_scale is 0.0"),
         ({"k_scale": number(torch.inf), "v_scale": number(1)}, f"{PREFIX}.k_scale is inf"),
         ({"k_scale": number(torch.nan), "v_scale": number(1)}, f"{PREFIX}.k_scale is nan"),

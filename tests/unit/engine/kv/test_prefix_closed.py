@@ -1,4 +1,4 @@
-"""Whatever is in the cache, all before it in its chain is there too: who looks for a prefix may bisect."""
+"""The cache is closed under prefixes, so that a lookup may bisect."""
 
 import random
 
@@ -61,7 +61,7 @@ class Rig:
         self.pins.append(self.blocks.pin(hashes[self.rng.choice([0, 0, 1]) :])[0])
 
     def note(self, request: Request) -> None:
-        """What is before each of the request's blocks."""
+        """Return the parent of each of the request's blocks."""
         hashes: list[BlockHash] = []
         extend_hashes(hashes, request.token_ids, BLOCK_SIZE, root_hash())
         self.parents |= dict(zip(hashes[1:], hashes[:-1], strict=True))
@@ -83,7 +83,7 @@ class Rig:
             self.blocks.unpin(self.pins.pop(self.rng.randrange(len(self.pins))))
 
     def check(self) -> None:
-        """The cache and what its changes tell others are closed."""
+        """Assert that the cache, and a copy kept up to date by its changes, are closed under prefixes."""
         cached = set(self.blocks.cache.snapshot())
         assert all(self.parents[each] in cached for each in cached if each in self.parents)
         self.blocks.check_integrity(self.running)

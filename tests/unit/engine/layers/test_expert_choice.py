@@ -1,4 +1,4 @@
-"""Which experts a token goes to, whoever else is in the batch."""
+"""Expert routing, independent of the other tokens in the batch."""
 
 import math
 import random
@@ -34,7 +34,7 @@ def test_bits_depend_on_the_row_alone(threads: int, hidden: int, num_experts: in
 
 
 def random_choice(draw: random.Random) -> ExpertChoice:
-    """Of any kind that models have."""
+    """A random routing config of a kind that models use."""
     num_groups, group_size = draw.choice([1, 1, 2, 8]), draw.choice([2, 3, 8, 33])
     num_best = draw.randint(1, num_groups)
     config = MoEConfig(
@@ -84,7 +84,7 @@ def test_of_equal_experts_the_first_are_chosen() -> None:
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_the_logits_different_experts_are_chosen(number: float, seed: int) -> None:
-    """A token whose numbers have gone wrong has wrong weights, and takes nobody with it."""
+    """A token with NaN has invalid weights, and does not affect other tokens."""
     choice = random_choice(random.Random(seed))
     assert choice._rule is not None
     num_experts = choice.config.num_experts

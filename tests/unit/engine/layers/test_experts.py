@@ -1,4 +1,4 @@
-"""An expert's rows, whoever else is computed beside them."""
+"""An expert's rows, independent of the rest of the batch."""
 
 from collections.abc import Iterator
 

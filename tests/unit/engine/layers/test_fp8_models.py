@@ -1,4 +1,4 @@
-"""Models in FP8 as GPUs compute them, near their dequantised selves; and what is said where they cannot be so."""
+"""FP8 models as computed on GPUs, compared with their dequantised versions; and logged reasons for dequantising."""
 
 import logging
 from collections.abc import Callable
@@ -94,7 +94,7 @@ def test_a_model_stays_near_its_dequantised_self(
     assert bool(emulated.groups) == (is_sparse and fmt != "blocks")
     said = [record.getMessage() for record in caplog.records if "FP8" in record.getMessage()]
     assert len(said) == int(is_sparse and fmt == "blocks")
-    assert all("no product of all experts at once with scales of blocks" in each for each in said)
+    assert all("no grouped product of experts with block scales" in each for each in said)
 
 
 def test_torchs_own_products_in_a_model(by_name: Callable[[str, str], Stored], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,10 +109,10 @@ def test_torchs_own_products_in_a_model(by_name: Callable[[str, str], Stored], m
 @pytest.mark.parametrize(
     ("fmt", "dtype", "found", "why"),
     [
-        ("weights-alone", torch.bfloat16, HOPPER, "has its weights alone in FP8"),
-        ("channel", torch.float32, HOPPER, "products in FP8 give bfloat16"),
-        ("channel", torch.bfloat16, Fp8Products(), "compute capability 8.9, 9 or 10, and the device is cpu"),
-        ("blocks-24x20", torch.bfloat16, HOPPER, "have 128 x 128, and these have 24 x 20"),
+        ("weights-alone", torch.bfloat16, HOPPER, "quantises only weights to FP8"),
+        ("channel", torch.float32, HOPPER, "FP8 products need dtype bfloat16"),
+        ("channel", torch.bfloat16, Fp8Products(), "compute capability 8.9, 9 or 10, but the device is cpu"),
+        ("blocks-24x20", torch.bfloat16, HOPPER, "need blocks of 128 x 128, not 24 x 20"),
         ("blocks", torch.bfloat16, Fp8Products(of_rows=True), "compute capability 9, and CUDA 12.9"),
     ],
 )
@@ -172,7 +172,7 @@ def test_parts_of_other_kinds_and_odd_sizes_are_dequantised(
         assert fp8.fp8_weight(weights, [weights.peek(name, 384, 256), plain]) is None
         assert fp8.fp8_weight(weights, [plain]) is None
     assert "must be multiples of 16" in caplog.text
-    assert "some are in FP8 and some are not" in caplog.text
+    assert "some matrices of a fused product are in FP8" in caplog.text
     assert len([record for record in caplog.records if "dequantised" in record.getMessage()]) == 2
 
 
@@ -227,7 +227,7 @@ def test_engines_that_compute_in_fp8_have_another_fingerprint(
 
 
 def reason(weights: Weights, config: ModelConfig, caplog: pytest.LogCaptureFixture) -> str:
-    """What the log says of a product that is not in FP8."""
+    """Return the logged reason why a product is not in FP8."""
     name = "model.layers.0.mlp.gate_proj.weight"
     stored = weights.peek(name, config.intermediate_size, config.hidden_size)
     with caplog.at_level(logging.INFO, "baton.engine.checkpoint.weights"):

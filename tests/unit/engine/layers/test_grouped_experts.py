@@ -1,4 +1,4 @@
-"""All experts of a rank as one product: what each gives alone."""
+"""All experts of a rank as one grouped product: the same results as separately."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def test_the_device_alone_counts_the_rows(num_tokens: int) -> None:
     results = []
     for is_grouped, exchange in ((False, LocalExchange(NUM_EXPERTS)), (True, DeviceExchange(NUM_EXPERTS))):
         dispatch = exchange.dispatch(x, chosen)
-        arrived = dispatch.arrive()
+        arrived = dispatch.receive()
         outputs = Experts(make_experts(1), is_grouped=is_grouped)(arrived.rows, arrived.sizes)
         results.append(dispatch.combine(outputs.float(), weights))
     torch.testing.assert_close(results[1], results[0], atol=1e-2, rtol=1e-2)

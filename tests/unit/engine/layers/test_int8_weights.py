@@ -1,4 +1,4 @@
-"""Weights in int8: how near a model stays to itself, and that a token's result depends on nothing beside it."""
+"""Int8 weights: accuracy, and independence of a token's result from the rest of the batch."""
 
 import random
 from pathlib import Path

@@ -102,7 +102,7 @@ def test_mlps_agree_with_torchs(seed: int) -> None:
     sizes = [draw.choice([0, 0, 1, 2, 7, 8, 9, 33, 200]) for _ in range(draw.randint(1, 12))]
     pairs = [(matrix(2 * inner, hidden, slot), matrix(hidden, inner, slot + 50)) for slot in range(len(sizes))]
     experts = Experts([Expert(Linear(gate_up), Linear(down)) for gate_up, down in pairs])
-    assert isinstance(experts._standing.products, GatedExperts)
+    assert isinstance(experts._current.products, GatedExperts)
     rows = drawn(sum(sizes), hidden, seed=seed)
     results = experts(rows, sizes)
     assert results.shape == rows.shape
@@ -122,7 +122,7 @@ def test_mlps_in_int8(seed: int) -> None:
     slots = [Expert(*(Linear(each, quantization="int8") for each in pair)) for pair in pairs]
     rows = drawn(sum(sizes), hidden, seed=seed)
     experts = Experts(slots)
-    assert isinstance(experts._standing.products, GatedExperts)
+    assert isinstance(experts._current.products, GatedExperts)
     results = experts(rows, sizes)
 
     def product(x: Tensor, weight: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ def test_bits_of_an_mlp_depend_on_the_row_alone(quantization: str | None) -> Non
     pairs = [(matrix(96, 100, seed), matrix(100, 48, seed + 9)) for seed in range(3)]
     slots = [Expert(*(Linear(each, quantization=quantization) for each in pair)) for pair in pairs]
     experts = Experts(slots)
-    assert isinstance(experts._standing.products, GatedExperts)
+    assert isinstance(experts._current.products, GatedExperts)
     rows = drawn(40, 100)
     together = experts(rows, [0, 40, 0])
     for first in range(0, 40, 3):
@@ -161,7 +161,7 @@ def test_mlps_that_are_two_products(inner: int, biases: tuple[int | None, int | 
     gate_up, down = matrix(2 * inner, 64), matrix(64, inner, 1)
     first, second = (None if size is None else drawn(size, seed=2) for size in biases)
     linears = Linear(gate_up, first), Linear(down, second)
-    assert isinstance(Experts([Expert(*linears)])._standing.products, SeparateProducts)
+    assert isinstance(Experts([Expert(*linears)])._current.products, SeparateProducts)
     x = drawn(9, 64, seed=3)
     gate, up = F.linear(x.float(), gate_up.float(), None if first is None else first.float()).chunk(2, dim=1)
     expected = F.linear(F.silu(gate) * up, down.float(), None if second is None else second.float())

@@ -83,7 +83,7 @@ def test_only_the_rows_of_our_experts_are_computed() -> None:
     x = torch.arange(5.0).view(5, 1)
     chosen = torch.tensor([[0, 3], [2, 1], [3, 2], [0, 1], [2, 3]])
     dispatch = PartExchange(2, 2).dispatch(x, chosen)  # experts 2 and 3
-    arrived = dispatch.arrive()
+    arrived = dispatch.receive()
     assert arrived.sizes == [ROW_TILE, ROW_TILE]
     assert arrived.rows[:3, 0].tolist() == [1.0, 2.0, 4.0]
     assert arrived.rows[ROW_TILE : ROW_TILE + 3, 0].tolist() == [0.0, 2.0, 4.0]
@@ -96,5 +96,5 @@ def test_a_rank_whose_experts_nobody_chose_gives_zeros() -> None:
     x = torch.ones(3, 4)
     for tokens in (x, x[:0]):
         dispatch = PartExchange(6, 2).dispatch(tokens, torch.zeros(len(tokens), 2, dtype=torch.int64))
-        assert dispatch.arrive().rows.shape == (0, 4)
+        assert dispatch.receive().rows.shape == (0, 4)
         assert torch.equal(dispatch.combine(x[:0], torch.ones(len(tokens), 2)), torch.zeros(len(tokens), 4))

@@ -1,4 +1,4 @@
-"""How FlashInfer's functions on rows are called, against torch's; the kernels themselves need a GPU."""
+"""Calls of FlashInfer's row operations, compared with torch's; the kernels themselves need a GPU."""
 
 import random
 import sys
@@ -72,7 +72,7 @@ def test_norms(dtype: torch.dtype, shape: tuple[int, int]) -> None:
 
 @DTYPES
 def test_a_norm_of_columns_of_rows(dtype: torch.dtype) -> None:
-    """As latents are normed, which stand beside rotary keys."""
+    """Strided rows, like latents next to rotary keys."""
     called, x = Called(), drawn(9, 576, dtype=dtype)[:, :512]
     weight = drawn(512, dtype=dtype, seed=1)
     result = FlashInferOps(called.functions()).rms_norm(x, weight, EPS)
@@ -101,7 +101,7 @@ def test_rotation(dtype: torch.dtype, has_norms: bool, interleaved: bool, seed: 
     counts = draw.choice(((1,), (4, 1), (8, 2), (3, 3)))
     num_heads = sum(counts)
     whole = drawn(num_tokens, num_heads + 2, width, dtype=dtype, seed=seed)
-    before, heads = whole.clone(), whole[:, :num_heads]  # as queries and keys stand before values
+    before, heads = whole.clone(), whole[:, :num_heads]  # like queries and keys in front of values
     rows = [drawn(1, width, dtype=dtype, seed=seed + place + 1) for place in range(len(counts))]
     weight = placed(torch.cat([row.repeat(count, 1) for row, count in zip(rows, counts, strict=True)]))
     norms = HeadNorms(weight, counts, EPS) if has_norms else None

@@ -1,4 +1,4 @@
-"""The compiled computations on rows against torch's, over random shapes."""
+"""Native row operations compared with torch's, over random shapes."""
 
 import random
 from collections.abc import Iterator
@@ -138,7 +138,7 @@ def test_rotation(instructions: str, dtype: torch.dtype, has_norm: bool, interle
 
 @DTYPES
 def test_bits_depend_on_the_row_alone(dtype: torch.dtype) -> None:
-    """Neither on the instructions, nor on the number of threads, nor on the rows beside it."""
+    """Not on the instruction set, the number of threads, or the other rows."""
     x, addend, weight = drawn(500, 100, dtype=dtype), drawn(500, 100, dtype=dtype, seed=1), drawn(100, dtype=dtype)
 
     def results(ops: LayerOps, rows: slice) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Ranks that wait for each other: what ends a wait, and what becomes of an epoch that does not come about."""
+"""Ranks that wait for each other: what ends a wait, and epochs that fail to form."""
 
 import os
 import re
@@ -18,11 +18,11 @@ from baton.engine.parallel.exchange import POLL_S, Exchange
 from baton.engine.parallel.rank_group import RankGroup
 from tests.unit.engine.group_rig import CPU, HOST, TIMEOUT_S, Group, Member
 
-SOON_S = 2.0  # for who waits to hear of a newer epoch, which takes a fifth of a second
+SOON_S = 2.0  # for a waiting rank to notice a newer epoch, which takes a fifth of a second
 
 
 class Pair:
-    """Two ranks of a group, each with a thread of its own."""
+    """Two ranks of a group, each on its own thread."""
 
     def __init__(self) -> None:
         self.group = Group()
@@ -37,7 +37,7 @@ class Pair:
             each.result(TIMEOUT_S)
 
     def waiting(self) -> "Future[list[list[int]]]":
-        """The first rank tells a number, and waits for the other's, which tells none."""
+        """Rank 0 sends a number and waits for one from rank 1, which sends none."""
         told = self.threads[0].submit(self.ranks[0].gather, [1])
         deadline_s = time.monotonic() + TIMEOUT_S
         while not self.ranks[0].is_waiting:
@@ -73,7 +73,7 @@ def test_numbers_of_all_ranks_are_gathered_by_rank(pair: Pair) -> None:
 
 
 def test_a_newer_epoch_ends_a_wait_for_a_rank_that_lives(pair: Pair) -> None:
-    """Its connections are open, so nothing but the membership tells of it."""
+    """Its connections stay open, so only the membership reports it."""
     pair.form()
     told = pair.waiting()
     pair.group.set_members("rank-0")
@@ -91,7 +91,7 @@ def test_who_leaves_ends_its_own_wait(pair: Pair) -> None:
 
 
 def test_who_is_gone_ends_the_others_wait(pair: Pair) -> None:
-    """Its connections end, and the membership has not told of it yet."""
+    """Its connections end before the membership reports it."""
     pair.form()
     told = pair.waiting()
     pair.threads[1].submit(pair.ranks[1].drop).result(TIMEOUT_S)
@@ -100,7 +100,7 @@ def test_who_is_gone_ends_the_others_wait(pair: Pair) -> None:
 
 
 class GpuWork:
-    """A collective as NCCL's is: a wait for a certain time ends its communicator when the time is over."""
+    """A collective like NCCL's: a timed wait ends its communicator on timeout."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -161,9 +161,9 @@ def test_a_newer_epoch_ends_the_wait_for_a_gpu_and_its_memory_stays_until_the_gr
     pair.group.set_members("rank-0")
     with pytest.raises(GroupBroken, match="epoch 2 of the group has begun"):
         told.result(SOON_S)
-    assert pair.ranks[0]._given_up == first.begun
+    assert pair.ranks[0]._abandoned == first.begun
     pair.threads[0].submit(pair.ranks[0].close).result(TIMEOUT_S)
-    assert pair.ranks[0]._given_up == []
+    assert pair.ranks[0]._abandoned == []
 
 
 def test_who_is_gone_ends_the_others_wait_for_a_gpu(pair: Pair) -> None:
@@ -226,7 +226,7 @@ def test_an_epoch_of_too_few_ranks_is_not_joined(caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.parametrize(
     ("here", "reason"),
-    [("rank-0", r"not every member came in \d s"), ("rank-1", r"rank-0 did not open a store in \d s")],
+    [("rank-0", r"not every member connected in \d s"), ("rank-1", r"rank-0 did not open a store in \d s")],
 )
 def test_an_epoch_that_does_not_form_is_reported_and_a_later_one_joined(
     here: str, reason: str, monkeypatch: pytest.MonkeyPatch

@@ -62,7 +62,7 @@ def rigs() -> Iterator[Rigs]:
 
 
 class Led(PagedModel):
-    """Drives the model of a group's first rank as if it were one of its own."""
+    """Drives the model of a group's rank 0 like a single-rank model."""
 
     def __init__(self, model: Path, rig: TensorRig) -> None:
         super().__init__(model, dtype="float32")
@@ -198,9 +198,9 @@ def test_batches_of_any_size_reach_the_others(llama3: Path) -> None:
     def pass_on(tensor: TensorGroup) -> list[Tensor]:
         if tensor.shard.rank == 0:
             for batch in batches:
-                tensor.tell(batch)
+                tensor.broadcast(batch)
             return [pack(batch) for batch in batches]
-        return [pack(tensor.listen()) for _ in batches]
+        return [pack(tensor.receive_broadcast()) for _ in batches]
 
     first, *others = on_all_ranks(3, pass_on)
     assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
@@ -213,7 +213,7 @@ def test_each_rank_reads_and_keeps_its_part_alone(llama3: Path, rigs: Rigs, capl
     assert rig.engine.layout.block_bytes * 2 == one.layout.block_bytes
     assert len(rig.engine.pool) == len(rig.follower(1).pool)
     assert len(rig.engine.pool) // 2 == len(one.pool)  # in as much memory
-    read = [float(record.message.split()[0]) for record in caplog.records if "weights read" in record.message]
+    read = [float(record.message.split()[1]) for record in caplog.records if "MB of weights in" in record.message]
     assert len(read) == 3
     assert max(read[1:]) < 0.6 * read[0]
 
@@ -274,13 +274,13 @@ def test_experts_on_other_ranks_and_parts_of_them_are_refused_together(tmp_path:
 
 def test_ranks_of_other_models_are_refused(llama3: Path, tmp_path: Path, rigs: Rigs) -> None:
     other = make_checkpoint("llama3", tmp_path / "other", seed=1, max_position_embeddings=256)
-    with pytest.raises(EngineError, match="rank 1 differs from the first one in max_model_len, model, dtype"):
+    with pytest.raises(EngineError, match="rank 1 differs from rank 0 in max_model_len, model, dtype"):
         _ = rigs(llama3, 2, others=other).engine
 
 
 def test_ranks_with_other_weights_are_refused_once_these_are_read(llama3: Path, tmp_path: Path, rigs: Rigs) -> None:
     other = make_checkpoint("llama3", tmp_path / "other", seed=1)
-    with pytest.raises(EngineError, match="rank 1 differs from the first one in weights: ranks of one model"):
+    with pytest.raises(EngineError, match="rank 1 differs from rank 0 in weights: ranks of one model"):
         _ = rigs(llama3, 2, others=other).engine
 
 
@@ -295,7 +295,7 @@ def lose(rig: TensorRig, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def die() -> None:
         raise SystemExit
 
-    monkeypatch.setattr(rig.tensors[rank], "listen", die)
+    monkeypatch.setattr(rig.tensors[rank], "receive_broadcast", die)
 
 
 def test_a_lost_follower_ends_a_step_of_all_others(llama3: Path, rigs: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +312,7 @@ def test_a_lost_follower_ends_a_step_of_all_others(llama3: Path, rigs: Rigs, mon
 def test_a_lost_follower_ends_all_others_that_wait_for_a_step(
     llama3: Path, rigs: Rigs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others hear of it from the connections, the first rank, which waits for requests, from the membership."""
+    """The other ranks notice it by their connections; rank 0, which waits for requests, by the membership."""
     rig = rigs(llama3, 4)
     failed: Future[BaseException] = Future()
     loop = EngineLoop(rig.engine, lambda _: None, failed.set_result)

@@ -210,7 +210,7 @@ def test_the_queue_is_bounded_and_ids_are_unique() -> None:
     with pytest.raises(InvalidRequest, match="in use"):
         rig.add("a", [1], 1)
     rig.add("b", [1], 1)
-    with pytest.raises(QueueFull, match="bound"):
+    with pytest.raises(QueueFull, match="the maximum"):
         rig.add("c", [1], 1)
     rig.run_to_end()
 

@@ -1,4 +1,4 @@
-"""Rates learnt from steps."""
+"""Rates estimated from step times."""
 
 import random
 from collections.abc import Callable
@@ -72,7 +72,7 @@ def test_a_long_spell_of_decodes_does_not_make_prompts_forgotten() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_prompts_of_many_chunks_tell_their_rate_all_the_time(seed: int) -> None:
-    """Late chunks take much longer, and have fewer tokens: ever more sequences decode beside them."""
+    """Late chunks take much longer with fewer tokens, since more and more sequences decode in the same step."""
     rng, times, rates = random.Random(seed), StepTimes(), []
     num_steps, chunk_budget, token_s = 20, 512, 1 / TOKENS_PER_S
     for number in range(15 * num_steps):
@@ -106,7 +106,7 @@ def test_a_change_of_speed_is_learnt() -> None:
 def test_nothing_is_said_of_what_was_never_seen() -> None:
     assert StepTimes().rates() == StepRates()
     assert learnt(lambda rng: StepWork(3, 0)).prefill_tokens_per_s == 0
-    assert learnt(lambda rng: StepWork(0, rng.randint(1, 20))).prefill_tokens_per_s == 0  # too few to tell of many
+    assert learnt(lambda rng: StepWork(0, rng.randint(1, 20))).prefill_tokens_per_s == 0  # too few to estimate
 
 
 def test_no_term_is_ever_negative() -> None:
