@@ -102,8 +102,10 @@ class EngineLoop:
         except BaseException as error:
             hides_traceback = isinstance(error, EngineError) and not logger.isEnabledFor(logging.DEBUG)
             logger.error("the engine failed: %s", error, exc_info=not hides_traceback)
-            self._end()
-            self._on_failure(error)
+            try:
+                self._end()
+            finally:
+                self._on_failure(error)
         else:
             self._end()
 
@@ -151,10 +153,12 @@ class EngineLoop:
     def _end(self) -> None:
         """Close the engine and fail the calls that were not run, so that no caller waits forever."""
         self._busy_since_s = None
-        self._engine.close()
-        with self._lock:
-            self._has_ended = True
-        while not self._calls.empty():
-            call = self._calls.get()
-            if call.future.set_running_or_notify_cancel():
-                call.future.set_exception(EngineEnded("the engine has ended"))
+        try:
+            self._engine.close()
+        finally:
+            with self._lock:
+                self._has_ended = True
+            while not self._calls.empty():
+                call = self._calls.get()
+                if call.future.set_running_or_notify_cancel():
+                    call.future.set_exception(EngineEnded("the engine has ended"))

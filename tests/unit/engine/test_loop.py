@@ -119,6 +119,24 @@ def test_a_failing_step_ends_the_loop(model: Path, monkeypatch: pytest.MonkeyPat
         loop.call(Engine.stats).result(timeout=60)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_cannot_be_closed_still_fails_its_callers(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, listener = make_engine(model), Listener()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(engine, "close", fail)
+    monkeypatch.setattr(engine.runner, "launch", fail)
+    loop = EngineLoop(engine, listener.on_step, listener.on_failure)
+    loop.start()
+    loop.call(lambda engine: engine.add(make_request("a", 10)))
+    assert listener.ended.wait(60)
+    assert [str(error) for error in listener.errors] == ["no memory"]
+    with pytest.raises(EngineEnded):
+        loop.call(Engine.stats).result(timeout=60)
+
+
 def test_calls_that_come_too_late_fail(model: Path) -> None:
     listener = Listener()
     loop = EngineLoop(make_engine(model), listener.on_step, listener.on_failure)
