@@ -102,10 +102,8 @@ class EngineLoop:
         except BaseException as error:
             hides_traceback = isinstance(error, EngineError) and not logger.isEnabledFor(logging.DEBUG)
             logger.error("the engine failed: %s", error, exc_info=not hides_traceback)
-            try:
-                self._end()
-            finally:
-                self._on_failure(error)
+            self._end()
+            self._on_failure(error)
         else:
             self._end()
 
@@ -155,10 +153,11 @@ class EngineLoop:
         self._busy_since_s = None
         try:
             self._engine.close()
-        finally:
-            with self._lock:
-                self._has_ended = True
-            while not self._calls.empty():
-                call = self._calls.get()
-                if call.future.set_running_or_notify_cancel():
-                    call.future.set_exception(EngineEnded("the engine has ended"))
+        except Exception:
+            logger.exception("the engine could not be closed")
+        with self._lock:
+            self._has_ended = True
+        while not self._calls.empty():
+            call = self._calls.get()
+            if call.future.set_running_or_notify_cancel():
+                call.future.set_exception(EngineEnded("the engine has ended"))

@@ -119,7 +119,6 @@ def test_a_failing_step_ends_the_loop(model: Path, monkeypatch: pytest.MonkeyPat
         loop.call(Engine.stats).result(timeout=60)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_engine_that_cannot_be_closed_still_fails_its_callers(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, listener = make_engine(model), Listener()
 
