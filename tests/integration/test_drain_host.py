@@ -1,4 +1,4 @@
-"""`baton drain --host`: all workers of a host, as a pod's end has it."""
+"""`baton drain --host`: all workers of a host, as for the end of a pod."""
 
 import asyncio
 import sys
@@ -14,7 +14,7 @@ from tests.redis_server import redis_server
 
 
 async def drain(*options: str, command: str = "drain") -> tuple[int | None, str]:
-    """The status of the command, and what it says."""
+    """Run the command; return its exit status and output."""
     argv = (sys.executable, "-m", "baton", command, *options)
     process = await asyncio.create_subprocess_exec(*argv, stdout=PIPE, stderr=STDOUT)
     output, _ = await process.communicate()
@@ -61,7 +61,7 @@ async def test_all_workers_of_a_host_are_drained_and_no_others(tmp_path: Path) -
         (("--host", "127.0.0.1", "--registry-file", __file__), "Error"),
     ],
 )
-async def test_what_does_not_go_together_is_told(options: tuple[str, ...], words: str) -> None:
+async def test_conflicting_options_are_reported(options: tuple[str, ...], words: str) -> None:
     status, said = await drain(*options)
     assert status in (1, 2)
     assert words in said

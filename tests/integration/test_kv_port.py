@@ -1,4 +1,4 @@
-"""Workers that are told at which port others read their KV."""
+"""Workers with a fixed port for reads of their KV."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from tests.integration.worker_process import worker_processes
 HOST = "127.0.0.1"
 
 
-async def test_kv_comes_from_the_given_port(tmp_path: Path) -> None:
+async def test_kv_is_read_from_the_given_port(tmp_path: Path) -> None:
     model = make_checkpoint("qwen3", tmp_path / "model")
     port = free_ports(HOST, 1)[0]
     async with (
@@ -39,7 +39,7 @@ async def test_kv_comes_from_the_given_port(tmp_path: Path) -> None:
         assert generation.served_by.kv_transport == "tcp"
 
 
-async def test_a_port_that_is_taken_ends_the_start_with_one_line(tmp_path: Path) -> None:
+async def test_a_port_in_use_ends_the_start_with_one_line(tmp_path: Path) -> None:
     model = make_checkpoint("qwen3", tmp_path / "model")
     with closing(socket.create_server((HOST, 0))) as taken:
         port = taken.getsockname()[1]
@@ -61,6 +61,6 @@ async def test_a_port_that_is_taken_ends_the_start_with_one_line(tmp_path: Path)
     "flags", [{"kv_port": 7000, "port": 7000}, {"kv_port": 7000, "metrics_port": 7000},
               {"kv_port": 7000, "transport": "shared_memory"}],
 )  # fmt: skip
-def test_a_port_that_cannot_be_is_refused(flags: dict[str, Any]) -> None:
+def test_an_impossible_port_is_refused(flags: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=r"^kv_port: "):
         WorkerConfig(role="decode", worker_id="d", engine=EngineConfig(model="m"), **flags)

@@ -1,4 +1,4 @@
-"""A cluster whose processes speak mutual TLS: the KV arrives, and who is no member is not heard."""
+"""A cluster with mutual TLS: handovers work, and calls without a certificate fail."""
 
 from pathlib import Path
 
@@ -19,13 +19,13 @@ BODY = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
 
 
 def flags(directory: Path, authority: trustme.CA) -> tuple[str, ...]:
-    """The options of a process with a certificate of its own."""
+    """Return the options of a process with its own certificate."""
     files = write(directory, authority)
     return (f"--tls-cert={files.cert}", f"--tls-key={files.key}", f"--tls-ca={files.ca}", f"--tls-server-name={NAME}")
 
 
 async def is_unheard(address: str) -> bool:
-    """Whether a call without a certificate comes to nothing."""
+    """Return whether a call without a certificate fails."""
     async with grpc.aio.insecure_channel(address) as channel:
         try:
             await WorkerStub(channel).Describe(DescribeRequest(), timeout=10)
