@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from baton.kvtransfer.base import KVTransport, Landed, PeerId, PoolDescription, TransportChoice, nobody
+from baton.kvtransfer.base import KVTransport, Landed, PeerId, PoolDescription, TransportChoice, ignore_landed
 from baton.kvtransfer.errors import PeerLost, TransportUnavailable
 from baton.kvtransfer.quarantine import Quarantine
 
@@ -174,7 +174,7 @@ class AutoTransport:
         remote: Sequence[int],
         local: Sequence[int],
         deadline_s: float,
-        landed: Landed = nobody,
+        landed: Landed = ignore_landed,
     ) -> None:
         """Read over the backend that was chosen for the peer; see KVTransport."""
         if peer not in self._connected:

@@ -12,7 +12,7 @@ PeerId = NewType("PeerId", str)  # the peer's incarnation
 Landed = Callable[[int], None]  # called with the number of further units of a read that have arrived
 
 
-def nobody(_num_units: int) -> None:
+def ignore_landed(_num_units: int) -> None:
     """Ignore the progress of a read."""
 
 
@@ -86,7 +86,7 @@ class KVTransport(Protocol):
         remote: Sequence[int],
         local: Sequence[int],
         deadline_s: float,
-        landed: Landed = nobody,
+        landed: Landed = ignore_landed,
     ) -> None:
         """Copy the peer's units `remote` into our units `local`, pairwise, within `deadline_s` seconds from now.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
+from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, ignore_landed
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline, TransportUnavailable
 from baton.kvtransfer.local_pool import LocalPool
 from baton.kvtransfer.quarantine import Quarantine
@@ -92,7 +92,7 @@ class InMemoryTransport:
         remote: Sequence[int],
         local: Sequence[int],
         deadline_s: float,
-        landed: Landed = nobody,
+        landed: Landed = ignore_landed,
     ) -> None:
         """Copy unit by unit; see KVTransport."""
         if peer not in self._peers:

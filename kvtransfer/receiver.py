@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from baton.kvtransfer.base import KVTransport, PeerId, PoolDescription, nobody
+from baton.kvtransfer.base import KVTransport, PeerId, PoolDescription, ignore_landed
 from baton.kvtransfer.block_slice import WHOLE_BLOCK, BlockSlice, PartGroup, slices_of
 from baton.kvtransfer.checksum.block_checksum import XXH3, UnitChecksums
 from baton.kvtransfer.errors import ChecksumMismatch, PeerLost, PeerRefused
@@ -119,7 +119,7 @@ class BlockReceiver:
             checksums.extend(self._checksums.of(new_units))
             checksums_s += time.perf_counter() - started
 
-        on_landed = nobody if self._checksums.is_on_gpu else landed
+        on_landed = ignore_landed if self._checksums.is_on_gpu else landed
         started = time.perf_counter()
         try:
             await self._transport.read(self._peer, units.remote, units.local, self._deadline_s, on_landed)

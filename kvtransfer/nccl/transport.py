@@ -25,7 +25,7 @@ from torch import Tensor
 
 from baton.kvtransfer import endpoint
 from baton.kvtransfer.auto import Refusals
-from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
+from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, ignore_landed
 from baton.kvtransfer.cuda_streams import SideStreams
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline, TransportUnavailable, first_line
 from baton.kvtransfer.listener import Listener, is_open
@@ -160,7 +160,7 @@ class PairTransport:
         remote: Sequence[int],
         local: Sequence[int],
         deadline_s: float,
-        landed: Landed = nobody,
+        landed: Landed = ignore_landed,
     ) -> None:
         """Receive chunk by chunk; see KVTransport."""
         connected = self._connections.get(peer)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.kvtransfer.base import Landed, nobody
+from baton.kvtransfer.base import Landed, ignore_landed
 from baton.kvtransfer.nixl.gpu_memory import MemoryPlace
 from baton.kvtransfer.threads import Failed, end_soon
 from baton.kvtransfer.transfers import Transfer
@@ -49,7 +49,7 @@ class Read:
         transfer: Transfer,
         ended: "asyncio.Future[None]",
         ask: Callable[[], object],
-        landed: Landed = nobody,
+        landed: Landed = ignore_landed,
         max_step_bytes: int = MAX_STEP_BYTES,
         ask_after_s: float = ASK_AFTER_S,
     ) -> None:

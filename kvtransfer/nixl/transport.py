@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from baton.kvtransfer import endpoint
-from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
+from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, ignore_landed
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable, truncated_repr
 from baton.kvtransfer.listener import Listener, is_open
 from baton.kvtransfer.local_pool import LocalPool
@@ -150,7 +150,7 @@ class NixlTransport:
         remote: Sequence[int],
         local: Sequence[int],
         deadline_s: float,
-        landed: Landed = nobody,
+        landed: Landed = ignore_landed,
     ) -> None:
         """Read in the agent's thread, in steps of 4 MiB, or 32 MiB between GPUs; see KVTransport."""
         connection = self._connections.get(peer)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.kvtransfer import endpoint
-from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
+from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, ignore_landed
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
 from baton.kvtransfer.handshake import Caller, greet
 from baton.kvtransfer.listener import Listener, is_open, readable
@@ -105,7 +105,7 @@ class SharedMemoryTransport:
         remote: Sequence[int],
         local: Sequence[int],
         deadline_s: float,
-        landed: Landed = nobody,
+        landed: Landed = ignore_landed,
     ) -> None:
         """Copy in a thread, or on the event loop up to 128 KiB; see KVTransport."""
         connection = self._connections.get(peer)

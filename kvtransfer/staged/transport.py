@@ -23,7 +23,15 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from baton.kvtransfer import endpoint
-from baton.kvtransfer.base import KVTransport, Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
+from baton.kvtransfer.base import (
+    KVTransport,
+    Landed,
+    PeerId,
+    PoolDescription,
+    PoolIdentity,
+    TransportChoice,
+    ignore_landed,
+)
 from baton.kvtransfer.errors import PeerLost, PeerRefused
 from baton.kvtransfer.listener import Listener
 from baton.kvtransfer.local_pool import LocalPool
@@ -150,7 +158,7 @@ class StagedTransport:
         remote: Sequence[int],
         local: Sequence[int],
         deadline_s: float,
-        landed: Landed = nobody,
+        landed: Landed = ignore_landed,
     ) -> None:
         """Read frame by frame; see KVTransport."""
         connected = self._connections.get(peer)

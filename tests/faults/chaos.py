@@ -81,7 +81,7 @@ class Chaos:
             gap_s = exchange.next_token_s(happened_s)
             if exchange in open_ones and gap_s is not None:
                 row.recovery_s.append(gap_s)
-        await self.come_to_rest(row, scene.victims)
+        await self.wait_idle(row, scene.victims)
         if scene.cancelled and len(exchanges) == 1:
             row.recovery_s.append(time.monotonic() - happened_s)  # until every block was free
 
@@ -92,7 +92,7 @@ class Chaos:
                 row.tries += 1
                 await terminate(Scene(self.cluster, (), (), node), self.rng)
                 self._count_deaths(row, (node,), await self.cluster.wait_whole())
-        await self.come_to_rest(row)
+        await self.wait_idle(row)
 
     async def run_cancel_storm(self, row: Row, num_cancels: int) -> None:
         """Cancel requests, a thousand a minute, while two other clients read to the end."""
@@ -107,7 +107,7 @@ class Chaos:
                     await asyncio.sleep(start_s + (number + 1) * 60 / CANCELS_A_MINUTE - time.monotonic())
             finally:
                 await asyncio.gather(*leaving)
-        await self.come_to_rest(row)
+        await self.wait_idle(row)
 
     @asynccontextmanager
     async def asking(self, row: Row, num_at_once: int) -> AsyncIterator[list[Exchange]]:
@@ -178,7 +178,7 @@ class Chaos:
             row.wrong += 1
             row.notes.append(f"{exchange.salt}: {task.result()} instead of {expected}")
 
-    async def come_to_rest(self, row: Row, victims: Sequence[Node] = ()) -> None:
+    async def wait_idle(self, row: Row, victims: Sequence[Node] = ()) -> None:
         """Wait until all processes are ready and no block is held; count a leak if that does not happen."""
         try:
             self._count_deaths(row, victims, await self.cluster.wait_whole())

@@ -40,7 +40,7 @@ async def run_router_losses(made: Chaos, row: Row, num_losses: int, num_at_once:
             await asyncio.sleep(made.rng.uniform(0, LONGEST_CALM_S))
     row.recovery_s += [exchange.longest_pause_s for exchange in exchanges if exchange.token_times_s]
     row.disturbed = sum(client.transport.num_resumes for client in cluster.resuming) - resumes_before
-    await made.come_to_rest(row)
+    await made.wait_idle(row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,4 +97,4 @@ async def run_attack(made: Chaos, attack: Attack, row: Row, num_at_once: int = 4
     async with made.asking(row, num_at_once) as exchanges:
         await attack.run(made.cluster, made.rng)
     row.recovery_s += [exchange.longest_pause_s for exchange in exchanges if exchange.token_times_s]
-    await made.come_to_rest(row)
+    await made.wait_idle(row)

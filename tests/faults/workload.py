@@ -63,7 +63,7 @@ class Exchange:
     decode_worker: str = ""
     num_tokens: int = 0  # received, over all attempts
     num_attempts: int = 0
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    has_new_tokens: asyncio.Event = field(default_factory=asyncio.Event)
 
     def next_token_s(self, after_s: float) -> float | None:
         """Return the time from a moment to the next token; None if all had arrived by then."""
@@ -78,13 +78,13 @@ class Exchange:
         """Record the arrival of `count` tokens."""
         self.num_tokens += count
         self.token_times_s.append(time.monotonic())
-        self.news.set()
+        self.has_new_tokens.set()
 
     async def wait_tokens(self, count: int) -> None:
         """Wait until the client has received `count` tokens in total."""
         while self.num_tokens < count:
-            self.news.clear()
-            await self.news.wait()
+            self.has_new_tokens.clear()
+            await self.has_new_tokens.wait()
 
     async def run(self, clients: Sequence[httpx.AsyncClient]) -> Answer:
         """Send the request, retrying at the next router if one is lost, and return the response."""

@@ -29,7 +29,7 @@ class Generation:
 
     def take(self, delta: worker_pb2.RequestDelta) -> None:
         """Add a delta."""
-        assert not self.ended.is_set(), "news after the end"
+        assert not self.ended.is_set(), "a delta after the end"
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
         self.prompt_logprobs += delta.prompt_logprobs

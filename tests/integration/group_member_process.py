@@ -78,7 +78,7 @@ class MemberProcess:
     def __init__(self, process: asyncio.subprocess.Process, name: str) -> None:
         self.process = process
         self.name = name
-        self.said: list[dict[str, Any]] = []
+        self.output: list[dict[str, Any]] = []
         self._news = asyncio.Condition()
         self._reading = asyncio.create_task(self._read())
 
@@ -100,7 +100,7 @@ class MemberProcess:
     @property
     def views(self) -> list[dict[str, Any]]:
         """Views that the member has received."""
-        return [each for each in self.said if "epoch" in each]
+        return [each for each in self.output if "epoch" in each]
 
     @property
     def epoch(self) -> int:
@@ -119,12 +119,12 @@ class MemberProcess:
 
     async def wait_woken(self) -> dict[str, Any]:
         """Wait for the first wake."""
-        await self._wait(lambda: any("woken" in each for each in self.said))
-        return next(each for each in self.said if "woken" in each)
+        await self._wait(lambda: any("woken" in each for each in self.output))
+        return next(each for each in self.output if "woken" in each)
 
     async def wait_left(self) -> None:
         """Wait until the member has left the group."""
-        await self._wait(lambda: any("left" in each for each in self.said))
+        await self._wait(lambda: any("left" in each for each in self.output))
 
     async def end(self) -> None:
         """End the process, gracefully if it runs."""
@@ -143,7 +143,7 @@ class MemberProcess:
         assert self.process.stdout is not None
         async for line in self.process.stdout:
             async with self._news:
-                self.said.append(json.loads(line))
+                self.output.append(json.loads(line))
                 self._news.notify_all()
 
 

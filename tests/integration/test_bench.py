@@ -33,8 +33,8 @@ async def bench(url: str, directory: Path, *flags: str) -> dict[str, Any]:
 
 async def test_measured_times_match_the_simulated_workers(tmp_path: Path) -> None:
     async with (
-        simulated("--both=1", *TIMES) as told,
-        router_process(tmp_path, "--port=0", f"--workers={told['addresses']}") as router,
+        simulated("--both=1", *TIMES) as simulation,
+        router_process(tmp_path, "--port=0", f"--workers={simulation['addresses']}") as router,
     ):
         async with router.client() as client:
             await wait_workers(client, 1)
@@ -65,8 +65,8 @@ async def test_a_traces_shared_prefixes_hit_the_cache(tmp_path: Path) -> None:
     ]
     trace.write_text("\n".join(map(json.dumps, records)))
     async with (
-        simulated("--prefill=1", "--decode=1", *TIMES) as told,
-        router_process(tmp_path, "--port=0", f"--workers={told['addresses']}") as router,
+        simulated("--prefill=1", "--decode=1", *TIMES) as simulation,
+        router_process(tmp_path, "--port=0", f"--workers={simulation['addresses']}") as router,
     ):
         async with router.client() as client:
             await wait_workers(client, 2)

@@ -44,9 +44,9 @@ async def test_tokens_equal_one_ranks_through_handover(cluster_url: str) -> None
     async with served("", *flags) as url:
         await wait_all_ready(url)
         assert await completions(url) == expected
-        told = {worker["worker_id"]: worker["load"] for worker in await workers(url)}
-    assert sorted(told) == ["decode-0", "decode-1", "prefill-0"]
-    assert sum(int(load["handovers"]) for load in told.values()) > 0
+        loads = {worker["worker_id"]: worker["load"] for worker in await workers(url)}
+    assert sorted(loads) == ["decode-0", "decode-1", "prefill-0"]
+    assert sum(int(load["handovers"]) for load in loads.values()) > 0
 
 
 async def test_a_rank_killed_under_load_costs_no_request_and_no_token() -> None:

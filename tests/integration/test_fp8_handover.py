@@ -31,14 +31,14 @@ def colocated(model: Path, prompts: list[list[int]]) -> list[list[int]]:
             enable_prefix_caching=False,
         )
     )
-    said: list[list[int]] = []
+    tokens: list[list[int]] = []
     for prompt in prompts:
         engine.add(Request(RequestId("one"), [*prompt], len(prompt), GREEDY))
-        said.append([])
+        tokens.append([])
         while engine.has_work:
             outputs = engine.run(engine.schedule()).outputs
-            said[-1] += [each.sampled.token_id for each in outputs if each.sampled is not None]
-    return said
+            tokens[-1] += [each.sampled.token_id for each in outputs if each.sampled is not None]
+    return tokens
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "tcp", "nixl"])

@@ -198,8 +198,8 @@ async def test_shutdown_waits_for_responses_but_not_for_idle_connections(tmp_pat
 async def in_flight(router: RouterProcess, context: ssl.SSLContext) -> int:
     """Return the number of completions in flight at the router."""
     async with client_of(router, context) as client:
-        told: int = (await client.get("/workers")).json()["router"]["inflight"]
-        return told
+        num_inflight: int = (await client.get("/workers")).json()["router"]["inflight"]
+        return num_inflight
 
 
 @pytest.mark.parametrize(

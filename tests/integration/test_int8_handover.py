@@ -39,11 +39,11 @@ class Colocated:
     def greedy(self, prompt: list[int]) -> list[int]:
         """Return the greedy continuation."""
         self._engine.add(Request(RequestId("one"), [*prompt], len(prompt), GREEDY))
-        said = []
+        tokens = []
         while self._engine.has_work:
             outputs = self._engine.run(self._engine.schedule()).outputs
-            said += [each.sampled.token_id for each in outputs if each.sampled is not None]
-        return said
+            tokens += [each.sampled.token_id for each in outputs if each.sampled is not None]
+        return tokens
 
 
 def random_prompts(seed: int, *lens: int) -> list[list[int]]:

@@ -23,11 +23,11 @@ def greedy(model: Path, prompt: list[int], **options: str) -> list[int]:
     """Return the greedy output of one engine."""
     engine = Engine(EngineConfig(model=str(model), dtype="float32", kv_cache_memory_bytes=8 << 20, **options))  # type: ignore[arg-type]
     engine.add(Request(RequestId("one"), [*prompt], len(prompt), GREEDY))
-    said = []
+    tokens = []
     while engine.has_work:
         outputs = engine.run(engine.schedule()).outputs
-        said += [each.sampled.token_id for each in outputs if each.sampled is not None]
-    return said
+        tokens += [each.sampled.token_id for each in outputs if each.sampled is not None]
+    return tokens
 
 
 @pytest.mark.parametrize("architecture", ["llama3", "qwen3-moe"])

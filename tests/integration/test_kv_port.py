@@ -41,8 +41,8 @@ async def test_kv_is_read_from_the_given_port(tmp_path: Path) -> None:
 
 async def test_a_port_in_use_ends_the_start_with_one_line(tmp_path: Path) -> None:
     model = make_checkpoint("qwen3", tmp_path / "model")
-    with closing(socket.create_server((HOST, 0))) as taken:
-        port = taken.getsockname()[1]
+    with closing(socket.create_server((HOST, 0))) as listener:
+        port = listener.getsockname()[1]
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "baton.decode_worker", "--role=decode", "--model", str(model)),
             *("--num-threads=1", "--kv-cache-memory-bytes=16MiB", f"--kv-port={port}"),
@@ -51,10 +51,10 @@ async def test_a_port_in_use_ends_the_start_with_one_line(tmp_path: Path) -> Non
         )
         async with asyncio.timeout(60):
             output, _ = await process.communicate()
-    said = output.decode()
+    log = output.decode()
     assert process.returncode == 1
-    assert f"cannot listen on port {port} of {HOST} for readers of KV" in said
-    assert "Traceback" not in said
+    assert f"cannot listen on port {port} of {HOST} for readers of KV" in log
+    assert "Traceback" not in log
 
 
 @pytest.mark.parametrize(

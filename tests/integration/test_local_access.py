@@ -133,8 +133,8 @@ async def test_all_other_ports_are_kv_ports_that_require_a_key(served: Served) -
         assert len(endpoint.key) == 32
         for key in ("", "0" * 32, endpoint.key[:-1]):
             wrong = replace(pool, endpoints={tcp.NAME: encode(replace(endpoint, key=key))})
-            said = await _refusal(wrong)
-            assert endpoint.key not in said
+            refusal = await _refusal(wrong)
+            assert endpoint.key not in refusal
 
 
 async def _describe(address: str) -> WorkerDescription:

@@ -50,9 +50,9 @@ def rendezvous(app: RayApplication) -> list[psutil.Process]:
 async def test_tokens_equal_one_ranks(app: RayApplication, cluster_url: str) -> None:
     expected = await completions(cluster_url)
     assert await completions(app.router_url) == expected
-    told = await workers(app.router_url)
-    assert sum(int(each["load"]["handovers"]) for each in told if each["role"] == "decode") > 0
-    for worker in told:
+    reported = await workers(app.router_url)
+    assert sum(int(each["load"]["handovers"]) for each in reported if each["role"] == "decode") > 0
+    for worker in reported:
         group = {"--group=decode", f"--expert-parallel={RANKS}"}
         is_rank = group <= {*command_line(app.ray.worker(worker["worker_id"]))}
         assert is_rank == (worker["role"] == "decode")

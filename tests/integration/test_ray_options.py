@@ -16,7 +16,7 @@ from tests.integration.ray_application import MODEL
 from tests.integration.ray_cluster import RayCluster, command_line, ray_cluster
 from tests.integration.ray_serve_command import ray_serve_command
 from tests.integration.router_process import router_process, wait_router, wait_workers
-from tests.integration.test_tls import BODY, PROMPT, flags, is_unheard
+from tests.integration.test_tls import BODY, PROMPT, flags, is_refused
 from tests.integration.workers_view import workers
 from tests.redis_server import RedisServer, redis_server
 from tests.unit.rpc.test_tls import write
@@ -68,7 +68,7 @@ async def test_a_router_outside_of_ray_serves_through_replicas_that_speak_tls(
         assert await handed_over(client) == len(PROMPT)
         before = {each["role"]: each for each in await workers(router.url)}
         for each in before.values():
-            assert await is_unheard(each["address"])
+            assert await is_refused(each["address"])
 
         # Serve's health checks are calls over TLS: it replaces the killed replica and no other.
         killed, kept = before["decode"]["worker_id"], before["prefill"]["worker_id"]

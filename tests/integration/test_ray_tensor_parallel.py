@@ -37,9 +37,9 @@ def followers(app: RayApplication, worker_id: str) -> list[psutil.Process]:
 async def test_tokens_equal_one_ranks_through_handover(app: RayApplication, cluster_url: str) -> None:
     expected = await completions(cluster_url)
     assert await completions(app.router_url) == expected
-    told = await workers(app.router_url)
-    assert sum(int(each["load"]["handovers"]) for each in told if each["role"] == "decode") > 0
-    for worker in told:
+    reported = await workers(app.router_url)
+    assert sum(int(each["load"]["handovers"]) for each in reported if each["role"] == "decode") > 0
+    for worker in reported:
         assert len(followers(app, worker["worker_id"])) == (RANKS - 1 if worker["role"] == "decode" else 0)
 
 

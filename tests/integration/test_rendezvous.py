@@ -165,7 +165,7 @@ async def test_its_process_is_healthy_secure_and_without_torch(tmp_path: Path) -
         await wait_all(members, NAMES[:2])
         members[0].tell("wake 1")
         await members[1].wait_woken()
-        assert not strangers[0].said
+        assert not strangers[0].output
     modules = (
         "baton.membership.rendezvous.app, baton.membership.rendezvous.__main__, baton.membership.rendezvous.member"
     )

@@ -234,8 +234,8 @@ def test_a_router_that_cannot_serve_reports_the_reason(tmp_path: Path) -> None:
 
     assert "router-" in (text := run(f"--model={tmp_path}", "--port=0"))
     assert "cannot serve" in text
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in run(f"--model={MODEL}", f"--port={port}")
 
 

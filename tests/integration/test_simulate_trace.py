@@ -59,8 +59,8 @@ def test_workers_are_served_as_before() -> None:
     ) as process:
         try:
             assert process.stdout is not None
-            told = json.loads(process.stdout.readline())
+            reported = json.loads(process.stdout.readline())
         finally:
             process.terminate()
         assert process.wait(60) == 0
-    assert [each["role"] for each in told["workers"]] == ["decode", "both"]
+    assert [each["role"] for each in reported["workers"]] == ["decode", "both"]

@@ -56,8 +56,8 @@ async def ask(client: httpx.AsyncClient, prompt: str, max_tokens: int) -> dict[s
 async def test_router_serves_through_simulated_workers(tmp_path: Path) -> None:
     # Slow prefill, so that a cache hit is worth more than an idle worker.
     flags = ("--prefill=2", "--decode=2", "--both=1", "--step-s=0.002", "--prefill-tokens-per-s=4000")
-    async with simulated(*flags) as told, router_of(told["addresses"], tmp_path) as url:
-        assert [worker["role"] for worker in told["workers"]] == ["prefill"] * 2 + ["decode"] * 2 + ["both"]
+    async with simulated(*flags) as simulation, router_of(simulation["addresses"], tmp_path) as url:
+        assert [worker["role"] for worker in simulation["workers"]] == ["prefill"] * 2 + ["decode"] * 2 + ["both"]
         async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
             prompts = [f"Once upon a time there was a number {index % 8}. " * 30 for index in range(40)]
             first = await asyncio.gather(*(ask(client, prompt, 12) for prompt in prompts))
@@ -78,8 +78,8 @@ async def test_router_serves_through_simulated_workers(tmp_path: Path) -> None:
 async def test_no_tenant_can_infer_anothers_prompts_from_timing(tmp_path: Path) -> None:
     prompt = "The password of the house by the sea is a word that nobody would guess. " * 12
     async with (
-        simulated("--both=1", "--prefill-tokens-per-s=1000") as told,
-        router_of(told["addresses"], tmp_path) as url,
+        simulated("--both=1", "--prefill-tokens-per-s=1000") as simulation,
+        router_of(simulation["addresses"], tmp_path) as url,
         httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client,
     ):
 
@@ -117,8 +117,8 @@ async def test_workers_leave_an_unresponsive_registry_concurrently(tmp_path: Pat
 
 
 async def test_two_thousand_workers_in_a_process() -> None:
-    async with simulated("--both=2000", "--num-blocks=256") as told:
-        addresses = told["addresses"].split(",")
+    async with simulated("--both=2000", "--num-blocks=256") as simulation:
+        addresses = simulation["addresses"].split(",")
         assert len(set(addresses)) == 2000
         ids: set[str] = set()
 

@@ -195,9 +195,9 @@ async def test_one_engine_prefills_for_another_and_decodes(tmp_path: Path) -> No
                 assert generation.token_ids == expected[: len(generation.token_ids)]
 
         await asyncio.gather(*(decode_there(number) for number in range(9)), *(prefill_there() for _ in range(4)))
-        taken, given = await asyncio.gather(decode.wait_idle(), both.wait_idle())
-        assert given.num_preemptions > 0, "the pool was meant to be too small"
-        assert given.num_prefills == 0
-        assert taken.handovers > 15
-        assert taken.handover_failures == 0
-        assert given.handovers == 0
+        decode_load, both_load = await asyncio.gather(decode.wait_idle(), both.wait_idle())
+        assert both_load.num_preemptions > 0, "the pool was meant to be too small"
+        assert both_load.num_prefills == 0
+        assert decode_load.handovers > 15
+        assert decode_load.handover_failures == 0
+        assert both_load.handovers == 0

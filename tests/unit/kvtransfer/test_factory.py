@@ -43,8 +43,8 @@ async def test_auto_logs_once_that_nixl_is_missing(
     memory = SharedPool()
     transport = create_transport("auto", IDENTITY, memory, "127.0.0.1")
     transport.register_pool(memory.allocate((4, 64), torch.float32))
-    said = [each for each in caplog.records if 'pip install "baton-serve[nixl]"' in each.getMessage()]
-    assert [each.levelname for each in said] == (["WARNING"] if has_device else ["INFO"])
+    records = [each for each in caplog.records if 'pip install "baton-serve[nixl]"' in each.getMessage()]
+    assert [each.levelname for each in records] == (["WARNING"] if has_device else ["INFO"])
     await transport.close()
     memory.close()
 
@@ -124,8 +124,8 @@ async def test_a_restarted_process_gets_its_port_although_readers_were_connected
 
 @pytest.mark.parametrize("name", ["tcp", "nixl", "auto"])
 async def test_a_port_in_use_is_an_error_even_if_another_transport_would_work(name: str) -> None:
-    with closing(socket.create_server((HOST, 0))) as taken:
-        port = taken.getsockname()[1]
+    with closing(socket.create_server((HOST, 0))) as listener:
+        port = listener.getsockname()[1]
         transport, memory = create(name, "life", port)
         pool = memory.allocate((4, 64), torch.float32)
         with pytest.raises(OSError, match=f"cannot listen on port {port} of 127.0.0.1 for readers of KV") as caught:

@@ -162,5 +162,5 @@ def test_units_map_to_our_blocks() -> None:
     same = Units.of(4, 300, peer)
     assert list(same.local_blocks([2, 0])) == [2, 0]
     for num_blocks in (0, -1, MAX_PEER_UNITS // 3 + 1):
-        with pytest.raises(PeerRefused, match="says that it has"):
+        with pytest.raises(PeerRefused, match="claims to have"):
             Units.of(4, 200, replace(peer, num_blocks=num_blocks))

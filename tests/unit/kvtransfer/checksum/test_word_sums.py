@@ -36,7 +36,7 @@ def wrong_sums() -> SumWords:
 
 
 @pytest.mark.parametrize(
-    ("load", "said"),
+    ("load", "reason"),
     [
         (no_triton, "ImportError: No module named 'triton'"),
         (no_compiler, "RuntimeError: Failed to find C compiler. Please specify via CC environment variable."),
@@ -44,14 +44,14 @@ def wrong_sums() -> SumWords:
     ],
 )
 def test_a_kernel_that_fails_is_not_used_and_the_reason_is_logged(
-    load: Callable[[], SumWords], said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    load: Callable[[], SumWords], reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(word_sums, "load_kernel", load)
     assert word_sums_kernel(CPU, sum_words_in_torch) is None
     assert word_sums_kernel(CPU, sum_words_in_torch) is None
     (record,) = caplog.records  # once, not per request
     assert record.levelno == logging.WARNING
-    assert record.getMessage().endswith(f"Triton does not work here: {said}")
+    assert record.getMessage().endswith(f"Triton does not work here: {reason}")
 
 
 def test_a_kernel_with_right_sums_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,10 +188,10 @@ async def test_use_as_a_last_resort_is_logged_as_a_warning(caplog: pytest.LogCap
         )
         peer = await auto.connect(theirs.description)
         (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-        said = warning.getMessage()
-        assert "over staged_shared_memory as a last resort" in said
-        assert "twice over PCIe" in said
-        assert "nixl: UCX has no CUDA" in said
+        message = warning.getMessage()
+        assert "over staged_shared_memory as a last resort" in message
+        assert "twice over PCIe" in message
+        assert "nixl: UCX has no CUDA" in message
         assert auto.choices[peer].transport == "staged_shared_memory"
 
 
@@ -273,8 +273,8 @@ async def test_without_memory_for_a_window_staged_is_unavailable(monkeypatch: py
 
 
 async def test_the_window_is_freed_if_the_pool_cannot_be_registered() -> None:
-    with closing(socket.create_server((HOST, 0))) as taken:
-        transport, window = a_staged_transport(taken.getsockname()[1])
+    with closing(socket.create_server((HOST, 0))) as listener:
+        transport, window = a_staged_transport(listener.getsockname()[1])
         with pytest.raises(OSError, match="cannot listen on port"):
             transport.register_pool(torch.zeros(SHAPE))
         assert window.fd == -1
