@@ -1,1 +1,1 @@
-"""KV transfer: blocks or parts of them, pulled by their new owner. Knows tensors and ids, not requests or heads."""
+"""KV transfer: the new owner pulls blocks, or parts of them. Knows tensors and ids, not requests or heads."""

@@ -1,4 +1,4 @@
-"""Chooses a transport for each peer."""
+"""The choice of a transport for each peer."""
 
 import logging
 import time
@@ -7,49 +7,49 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from baton.kvtransfer.base import KVTransport, Landed, PeerId, PoolDescription, TransportChoice, nobody
+from baton.kvtransfer.base import KVTransport, Landed, PeerId, PoolDescription, TransportChoice, ignore_landed
 from baton.kvtransfer.errors import PeerLost, TransportUnavailable
 from baton.kvtransfer.quarantine import Quarantine
 
-MAX_KNOWN = 4096  # peers come and go
-RETRY_S = 600.0  # what is in a transport's way may be gone by then
+MAX_KNOWN = 4096  # refusals remembered; bounds the memory for peers that have ended
+RETRY_S = 600.0  # before a transport that did not reach a peer is tried again
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why, and when it was found."""
+    """Why a transport does not reach a peer, and when that was found out."""
 
     reason: str
     at_s: float
 
 
 class Refusals:
-    """What was found of peers' lives, by transport."""
+    """Remembered reasons why a transport does not reach a peer, by transport and incarnation."""
 
     def __init__(self, retry_s: float | None = RETRY_S) -> None:
-        """`retry_s`: how long it holds; None: for as long as the peer lives."""
+        """`retry_s`: seconds until a reason expires; None: never, since a restarted peer has a new incarnation."""
         self._retry_s = retry_s
-        self._known: dict[tuple[str, PeerId], Refusal] = {}  # the oldest first
+        self._known: dict[tuple[str, PeerId], Refusal] = {}  # oldest first
 
     def note(self, transport: str, peer: PeerId, reason: str) -> None:
-        """The transport does not reach the peer."""
+        """Record that the transport does not reach the peer; at most 4096 records are kept."""
         self._known.pop((transport, peer), None)
         self._known[transport, peer] = Refusal(reason, time.monotonic())
         if len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]
 
     def reason(self, transport: str, peer: PeerId) -> str | None:
-        """Why it does not reach the peer; None if that is not known, or was too long ago."""
+        """Return why the transport does not reach the peer, or None if there is no reason or it has expired."""
         known = self._known.get((transport, peer))
         if known is None or (self._retry_s is not None and time.monotonic() - known.at_s > self._retry_s):
             return None
         return known.reason
 
     def drop(self, peer: PeerId) -> None:
-        """Everything is to be tried again."""
-        for transport, who in list(self._known):
-            if who == peer:
-                del self._known[transport, who]
+        """Forget all reasons for a peer, so that every transport is tried again."""
+        for transport, known_peer in list(self._known):
+            if known_peer == peer:
+                del self._known[transport, known_peer]
 
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Backend:
 
     name: str
     transport: KVTransport
-    costs: str = ""  # of a last resort: what it costs, for a warning
+    costs: str = ""  # set for a last resort: what it costs, for the warning when it is chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +81,18 @@ class Connected:
 
 
 class AutoTransport:
-    """Serves the pool over several backends and reads from each peer over the first that reaches it.
+    """Several backends that serve one pool; each peer is read over the first backend that reaches it.
 
-    The backends share one quarantine. Only TransportUnavailable leads to the next backend: a peer that refuses or is
-    gone would do the same over any other. What did not reach a peer is not tried
-    again soon, unless nothing else reaches it.
+    The backends share one quarantine. Only TransportUnavailable leads to the next backend: a peer that refuses or has
+    ended would do the same over any other. A backend that did not reach a peer is not tried again for ten minutes,
+    unless no other backend reaches it.
     """
 
     def __init__(self, backends: Sequence[Backend | Unavailable], quarantine: Quarantine) -> None:
         """`backends`: best first."""
         self.quarantine = quarantine
         self._backends = list(backends)
-        self._dropped: list[Backend] = []  # could not register the pool; ours to close
+        self._dropped: list[Backend] = []  # could not register the pool; still closed by `close`
         self._connected: dict[PeerId, Connected] = {}
         self._refusals = Refusals()
         for backend in backends:
@@ -101,7 +101,7 @@ class AutoTransport:
 
     @property
     def choices(self) -> Mapping[PeerId, TransportChoice]:
-        """The backend in use for each peer, and why that one."""
+        """The backend in use for each connected peer, and why it was chosen."""
         return {
             peer: connected.choice
             for peer, connected in self._connected.items()
@@ -109,7 +109,10 @@ class AutoTransport:
         }
 
     def register_pool(self, pool: Tensor) -> PoolDescription:
-        """Registers with every backend; one that cannot is left out from now on."""
+        """Register the pool with every backend; a backend that cannot is not used any more.
+
+        Raises TransportUnavailable if no backend can.
+        """
         descriptions: list[PoolDescription] = []
         for index, backend in enumerate(self._backends):
             if isinstance(backend, Backend):
@@ -125,13 +128,13 @@ class AutoTransport:
         return replace(descriptions[0], endpoints=endpoints)
 
     async def connect(self, peer: PoolDescription) -> PeerId:
-        """Tries the backends in order; see KVTransport."""
+        """Connect over the first backend that reaches the peer; see KVTransport."""
         peer_id = PeerId(peer.incarnation)
         choices = self.choices
         if peer_id in choices:
             return peer_id
         self._connected = {known: connected for known, connected in self._connected.items() if known in choices}
-        refused: dict[str, str] = {}  # by the better ones, and why
+        refused: dict[str, str] = {}  # reason by backend, of the better ones
         for backend in self._backends:
             reason = await self._refusal(backend, peer)
             if reason is not None:
@@ -147,7 +150,7 @@ class AutoTransport:
         raise TransportUnavailable(f"no KV transport reaches peer {peer_id}: {'; '.join(_in_words(refused))}")
 
     async def _refusal(self, backend: Backend | Unavailable, peer: PoolDescription) -> str | None:
-        """Connects; why that does not do, if the backend does not reach the peer."""
+        """Connect over one backend; return why it does not reach the peer, or None if it does."""
         if isinstance(backend, Unavailable):
             return backend.reason
         known = self._refusals.reason(backend.name, PeerId(peer.incarnation))
@@ -171,22 +174,22 @@ class AutoTransport:
         remote: Sequence[int],
         local: Sequence[int],
         deadline_s: float,
-        landed: Landed = nobody,
+        landed: Landed = ignore_landed,
     ) -> None:
-        """Reads over the backend that was chosen for the peer; see KVTransport."""
+        """Read over the backend that was chosen for the peer; see KVTransport."""
         if peer not in self._connected:
             raise PeerLost(f"peer {peer} is not connected")
         await self._connected[peer].backend.transport.read(peer, remote, local, deadline_s, landed)
 
     def forget(self, peer: PeerId) -> None:
-        """Drops the peer; see KVTransport."""
+        """Drop the connection to the peer; see KVTransport."""
         self._connected.pop(peer, None)
-        for backend in self._backends:  # one of them may be connecting just now
+        for backend in self._backends:  # any of them may be connecting right now
             if isinstance(backend, Backend):
                 backend.transport.forget(peer)
 
     async def close(self) -> None:
-        """Closes every backend; see KVTransport."""
+        """Close every backend; see KVTransport."""
         for backend in [*self._backends, *self._dropped]:
             if isinstance(backend, Backend):
                 await backend.transport.close()
@@ -199,6 +202,7 @@ def _in_words(refused: Mapping[str, str]) -> list[str]:
 
 def _tell(peer: PeerId, backend: Backend, transport: str, reason: str) -> None:
     if backend.costs:
-        logger.warning("KV from peer %s comes over %s as a last resort, %s: %s", peer, transport, backend.costs, reason)
+        last_resort = "KV from peer %s is read over %s as a last resort, %s: %s"
+        logger.warning(last_resort, peer, transport, backend.costs, reason)
     else:
-        logger.info("KV from peer %s comes over %s: %s", peer, transport, reason)
+        logger.info("KV from peer %s is read over %s: %s", peer, transport, reason)

@@ -1,4 +1,4 @@
-"""What every transport is: a way to read a peer's blocks into one's own."""
+"""The interface of a transport, which reads a peer's blocks into the local pool."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,54 +9,54 @@ from torch import Tensor
 from baton.kvtransfer.quarantine import Quarantine
 
 PeerId = NewType("PeerId", str)  # the peer's incarnation
-Landed = Callable[[int], None]  # takes how many more of a read's units have come
+Landed = Callable[[int], None]  # called with the number of further units of a read that have arrived
 
 
-def nobody(_num_units: int) -> None:
-    """Does not want to know what has landed."""
+def ignore_landed(_num_units: int) -> None:
+    """Ignore the progress of a read."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolIdentity:
-    """Who owns a pool, in which life, and what its blocks mean."""
+    """The owner of a pool and the contents of its blocks."""
 
-    incarnation: str
-    fingerprint: str
+    incarnation: str  # unique to one run of the owner's process
+    fingerprint: str  # of the model and the block layout; must be equal for a read
 
 
 @dataclass(frozen=True, slots=True)
 class PoolDescription:
-    """How to read a pool; travels to peers. `endpoints` maps a transport's name to that transport's own address."""
+    """How to read a pool; sent to peers. `endpoints` maps a transport's name to the address that it defined."""
 
     incarnation: str
     fingerprint: str
     num_blocks: int
     block_bytes: int
     endpoints: Mapping[str, bytes]
-    checksum: str = "xxh3"  # the kind that the owner makes of its blocks; see `checksum`
+    checksum: str = "xxh3"  # the kind that the owner computes; see `checksum/block_checksum.py`
 
 
 @dataclass(frozen=True, slots=True)
 class TransportChoice:
-    """The transport in use for a peer, and why that one."""
+    """The transport in use for a peer, and why it was chosen."""
 
     transport: str
     reason: str
 
 
 class KVTransport(Protocol):
-    """Pulls blocks, or parts of them; dim 0 of a pool is the block, and each block is one contiguous region.
+    """A pull of blocks, or parts of them. Dim 0 of a pool is the block; each block is one contiguous region.
 
-    Between pools whose blocks have one size, what is read are blocks. Where the sizes differ, as between ranks that
-    hold other shares of a model's blocks, it is units of as many bytes as the two sizes' greatest common divisor,
-    numbered through: a block of `n` units is units `n * block` to `n * block + n - 1`. See `units`.
+    Pools with equal block sizes are read in blocks. If the sizes differ, as between ranks that hold different shares of
+    a model's blocks, pools are read in units whose size is the greatest common divisor of the two block sizes. Units
+    are numbered through the pool: a block of `n` units is units `n * block` to `n * block + n - 1`. See `units`.
 
     All coroutines run on one event loop. `quarantine` names the local blocks into which a write may still land.
     """
 
     @property
     def quarantine(self) -> Quarantine:
-        """Local blocks with a transfer that has not ended."""
+        """Local blocks into which a transfer may still write."""
         ...
 
     @property
@@ -65,18 +65,18 @@ class KVTransport(Protocol):
         ...
 
     def register_pool(self, pool: Tensor) -> PoolDescription:
-        """Makes the pool readable for peers and the destination of reads; called once, on the event loop.
+        """Make the pool readable by peers and the destination of reads; called once, on the event loop.
 
-        Raises ValueError for a pool that is not contiguous, empty or in memory that this transport does not read.
+        Raises ValueError for a pool that is empty, not contiguous, or in memory that this transport cannot read.
         """
         ...
 
     async def connect(self, peer: PoolDescription) -> PeerId:
-        """Gets ready to read from a peer; idempotent.
+        """Connect to a peer and return its id; idempotent.
 
-        Raises PeerRefused if the peer is not whom `peer` describes, its fingerprint differs from ours or its blocks are
-        not made of parts of ours, PeerLost if it is gone, TransferDeadline if it does not answer, TransportUnavailable
-        if this transport cannot reach it.
+        Raises PeerRefused if the peer is not the one that `peer` describes, or its fingerprint or block size does not
+        match ours; PeerLost if it has ended; TransferDeadline if it does not respond; TransportUnavailable if this
+        transport cannot reach it.
         """
         ...
 
@@ -86,23 +86,23 @@ class KVTransport(Protocol):
         remote: Sequence[int],
         local: Sequence[int],
         deadline_s: float,
-        landed: Landed = nobody,
+        landed: Landed = ignore_landed,
     ) -> None:
-        """Copies the peer's units `remote` into our units `local`, pairwise, within `deadline_s` seconds from now.
+        """Copy the peer's units `remote` into our units `local`, pairwise, within `deadline_s` seconds from now.
 
-        `landed` hears how many more units of `local` have come, in their order, while they are in the processor's
-        cache. It is called on the thread that copies, so it must neither wait nor raise.
+        `landed` is called with the number of further units of `local` that have arrived, in order, while they are still
+        in the CPU's cache. It runs on the thread that copies, so it must neither wait nor raise.
 
-        Raises PeerLost, TransferDeadline, PeerRefused for a unit that the peer does not have, TransferFailed for what
-        failed on our side, ValueError for wrong local units. After an error or a cancellation the local units' contents
-        are undefined, and their blocks stay in `quarantine` for as long as a write may still land.
+        Raises PeerLost, TransferDeadline, PeerRefused for a unit that the peer does not have, TransferFailed for a
+        failure on our side, ValueError for wrong local units. After an error or a cancellation the contents of the
+        local units are undefined, and their blocks stay in `quarantine` as long as a write may still land.
         """
         ...
 
     def forget(self, peer: PeerId) -> None:
-        """Drops the connection to a peer; reads from it in flight fail."""
+        """Drop the connection to a peer; its reads in flight fail with PeerLost."""
         ...
 
     async def close(self) -> None:
-        """Ends every connection, the peers' reads from this pool included; whether or not a pool was registered."""
+        """Close every connection, including those over which peers read this pool; valid without a registered pool."""
         ...

@@ -1,8 +1,8 @@
-"""Which parts of blocks the ranks of one group read from the ranks of another.
+"""The parts of blocks that the ranks of one group read from the ranks of another.
 
-A block of a whole model has equal parts. Of a group of `n` ranks each holds an `n`th of every block's parts, one rank
-after the other; where there are more ranks than parts, several ranks that follow each other hold the same one. A model
-whose blocks cannot be divided has one part, and every rank holds it.
+A block of a whole model consists of equal parts. In a group of `n` ranks, rank `i` holds the `i`th `n`th of every
+block's parts. If there are more ranks than parts, consecutive ranks hold the same part. A model whose blocks cannot be
+divided has one part, which every rank holds.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from math import gcd
 
 @dataclass(frozen=True, slots=True)
 class UnitPairs:
-    """What `KVTransport.read` takes."""
+    """The `remote` and `local` units of one `KVTransport.read`."""
 
     remote: Sequence[int]
     local: Sequence[int]
@@ -20,9 +20,9 @@ class UnitPairs:
 
 @dataclass(frozen=True, slots=True)
 class BlockSlice:
-    """What a rank reads of each block from one rank of another group: units that are neighbours on either side.
+    """The contiguous units of each block that a rank reads from one rank of another group.
 
-    They are the units of these two ranks' block sizes; see `units`.
+    They are contiguous on both sides. Their size follows from the block sizes of these two ranks; see `units`.
     """
 
     source: int  # the rank that is read
@@ -33,7 +33,7 @@ class BlockSlice:
     local_per_block: int
 
     def pairs(self, remote: Sequence[int], local: Sequence[int]) -> UnitPairs:
-        """The units to read for blocks `remote` of the source and our blocks `local`, pairwise."""
+        """Return the units to read for blocks `remote` of the source into our blocks `local`, pairwise."""
         return UnitPairs(
             units_in(remote, self.remote_first, self.num_units, self.remote_per_block),
             units_in(local, self.local_first, self.num_units, self.local_per_block),
@@ -45,7 +45,7 @@ WHOLE_BLOCK = BlockSlice(0, num_units=1, remote_first=0, remote_per_block=1, loc
 
 @dataclass(frozen=True, slots=True)
 class PartGroup:
-    """Ranks that together hold a model's blocks. The number of parts is a multiple of that of ranks, or divides it."""
+    """Ranks that together hold a model's blocks. One of `num_parts` and `num_ranks` must be a multiple of the other."""
 
     num_parts: int  # of a block of the whole model
     num_ranks: int
@@ -60,25 +60,28 @@ class PartGroup:
 
     @property
     def parts_per_rank(self) -> int:
-        """Parts that each rank holds."""
+        """Parts of a block on each rank."""
         return max(1, self.num_parts // self.num_ranks)
 
     @property
     def num_replicas(self) -> int:
-        """Ranks that hold the same parts."""
+        """Number of ranks that hold the same parts."""
         return max(1, self.num_ranks // self.num_parts)
 
     def first_part(self, rank: int) -> int:
-        """The first of the parts that a rank holds."""
+        """Return the first of the parts that a rank holds."""
         return rank * self.num_parts // self.num_ranks
 
     def holder(self, part: int, reader: int) -> int:
-        """The rank that a reader takes a part from; of replicas, neighbouring readers take different ones."""
+        """Return the rank from which a reader reads a part; neighbouring readers use different replicas."""
         return part // self.parts_per_rank * self.num_replicas + reader % self.num_replicas
 
 
 def slices_of(sources: PartGroup, readers: PartGroup, reader: int) -> list[BlockSlice]:
-    """What a rank of `readers` reads from which ranks of `sources`, to have all of its parts once."""
+    """Return what rank `reader` of `readers` reads from each rank of `sources`, so that it gets each part once.
+
+    Raises ValueError if the two groups divide a block into different numbers of parts.
+    """
     if sources.num_parts != readers.num_parts:
         raise ValueError(f"blocks of {sources.num_parts} parts cannot be read into blocks of {readers.num_parts}")
     unit = gcd(sources.parts_per_rank, readers.parts_per_rank)  # parts
@@ -105,7 +108,7 @@ def slices_of(sources: PartGroup, readers: PartGroup, reader: int) -> list[Block
 
 
 def units_in(blocks: Sequence[int], first: int, count: int, per_block: int) -> Sequence[int]:
-    """The units from `first` on, so many of each block."""
+    """Return units `first` to `first + count - 1` of each block, numbered through the pool."""
     if per_block == 1:
         return blocks
     return [block * per_block + unit for block in blocks for unit in range(first, first + count)]

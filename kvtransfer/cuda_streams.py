@@ -1,4 +1,4 @@
-"""What of torch.cuda is used here, which torch has not typed."""
+"""Typed access to CUDA streams and pinned memory, which torch leaves untyped."""
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -8,31 +8,31 @@ import torch
 from torch import Tensor
 
 PORTABLE = 1  # cudaHostRegisterPortable: for every context
-# Torch has 32 streams of each priority and hands them out in turn. The engine's are of priority 0, NCCL's below are of
-# the highest: none of these may be one of ours by chance, or what runs there would wait for what is ours.
+# Torch has 32 streams per priority and hands them out in turn. The engine's streams have priority 0, those of NCCL in
+# `nccl/communicator.py` the highest. Ours must not coincide with either, or their work would wait for ours.
 PRIORITY = -1
 
 
 def side_stream(device: torch.device) -> Any:
-    """A stream beside the engine's: one of few that torch has."""
+    """Return one of torch's 32 streams at the priority reserved for KV transfer."""
     return torch.cuda.Stream(device, priority=PRIORITY)  # type: ignore[no-untyped-call]
 
 
 @cache
 def shared_stream(device: torch.device) -> Any:
-    """The stream for what takes memory for a moment: what an allocator keeps for each stream it keeps once."""
+    """Return the stream for short-lived allocations; sharing it keeps the allocator to one cache."""
     return side_stream(device)
 
 
 class SideStreams:
-    """Streams that are used again, so that never more are out than torch has; from any thread."""
+    """Reusable side streams, so that no more are in use than torch has; usable from any thread."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._free: list[Any] = []
 
     def take(self) -> Any:
-        """A stream that nobody else has; None for a CPU."""
+        """Return a stream that is not in use; None for a CPU."""
         if self._device.type != "cuda":
             return None
         try:
@@ -41,13 +41,13 @@ class SideStreams:
             return side_stream(self._device)
 
     def give_back(self, stream: Any) -> None:
-        """Nothing more will be given to the stream, and what was ends."""
+        """Return a stream for reuse; the caller submits no more work to it, and its pending work will end."""
         if stream is not None:
             self._free.append(stream)
 
 
 def on(stream: Any) -> AbstractContextManager[object]:
-    """Within, work goes to the stream; None: CUDA is not even asked, which would start it up in a process on a CPU."""
+    """Return a context that submits work to the stream; None does not touch CUDA, which would initialise it."""
     if stream is None:
         return nullcontext()
     within: AbstractContextManager[object] = torch.cuda.stream(stream)
@@ -55,21 +55,21 @@ def on(stream: Any) -> AbstractContextManager[object]:
 
 
 def wait_for(stream: Any) -> None:
-    """Returns when a stream has done what it was given so far; the thread sleeps meanwhile."""
+    """Wait until a stream has finished the work submitted so far; the thread sleeps instead of spinning."""
     done: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     done.record(stream)
     done.synchronize()
 
 
 def register_host_memory(memory: Tensor, device: torch.device) -> int:
-    """Has the CUDA driver lock host memory, so that GPUs copy it by themselves; 0, or a CUDA error."""
+    """Pin host memory, so that GPUs copy it by DMA. Returns 0 or a CUDA error code."""
     cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    with torch.cuda.device(device):  # or a context would be made on the first GPU, whoever's that is
+    with torch.cuda.device(device):  # otherwise CUDA creates a context on GPU 0, which may belong to another process
         return int(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, PORTABLE))
 
 
 def unregister_host_memory(memory: Tensor, device: torch.device) -> None:
-    """Undoes that; a driver that is shutting down has done so already."""
+    """Unpin host memory; errors are ignored, since a driver that is shutting down has unpinned it already."""
     cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     with torch.cuda.device(device):
         cudart.cudaHostUnregister(memory.data_ptr())

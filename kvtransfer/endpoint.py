@@ -1,4 +1,4 @@
-"""A transport's own address of a pool, as it travels in a PoolDescription."""
+"""The encoding of a transport's address in a PoolDescription."""
 
 import json
 from dataclasses import Field, asdict, fields
@@ -9,7 +9,7 @@ from baton.kvtransfer.errors import PeerRefused, TransportUnavailable
 
 
 class Endpoint(Protocol):
-    """Any dataclass of strings and whole numbers."""
+    """Any dataclass of strings and integers."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -18,12 +18,15 @@ E = TypeVar("E", bound=Endpoint)
 
 
 def encode(endpoint: Endpoint) -> bytes:
-    """The endpoint as a JSON object."""
+    """Encode the endpoint as a JSON object."""
     return json.dumps(asdict(endpoint)).encode()
 
 
 def decode(kind: type[E], peer: PoolDescription, transport: str) -> E:
-    """A peer's endpoint for a transport. Raises TransportUnavailable if it has none, PeerRefused if it is garbled."""
+    """Decode a peer's endpoint for a transport.
+
+    Raises TransportUnavailable if the peer has none, PeerRefused if it is garbled.
+    """
     encoded = peer.endpoints.get(transport)
     if encoded is None:
         raise TransportUnavailable(f"peer {peer.incarnation} does not offer {transport}")

@@ -2,11 +2,11 @@
 
 TransferError
 ├── TransportUnavailable   this transport does not work here, or not with that peer
-├── PeerRefused            the peer is not whom we meant, or does not have what we asked for
+├── PeerRefused            the peer is not the expected one, or does not have the requested blocks
 ├── PeerLost               the peer ended or the connection broke
 ├── TransferDeadline       not done in time; the destination stays in quarantine until no write can land
-├── ChecksumMismatch       a block's bytes are not the announced ones
-└── TransferFailed         it failed on this side: no memory for it, or a GPU's error
+├── ChecksumMismatch       a block's bytes differ from the announced ones
+└── TransferFailed         the transfer failed on this side: out of memory, or a GPU error
 """
 
 import reprlib
@@ -19,11 +19,11 @@ class TransferError(Exception):
 
 
 class TransportUnavailable(TransferError):
-    """This transport does not work here, or not with that peer; the text says why."""
+    """This transport does not work here, or not with that peer; the message gives the reason."""
 
 
 class PeerRefused(TransferError):
-    """The peer is not whom we meant (incarnation, fingerprint or size differ), or lacks the blocks asked for."""
+    """The peer is not the expected one (incarnation, fingerprint or size differ), or lacks the requested blocks."""
 
 
 class PeerLost(TransferError):
@@ -31,43 +31,43 @@ class PeerLost(TransferError):
 
 
 class TransferDeadline(TransferError):
-    """The transfer was not done in time."""
+    """The transfer missed its deadline."""
 
 
 class ChecksumMismatch(TransferError):
-    """A block's bytes are not the announced ones."""
+    """A block's bytes differ from the announced ones."""
 
 
 class TransferFailed(TransferError):
-    """It failed on this side: there was no memory for it, or a GPU had an error."""
+    """The transfer failed on this side: out of memory, or a GPU error."""
 
 
 MAX_CHARS = 300
 
 
-def truncated_text(said: object) -> str:
-    """A text as it is, if it is a short one of one line; anything else as Python would write it, in short."""
-    if isinstance(said, str) and said.isprintable() and len(said) <= MAX_CHARS:
-        return said
-    return truncated_repr(said)
+def truncated_text(value: object) -> str:
+    """Return a printable string of at most 300 characters unchanged, and the truncated repr of any other value."""
+    if isinstance(value, str) and value.isprintable() and len(value) <= MAX_CHARS:
+        return value
+    return truncated_repr(value)
 
 
-def truncated_repr(said: object) -> str:
-    """Any value as Python would write it, in short."""
+def truncated_repr(value: object) -> str:
+    """Return a value's repr; strings in it, and objects that reprlib does not know, are cut to 300 characters."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = MAX_CHARS
-    return short.repr(said)
+    return short.repr(value)
 
 
 @contextmanager
 def torch_failures(what: str) -> Iterator[None]:
-    """Within, a RuntimeError of torch is TransferFailed: `what` failed. Others pass, TransferErrors too."""
+    """Return a context that turns torch's RuntimeError into TransferFailed: "`what` failed". Other errors pass."""
     try:
         yield
-    except RuntimeError as error:  # what torch raises for memory and for devices is all of this kind
+    except RuntimeError as error:  # torch's memory and device errors are all of this type
         raise TransferFailed(f"{what} failed: {first_line(error)}") from error
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without the frames of C++ that torch adds."""
+    """Return the first line of an error's message, without the C++ stack frames that torch appends."""
     return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,4 +1,4 @@
-"""Transports by name."""
+"""Creation of transports by name."""
 
 import logging
 
@@ -23,11 +23,11 @@ STAGING_COSTS = "which takes each byte twice over PCIe and twice through host me
 def create_transport(
     name: str, identity: PoolIdentity, memory: SharedPool, host: str, port: int = 0, device: torch.device = HOST
 ) -> KVTransport:
-    """A transport for a pool in `memory`, or on a GPU `device`; `host` is the address where peers reach this process.
+    """Create a transport for a pool in `memory`, or on a GPU `device`.
 
-    They come in at `port`, or at any free one if that is 0; with `auto` tcp has it, nixl the one after it, then what is
-    staged, then nccl. Shared memory needs none. Raises TransportUnavailable if the transport that was asked for does
-    not work here, ValueError for an unknown name.
+    Peers reach it at the address `host` and `port`; 0: any free port. With `auto`, tcp listens on `port`, nixl on
+    `port + 1`, staged on `port + 2` and nccl on `port + 3`. Shared memory needs no port. Raises TransportUnavailable if
+    the named transport does not work here, ValueError for an unknown name.
     """
     quarantine = Quarantine()
     if name == "auto" and not NIXL.is_installed:
@@ -81,7 +81,7 @@ def _create_auto(
             backends.append(Unavailable(name, "it is not installed"))
             continue
         if name == "nixl" and not has_rdma_device():
-            # Without RDMA it could only do what shared memory does on one host, and nothing across hosts.
+            # Without RDMA, NIXL could only replace shared memory on one host, and does nothing across hosts.
             backends.append(Unavailable(name, "no RDMA device on this host"))
             continue
         try:
@@ -92,7 +92,7 @@ def _create_auto(
 
 
 def _create_staged(identity: PoolIdentity, host: str, port: int, quarantine: Quarantine) -> KVTransport:
-    """Over whatever reaches a peer's host memory."""
+    """Create `staged` over `auto` for host memory; its listener uses `port + 2`."""
     from baton.kvtransfer.staged.transport import StagedTransport
 
     window = SharedPool()
@@ -103,7 +103,7 @@ def _create_staged(identity: PoolIdentity, host: str, port: int, quarantine: Qua
 def _create_gpu_auto(
     identity: PoolIdentity, memory: SharedPool, host: str, port: int, quarantine: Quarantine, device: torch.device
 ) -> AutoTransport:
-    """From GPU to GPU where that works, by devices alone or by NCCL; else through host memory, with a warning."""
+    """Create `auto` for a GPU pool: from GPU to GPU by NIXL or NCCL, otherwise through host memory with a warning."""
     backends: list[Backend | Unavailable] = []
     for name, place in (("nixl", 1), ("nccl", 3)):
         try:

@@ -1,7 +1,7 @@
-"""How two transports greet each other before any block moves: who is meant, and what its blocks are.
+"""The handshake of two transports before any block moves: it checks the peer's identity and its block format.
 
-The caller sends a Hello, the callee answers with a Welcome or a Refusal; each is a JSON object behind its length as
-four bytes, little-endian.
+The caller sends a Hello, the callee responds with a Welcome or a Refusal. Each is a JSON object, preceded by its length
+in four bytes, little-endian.
 """
 
 import asyncio
@@ -22,19 +22,19 @@ MAX_INCARNATION_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What the caller says: whom it means, who it is itself, and what its own blocks are."""
+    """The caller's request: the pool that it wants to read, its own identity and its own block size."""
 
     protocol: str
-    key: str  # from the callee's endpoint: only who was told of the pool may read it
-    incarnation: str
-    caller: str  # the caller's own incarnation: all its connections are one reader's
+    key: str  # from the callee's endpoint: only peers that received the pool's description may read it
+    incarnation: str  # the callee's
+    caller: str  # the caller's incarnation, by which the callee groups its connections
     fingerprint: str
     block_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The callee's pool."""
+    """The callee's description of its pool."""
 
     incarnation: str
     fingerprint: str
@@ -44,7 +44,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whom the callee has let in."""
+    """A caller that the callee has admitted."""
 
     incarnation: str
     block_bytes: int
@@ -52,36 +52,36 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why the callee does not let the caller in."""
+    """The reason why the callee refuses the caller."""
 
     refused: str
 
 
 async def greet(sock: socket.socket, pool: LocalPool, peer: PoolDescription, key: str) -> None:
-    """The caller's half, on a non-blocking socket. Raises PeerRefused or PeerLost."""
+    """Run the caller's half of the handshake on a non-blocking socket. Raises PeerRefused or PeerLost."""
     ours = pool.identity
     hello = Hello(PROTOCOL, key, peer.incarnation, ours.incarnation, ours.fingerprint, pool.block_bytes)
     try:
         await _send(sock, hello)
-        answer = await _receive(sock)
+        response = await _receive(sock)
     except (OSError, EOFError) as error:
         raise PeerLost(f"peer {peer.incarnation} closed the connection: {error}") from error
     except ValueError as error:
-        raise PeerRefused(f"peer {peer.incarnation} answered with {error}") from error
-    if "refused" in answer:
-        raise PeerRefused(f"peer {peer.incarnation} refused: {truncated_text(answer['refused'])}")
+        raise PeerRefused(f"peer {peer.incarnation} responded with {error}") from error
+    if "refused" in response:
+        raise PeerRefused(f"peer {peer.incarnation} refused: {truncated_text(response['refused'])}")
     welcome = asdict(Welcome(peer.incarnation, peer.fingerprint, peer.num_blocks, peer.block_bytes))
     for what, described in welcome.items():
-        if answer.get(what) != described:
+        if response.get(what) != described:
             raise PeerRefused(
-                f"the peer's {what} is {truncated_repr(answer.get(what))}, it was described as {described!r}"
+                f"the peer's {what} is {truncated_repr(response.get(what))}, its description has {described!r}"
             )
 
 
 async def admit(sock: socket.socket, pool: LocalPool, key: str) -> Caller:
-    """The callee's half, on a non-blocking socket.
+    """Run the callee's half of the handshake on a non-blocking socket.
 
-    Raises PeerRefused (after telling the caller), or PeerLost.
+    Raises PeerRefused (after sending the caller a Refusal), or PeerLost.
     """
     try:
         hello = await _receive(sock)
@@ -93,7 +93,7 @@ async def admit(sock: socket.socket, pool: LocalPool, key: str) -> Caller:
         await _send(sock, Welcome(identity.incarnation, identity.fingerprint, pool.num_blocks, pool.block_bytes))
         return Caller(hello["caller"], hello["block_bytes"])
     except (OSError, EOFError) as error:
-        raise PeerLost(f"the caller went away: {error}") from error
+        raise PeerLost(f"the caller disconnected: {error}") from error
     except ValueError as error:
         raise PeerRefused(f"the caller sent {error}") from error
 
@@ -118,7 +118,7 @@ def _refusal(hello: dict[str, Any], pool: LocalPool, key: str) -> str | None:
         return f"caller must be an incarnation, not {truncated_repr(caller)}"
     block_bytes = hello.get("block_bytes")
     if type(block_bytes) is not int:
-        return f"block_bytes must be a whole number, not {truncated_repr(block_bytes)}"
+        return f"block_bytes must be an integer, not {truncated_repr(block_bytes)}"
     try:
         unit_bytes_of(pool.block_bytes, block_bytes)
     except ValueError as error:
@@ -132,7 +132,7 @@ async def _send(sock: socket.socket, message: Hello | Welcome | Refusal) -> None
 
 
 async def _receive(sock: socket.socket) -> dict[str, Any]:
-    """One message. Raises ValueError for anything that is none, EOFError at the connection's end."""
+    """Receive one message. Raises ValueError if it is malformed, EOFError at the connection's end."""
     size = int.from_bytes(await _receive_exactly(sock, 4), "little")
     if size > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {size} bytes")
@@ -142,7 +142,7 @@ async def _receive(sock: socket.socket) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError("a frame that is nested too deeply") from error
     if not isinstance(message, dict):
-        raise ValueError("a frame that is no object")
+        raise ValueError("a frame that is not a JSON object")
     return message
 
 
@@ -151,6 +151,6 @@ async def _receive_exactly(sock: socket.socket, size: int) -> bytes:
     while len(received) < size:
         chunk = await asyncio.get_running_loop().sock_recv(sock, size - len(received))
         if not chunk:
-            raise EOFError("it ended")
+            raise EOFError("end of stream")
         received += chunk
     return bytes(received)

@@ -1,4 +1,4 @@
-"""Peers within one process, for tests: the same contract with nothing underneath."""
+"""The in-memory transport: peers within one process, for tests."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
+from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, ignore_landed
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline, TransportUnavailable
 from baton.kvtransfer.local_pool import LocalPool
 from baton.kvtransfer.quarantine import Quarantine
@@ -17,30 +17,30 @@ NAME = "in_memory"
 
 @dataclass(slots=True)
 class InMemoryNetwork:
-    """The pools that can reach each other, by incarnation, and which of their owners do not answer just now."""
+    """The pools that can reach each other, by incarnation, and the peers that are stopped."""
 
     pools: dict[str, LocalPool] = field(default_factory=dict)
     stopped: set[str] = field(default_factory=set)
     resumed: asyncio.Event = field(default_factory=asyncio.Event)  # replaced at every change of `stopped`
 
     def stop(self, incarnation: str) -> None:
-        """This peer answers nothing until it is resumed or killed."""
+        """Stop a peer: reads from it wait until it is resumed or killed."""
         self.stopped.add(incarnation)
 
     def resume(self, incarnation: str) -> None:
-        """This peer answers again."""
+        """Resume a stopped peer."""
         self.stopped.discard(incarnation)
         self.resumed.set()
         self.resumed = asyncio.Event()
 
     def kill(self, incarnation: str) -> None:
-        """This peer is gone."""
+        """End a peer: reads from it fail with PeerLost."""
         self.pools.pop(incarnation, None)
         self.resume(incarnation)
 
 
 class InMemoryTransport:
-    """Reads unit by unit and lets the event loop run between two units."""
+    """KVTransport that copies unit by unit and lets the event loop run in between."""
 
     def __init__(
         self,
@@ -62,13 +62,13 @@ class InMemoryTransport:
         return {peer: TransportChoice(NAME, "same process") for peer in self._peers}
 
     def register_pool(self, pool: Tensor) -> PoolDescription:
-        """See KVTransport."""
+        """Add the pool to the network; see KVTransport."""
         self._pool = LocalPool.of(pool, self._identity)
         self._network.pools[self._identity.incarnation] = self._pool
         return self._pool.describe(NAME, b"")
 
     async def connect(self, peer: PoolDescription) -> PeerId:
-        """See KVTransport."""
+        """Check the peer's pool against its description; see KVTransport."""
         units = self._require_pool().units(peer)
         if NAME not in peer.endpoints:
             raise TransportUnavailable(f"peer {peer.incarnation} does not offer {NAME}")
@@ -76,13 +76,13 @@ class InMemoryTransport:
             async with asyncio.timeout(self._connect_deadline_s):
                 pool = await self._answer(PeerId(peer.incarnation))
         except TimeoutError as error:
-            raise TransferDeadline(f"peer {peer.incarnation} did not answer") from error
+            raise TransferDeadline(f"peer {peer.incarnation} did not respond") from error
         if (pool.identity.fingerprint, pool.num_blocks, pool.block_bytes) != (
             peer.fingerprint,
             peer.num_blocks,
             peer.block_bytes,
         ):
-            raise PeerRefused(f"peer {peer.incarnation} has another pool than was described")
+            raise PeerRefused(f"the pool of peer {peer.incarnation} does not match its description")
         self._peers[PeerId(peer.incarnation)] = units
         return PeerId(peer.incarnation)
 
@@ -92,9 +92,9 @@ class InMemoryTransport:
         remote: Sequence[int],
         local: Sequence[int],
         deadline_s: float,
-        landed: Landed = nobody,
+        landed: Landed = ignore_landed,
     ) -> None:
-        """See KVTransport."""
+        """Copy unit by unit; see KVTransport."""
         if peer not in self._peers:
             raise PeerLost(f"peer {peer} is not connected")
         units = self._peers[peer]
@@ -111,17 +111,17 @@ class InMemoryTransport:
                     target[ours] = source.in_units(units.unit_bytes)[theirs]
                     landed(1)
         except TimeoutError as error:
-            raise TransferDeadline(f"blocks from peer {peer} did not come within {deadline_s} s") from error
+            raise TransferDeadline(f"blocks from peer {peer} did not arrive within {deadline_s} s") from error
         finally:
             self.quarantine.release(blocks)
         await self._answer(peer)
 
     def forget(self, peer: PeerId) -> None:
-        """See KVTransport."""
+        """Drop the connection to the peer; see KVTransport."""
         self._peers.pop(peer, None)
 
     async def close(self) -> None:
-        """See KVTransport."""
+        """Remove the pool from the network and drop all peers; see KVTransport."""
         self._network.kill(self._identity.incarnation)
         self._peers.clear()
 
@@ -136,5 +136,5 @@ class InMemoryTransport:
             await self._network.resumed.wait()
         if peer not in self._network.pools:
             self._peers.pop(peer, None)
-            raise PeerLost(f"peer {peer} is gone")
+            raise PeerLost(f"peer {peer} has ended")
         return self._network.pools[peer]

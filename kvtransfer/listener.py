@@ -1,4 +1,4 @@
-"""Where a transport's peers come in."""
+"""The listening side of a transport: accepts, greets and serves its peers."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from baton.kvtransfer.local_pool import LocalPool
 
 
 def is_open(sock: socket.socket) -> bool:
-    """Whether the other side of a non-blocking connection that carries nothing is still there."""
+    """Return whether an idle, non-blocking connection is still open on the other side."""
     try:
         return sock.recv(1, socket.MSG_PEEK) != b""
     except BlockingIOError:
@@ -22,18 +22,18 @@ def is_open(sock: socket.socket) -> bool:
 
 
 async def readable(sock: socket.socket) -> None:
-    """Returns when there is something to read, or the connection has ended; takes nothing of it."""
+    """Wait until there is something to read or the connection has ended; consume nothing."""
     loop = asyncio.get_running_loop()
-    has_come = asyncio.Event()
-    loop.add_reader(sock.fileno(), has_come.set)
+    is_readable = asyncio.Event()
+    loop.add_reader(sock.fileno(), is_readable.set)
     try:
-        await has_come.wait()
+        await is_readable.wait()
     finally:
         loop.remove_reader(sock.fileno())
 
 
 async def ended(sock: socket.socket) -> None:
-    """Returns when the connection has ended; never if the other side says something first, which is left to be read."""
+    """Wait until the connection has ended. Never returns if data arrives first; the data stays unread."""
     await readable(sock)
     if is_open(sock):
         await asyncio.Event().wait()
@@ -45,10 +45,9 @@ HANDSHAKE_DEADLINE_S = 10.0
 
 
 class Listener:
-    """Owns a listening socket; greets callers on the event loop and hands those it admits to `serve`.
+    """A listening socket that greets callers on the event loop and passes those it admits to `serve`.
 
-    `serve` is told who the caller is, and owns its connection from then on, for as long as it runs; afterwards the
-    socket is closed.
+    `serve` owns the connection while it runs; afterwards the listener closes the socket.
     """
 
     def __init__(
@@ -60,11 +59,11 @@ class Listener:
         self._pool = pool
         self._key = key
         self._serve = serve
-        self._tasks: set[asyncio.Task[None]] = set()  # that accept, and one for each caller
+        self._tasks: set[asyncio.Task[None]] = set()  # one that accepts, and one per caller
         self._begin(self._accept())
 
     async def close(self) -> None:
-        """Ends every connection that came in."""
+        """Close the listening socket and every accepted connection."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -82,7 +81,7 @@ class Listener:
             try:
                 sock, _ = await loop.sock_accept(self._sock)
             except OSError as error:
-                # Out of descriptors, or the caller was gone at once: neither may end the listener.
+                # Out of descriptors, or the caller disconnected at once: neither may end the listener.
                 logger.warning("cannot accept a connection: %s", error)
                 await asyncio.sleep(0.1)
                 continue
@@ -95,9 +94,9 @@ class Listener:
                 async with asyncio.timeout(HANDSHAKE_DEADLINE_S):
                     caller = await admit(sock, self._pool, self._key)
             except (TransferError, TimeoutError) as error:
-                logger.warning("refused a connection to the KV pool: %s", error or "no greeting came")
+                logger.warning("refused a connection to the KV pool: %s", error or "the caller sent no greeting")
                 return
             try:
                 await self._serve(sock, caller)
             except OSError as error:
-                logger.info("a reader of the KV pool went away: %s", error)
+                logger.info("a reader of the KV pool disconnected: %s", error)

@@ -1,4 +1,4 @@
-"""The pool that a transport was given, and how lists of its units are copied."""
+"""The pool that is registered with a transport, and runs of units in it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from baton.kvtransfer.units import Units
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring units that are copied in one go."""
+    """Units that are contiguous on both sides and copied at once."""
 
     remote: int  # first unit
     local: int  # first unit
@@ -24,7 +24,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class LocalPool:
-    """A registered pool; holds the tensor, so that its memory lives as long as anything may be copied into it."""
+    """A registered pool. Holds the tensor, so that its memory outlives every copy into it."""
 
     tensor: Tensor
     identity: PoolIdentity
@@ -33,9 +33,10 @@ class LocalPool:
 
     @classmethod
     def of(cls, tensor: Tensor, identity: PoolIdentity, on_gpu: bool = False) -> "LocalPool":
-        """Raises ValueError for a tensor whose blocks are not one contiguous region of memory each.
+        """Wrap a pool, [num_blocks, ...].
 
-        That is the host's, for a transport that reads no other; with `on_gpu` it may be a GPU's.
+        Raises ValueError for a tensor that is empty, not contiguous or without a block dimension, and for one that is
+        not in host memory, unless `on_gpu` permits a CUDA tensor.
         """
         if tensor.device.type not in (("cpu", "cuda") if on_gpu else ("cpu",)):
             others = "" if on_gpu else "; nixl, nccl, staged and auto serve one on a GPU"
@@ -49,32 +50,32 @@ class LocalPool:
 
     @property
     def address(self) -> int:
-        """Where block 0 starts in this process."""
+        """Address of block 0 in this process."""
         return self.tensor.data_ptr()
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all blocks."""
+        """Size of all blocks."""
         return self.num_blocks * self.block_bytes
 
     def as_bytes(self) -> NDArray[np.uint8]:
-        """The same memory as [num_blocks, block_bytes]."""
+        """Return a view as [num_blocks, block_bytes]; host memory only."""
         return block_bytes_of(self.tensor)
 
     def in_units(self, unit_bytes: int) -> NDArray[np.uint8]:
-        """The same memory as [num_units, unit_bytes]."""
+        """Return a view as [num_units, unit_bytes]; host memory only."""
         return self.as_bytes().reshape(-1, unit_bytes)
 
     def rows(self, unit_bytes: int) -> Tensor:
-        """The same memory as [num_units, unit_bytes], wherever it is."""
+        """Return a view as [num_units, unit_bytes] on the pool's device."""
         return self.tensor.detach().reshape(-1).view(torch.uint8).view(-1, unit_bytes)
 
     def memory(self) -> memoryview:
-        """The same memory, flat."""
+        """Return a flat view of the bytes; host memory only."""
         return self.as_bytes().reshape(-1).data
 
     def describe(self, transport: str, endpoint: bytes) -> PoolDescription:
-        """What peers are told about this pool."""
+        """Return the description of this pool that is sent to peers."""
         return PoolDescription(
             self.identity.incarnation,
             self.identity.fingerprint,
@@ -85,7 +86,7 @@ class LocalPool:
         )
 
     def units(self, peer: PoolDescription) -> Units:
-        """In what units the peer is read. Raises PeerRefused unless its blocks are made of the same parts as ours."""
+        """Return the units in which the peer is read. Raises PeerRefused if fingerprint or block size do not match."""
         if peer.fingerprint != self.identity.fingerprint:
             raise PeerRefused(
                 f"the fingerprint of peer {peer.incarnation} is {peer.fingerprint!r}, ours is "
@@ -95,13 +96,13 @@ class LocalPool:
 
 
 def block_bytes_of(pool: Tensor) -> NDArray[np.uint8]:
-    """A contiguous pool's memory as [num_blocks, block_bytes], no copy."""
+    """Return a view of a contiguous host pool as [num_blocks, block_bytes]."""
     flat: NDArray[np.uint8] = pool.detach().reshape(-1).view(torch.uint8).numpy()
     return flat.reshape(pool.shape[0], -1)
 
 
 def runs(remote: Sequence[int], local: Sequence[int], max_units: int) -> Iterator[Run]:
-    """Splits pairs of units into runs that are neighbours on both sides, at most `max_units` long."""
+    """Split pairs of units into runs that are contiguous on both sides, of at most `max_units` units each."""
     start = 0
     for end in range(1, len(remote) + 1):
         if (

@@ -1,4 +1,4 @@
-"""Blocks into which somebody may still write."""
+"""Blocks into which a transfer may still write."""
 
 import asyncio
 from collections import Counter
@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 
 class Quarantine:
-    """Counts, per block, the transfers whose writes may still land; owned by a transport, used on its event loop.
+    """A count per block of the transfers whose writes may still land; owned by a transport, used on its event loop.
 
-    A transfer that was cancelled or timed out is not over: its blocks must not be used again before `wait_clear`
+    A transfer that was cancelled or timed out may still write: its blocks must not be reused before `wait_clear`
     returns.
     """
 
@@ -17,11 +17,11 @@ class Quarantine:
         self._waiters: list[asyncio.Future[None]] = []
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """A transfer into these blocks starts."""
+        """Count a transfer into these blocks that starts."""
         self._writers.update(blocks)
 
     def release(self, blocks: Iterable[int]) -> None:
-        """A transfer into these blocks has ended: nothing more can land."""
+        """Uncount a transfer into these blocks whose writes can no longer land."""
         for block in blocks:
             self._writers[block] -= 1
             if self._writers[block] <= 0:
@@ -38,7 +38,7 @@ class Quarantine:
         return len(self._writers)
 
     async def wait_clear(self, blocks: Iterable[int]) -> None:
-        """Returns once no transfer may write into any of these blocks."""
+        """Wait until no transfer may write into any of these blocks."""
         wanted = set(blocks)
         while not wanted.isdisjoint(self._writers):
             waiter = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""A request's blocks on their way into one rank's pool, from all ranks of a peer that have parts of them."""
+"""Receivers that pull a request's blocks into one rank's pool from all ranks of a peer that hold parts of them."""
 
 import asyncio
 import time
@@ -6,23 +6,23 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from baton.kvtransfer.base import KVTransport, PeerId, PoolDescription, nobody
+from baton.kvtransfer.base import KVTransport, PeerId, PoolDescription, ignore_landed
 from baton.kvtransfer.block_slice import WHOLE_BLOCK, BlockSlice, PartGroup, slices_of
 from baton.kvtransfer.checksum.block_checksum import XXH3, UnitChecksums
 from baton.kvtransfer.errors import ChecksumMismatch, PeerLost, PeerRefused
 from baton.kvtransfer.threads import all_or_none
 
-MAX_READ_BYTES = 64 << 20  # read in one go: the deadline is for as much, and a failure costs no more
+MAX_READ_BYTES = 64 << 20  # per read; the deadline applies to one read, and a failure loses no more than this
 
 
 class BlockReceiver:
-    """Pulls announced blocks of one peer into a request's own blocks and compares them with their checksums.
+    """A pull of one peer's announced blocks into a request's blocks, verified by checksums.
 
-    A unit's own checksum is made as it lands, or on a GPU once all that is read in one go is here; the peer's may be
-    announced before or after that. The blocks before
-    `num_blocks_received` are whole and checked, whatever fails later; of a block that comes from several peers, what
-    comes from this one is. After an error the receiver is of no more use, and the request's blocks may be used again
-    only when `transport.quarantine.wait_clear` says so.
+    The checksum of a unit is computed as it arrives, on a GPU once a whole read of up to 64 MiB has arrived. The peer's
+    checksum may be announced before or after that. The blocks before `num_blocks_received` are complete and verified,
+    whatever fails later; of a block that is read from several peers, this holds for the part from this one. After an
+    error the receiver is unusable, and the request's blocks may be reused only after `transport.quarantine.wait_clear`
+    has returned.
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class BlockReceiver:
         block_slice: BlockSlice = WHOLE_BLOCK,
         checksum_kind: str = XXH3,
     ) -> None:
-        """`block_table`: ids of the request's blocks in `pool`; the first `num_blocks_received` are here already.
+        """`block_table`: ids of the request's blocks in `pool`; the first `num_blocks_received` are already there.
 
-        `deadline_s` is for each 64 MiB; `block_slice`: what is read of each block; `checksum_kind`: what the peer
-        makes. Raises PeerRefused for a kind that is not made of our pool.
+        `deadline_s`: for each read of up to 64 MiB; `block_slice`: the units to read of each block; `checksum_kind`:
+        the kind that the peer computes. Raises PeerRefused for a kind that cannot be computed for our pool.
         """
         self._transport = transport
         self._peer = peer
@@ -49,31 +49,31 @@ class BlockReceiver:
         self._block_table = list(block_table)
         self._deadline_s = deadline_s
         self._num_known = num_blocks_received
-        self._landed: list[int] = []  # checksums of the units that were read, some for each block
-        self._announced: list[int] = []  # checksums of the same units in the peer's pool
+        self._landed: list[int] = []  # checksums of the units read so far, `num_units` per block
+        self._announced: list[int] = []  # the peer's checksums of the same units
         self.num_blocks_received = num_blocks_received
-        self.transfer_s = 0.0  # spent in reads, without making checksums
+        self.transfer_s = 0.0  # spent in reads, checksums excluded
 
     @property
     def peer(self) -> PeerId:
-        """Whose blocks they are."""
+        """The peer that is read."""
         return self._peer
 
     @property
     def num_blocks_read(self) -> int:
-        """Blocks that are here, checked or not."""
+        """Number of blocks in our pool, verified or not."""
         return self._num_known + len(self._landed) // self._slice.num_units
 
     @property
     def num_blocks_expected(self) -> int:
-        """Blocks whose checksums are known."""
+        """Number of blocks whose checksums were announced."""
         return self._num_known + len(self._announced) // self._slice.num_units
 
     async def read(self, first_index: int, remote: Sequence[int]) -> None:
-        """Reads the peer's blocks `remote`, which stand in the block table from `first_index` on.
+        """Read the peer's blocks `remote` into the block table's entries from `first_index` on.
 
-        Raises what `KVTransport.read` raises, PeerRefused for an announcement that leaves a gap or does not fit the
-        block table, and ChecksumMismatch.
+        Raises what `KVTransport.read` raises, PeerRefused for an announcement that leaves a gap or exceeds the block
+        table, and ChecksumMismatch.
         """
         num_here = self._num_here(first_index, len(remote), self.num_blocks_read)
         remote = remote[num_here:]
@@ -83,20 +83,22 @@ class BlockReceiver:
             self._compare()
 
     def expect(self, first_index: int, checksums: Sequence[int]) -> None:
-        """Takes the announced checksums of the blocks from `first_index` on: of every unit of the peer's blocks.
+        """Record the announced checksums of the blocks from `first_index` on, one per unit of the peer's blocks.
 
-        Raises PeerRefused if they leave a gap or do not fit the block table, and ChecksumMismatch.
+        Raises PeerRefused if they leave a gap or exceed the block table, and ChecksumMismatch.
         """
         count, rest = divmod(len(checksums), self._slice.remote_per_block)
         if rest:
-            raise PeerRefused(f"{len(checksums)} checksums came of blocks of {self._slice.remote_per_block} units each")
+            raise PeerRefused(
+                f"received {len(checksums)} checksums of blocks of {self._slice.remote_per_block} units each"
+            )
         num_here = self._num_here(first_index, count, self.num_blocks_expected)
         part = self._slice.pairs(range(num_here, count), ())
         self._announced += [checksums[unit] for unit in part.remote]
         self._compare()
 
     def _num_here(self, first_index: int, count: int, num_blocks: int) -> int:
-        """How many of the announced blocks are before `num_blocks`, the next one wanted."""
+        """Return how many of the announced blocks come before block `num_blocks`, the next one needed."""
         end = first_index + count
         if not 0 <= first_index <= num_blocks or end > len(self._block_table):
             raise PeerRefused(
@@ -113,14 +115,14 @@ class BlockReceiver:
         def landed(num_units: int) -> None:
             nonlocal checksums_s
             started = time.perf_counter()
-            come = units.local[len(checksums) : len(checksums) + num_units]
-            checksums.extend(self._checksums.of(come))
+            new_units = units.local[len(checksums) : len(checksums) + num_units]
+            checksums.extend(self._checksums.of(new_units))
             checksums_s += time.perf_counter() - started
 
-        note = nobody if self._checksums.is_on_gpu else landed
+        on_landed = ignore_landed if self._checksums.is_on_gpu else landed
         started = time.perf_counter()
         try:
-            await self._transport.read(self._peer, units.remote, units.local, self._deadline_s, note)
+            await self._transport.read(self._peer, units.remote, units.local, self._deadline_s, on_landed)
         finally:
             self.transfer_s += time.perf_counter() - started - checksums_s
         if self._checksums.is_on_gpu:
@@ -128,10 +130,10 @@ class BlockReceiver:
         self._landed += checksums
 
     def _compare(self) -> None:
-        """Counts the blocks that are as announced. Raises ChecksumMismatch naming the first that is not."""
+        """Advance `num_blocks_received` over blocks with the announced checksum. Raises ChecksumMismatch otherwise."""
         count = self._slice.num_units
-        num_both = min(self.num_blocks_read, self.num_blocks_expected)
-        for index in range(self.num_blocks_received, num_both):
+        num_comparable = min(self.num_blocks_read, self.num_blocks_expected)
+        for index in range(self.num_blocks_received, num_comparable):
             units = slice((index - self._num_known) * count, (index - self._num_known + 1) * count)
             if self._landed[units] != self._announced[units]:
                 raise ChecksumMismatch(
@@ -142,15 +144,15 @@ class BlockReceiver:
 
 
 class KVReceiver:
-    """Owns a receiver for each rank of the peer that this one reads from; a block is here once all its parts are.
+    """A receiver per rank of the peer from which this rank reads; a block is received once all of its parts are.
 
-    After an error it is of no more use; see `BlockReceiver`.
+    After an error it is unusable; see `BlockReceiver`.
     """
 
     def __init__(
         self, receivers: Sequence[BlockReceiver], slices: Sequence[BlockSlice], num_sources: int, transport: str
     ) -> None:
-        """receivers, slices: pairwise; num_sources: ranks of the peer; transport: names of those it comes over."""
+        """receivers, slices: pairwise; num_sources: ranks of the peer; transport: names in use, joined by "+"."""
         self.transport = transport
         self._receivers = list(receivers)
         self._slices = list(slices)
@@ -168,9 +170,10 @@ class KVReceiver:
         num_known_blocks: int,
         deadline_s: float,
     ) -> "KVReceiver":
-        """Gets ready to read `sources`, the pools of the peer's ranks, into the pool of a `rank` of `readers`.
+        """Connect to `sources`, the pools of the peer's ranks, to read them into the pool of rank `rank` of `readers`.
 
-        The first `num_known_blocks` of the block table are here already. Raises what `KVTransport.connect` raises.
+        The first `num_known_blocks` of the block table are in the pool already; `deadline_s`: for each read of up to
+        64 MiB. Raises what `KVTransport.connect` raises.
         """
         try:
             slices = slices_of(PartGroup(readers.num_parts, len(sources)), readers, rank)
@@ -181,7 +184,7 @@ class KVReceiver:
             theirs = sources[each.source].block_bytes
             if theirs * each.local_per_block != ours * each.remote_per_block:
                 raise PeerRefused(
-                    f"a block of rank {each.source} of {len(sources)} has {theirs} bytes, which does not go with our "
+                    f"a block of rank {each.source} of {len(sources)} has {theirs} bytes, which does not match our "
                     f"{ours} on rank {rank} of {readers.num_ranks}"
                 )
         peers = await asyncio.gather(*(transport.connect(sources[each.source]) for each in slices))
@@ -198,38 +201,38 @@ class KVReceiver:
 
     @property
     def num_blocks_read(self) -> int:
-        """Blocks that are here, checked or not."""
+        """Number of blocks in our pool, verified or not."""
         return min(each.num_blocks_read for each in self._receivers)
 
     @property
     def num_blocks_expected(self) -> int:
-        """Blocks whose checksums are known."""
+        """Number of blocks whose checksums were announced."""
         return min(each.num_blocks_expected for each in self._receivers)
 
     @property
     def num_blocks_received(self) -> int:
-        """Blocks that are here, whole and checked."""
+        """Number of blocks that are complete and verified."""
         return min(each.num_blocks_received for each in self._receivers)
 
     @property
     def transfer_s(self) -> float:
-        """Seconds spent in reads."""
+        """Longest time that one of the receivers spent in reads, checksums excluded."""
         return max(each.transfer_s for each in self._receivers)
 
     async def read(self, first_index: int, remote: Sequence[int]) -> None:
-        """Reads the peer's blocks `remote`, the same on all of its ranks; see `BlockReceiver.read`."""
+        """Read the peer's blocks `remote`, whose ids are the same on all of its ranks; see `BlockReceiver.read`."""
         await all_or_none(*(each.read(first_index, remote) for each in self._receivers))
 
     def expect(self, first_index: int, checksums: Sequence[int]) -> None:
-        """Takes checksums of the blocks from `first_index` on: all of one rank of the peer, then all of the next.
+        """Record checksums of the blocks from `first_index` on: all of the peer's rank 0, then all of rank 1, etc.
 
         Raises PeerRefused and ChecksumMismatch as `BlockReceiver.expect` does.
         """
         count, rest = divmod(len(checksums), self._num_sources)
         if rest:
-            raise PeerRefused(f"{len(checksums)} checksums came of blocks on {self._num_sources} ranks")
+            raise PeerRefused(f"received {len(checksums)} checksums of blocks on {self._num_sources} ranks")
         for each, part in zip(self._receivers, self._slices, strict=True):
             each.expect(first_index, checksums[part.source * count : (part.source + 1) * count])
 
     async def settled(self) -> None:
-        """Returns when what was read and expected is compared: at once."""
+        """Wait until the blocks read so far are compared, which here `read` and `expect` have done already."""

@@ -1,8 +1,8 @@
-"""Blocking work beside the event loop.
+"""Blocking work in threads, awaited on the event loop.
 
-An error knows the frames that it went through and those that called them, and these know a pool. So none of them may
-know the future that has the error: in such a reference cycle the pool's memory would wait for the garbage collector. It
-would with `asyncio.wrap_future`, for one.
+An exception references the frames that it passed through, and these reference a pool. So none of these frames may
+reference the future that holds the exception: the reference cycle would keep the pool's memory until the garbage
+collector runs. `asyncio.wrap_future` creates such a cycle.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 
 
 async def settled(future: "asyncio.Future[Any]") -> None:
-    """Returns when a future has ended, however that was; a cancellation of the caller is raised only then."""
-    was_cancelled = False  # and not the error, which would know this frame; see `threads`
+    """Wait until a future is done, whatever its outcome; a cancellation of the caller is raised only then."""
+    was_cancelled = False  # a flag, since a stored error would reference this frame; see the module's docstring
     while not future.done():
         try:
             await asyncio.wait({future})
@@ -23,12 +23,12 @@ async def settled(future: "asyncio.Future[Any]") -> None:
             was_cancelled = True
     if was_cancelled:
         if not future.cancelled():
-            future.exception()  # which is nobody's any more
+            future.exception()  # retrieved, so that asyncio does not log it
         raise asyncio.CancelledError
 
 
 async def all_or_none(*steps: Coroutine[Any, Any, None]) -> None:
-    """Returns when all are done; when one fails, or this is cancelled, ends the others and raises the first error."""
+    """Run all steps; if one fails or the caller is cancelled, cancel the others and raise the first error."""
     if len(steps) == 1:
         return await steps[0]
     tasks = [asyncio.ensure_future(each) for each in steps]
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """How work ended that raised."""
+    """The outcome of work that raised."""
 
     error: BaseException
 
@@ -53,7 +53,7 @@ class Failed:
 class _Work(Generic[T]):
     def __init__(self, function: Callable[[], T], ended: "asyncio.Future[T]") -> None:
         self._function = function
-        self._ended: asyncio.Future[T] | None = ended  # until then
+        self._ended: asyncio.Future[T] | None = ended  # dropped when the work ends, to avoid a reference cycle
 
     def run(self) -> None:
         self._end(self._outcome())
@@ -71,20 +71,23 @@ class _Work(Generic[T]):
 
 
 def run_in_thread(name: str, function: Callable[[], T]) -> "asyncio.Future[T]":
-    """Runs `function` in a thread of its own, for work that may block long; called on the event loop."""
+    """Run `function` in a new thread, for work that may block for long; called on the event loop."""
     return run_by(lambda run: threading.Thread(target=run, name=name, daemon=True).start(), function)
 
 
 def run_by(start: Callable[[Callable[[], None]], object], function: Callable[[], T]) -> "asyncio.Future[T]":
-    """A future of what `function` gives; `start` has some thread run what it is given. Called on the event loop."""
+    """Return a future of `function`'s result; `start` submits the callable it is given to some thread.
+
+    Called on the event loop.
+    """
     ended: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     start(_Work(function, ended).run)
     return ended
 
 
 def end_soon(ended: "asyncio.Future[T]", outcome: T | Failed) -> None:
-    """Has a future end on its event loop, unless it was cancelled; from any thread."""
-    with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+    """Resolve a future on its event loop, unless it was cancelled; callable from any thread."""
+    with suppress(RuntimeError):  # the loop was closed, so nothing awaits the future
         ended.get_loop().call_soon_threadsafe(_end, ended, outcome)
 
 

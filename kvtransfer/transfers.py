@@ -1,4 +1,4 @@
-"""Reads in flight: with a deadline, and in quarantine until they have really ended."""
+"""Reads in flight, with deadlines and with their destination in quarantine until they have really ended."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,7 +14,7 @@ from baton.kvtransfer.threads import run_by
 
 
 class Transfer:
-    """One read in flight, and how to stop it: whoever copies calls `check` between its steps."""
+    """One read in flight that can be aborted: the copying code calls `check` between its steps."""
 
     def __init__(self, peer: PeerId, interrupt: Callable[[], None] | None) -> None:
         self.peer = peer
@@ -23,29 +23,29 @@ class Transfer:
 
     @property
     def is_aborted(self) -> bool:
-        """Whether somebody asked it to end."""
+        """Whether `abort` was called."""
         return self._reason is not None
 
     def abort(self, reason: TransferError) -> None:
-        """Asks whoever copies to end with this error; the first reason counts."""
+        """Make the copying code end with this error; later reasons are ignored."""
         if self._reason is None:
             self._reason = reason
             if self._interrupt is not None:
                 self._interrupt()
 
     def end(self) -> None:
-        """It has ended: what it used may be another transfer's by now, and must not be interrupted any more."""
+        """Mark as ended: its connection may serve another transfer by now and must not be interrupted any more."""
         self._interrupt = None
-        self._reason = None  # it knows the frames where it was raised, which know the transfer; see `threads`
+        self._reason = None  # references the frames where it was raised, which reference the transfer; see `threads`
 
     def check(self) -> None:
-        """Raises the reason if the transfer was aborted."""
+        """Raise the reason if the transfer was aborted."""
         if self._reason is not None:
             raise self._reason
 
 
 class Transfers:
-    """The reads of one transport: keeps their destinations in quarantine until they have ended."""
+    """The reads in flight of one transport; their destinations stay in quarantine until they have ended."""
 
     def __init__(self, quarantine: Quarantine) -> None:
         self.quarantine = quarantine
@@ -60,10 +60,11 @@ class Transfers:
         interrupt: Callable[[], None] | None = None,
         ended: Callable[[bool], None] | None = None,
     ) -> None:
-        """Waits for the copy that `start` starts, and raises what it raises.
+        """Start a copy with `start`, wait for it and raise what it raises; `local`: block ids to quarantine.
 
-        On a deadline or a cancellation this returns at once, calls `interrupt`, which must make the copy end soon, and
-        lifts the quarantine when it has. `ended` hears then whether all went well. Both run on the event loop.
+        On a deadline or a cancellation this calls `interrupt`, which must make the copy end soon, and raises at once.
+        The quarantine is lifted when the copy has ended; then `ended` is called with True if it succeeded. Both
+        callbacks run on the event loop.
         """
         transfer = Transfer(peer, interrupt)
         future = start(transfer)
@@ -71,7 +72,7 @@ class Transfers:
         self._active[transfer] = future
 
         def finish(done: "asyncio.Future[None]") -> None:
-            # The reader may be gone already, and then nobody else takes the error.
+            # The caller may not wait any more; then the error must be retrieved here.
             failed = done.cancelled() or done.exception() is not None
             is_clean = not failed and not transfer.is_aborted
             transfer.end()
@@ -87,21 +88,21 @@ class Transfers:
             transfer.abort(TransferDeadline("the read was cancelled"))
             raise
         if not future.done():
-            late = f"{len(local)} blocks from peer {peer} did not come within {deadline_s:.3f} s"
+            late = f"{len(local)} blocks from peer {peer} did not arrive within {deadline_s:.3f} s"
             transfer.abort(TransferDeadline(late))
             raise TransferDeadline(late)
         try:
             future.result()
         finally:
-            del future  # its error knows this frame from now on; see `threads`
+            del future  # its error references this frame from now on; see `threads`
 
     def abort(self, peer: PeerId, reason: TransferError) -> None:
-        """Aborts the reads from a peer."""
+        """Abort all reads from a peer with the given error."""
         for transfer in [active for active in self._active if active.peer == peer]:
             transfer.abort(reason)
 
     async def close(self) -> None:
-        """Aborts every read, those too that start meanwhile, and waits until all have ended."""
+        """Abort every read, including those that start meanwhile, and wait until all have ended."""
         while self._active:
             for transfer in list(self._active):
                 transfer.abort(PeerLost("the transport was closed"))
@@ -112,10 +113,10 @@ T = TypeVar("T")
 
 
 class Connections(Generic[T]):
-    """Opens one connection a peer, however many ask for it at once, and owns it until it is forgotten or breaks."""
+    """One connection per peer, however many callers request it at once; owned until it is forgotten or breaks."""
 
     def __init__(self, deadline_s: float, transfers: Transfers, dispose: Callable[[PeerId, T], None]) -> None:
-        """`transfers`: the reads over these connections; `dispose`: closes one that is no peer's any more."""
+        """`deadline_s`: for connecting; `transfers`: the reads over these connections; `dispose`: closes one."""
         self._deadline_s = deadline_s
         self._transfers = transfers
         self._dispose = dispose
@@ -124,7 +125,7 @@ class Connections(Generic[T]):
         self._is_closed = False
 
     async def ensure(self, peer: PeerId, connect: Callable[[], Awaitable[T]]) -> T:
-        """The connection to a peer, made by `connect` if there is none.
+        """Return the connection to a peer, opened by `connect` if there is none.
 
         Raises TransferDeadline, or PeerLost once this is closed.
         """
@@ -140,7 +141,7 @@ class Connections(Generic[T]):
                 raise PeerLost(f"peer {peer} was forgotten while it was being connected") from None
             raise
         finally:
-            del opening  # its error knows this frame from now on; see `threads`
+            del opening  # its error references this frame from now on; see `threads`
 
     def _begin(self, peer: PeerId, connect: Callable[[], Awaitable[T]]) -> "asyncio.Task[T]":
         task = asyncio.get_running_loop().create_task(self._connect(peer, connect))
@@ -149,35 +150,35 @@ class Connections(Generic[T]):
         return task
 
     async def _connect(self, peer: PeerId, connect: Callable[[], Awaitable[T]]) -> T:
-        with suppress(TimeoutError):  # its frames know this task, which will know the error; see `threads`
+        with suppress(TimeoutError):  # its frames reference this task, which will hold the error; see `threads`
             async with asyncio.timeout(self._deadline_s):
                 connection = await connect()
                 self._open[peer] = connection
                 return connection
-        raise TransferDeadline(f"peer {peer} did not answer within {self._deadline_s} s")
+        raise TransferDeadline(f"peer {peer} did not respond within {self._deadline_s} s")
 
     def _opened(self, peer: PeerId, task: "asyncio.Task[T]") -> None:
         self._opening.pop(peer, None)
         if not task.cancelled():
-            task.exception()  # whoever waited has it; if all were cancelled, nobody wants it
+            task.exception()  # retrieved, so that asyncio does not log it if all waiters were cancelled
 
     def get(self, peer: PeerId) -> T:
-        """The open connection to a peer. Raises PeerLost if there is none."""
+        """Return the open connection to a peer. Raises PeerLost if there is none."""
         try:
             return self._open[peer]
         except KeyError:
             raise PeerLost(f"peer {peer} is not connected") from None
 
     def is_current(self, peer: PeerId, connection: T) -> bool:
-        """Whether this is still the connection to the peer."""
+        """Return whether this is still the connection to the peer."""
         return self._open.get(peer) is connection
 
     def forget(self, peer: PeerId) -> None:
-        """Ends the connection to a peer, if there is or will be one, and the reads over it."""
+        """Close the connection to a peer, open or being opened, and abort the reads over it."""
         self._drop(peer, PeerLost(f"peer {peer} was forgotten"))
 
     def lose(self, peer: PeerId, connection: T) -> None:
-        """This connection broke. If it is the peer's, it ends, and so do the reads over it."""
+        """Handle a broken connection: if it is still the peer's, close it and abort the reads over it."""
         if self.is_current(peer, connection):
             self._drop(peer, PeerLost(f"peer {peer} ended"))
 
@@ -190,11 +191,11 @@ class Connections(Generic[T]):
             self._dispose(peer, connection)
 
     def peers(self) -> list[PeerId]:
-        """Connected peers."""
+        """Return the connected peers."""
         return list(self._open)
 
     async def close(self) -> None:
-        """Stops connecting, forgets every peer, and lets go of whose `dispose` it is; the last call."""
+        """Stop connecting, forget every peer, and drop the reference to the owner of `dispose`; the last call."""
         self._is_closed = True
         tasks = list(self._opening.values())
         for task in tasks:
@@ -202,34 +203,34 @@ class Connections(Generic[T]):
         await asyncio.gather(*tasks, return_exceptions=True)
         for peer in self.peers():  # no read can start from now on
             self.forget(peer)
-        self._dispose = _keep  # the transport, which has us, goes without a pass of the garbage collector
+        self._dispose = _dispose_nothing  # breaks the reference cycle with the transport, which owns us
 
 
-def _keep(_peer: PeerId, _connection: object) -> None:
-    """There is none left."""
+def _dispose_nothing(_peer: PeerId, _connection: object) -> None:
+    """Replace `dispose` once no connection is left."""
 
 
 def _is_being_cancelled() -> bool:
-    """Whether somebody cancels the task that calls this."""
+    """Return whether the current task is being cancelled."""
     caller = asyncio.current_task()
     return caller is not None and caller.cancelling() > 0
 
 
 class CopyThreads:
-    """Owns a transport's copying threads; they are started as they are needed."""
+    """A transport's pool of copying threads, started on demand."""
 
     def __init__(self, name: str, max_threads: int) -> None:
         self._executor = ThreadPoolExecutor(max_threads, thread_name_prefix=f"baton-kv-{name}")
 
     def starter(self, copy: Callable[[Transfer], None]) -> Callable[[Transfer], "asyncio.Future[None]"]:
-        """What `Transfers.run` needs in order to run `copy` in one of the threads."""
+        """Return the `start` for `Transfers.run` that runs `copy` in one of the threads."""
 
         def run(transfer: Transfer) -> None:
-            transfer.check()  # it may have waited long for a thread
+            transfer.check()  # it may have been aborted while it waited for a thread
             copy(transfer)
 
         return lambda transfer: run_by(self._executor.submit, partial(run, transfer))
 
     def close(self) -> None:
-        """Ends the threads; none may be copying any more."""
+        """End the threads; no copy may be running."""
         self._executor.shutdown()

@@ -1,26 +1,26 @@
-"""Checksums that a GPU makes in one pass: of a unit's 64-bit words, each multiplied by its place's own odd number.
+"""Checksums that a GPU computes in one pass: a sum of a unit's 64-bit words, each multiplied by an odd number.
 
 A word `w` is first mixed, `x = K w`, `x ^= x >> 32`; then the checksum is `fmix(sum of m_i x_i + n C)`, all modulo
-2^64, with `m_i` the splitmix64 sequence made odd, `n` the number of words, and K, C odd. A unit whose length is no
-multiple of eight bytes ends in zeros; `n C` tells it from one that is longer by words of zero.
+2^64, with `m_i` the splitmix64 sequence made odd, `n` the number of words, and K, C odd. A unit whose length is not a
+multiple of eight bytes is padded with zeros; `n C` distinguishes it from one that is longer by words of zero.
 
 This is multilinear hashing (Lemire and Kaser, Strongly Universal String Hashing is Fast, The Computer Journal 57, 2014)
-with fixed multipliers: sums in any order are equal, so as many processors as one likes share a unit. What it finds:
+with fixed multipliers. The sum does not depend on the order, so any number of processors can share a unit. It detects:
 
-- One word that is not the one announced, always: mixing is one to one, `m_i` is odd and so has an inverse, and `fmix`
-  is one to one.
-- Any other difference escapes only if `sum of m_i (x_i - x'_i)` is 0 modulo 2^64. For multipliers taken at random that
-  has a probability of at most 2^(t - 63), where 2^t is the greatest power of two that divides all the differences. It
-  is 2^-63 as soon as one of them is odd.
-- Two words that changed places escape only if `(m_i - m_j)(x_i - x_j)` is 0, that is, if the words' mixed difference is
-  divisible by 2^(64 - v) where 2^v is what divides `m_i - m_j`; half of all pairs of places have v = 1. The mixing is
-  there for this: without it, words that differ in their top bit alone could change places unseen.
+- A difference in one word, always: mixing is one to one, `m_i` is odd and so has an inverse, and `fmix` is one to one.
+- Any other difference, unless `sum of m_i (x_i - x'_i)` is 0 modulo 2^64. For random multipliers the probability of
+  that is at most 2^(t - 63), where 2^t is the greatest power of two that divides all the differences. It is 2^-63 as
+  soon as one of them is odd.
+- Two swapped words, unless `(m_i - m_j)(x_i - x_j)` is 0, that is, unless the words' mixed difference is divisible by
+  2^(64 - v), where 2^v is the greatest power of two that divides `m_i - m_j`; half of all pairs of positions have
+  v = 1. This is the reason for the mixing: without it, a swap of words that differ in their top bit alone could go
+  undetected.
 - A unit that is shifted by some words, or torn between two, differs in many words at once: the second case.
 
-The multipliers are no secret, so it is no defence against a peer that lies, as xxh3 is none either.
+The multipliers are public, so neither this checksum nor xxh3 protects against a malicious peer.
 
-The finaliser is MurmurHash3's (Appleby), the sequence Steele, Lea and Flood's (Fast Splittable Pseudorandom Number
-Generators, OOPSLA 2014).
+The finaliser is MurmurHash3's (Appleby). The splitmix64 sequence is from Steele, Lea and Flood (Fast Splittable
+Pseudorandom Number Generators, OOPSLA 2014).
 """
 
 import logging
@@ -34,12 +34,12 @@ from baton.kvtransfer.errors import first_line
 
 WORD_BYTES = 8
 MASK = (1 << 64) - 1
-MAX_STEP_BYTES = 16 << 20  # summed at once with torch's operations, which need some times as much memory meanwhile
-MAX_CPU_STEP_BYTES = 512 << 10  # which stays in a core's cache
+MAX_STEP_BYTES = 16 << 20  # summed at once with torch's operations, which need several times as much temporary memory
+MAX_CPU_STEP_BYTES = 512 << 10  # the same on a CPU; fits a core's cache
 
 
 def signed(number: int) -> int:
-    """A 64-bit number as torch has it."""
+    """Convert a 64-bit number to the signed integer that torch stores."""
     number &= MASK
     return number - (1 << 64) if number >> 63 else number
 
@@ -52,7 +52,7 @@ FMIX = (signed(0xFF51AFD7ED558CCD), signed(0xC4CEB9FE1A85EC53))
 
 
 def word_checksums(rows: Tensor, units: Sequence[int]) -> list[int]:
-    """Checksums of units, in order; rows: [num_units, unit_bytes] in uint8 on any device, which is waited for once."""
+    """Return checksums of units, in order; rows: [num_units, unit_bytes], uint8, on any device; synchronises once."""
     if not units:
         return []
     words = _words_of(rows)
@@ -63,13 +63,13 @@ def word_checksums(rows: Tensor, units: Sequence[int]) -> list[int]:
 
 
 def sum_words(words: Tensor, units: Tensor) -> Tensor:
-    """Sums of the units' words, [len(units)]; words: [num_units, num_words]."""
+    """Return the weighted sums of the units' words, [len(units)]; words: [num_units, num_words]."""
     kernel = word_sums_kernel(words.device, sum_words_in_torch) if words.is_cuda else None
     return kernel(words, units) if kernel is not None else sum_words_in_torch(words, units)
 
 
 def sum_words_in_torch(words: Tensor, units: Tensor) -> Tensor:
-    """The same where Triton does not do, and what its kernel is held against."""
+    """Return the same as `sum_words` without Triton; also the reference for its kernel."""
     factors = multipliers(words.shape[1], words.device)
     most = MAX_STEP_BYTES if words.is_cuda else MAX_CPU_STEP_BYTES
     step = max(1, most // (words.shape[1] * WORD_BYTES))
@@ -83,12 +83,12 @@ def sum_words_in_torch(words: Tensor, units: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def multipliers(count: int, device: torch.device) -> Tensor:
-    """The first so many places' odd numbers."""
+    """Return the multipliers of the first `count` words, [count]."""
     places = torch.arange(1, count + 1, dtype=torch.int64, device=device) * signed(GOLDEN)
     places = (places ^ _upper(places, 30)) * SPLITMIX[0]
     places = (places ^ _upper(places, 27)) * SPLITMIX[1]
     places = (places ^ _upper(places, 31)) | 1
-    if places.is_cuda:  # others may use it at once, on another stream
+    if places.is_cuda:  # cached: the next caller may use it on another stream
         torch.cuda.current_stream(device).synchronize()
     return places
 
@@ -100,19 +100,19 @@ def _finalised(sums: Tensor) -> Tensor:
 
 
 def _upper(numbers: Tensor, shift: int) -> Tensor:
-    """Shifted right with zeros, which torch does for no signed type."""
+    """Shift right and fill with zeros; torch's shift of a signed type copies the sign bit."""
     return (numbers >> shift) & ((1 << (64 - shift)) - 1)
 
 
 def _words_of(rows: Tensor) -> Tensor | None:
-    """The units as words, in place; None if they are not made of whole ones."""
+    """Return a view of the units as words; None if they are not aligned or not a multiple of eight bytes."""
     if rows.shape[1] % WORD_BYTES or rows.data_ptr() % WORD_BYTES:
         return None
     return rows.view(torch.int64)
 
 
 def _sum_padded(rows: Tensor, units: Tensor) -> Tensor:
-    """Of units that do not end with a word: with copies that do. No model's blocks are so."""
+    """Sum units that are unaligned or need padding, by padded copies; no model's blocks need this."""
     padded = torch.nn.functional.pad(rows[units], (0, -rows.shape[1] % WORD_BYTES))
     return sum_words(padded.view(torch.int64), torch.arange(len(units), device=rows.device))
 
@@ -124,10 +124,10 @@ SumWords = Callable[[Tensor, Tensor], Tensor]
 
 @cache
 def word_sums_kernel(device: torch.device, in_torch: SumWords) -> SumWords | None:
-    """The kernel, if it sums some words on the device as `in_torch` does; else None, and the log says why.
+    """Return the Triton kernel if its sums on the device equal those of `in_torch`; otherwise log why and return None.
 
-    That Triton is there says little: it compiles when it first runs, and wants a C compiler then. Without the kernel
-    torch's operations read and write the words some times.
+    An installed Triton is not enough: it compiles on first use, which needs a C compiler. Without the kernel, torch's
+    operations read and write the words several times.
     """
     try:
         kernel = load_kernel()
@@ -137,13 +137,13 @@ def word_sums_kernel(device: torch.device, in_torch: SumWords) -> SumWords | Non
             raise ArithmeticError("its sums are wrong")
     except Exception as error:  # whatever Triton, a compiler or the driver raises
         reason = f"{type(error).__name__}: {first_line(error)}"
-        logger.warning("checksums of KV blocks are made with torch's operations, Triton does not do here: %s", reason)
+        logger.warning("checksums of KV blocks use torch's operations, since Triton does not work here: %s", reason)
         return None
     return kernel
 
 
 def load_kernel() -> SumWords:
-    """Raises ImportError where there is no Triton."""
+    """Import the Triton kernel. Raises ImportError if Triton is not installed."""
     from baton.kvtransfer.checksum.word_sums_triton import sum_words
 
     return sum_words

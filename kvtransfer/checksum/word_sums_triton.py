@@ -1,14 +1,14 @@
-"""Triton's kernel for the sums of `word_checksum`; to be imported where there is Triton."""
+"""The Triton kernel for the sums of `word_checksum`; importing it requires Triton."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-LANES = 1024  # words that a program takes at once
-WORDS_A_PROGRAM = 16384  # so that one block of some MiB keeps many processors busy
+LANES = 1024  # words that a program processes at once
+WORDS_A_PROGRAM = 16384  # small enough that one block of a few MiB occupies many SMs
 
-# As in `word_checksum`, whose tests compare the two.
+# The constants of `word_checksum` as signed integers; its tests compare the two.
 GOLDEN = tl.constexpr(-7046029254386353131)
 MIX = tl.constexpr(-2960836687051489901)
 SPLITMIX_1 = tl.constexpr(-4658895280553007687)
@@ -39,7 +39,7 @@ def _sum_words(words, units, sums, num_words, num_parts, WORDS: tl.constexpr, LA
 
 
 def sum_words(words: Tensor, units: Tensor) -> Tensor:
-    """Sums of the units' words, [len(units)]; words: [num_units, num_words], contiguous."""
+    """Return the weighted sums of the units' words, [len(units)]; words: [num_units, num_words], contiguous."""
     num_words = words.shape[1]
     num_parts = triton.cdiv(num_words, WORDS_A_PROGRAM)
     sums = torch.empty(len(units), num_parts, dtype=torch.int64, device=words.device)

@@ -1,1 +1,1 @@
-"""KV transfer by NCCL between two processes, both of which take part."""
+"""Two-sided KV transfer over NCCL: both processes take part."""

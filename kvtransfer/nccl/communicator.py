@@ -1,4 +1,4 @@
-"""The communicator of two processes, of which one sends: NCCL between GPUs, gloo between CPUs."""
+"""The communicator of two processes, one of which sends: NCCL between GPUs, gloo between CPUs."""
 
 import logging
 import os
@@ -18,16 +18,17 @@ logger = logging.getLogger(__name__)
 
 OWNER, READER = 0, 1
 TAG = 0
-MAX_CTAS = 4  # of a communicator: what it takes of a GPU's processors, and memory for each
+MAX_CTAS = 4  # per communicator; bounds its use of SMs, and of memory per CTA
 
-# Torch's own watchdog ends the whole process when NCCL fails or is late. With this there is none: whoever waits sees
-# the failure. Read when a group is made; set here, before threads that look at the environment.
+# Torch's watchdog ends the whole process when NCCL fails or is late. With blocking wait there is no watchdog and the
+# waiting call raises instead. Torch reads the variable when it creates a process group; it is set at import, before
+# there are threads that read the environment.
 BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 os.environ.setdefault(BLOCKING_WAIT, "1")
 
 
 def own_store(host: str, timeout_s: float) -> tuple[Store, int]:
-    """A store for one group, at `host` alone, and its port. Raises OSError or RuntimeError."""
+    """Open a store for one group that listens on `host` only; return it and its port. Raises OSError, RuntimeError."""
     listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     port: int = listener.getsockname()[1]
     timeout = timedelta(seconds=timeout_s)
@@ -38,24 +39,24 @@ def own_store(host: str, timeout_s: float) -> tuple[Store, int]:
 
 
 def peers_store(host: str, port: int, timeout_s: float) -> Store:
-    """The store that a peer has opened; blocks."""
+    """Connect to the store that a peer has opened; blocks. Raises RuntimeError after `timeout_s`."""
     return TCPStore(host, port, None, is_master=False, timeout=timedelta(seconds=timeout_s))
 
 
 class PairGroup:
-    """Owns one side's process group; every call blocks, and but for `abort` one thread at a time makes them.
+    """One side of a process group of two. Every call blocks; except `abort`, one thread at a time may call.
 
-    What is sent and what comes lies beside the pool, so that an aborted communicator has no block of it.
+    It sends from and receives into buffers outside the pool, so that an aborted communicator never holds a block.
     """
 
     def __init__(
         self, store: Store, rank: int, host: str, device: torch.device, timeout_s: float, streams: SideStreams
     ) -> None:
-        """Connects, which with NCCL may take for ever. `timeout_s`: for each chunk from when it is waited for.
+        """Connect, which with NCCL may never return. `timeout_s`: for each chunk, from the start of the wait for it.
 
-        Raises RuntimeError if the other side does not come.
+        Raises RuntimeError if the other side does not connect.
         """
-        self._store = store  # of the owner: it is served for as long as the group is there
+        self._store = store  # the owner's is the server; kept so that it lives as long as the group
         self._device = device
         self._other = 1 - rank
         make = _nccl if device.type == "cuda" else _gloo
@@ -64,15 +65,15 @@ class PairGroup:
         self._stream = streams.take()
 
     def send(self, rows: Tensor, units: Sequence[int]) -> None:
-        """Sends rows of a pool, together. Raises PeerLost or TransferFailed."""
+        """Send rows of a pool as one message. Raises PeerLost or TransferFailed."""
         with torch_failures("sending blocks"), on(self._stream):
             chunk = rows.index_select(0, self._index(units))
             self._wait(lambda group: group.send([chunk], self._other, TAG))
 
     def receive(self, num_units: int, unit_bytes: int) -> Tensor:
-        """So many rows that the other side sends together, in memory of their own.
+        """Receive one message of rows into a new buffer, [num_units, unit_bytes].
 
-        Raises PeerLost, or TransferFailed, and then they have not been received.
+        Raises PeerLost, or TransferFailed; after the latter the message has still to be received.
         """
         with torch_failures("receiving blocks"), on(self._stream):
             chunk = torch.empty(num_units, unit_bytes, dtype=torch.uint8, device=self._device)
@@ -80,25 +81,25 @@ class PairGroup:
         return chunk
 
     def scatter(self, chunk: Tensor, rows: Tensor, units: Sequence[int]) -> None:
-        """Copies what has come into rows of a pool. Raises TransferFailed."""
-        with torch_failures("copying blocks that were received"):
+        """Copy received rows into rows of a pool. Raises TransferFailed."""
+        with torch_failures("copying received blocks"):
             with on(self._stream):
                 rows.index_copy_(0, self._index(units), chunk)
             if self._stream is not None:
                 wait_for(self._stream)
 
     def abort(self) -> None:
-        """Ends what is under way: at once with NCCL; with gloo when the other side ends, or when it has taken too long.
+        """End the calls in flight: at once with NCCL; with gloo when the other side ends or the timeout expires.
 
-        From any thread; idempotent.
+        Callable from any thread; idempotent.
         """
         group, self._group = self._group, None
         if group is None:
             return
         try:
             group.abort()
-        except RuntimeError as error:  # and nothing can be done about it
-            logger.warning("a communicator does not end: %s", first_line(error))
+        except RuntimeError as error:  # its stream may still be in use and is not reused
+            logger.warning("cannot abort a communicator: %s", first_line(error))
             return
         self._streams.give_back(self._stream)
 
@@ -120,9 +121,9 @@ class PairGroup:
 
 
 def load_kernels(rows: Tensor) -> None:
-    """Has CUDA load what a group copies rows with, and leaves them as they are.
+    """Make CUDA load the kernels with which a group copies rows; the rows stay unchanged.
 
-    It loads a kernel when that is first used, and may wait for all that runs to do so: for NCCL's, that wait for peers.
+    CUDA loads a kernel on its first use and may wait for all running kernels, including NCCL's, which wait for a peer.
     """
     first = torch.zeros(1, dtype=torch.int64, device=rows.device)
     rows.index_copy_(0, first, rows.index_select(0, first))
@@ -138,7 +139,7 @@ def _gloo(store: Store, rank: int, host: str, device: torch.device, timeout: tim
 
 def _nccl(store: Store, rank: int, host: str, device: torch.device, timeout: timedelta) -> Any:
     nccl = nccl_type()
-    options = nccl.Options(is_high_priority_stream=True)  # or it may be one that the engine has; see `cuda_streams`
+    options = nccl.Options(is_high_priority_stream=True)  # never one of the engine's streams; see `cuda_streams`
     options.config.max_ctas = MAX_CTAS
     options._timeout = timeout
     group = nccl(PrefixStore("nccl", store), rank, 2, options)
@@ -148,7 +149,7 @@ def _nccl(store: Store, rank: int, host: str, device: torch.device, timeout: tim
 
 
 def nccl_type() -> Any:
-    """Torch's process group over NCCL. Raises TransportUnavailable in a torch without it."""
+    """Return torch's process group class for NCCL. Raises TransportUnavailable if torch was built without it."""
     try:
         from torch._C._distributed_c10d import ProcessGroupNCCL
     except ImportError as error:
@@ -157,9 +158,9 @@ def nccl_type() -> Any:
 
 
 def require_blocking_wait() -> None:
-    """Raises TransportUnavailable where somebody has set torch to end the process when a peer is late."""
-    said = os.environ.get(BLOCKING_WAIT, "")
-    if said.lower() not in ("1", "t", "true", "y", "yes"):
+    """Raise TransportUnavailable if the environment makes torch end the process when a peer is late."""
+    value = os.environ.get(BLOCKING_WAIT, "")
+    if value.lower() not in ("1", "t", "true", "y", "yes"):
         raise TransportUnavailable(
-            f"{BLOCKING_WAIT} is {said!r}: torch would end this process when a peer is late; leave it out, or set 1"
+            f"{BLOCKING_WAIT} is {value!r}: torch would end this process when a peer is late; unset it, or set it to 1"
         )

@@ -1,52 +1,52 @@
-"""How many communicators a process has at once."""
+"""The limit on communicators in a process."""
 
 import asyncio
 from collections.abc import Callable, Hashable
 
 from baton.kvtransfer.errors import TransportUnavailable
 
-# Each has memory on its GPU and a stream of NCCL's own there, of which torch has 32 before it gives one out twice; a
-# process that reads and is read has as many again.
-MAX_SEATS = 15
-IDLE_S = 5.0  # and one may be ended for another
+# Each communicator takes GPU memory and one of the 32 streams that torch has before it hands one out twice. A process
+# that both reads and is read has two limits, hence 15 each.
+MAX_COMMUNICATORS = 15
+IDLE_S = 5.0  # before a communicator may be evicted for another peer
 
 
 class CommunicatorLimit:
-    """Seats for communicators, by whom they are with; used on one event loop."""
+    """The communicators of one side of a process, by peer, with eviction of idle ones; used on one event loop."""
 
-    def __init__(self, max_seats: int = MAX_SEATS) -> None:
-        self._max_seats = max_seats
-        self._ends: dict[Hashable, Callable[[], None]] = {}
-        self._idle_since_s: dict[Hashable, float] = {}  # the longest idle first
+    def __init__(self, max_communicators: int = MAX_COMMUNICATORS) -> None:
+        self._max_communicators = max_communicators
+        self._evict: dict[Hashable, Callable[[], None]] = {}
+        self._idle_since_s: dict[Hashable, float] = {}  # longest idle first
 
-    def take(self, who: Hashable, end: Callable[[], None]) -> None:
-        """Takes a seat; if there is none, by `end` of the one that has been idle for longest.
+    def acquire(self, peer: Hashable, evict: Callable[[], None]) -> None:
+        """Count a communicator with `peer`, which `evict` ends; at the limit, evict the one idle for longest.
 
-        Raises TransportUnavailable if all are in use.
+        Raises TransportUnavailable if none has been idle for 5 s.
         """
-        if len(self._ends) >= self._max_seats:
-            self._vacate()
-        self._ends[who] = end
+        if len(self._evict) >= self._max_communicators:
+            self._evict_idle()
+        self._evict[peer] = evict
 
-    def use(self, who: Hashable) -> None:
-        """Its communicator has something to do."""
-        self._idle_since_s.pop(who, None)
+    def mark_busy(self, peer: Hashable) -> None:
+        """Protect the peer's communicator from eviction."""
+        self._idle_since_s.pop(peer, None)
 
-    def rest(self, who: Hashable) -> None:
-        """Its communicator has nothing to do."""
-        if who in self._ends:
-            self._idle_since_s.pop(who, None)
-            self._idle_since_s[who] = asyncio.get_running_loop().time()
+    def mark_idle(self, peer: Hashable) -> None:
+        """Permit the eviction of the peer's communicator after 5 s."""
+        if peer in self._evict:
+            self._idle_since_s.pop(peer, None)
+            self._idle_since_s[peer] = asyncio.get_running_loop().time()
 
-    def leave(self, who: Hashable) -> None:
-        """Its communicator ends; idempotent."""
-        self._ends.pop(who, None)
-        self._idle_since_s.pop(who, None)
+    def release(self, peer: Hashable) -> None:
+        """Uncount the peer's communicator; idempotent."""
+        self._evict.pop(peer, None)
+        self._idle_since_s.pop(peer, None)
 
-    def _vacate(self) -> None:
-        idlest = next(iter(self._idle_since_s), None)
-        if idlest is None or asyncio.get_running_loop().time() - self._idle_since_s[idlest] < IDLE_S:
-            raise TransportUnavailable(f"all {self._max_seats} communicators are in use")
-        end = self._ends[idlest]
-        self.leave(idlest)
-        end()
+    def _evict_idle(self) -> None:
+        peer = next(iter(self._idle_since_s), None)
+        if peer is None or asyncio.get_running_loop().time() - self._idle_since_s[peer] < IDLE_S:
+            raise TransportUnavailable(f"all {self._max_communicators} communicators are in use")
+        evict = self._evict[peer]
+        self.release(peer)
+        evict()

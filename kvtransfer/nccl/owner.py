@@ -1,4 +1,4 @@
-"""The owner's half of two-sided reads: sends what is asked for."""
+"""The owner's half of two-sided reads: sends the requested units."""
 
 import asyncio
 import logging
@@ -31,12 +31,12 @@ from baton.kvtransfer.units import unit_bytes_of
 
 logger = logging.getLogger(__name__)
 
-MAX_ASKED = 2  # chunks: one is sent while the next is known
-NO_STORE = 0  # in the place of the store's port: there is no communicator to be had
+MAX_ASKED = 2  # requested chunks per reader: one is sent while the next is queued
+NO_STORE = 0  # sent instead of the store's port if no communicator is available
 
 
 class PairOwner:
-    """Serves a pool's units to readers, each over a communicator of its own."""
+    """Serves a pool's units to readers, with one communicator per reader."""
 
     def __init__(self, pool: LocalPool, host: str, timeout_s: float, chunk_bytes: int, streams: SideStreams) -> None:
         self.pool = pool
@@ -44,31 +44,31 @@ class PairOwner:
         self.timeout_s = timeout_s
         self.chunk_bytes = chunk_bytes
         self.streams = streams
-        self.making = CommunicatorFactory()
-        self.seats = CommunicatorLimit()
+        self.factory = CommunicatorFactory()
+        self.limit = CommunicatorLimit()
 
     async def serve(self, sock: socket.socket, caller: Caller) -> None:
-        """Serves an admitted caller until it closes."""
+        """Serve an admitted caller until it closes the connection."""
         keep_alive(sock)
         group: PairGroup | None = None
         try:
-            group = await self._group_with(sock)
+            group = await self._make_group(sock)
             if group is not None:
-                await self._send_all(sock, group, unit_bytes_of(self.pool.block_bytes, caller.block_bytes))
+                await self._serve_requests(sock, group, unit_bytes_of(self.pool.block_bytes, caller.block_bytes))
         except (PeerRefused, TransferFailed) as error:
             logger.warning("closed a connection to the KV pool: %s", error)
         except (TransferError, OSError) as error:
-            logger.info("a reader of the KV pool went away: %s", error)
+            logger.info("a reader of the KV pool disconnected: %s", error)
         finally:
-            self.seats.leave(sock)
+            self.limit.release(sock)
             if group is not None:
-                self.making.end(group)
+                self.factory.end(group)
 
-    async def _group_with(self, sock: socket.socket) -> PairGroup | None:
-        """None if there is none to be had, which the reader has seen then. Raises PeerLost if it ends meanwhile."""
+    async def _make_group(self, sock: socket.socket) -> PairGroup | None:
+        """Create the communicator; None if that fails, which the reader has noticed. Raises PeerLost if it ends."""
         try:
-            self.making.require_room()
-            self.seats.take(sock, partial(_end, sock))
+            self.factory.require_room()
+            self.limit.acquire(sock, partial(_disconnect, sock))
             store, port = own_store(self.host, self.timeout_s)
         except (TransportUnavailable, RuntimeError, OSError) as error:
             logger.warning("no communicator for a reader of the KV pool: %s", first_line(error))
@@ -78,50 +78,50 @@ class PairOwner:
         await send_words(sock, port)
         device = self.pool.tensor.device
         make = partial(PairGroup, store, OWNER, self.host, device, self.timeout_s, self.streams)
-        making = asyncio.ensure_future(self.making.make(make))
+        making = asyncio.ensure_future(self.factory.make(make))
         try:
-            await self._while_there(sock, making)
+            await self._wait_made(sock, making)
             return making.result()
         except RuntimeError as error:
             logger.warning("no communicator with a reader of the KV pool: %s", first_line(error))
         finally:
             making.cancel()
-            del making  # its error knows this frame; see `threads`
+            del making  # its error references this frame; see `threads`
         await self._wait_for_end(sock)
         return None
 
-    async def _while_there(self, sock: socket.socket, making: "asyncio.Task[PairGroup]") -> None:
-        """Returns when the group is made, or not to be made. Raises PeerLost when the reader ends."""
+    async def _wait_made(self, sock: socket.socket, making: "asyncio.Task[PairGroup]") -> None:
+        """Wait until `making` has ended. Raises PeerLost if the reader ends first."""
         ending = asyncio.ensure_future(ended(sock))
         try:
             await asyncio.wait({making, ending}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ending.cancel()
-            await asyncio.wait({ending})  # it has looked at the socket, which others read from now on
+            await asyncio.wait({ending})  # it must stop watching the socket before `_receive_requests` reads it
         if not making.done():
-            raise PeerLost("it ended while the communicator was being made")
+            raise PeerLost("it ended while the communicator was being created")
 
     async def _wait_for_end(self, sock: socket.socket) -> None:
-        """So that the reader sees that this side is there and it is the communicator that is not."""
+        """Keep the connection open for a while: the reader then blames the communicator, not a lost peer."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self.timeout_s):
                 await asyncio.get_running_loop().sock_recv(sock, 1)
 
-    async def _send_all(self, sock: socket.socket, group: PairGroup, unit_bytes: int) -> None:
-        asked: asyncio.Queue[Sequence[int]] = asyncio.Queue()
+    async def _serve_requests(self, sock: socket.socket, group: PairGroup, unit_bytes: int) -> None:
+        requests: asyncio.Queue[Sequence[int]] = asyncio.Queue()
         tasks = [
-            asyncio.ensure_future(self._hear(sock, asked, unit_bytes)),
-            asyncio.ensure_future(self._send(sock, asked, group, unit_bytes)),
+            asyncio.ensure_future(self._receive_requests(sock, requests, unit_bytes)),
+            asyncio.ensure_future(self._send(sock, requests, group, unit_bytes)),
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            aborting = self.making.end(group)  # or a send would wait for who is gone
+            aborting = self.factory.end(group)  # otherwise a send may wait for a reader that has ended
             for task in tasks:
                 task.cancel()
             await settled(asyncio.ensure_future(asyncio.wait({aborting, *tasks}, timeout=END_S)))
         failures = [task.exception() for task in tasks if task.done() and not task.cancelled()]
-        tasks.clear()  # no error may know itself by the frames that it went through; see `threads`
+        tasks.clear()  # no error may reference itself through the frames that it passed; see `threads`
         try:
             for failure in failures:
                 if failure is not None:
@@ -130,27 +130,29 @@ class PairOwner:
             failures.clear()
             failure = None
 
-    async def _hear(self, sock: socket.socket, asked: "asyncio.Queue[Sequence[int]]", unit_bytes: int) -> None:
-        most, num_units = max(1, self.chunk_bytes // unit_bytes), self.pool.num_bytes // unit_bytes
+    async def _receive_requests(
+        self, sock: socket.socket, requests: "asyncio.Queue[Sequence[int]]", unit_bytes: int
+    ) -> None:
+        max_units, num_units = max(1, self.chunk_bytes // unit_bytes), self.pool.num_bytes // unit_bytes
         while True:
             count = await receive_word(sock)
-            self.seats.use(sock)
-            if not 0 < count <= most or asked.qsize() >= MAX_ASKED:
-                raise PeerRefused(f"a caller asked for {count} units, at most {most} are sent at once")
+            self.limit.mark_busy(sock)
+            if not 0 < count <= max_units or requests.qsize() >= MAX_ASKED:
+                raise PeerRefused(f"a caller requested {count} units, at most {max_units} are sent at once")
             units: list[int] = np.frombuffer(await receive_bytes(sock, 4 * count), "<u4").tolist()
             if max(units) >= num_units:
-                raise PeerRefused(f"a caller asked for unit {max(units)} of {num_units}")
-            asked.put_nowait(units)
+                raise PeerRefused(f"a caller requested unit {max(units)} of {num_units}")
+            requests.put_nowait(units)
 
     async def _send(
-        self, sock: socket.socket, asked: "asyncio.Queue[Sequence[int]]", group: PairGroup, unit_bytes: int
+        self, sock: socket.socket, requests: "asyncio.Queue[Sequence[int]]", group: PairGroup, unit_bytes: int
     ) -> None:
         rows = self.pool.rows(unit_bytes)
 
         while True:
-            if asked.empty():
-                self.seats.rest(sock)
-            sending = run_in_thread("baton-kv-pair-send", partial(group.send, rows, await asked.get()))
+            if requests.empty():
+                self.limit.mark_idle(sock)
+            sending = run_in_thread("baton-kv-pair-send", partial(group.send, rows, await requests.get()))
             await settled(sending)
             try:
                 sending.result()
@@ -158,7 +160,7 @@ class PairOwner:
                 del sending
 
 
-def _end(sock: socket.socket) -> None:
-    """Ends a connection whose communicator somebody else shall have; its reader makes another when it needs one."""
+def _disconnect(sock: socket.socket) -> None:
+    """Close a connection whose communicator is evicted; its reader reconnects when it needs one again."""
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

@@ -1,16 +1,16 @@
-"""Two processes' GPUs by NCCL: the owner's processor and GPU take part in every read, so it is called two-sided.
+"""The NCCL transport between the GPUs of two processes. Reads are two-sided: the owner's CPU and GPU take part.
 
-It is the second choice, behind NIXL, whose reads need nobody's help. What follows from that:
+It is the second choice after NIXL, whose reads are one-sided. Two-sided reads have these consequences:
 
-- A peer that is stopped sends nothing, and NCCL's kernel waits on our GPU for as long: reads have deadlines, and one
-  that was given up lets what it has asked for come, or aborts the communicator, which ends the connection.
-- What comes is received beside the pool and copied into it only then. So after an abort nothing can land in a block
-  once the read's own thread has ended; the quarantine follows that.
-- Reads from one peer go one after the other: a communicator is one line. It is kept after a read only if nothing that
-  was asked for is still to come.
-- Making a communicator has no deadline in NCCL, so it has one here; with a peer that let it pass none is made again.
+- A stopped peer sends nothing, and NCCL's kernel occupies our GPU while it waits. So reads have deadlines; an aborted
+  read drains the chunks that it has requested, or else aborts the communicator, which ends the connection.
+- Chunks are received into a buffer and then copied into the pool. So after an abort nothing can land in a block once
+  the read's thread has ended; the quarantine lasts until then.
+- Reads from one peer are serialised, since a communicator is one ordered stream. It is kept after a read only if no
+  requested chunk is outstanding.
+- NCCL has no deadline for creating a communicator, so this module adds one. A peer that misses it is not tried again.
 
-The same between pools in host memory goes over gloo. It is what the tests run; tcp is better for service.
+Between pools in host memory the same code runs over gloo. The tests use it; in production tcp is better.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from baton.kvtransfer import endpoint
 from baton.kvtransfer.auto import Refusals
-from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
+from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, ignore_landed
 from baton.kvtransfer.cuda_streams import SideStreams
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline, TransportUnavailable, first_line
 from baton.kvtransfer.listener import Listener, is_open
@@ -52,16 +52,16 @@ logger = logging.getLogger(__name__)
 
 NAME = "nccl"
 GLOO = "gloo"
-CHUNK_BYTES = 8 << 20  # sent at once
-CHUNK_TIMEOUT_S = 5.0  # for that; and for two sides to connect
-GRACE_S = 0.5  # for what was asked for to come, before a read that was given up aborts the communicator
-MAKING_SHARE = 2 / 3  # of the deadline for connecting
+CHUNK_BYTES = 8 << 20  # per message
+CHUNK_TIMEOUT_S = 5.0  # for one chunk, and for the two sides to connect
+GRACE_S = 0.5  # for an aborted read to drain its requested chunks before the communicator is aborted
+MAKING_SHARE = 2 / 3  # share of the connect deadline for creating the communicator
 MAX_PORT = (1 << 16) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where an owner listens."""
+    """The address where an owner listens."""
 
     host: str
     port: int
@@ -71,14 +71,14 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Peer:
-    """A peer, the connection that carries words, and the communicator that carries units."""
+    """A peer, the connection that carries requests, and the communicator that carries units."""
 
     description: PoolDescription
     units: Units
     chunk_bytes: int
     sock: socket.socket
     group: PairGroup
-    line: asyncio.Lock = field(default_factory=asyncio.Lock)  # one read at a time
+    read_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one read at a time
 
     @property
     def peer_id(self) -> PeerId:
@@ -87,7 +87,7 @@ class Peer:
 
 
 class PairTransport:
-    """Reads pools by NCCL, or gloo, over a communicator for each peer."""
+    """KVTransport over NCCL or gloo, with one communicator per peer."""
 
     def __init__(
         self,
@@ -99,9 +99,10 @@ class PairTransport:
         backend: str = NAME,
         chunk_timeout_s: float = CHUNK_TIMEOUT_S,
     ) -> None:
-        """`port`: where peers greet; 0: any free one; `backend`: nccl, or gloo for pools in host memory.
+        """`port`: listens here for peers, 0: any free port; `backend`: nccl, or gloo for pools in host memory.
 
-        Raises TransportUnavailable in a torch without NCCL, or one that was told to end the process when NCCL is late.
+        `chunk_timeout_s`: for each chunk. Raises TransportUnavailable if torch has no NCCL, or is configured to end the
+        process when NCCL is late.
         """
         if backend == NAME:
             nccl_type()
@@ -119,22 +120,22 @@ class PairTransport:
         self._streams: SideStreams | None = None
         self._transfers = Transfers(self.quarantine)
         self._connections: Connections[Peer] = Connections(connect_deadline_s, self._transfers, self._dispose)
-        self._making = CommunicatorFactory()
-        self._seats = CommunicatorLimit()
-        self._too_late = Refusals(retry_s=None)
+        self._factory = CommunicatorFactory()
+        self._limit = CommunicatorLimit()
+        self._timed_out = Refusals(retry_s=None)
 
     @property
     def choices(self) -> Mapping[PeerId, TransportChoice]:
-        """This, for every connected peer."""
-        reason = "two-sided: the peer's processor sends"
+        """NCCL or gloo, for every connected peer."""
+        reason = "two-sided: the peer's CPU sends"
         return {peer: TransportChoice(self._backend, reason) for peer in self._connections.peers()}
 
     def register_pool(self, pool: Tensor) -> PoolDescription:
-        """Listens for peers; see KVTransport. Raises OSError if the given port cannot be had."""
+        """Listen for peers; see KVTransport. Raises OSError if the given port is not available."""
         is_nccl = self._backend == NAME
         local = LocalPool.of(pool, self._identity, on_gpu=is_nccl)
         if is_nccl and not pool.is_cuda:
-            raise TransportUnavailable(f"NCCL moves GPU memory, this pool is on {pool.device}")
+            raise TransportUnavailable(f"NCCL transfers GPU memory, this pool is on {pool.device}")
         if pool.is_cuda:
             load_kernels(local.rows(local.block_bytes))
         self._pool = local
@@ -147,7 +148,7 @@ class PairTransport:
         return local.describe(self._backend, endpoint.encode(address))
 
     async def connect(self, peer: PoolDescription) -> PeerId:
-        """Greets the peer and makes the communicator; see KVTransport."""
+        """Greet the peer and create the communicator; see KVTransport."""
         units = self._require_pool().units(peer)
         peer_id = PeerId(peer.incarnation)
         await self._connections.ensure(peer_id, lambda: self._open(peer, units))
@@ -159,9 +160,9 @@ class PairTransport:
         remote: Sequence[int],
         local: Sequence[int],
         deadline_s: float,
-        landed: Landed = nobody,
+        landed: Landed = ignore_landed,
     ) -> None:
-        """Receives chunk by chunk; see KVTransport."""
+        """Receive chunk by chunk; see KVTransport."""
         connected = self._connections.get(peer)
         connected.units.check(peer, remote, local)
         if not local:
@@ -169,9 +170,9 @@ class PairTransport:
         end_s = asyncio.get_running_loop().time() + deadline_s
         try:
             async with asyncio.timeout_at(end_s):
-                await connected.line.acquire()
+                await connected.read_lock.acquire()
         except TimeoutError as error:
-            raise TransferDeadline(f"peer {peer} has reads to answer that were before") from error
+            raise TransferDeadline(f"peer {peer} is still busy with earlier reads") from error
         await self._read(connected, remote, local, end_s, landed)
         if not self._connections.is_current(peer, connected):
             raise PeerLost(f"peer {peer} ended during the read")
@@ -179,11 +180,11 @@ class PairTransport:
     async def _read(
         self, connected: Peer, remote: Sequence[int], local: Sequence[int], end_s: float, landed: Landed
     ) -> None:
-        """With the line, which is free again when the read has really ended."""
+        """Read while holding the read lock, which is released when the read has really ended."""
         peer, units = connected.peer_id, connected.units
         loop = asyncio.get_running_loop()
         if not self._connections.is_current(peer, connected):
-            connected.line.release()
+            connected.read_lock.release()
             raise PeerLost(f"peer {peer} was forgotten")
         step = max(1, min(connected.chunk_bytes, CHUNK_BYTES) // units.unit_bytes)
         rows = self._require_pool().rows(units.unit_bytes)
@@ -201,13 +202,13 @@ class PairTransport:
         def ended(_: bool) -> None:
             for timer in timers:
                 timer.cancel()
-            if not reads.pop().leaves_nothing:  # before anybody else has the line
+            if not reads.pop().is_drained:  # before the next read acquires the lock
                 lose()
-            self._seats.rest(peer)
-            connected.line.release()
+            self._limit.mark_idle(peer)
+            connected.read_lock.release()
 
         held = units.local_blocks(local)
-        self._seats.use(peer)
+        self._limit.mark_busy(peer)
         try:
             await self._transfers.run(peer, held, start, max(0.0, end_s - loop.time()), interrupt, ended)
         except PeerLost:
@@ -215,21 +216,21 @@ class PairTransport:
             raise
 
     def forget(self, peer: PeerId) -> None:
-        """Ends the communicator; see KVTransport."""
+        """Close the connection and abort the communicator; see KVTransport."""
         self._connections.forget(peer)
 
     async def close(self) -> None:
-        """Ends every communicator; see KVTransport."""
+        """Abort every communicator; see KVTransport."""
         if self._listener is not None:
             await self._listener.close()
         await self._connections.close()
         try:
             async with asyncio.timeout(END_S):
                 await self._transfers.close()
-        except TimeoutError:  # nothing lands any more: what comes over an aborted communicator is dropped
-            logger.warning("reads over %s do not end; their threads are left behind", self._backend)
-        for making in (self._making, self._owner.making if self._owner is not None else self._making):
-            await making.all_ended()
+        except TimeoutError:  # nothing can land any more: data from an aborted communicator is dropped
+            logger.warning("reads over %s hang; their threads are leaked", self._backend)
+        for factory in (self._factory, self._owner.factory if self._owner is not None else self._factory):
+            await factory.all_ended()
 
     def _require_pool(self) -> LocalPool:
         if self._pool is None:
@@ -238,33 +239,36 @@ class PairTransport:
 
     async def _open(self, peer: PoolDescription, units: Units) -> Peer:
         address, peer_id = endpoint.decode(Endpoint, peer, self._backend), PeerId(peer.incarnation)
-        if (reason := self._too_late.reason(self._backend, peer_id)) is not None:
+        if (reason := self._timed_out.reason(self._backend, peer_id)) is not None:
             raise TransportUnavailable(reason)
-        self._seats.take(peer_id, lambda: self.forget(peer_id))
+        self._limit.acquire(peer_id, lambda: self.forget(peer_id))
         try:
             sock = await open_connection(address.host, address.port, address.key, self._require_pool(), peer)
             try:
-                group = await self._group_with(sock, address.host, peer_id)
+                group = await self._connect_group(sock, address.host, peer_id)
             except BaseException:
                 sock.close()
                 raise
         except BaseException:
-            self._seats.leave(peer_id)
+            self._limit.release(peer_id)
             raise
         connected = Peer(peer, units, address.chunk_bytes, sock, group)
-        self._seats.rest(peer_id)
+        self._limit.mark_idle(peer_id)
         loop, lose = asyncio.get_running_loop(), self._connections.lose
-        loop.add_reader(sock.fileno(), lose, peer_id, connected)  # it says nothing more
+        loop.add_reader(sock.fileno(), lose, peer_id, connected)  # the owner sends nothing more: readable means closed
         return connected
 
-    async def _group_with(self, sock: socket.socket, host: str, peer: PeerId) -> PairGroup:
-        """A communicator with who is at the other end. Raises TransportUnavailable if it is there and that is not."""
+    async def _connect_group(self, sock: socket.socket, host: str, peer: PeerId) -> PairGroup:
+        """Create the communicator with a greeted peer.
+
+        Raises PeerLost if the peer has ended, TransportUnavailable if it is alive but the creation fails or is late.
+        """
         try:
             port = await receive_word(sock)
             if port == NO_STORE:
                 raise TransportUnavailable(f"peer {peer} has no communicator to spare")
             if port > MAX_PORT:
-                raise PeerRefused(f"peer {peer} says that it listens on port {port}")
+                raise PeerRefused(f"peer {peer} claims to listen on port {port}")
             async with asyncio.timeout(self._making_deadline_s):
                 return await self._make_group(host, port)
         except (OSError, RuntimeError) as error:
@@ -273,7 +277,7 @@ class PairTransport:
             reason = f"no communicator with peer {peer}: {first_line(error)}"
             if isinstance(error, TimeoutError):
                 reason = f"no communicator with peer {peer} within {self._making_deadline_s:g} s"
-                self._too_late.note(self._backend, peer, reason)
+                self._timed_out.note(self._backend, peer, reason)
             raise TransportUnavailable(reason) from error
 
     async def _make_group(self, host: str, port: int) -> PairGroup:
@@ -283,10 +287,10 @@ class PairTransport:
         def make() -> PairGroup:
             return PairGroup(peers_store(host, port, timeout_s), READER, self._host, device, timeout_s, streams)
 
-        return await self._making.make(make)
+        return await self._factory.make(make)
 
     def _dispose(self, peer: PeerId, connected: Peer) -> None:
-        self._seats.leave(peer)
+        self._limit.release(peer)
         asyncio.get_running_loop().remove_reader(connected.sock.fileno())
         connected.sock.close()
-        self._making.end(connected.group)
+        self._factory.end(connected.group)

@@ -1,7 +1,7 @@
-"""The one thread that may touch a NIXL agent.
+"""A NIXL agent and the one thread that may use it.
 
-Without its progress thread, which keeps a part of a core busy all the time, NIXL moves nothing unless somebody polls:
-this thread polls while it reads and while a peer needs it, and sleeps otherwise.
+NIXL's own progress thread is disabled, since it keeps part of a core busy all the time. Without it NIXL makes progress
+only when polled: this thread polls while it reads and while a peer needs it, and sleeps otherwise.
 """
 
 import asyncio
@@ -26,34 +26,34 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 20e-6  # between two looks at transfers that did not move
-FAREWELL_S = 0.1  # UCX closes a connection only while somebody polls
-FAREWELL_POLL_S = 1e-3
+POLL_S = 20e-6  # between polls of transfers without progress
+DISCONNECT_S = 0.1  # to poll after the last use of a peer: UCX closes a connection only while it is polled
+DISCONNECT_POLL_S = 1e-3
 CLOSED = "the transport was closed"
 
 
 class NixlAgent:
-    """Owns a NIXL agent with the UCX backend; whatever touches it runs in its thread, by `call`, `ask` and `read`."""
+    """A NIXL agent with the UCX backend; `call`, `call_async` and `read` run everything that uses it in its thread."""
 
     def __init__(self, name: str, gpu: int | None = None) -> None:
-        """gpu: this process's number of the one whose memory it serves.
+        """name: unique to this process's run; gpu: index in this process of the GPU whose memory is served.
 
         Raises TransportUnavailable if NIXL or its UCX backend does not work here.
         """
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._reads: list[Read] = []
-        self._remote: dict[str, Any] = {}  # peer to the prepared descriptors of its pool
-        self._leaving: set[str] = set()  # peers to be removed when their last read has ended
+        self._remote: dict[str, Any] = {}  # prepared descriptors of a peer's pool, by peer
+        self._removing: set[str] = set()  # peers to remove when their last read has ended
         self._registered: list[Any] = []
-        self._memory: list[Tensor] = []  # NIXL knows addresses only: what is registered must not go away before it
-        self._local: list[Any] = []  # prepared descriptors, by the region's number
+        self._memory: list[Tensor] = []  # keeps registered memory alive, since NIXL stores only addresses
+        self._local: list[Any] = []  # prepared descriptors, by the region's index
         self._numbers: dict[Region, int] = {}
         self._num_polled_for = 0
-        self._num_polls = 0  # and whatever else may have let UCX work
-        self._wait_for_rest: list[Callable[[int], None]] = []
+        self._num_polls = 0  # also counts commands, during which UCX may make progress too
+        self._on_idle: list[Callable[[int], None]] = []
         self._poll_until_s = 0.0
         self._closing = False
-        self._lock = threading.Lock()  # of `_has_ended` together with the last look at `_commands`
+        self._lock = threading.Lock()  # no command may be queued after `_has_ended` is set
         self._has_ended = False
         ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(name, gpu, ready), name="baton-kv-nixl", daemon=True)
@@ -61,7 +61,7 @@ class NixlAgent:
         ready.result()
 
     def call(self, function: Callable[[], T]) -> "Future[T]":
-        """Runs `function` in the agent's thread; from any thread."""
+        """Run `function` in the agent's thread; callable from any thread."""
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()
 
@@ -74,29 +74,32 @@ class NixlAgent:
         self._put(run)
         return future
 
-    def ask(self, function: Callable[[], T]) -> "asyncio.Future[T]":
-        """The same, for who waits on the event loop."""
+    def call_async(self, function: Callable[[], T]) -> "asyncio.Future[T]":
+        """Run `function` in the agent's thread; called on the event loop, which may await the result."""
         return run_by(self._put, partial(self._run_command, function))
 
     def read(self, read: Read) -> None:
-        """Starts a read; from any thread. It tells its future how it ended."""
+        """Start a read, which resolves its future when it ends; callable from any thread."""
         self._put(lambda: self._reads.append(read))
 
     def poll_for_peer(self, change: int) -> None:
-        """One peer more (1) or less (-1) needs this side to poll; from any thread."""
+        """Count one more (1) or one fewer (-1) peer that needs this side to poll; callable from any thread."""
 
         def count() -> None:
             self._num_polled_for += change
-            self._poll_until_s = time.monotonic() + FAREWELL_S
+            self._poll_until_s = time.monotonic() + DISCONNECT_S
 
         self._put(count)
 
-    def count_at_rest(self, tell: Callable[[int], None]) -> None:
-        """Once this side does not poll, tells in its thread how often it has; from any thread."""
-        self._put(lambda: self._wait_for_rest.append(tell))
+    def report_polls_when_idle(self, report: Callable[[int], None]) -> None:
+        """Call `report` with the number of polls so far, in the agent's thread, once this side does not poll.
+
+        Callable from any thread.
+        """
+        self._put(lambda: self._on_idle.append(report))
 
     def close(self) -> None:
-        """Ends the thread and the agent; from any other thread, blocks. Reads in flight end with PeerLost."""
+        """End the thread and the agent; called from another thread, blocks. Reads in flight fail with PeerLost."""
 
         def stop() -> None:
             self._closing = True
@@ -105,9 +108,9 @@ class NixlAgent:
         self._thread.join()
 
     def register(self, memory: Tensor, place: MemoryPlace) -> None:
-        """Has NIXL know memory, to be read by peers and into; in the agent's thread.
+        """Register memory with NIXL, for peers to read and for reads into it; in the agent's thread.
 
-        Raises TransportUnavailable for a GPU's memory that UCX does not know for that.
+        Raises TransportUnavailable for GPU memory that UCX cannot use.
         """
         if place.is_gpu and not has_ucx_cuda():
             raise TransportUnavailable(
@@ -120,12 +123,12 @@ class NixlAgent:
         try:
             self._registered.append(self._agent.register_memory([row], place.kind))
         except self._errors as error:
-            hint = f": UCX sees no GPU memory there, or {EXPANDABLE}" if place.is_gpu else ""
+            hint = f": UCX does not detect GPU memory there, or {EXPANDABLE}" if place.is_gpu else ""
             raise TransportUnavailable(f"NIXL cannot register {place.name}: {error!r}{hint}") from error
         self._memory.append(memory)
 
     def prepare(self, region: Region) -> int:
-        """Gets ready to read into a region of registered memory; in the agent's thread. Returns the region's number."""
+        """Prepare reads into a region of registered memory and return its index; in the agent's thread."""
         if region not in self._numbers:
             self._local.append(self._prepare("NIXL_INIT_AGENT", region))
             self._numbers[region] = len(self._local) - 1
@@ -135,24 +138,27 @@ class NixlAgent:
         return self._agent.prep_xfer_dlist(owner, region.rows(), region.place.kind)
 
     def metadata(self) -> bytes:
-        """What peers need to reach the registered memory; in the agent's thread."""
+        """Return the metadata that peers need to reach the registered memory; in the agent's thread."""
         metadata: bytes = self._agent.get_agent_metadata()
         return metadata
 
     def add_peer(self, metadata: bytes, region: Region) -> str:
-        """Gets ready to read a peer's region; in the agent's thread. Returns the peer's name."""
+        """Prepare reads from a peer's region and return the peer's name; in the agent's thread.
+
+        Raises TransportUnavailable if NIXL rejects the metadata.
+        """
         try:
             name = str(self._agent.add_remote_agent(metadata), "utf-8")
-            self._leaving.discard(name)
+            self._removing.discard(name)
             if name not in self._remote:
                 self._remote[name] = self._prepare(name, region)
         except self._errors as error:
-            raise TransportUnavailable(f"NIXL does not take the peer's metadata: {error!r}") from error
+            raise TransportUnavailable(f"NIXL rejects the peer's metadata: {error!r}") from error
         return name
 
     def remove_peer(self, name: str) -> None:
-        """Forgets a peer once its last read has ended; in the agent's thread."""
-        self._leaving.add(name)
+        """Remove a peer once its last read has ended; in the agent's thread."""
+        self._removing.add(name)
 
     def _run_command(self, function: Callable[[], T]) -> T:
         self._num_polls += 1
@@ -169,7 +175,7 @@ class NixlAgent:
     def _run(self, name: str, gpu: int | None, ready: "Future[None]") -> None:
         try:
             if gpu is not None:
-                bind_thread(gpu)  # UCX looks for a context when it starts
+                bind_thread(gpu)  # UCX uses the CUDA context that is current when it starts
             self._agent, self._errors = create_agent(name)
         except Exception as error:
             ready.set_exception(error)
@@ -179,37 +185,37 @@ class NixlAgent:
             while not self._closing:
                 self._step()
         except Exception:
-            logger.exception("the NIXL thread ends")
+            logger.exception("the NIXL thread failed and ends")
         finally:
             self._closing = True
             self._tear_down()
 
     def _step(self) -> None:
-        self._obey()
+        self._run_commands()
         self._num_polls += self._is_polling()
         moved = [self._advance(read) for read in self._reads]
         self._reads = [read for read in self._reads if not read.has_ended]
         self._remove_peers()
         if not self._reads and self._is_polling():
-            self._agent.get_new_notifs()  # lets UCX work
+            self._agent.get_new_notifs()  # makes UCX progress
         if not any(moved) and self._is_polling():
-            time.sleep(POLL_S if self._reads or self._num_polled_for else FAREWELL_POLL_S)
+            time.sleep(POLL_S if self._reads or self._num_polled_for else DISCONNECT_POLL_S)
 
     def _is_polling(self) -> bool:
         return bool(self._reads) or self._num_polled_for > 0 or time.monotonic() < self._poll_until_s
 
-    def _obey(self) -> None:
-        """Runs what was asked for; waits for it if there is nothing else to do."""
+    def _run_commands(self) -> None:
+        """Run the queued commands; wait for one if there is nothing to poll."""
         if not self._is_polling():
-            waiting, self._wait_for_rest = self._wait_for_rest, []
-            for tell in waiting:
-                tell(self._num_polls)
+            waiting, self._on_idle = self._on_idle, []
+            for report in waiting:
+                report(self._num_polls)
             self._commands.get()()
         while not self._commands.empty():
             self._commands.get()()
 
     def _advance(self, read: Read) -> bool:
-        """Posts the next step or looks at the one in flight; True if there was news."""
+        """Post the next step or check the one in flight; return True if the read made progress."""
         try:
             if read.handle is not None:
                 state = self._agent.check_xfer_state(read.handle)
@@ -239,19 +245,19 @@ class NixlAgent:
 
     def _remove_peers(self) -> None:
         busy = {read.peer for read in self._reads}
-        for name in self._leaving - busy:
-            self._leaving.discard(name)
+        for name in self._removing - busy:
+            self._removing.discard(name)
             handle = self._remote.pop(name, None)
             if handle is not None:
                 handle.release()
-                self._poll_until_s = time.monotonic() + FAREWELL_S
+                self._poll_until_s = time.monotonic() + DISCONNECT_S
                 try:
                     self._agent.remove_remote_agent(name)
                 except self._errors as error:
-                    logger.info("NIXL does not let go of peer %s: %r", name, error)
+                    logger.info("NIXL cannot remove peer %s: %r", name, error)
 
     def _tear_down(self) -> None:
-        """Destroys the agent; only then do its transfers in flight end for sure."""
+        """Destroy the agent; only this ends its transfers in flight for certain."""
         for read in self._reads:
             read.drop_handle(self._errors)
         for handle in [*self._remote.values(), *self._local]:
@@ -261,7 +267,7 @@ class NixlAgent:
         for registered in self._registered:
             self._agent.deregister_memory(registered)
         self._registered.clear()
-        self._wait_for_rest.clear()
+        self._on_idle.clear()
         del self._agent
         self._memory.clear()
         with self._lock:
@@ -274,7 +280,7 @@ class NixlAgent:
 
 
 def create_agent(name: str) -> tuple[Any, tuple[type[Exception], ...]]:
-    """A NIXL agent and the errors that it raises, which share no base. Raises TransportUnavailable."""
+    """Return a new NIXL agent and the errors that it raises, which share no base. Raises TransportUnavailable."""
     if not NIXL.is_installed:
         raise TransportUnavailable(NIXL.missing("--transport nixl"))
     try:
@@ -282,7 +288,7 @@ def create_agent(name: str) -> tuple[Any, tuple[type[Exception], ...]]:
     except ImportError as error:
         raise TransportUnavailable(f"NIXL cannot be imported: {error}") from error
     errors = tuple(kind for kind in vars(_bindings).values() if isinstance(kind, type) and issubclass(kind, Exception))
-    # NIXL writes its log to the standard output by itself; here it takes the same way as everybody's.
+    # NIXL logs to the standard output through its own handler; use the root logger's handlers instead.
     log = logging.getLogger("nixl")
     log.handlers.clear()
     log.propagate = True
@@ -293,5 +299,5 @@ def create_agent(name: str) -> tuple[Any, tuple[type[Exception], ...]]:
     except RuntimeError as error:
         raise TransportUnavailable(f"NIXL does not start here: {error}") from error
     if not agent.get_plugin_mem_types("UCX"):
-        raise TransportUnavailable("NIXL's UCX backend does not load here")
+        raise TransportUnavailable("NIXL cannot load its UCX backend here")
     return agent, errors

@@ -1,4 +1,4 @@
-"""Where a pool's memory is, in NIXL's words, and what of UCX could read a GPU's."""
+"""The location of a pool's memory in NIXL's terms, and UCX's support for GPU memory."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,40 +12,40 @@ EXPANDABLE = "memory of PyTorch's expandable segments (PYTORCH_CUDA_ALLOC_CONF) 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlace:
-    """A kind of memory, and of which device."""
+    """A kind of memory and its device."""
 
     kind: str = "DRAM"  # or VRAM
-    device: int = 0  # this process's number of it
+    device: int = 0  # index in this process
 
     @classmethod
     def of(cls, memory: Tensor) -> "MemoryPlace":
-        """Where a tensor is, which is on the CPU or a GPU."""
+        """Return the location of a tensor on the CPU or a GPU."""
         return cls("VRAM", memory.get_device()) if memory.is_cuda else cls()
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is a GPU's memory."""
+        """Whether this is GPU memory."""
         return self.kind == "VRAM"
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name for messages."""
         return "GPU memory" if self.is_gpu else "host memory"
 
 
 def gpu_number(device: torch.device) -> int | None:
-    """This process's number of a GPU; None for the host, and where there is no GPU to be had."""
+    """Return the index of a GPU in this process; None for the CPU, or if CUDA is not available."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
     return device.index if device.index is not None else torch.cuda.current_device()
 
 
 def bind_thread(device: int) -> None:
-    """Makes a GPU's context that of the calling thread: UCX registers and copies in the caller's."""
+    """Make a GPU's CUDA context current in the calling thread, in which UCX registers and copies memory."""
     torch.cuda.set_device(device)
     torch.cuda.current_stream(device).synchronize()
 
 
 def has_ucx_cuda() -> bool:
-    """Whether UCX has loaded its CUDA transports into this process; without the driver's libcuda it does not."""
+    """Return whether UCX has loaded its CUDA transports into this process, which needs the driver's libcuda."""
     return any(UCX_CUDA_MODULE in line for line in Path("/proc/self/maps").read_text().splitlines())

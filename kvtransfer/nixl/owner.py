@@ -1,4 +1,4 @@
-"""The owner's half of reads over NIXL: polls while readers want it, and says how often it has."""
+"""The owner's half of reads over NIXL: polls while readers request it, and reports its number of polls."""
 
 import asyncio
 import socket
@@ -11,19 +11,19 @@ from baton.kvtransfer.tcp.connection import keep_alive
 
 
 class NixlOwner:
-    """Serves readers; what moves their blocks is NIXL, or a device."""
+    """Serves readers' control connections; NIXL or a device transfers the blocks."""
 
     def __init__(self, agent: NixlAgent) -> None:
         self._agent = agent
 
     async def serve(self, sock: socket.socket, _caller: Caller) -> None:
-        """Polls while an admitted caller wants it, and learns of the caller's end."""
+        """Poll while an admitted caller requests it, until the caller disconnects."""
         keep_alive(sock)
         await _Reader(self._agent, sock).serve()
 
 
 class _Reader:
-    """One connection."""
+    """The connection to one reader."""
 
     def __init__(self, agent: NixlAgent, sock: socket.socket) -> None:
         self._agent = agent
@@ -34,28 +34,28 @@ class _Reader:
 
     async def serve(self) -> None:
         try:
-            while words := await self._loop.sock_recv(self._sock, 64):
-                for at in range(len(words)):
-                    self._hear(words[at : at + 1])
+            while received := await self._loop.sock_recv(self._sock, 64):
+                for at in range(len(received)):
+                    self._handle(received[at : at + 1])
         finally:
             if self._wants_polls:
                 self._agent.poll_for_peer(-1)
 
-    def _hear(self, word: bytes) -> None:
-        if word == COUNT:
-            if not self._wants_count:  # or who asks without end would have us remember it
+    def _handle(self, command: bytes) -> None:
+        if command == COUNT:
+            if not self._wants_count:  # one pending count per reader bounds the memory that it can use
                 self._wants_count = True
-                self._agent.count_at_rest(self._count)
-        elif (word == POLL) != self._wants_polls:
+                self._agent.report_polls_when_idle(self._report_polls)
+        elif (command == POLL) != self._wants_polls:
             self._wants_polls = not self._wants_polls
             self._agent.poll_for_peer(1 if self._wants_polls else -1)
 
-    def _count(self, num_polls: int) -> None:
-        """Called in the agent's thread."""
-        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self._answer, num_polls)
+    def _report_polls(self, num_polls: int) -> None:
+        """Send the count from the event loop; called in the agent's thread."""
+        with suppress(RuntimeError):  # the loop was closed
+            self._loop.call_soon_threadsafe(self._send_count, num_polls)
 
-    def _answer(self, num_polls: int) -> None:
+    def _send_count(self, num_polls: int) -> None:
         self._wants_count = False
-        with suppress(OSError):  # the reader is gone, or does not listen
+        with suppress(OSError):  # the reader has disconnected or does not read
             self._sock.send(num_polls.to_bytes(COUNT_BYTES, "little"))

@@ -1,4 +1,4 @@
-"""A peer that NIXL reads, and the plain connection beside NIXL."""
+"""A peer that NIXL reads, and the control connection to it."""
 
 import socket
 from contextlib import suppress
@@ -8,52 +8,53 @@ from baton.kvtransfer.errors import PeerLost
 from baton.kvtransfer.staged.control import receive_bytes
 from baton.kvtransfer.units import Units
 
-POLL = b"+"  # a reader's words to the other side: poll from now on
-REST = b"-"  # that will do
-COUNT = b"?"  # once you do not poll, for whomever: say how often you have
+# Commands of a reader to the owner.
+POLL = b"+"  # poll from now on
+REST = b"-"  # stop polling
+COUNT = b"?"  # once idle, that is, polling for no peer, report the number of polls so far
 COUNT_BYTES = 8
 
 
 class NixlPeer:
-    """Owns the connection that tells of the peer's end, and over which we ask it to poll."""
+    """A peer with its control connection, whose end signals the peer's end and over which polling is requested."""
 
     def __init__(self, description: PoolDescription, units: Units, sock: socket.socket) -> None:
         self.description = description
         self.units = units
         self.sock = sock
-        self.region = -1  # our pool in these units, as the agent numbers it, once that is prepared
-        self.reason = ""  # for the choice of NIXL, once it is known
-        self._num_reads_in_need = 0
+        self.region = -1  # the agent's index of our pool in these units; -1: not prepared yet
+        self.reason = ""  # why NIXL was chosen; empty until the probe has ended
+        self._num_polled_reads = 0
 
     @property
     def peer_id(self) -> PeerId:
         """The peer's incarnation."""
         return PeerId(self.description.incarnation)
 
-    def ask(self) -> None:
-        """A read needs the peer to poll."""
-        self._num_reads_in_need += 1
-        if self._num_reads_in_need == 1:
-            self._say(POLL)
+    def start_polling(self) -> None:
+        """Count a read that needs the peer to poll; the first makes the peer poll."""
+        self._num_polled_reads += 1
+        if self._num_polled_reads == 1:
+            self._send(POLL)
 
     def stop_polling(self) -> None:
-        """A read that needed it has ended."""
-        self._num_reads_in_need -= 1
-        if self._num_reads_in_need == 0:
-            self._say(REST)
+        """Uncount a read that needed the peer to poll; the last makes the peer stop."""
+        self._num_polled_reads -= 1
+        if self._num_polled_reads == 0:
+            self._send(REST)
 
-    async def polls_at_rest(self) -> int:
-        """How often the peer has polled, as it says once it rests: all that was said before has been heard by then.
+    async def num_polls_when_idle(self) -> int:
+        """Return the peer's number of polls, which it reports once idle and after it has handled earlier commands.
 
-        Only while nobody watches the connection. Raises PeerLost.
+        Must not be called while the event loop watches the connection. Raises PeerLost.
         """
-        self._say(COUNT)
+        self._send(COUNT)
         try:
             return int.from_bytes(await receive_bytes(self.sock, COUNT_BYTES), "little")
         except OSError as error:
             raise PeerLost(f"peer {self.peer_id} broke the connection: {error}") from error
 
-    def _say(self, word: bytes) -> None:
-        # A peer that is gone or does not listen is noticed elsewhere: by its connection's end or the read's deadline.
+    def _send(self, command: bytes) -> None:
+        # A lost or stopped peer is detected elsewhere: by the end of its connection or the read's deadline.
         with suppress(OSError):
-            self.sock.send(word)
+            self.sock.send(command)

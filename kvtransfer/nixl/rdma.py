@@ -1,4 +1,4 @@
-"""What this host can read over."""
+"""Detection of RDMA devices."""
 
 import os
 
@@ -6,5 +6,5 @@ DEVICES = "/sys/class/infiniband"
 
 
 def has_rdma_device() -> bool:
-    """Whether this host has a device that reads remote memory without a processor's help."""
+    """Return whether this host has an RDMA device."""
     return os.path.isdir(DEVICES) and bool(os.listdir(DEVICES))

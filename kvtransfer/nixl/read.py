@@ -1,4 +1,4 @@
-"""A read over NIXL, step by step."""
+"""A read over NIXL, split into steps."""
 
 import asyncio
 import time
@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.kvtransfer.base import Landed, nobody
+from baton.kvtransfer.base import Landed, ignore_landed
 from baton.kvtransfer.nixl.gpu_memory import MemoryPlace
 from baton.kvtransfer.threads import Failed, end_soon
 from baton.kvtransfer.transfers import Transfer
 
-ASK_AFTER_S = 1e-3  # a step by RDMA or cross-memory attach takes less time or gets on by itself
-MAX_STEP_BYTES = 4 << 20  # asked for at once; an aborted read ends after as much
-MAX_GPU_STEP_BYTES = 32 << 20  # the same between GPUs, which take some 100 us for it
+ASK_AFTER_S = 1e-3  # without progress, before polling is requested; RDMA and cross-memory attach never need it
+MAX_STEP_BYTES = 4 << 20  # per step; an aborted read ends after its current step
+MAX_GPU_STEP_BYTES = 32 << 20  # the same between GPUs, which take about 100 us for it
 HOST = MemoryPlace()
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Equal pieces of memory, one behind the other."""
+    """A contiguous region of equal pieces of memory."""
 
     address: int
     piece_bytes: int
@@ -31,13 +31,13 @@ class Region:
     place: MemoryPlace = HOST
 
     def rows(self) -> NDArray[np.uint64]:
-        """NIXL's compressed descriptor: address, length, device, stride, count."""
+        """Return NIXL's compressed descriptor, [1, 5]: address, length, device, stride, count."""
         row = [self.address, self.piece_bytes, self.place.device, self.piece_bytes, self.num_pieces]
         return np.array([row], np.uint64)
 
 
 class Read:
-    """Pieces of a peer's region on their way into ours; used in the agent's thread alone once it was started."""
+    """A read of pieces of a peer's region into ours; once started, used only in the agent's thread."""
 
     def __init__(
         self,
@@ -49,40 +49,40 @@ class Read:
         transfer: Transfer,
         ended: "asyncio.Future[None]",
         ask: Callable[[], object],
-        landed: Landed = nobody,
+        landed: Landed = ignore_landed,
         max_step_bytes: int = MAX_STEP_BYTES,
         ask_after_s: float = ASK_AFTER_S,
     ) -> None:
-        """`region`: number of our region; `ours` and `theirs`: indices of the pieces, pairwise.
+        """`region`: the agent's index of our region; `ours` and `theirs`: indices of the pieces, pairwise.
 
-        `ended` ends with the read. `ask` is called, in the agent's thread, if the read has not got on for `ask_after_s`
-        without the peer's polling. `landed`: see KVTransport.read.
+        `ended` is resolved with the read's outcome. `ask`, which requests polling by the peer, is called in the agent's
+        thread if a step makes no progress for `ask_after_s` seconds. `landed`: see KVTransport.read.
         """
         self.peer = peer
         self.region = region
-        self.handle: Any = None  # of the step in flight
+        self.handle: Any = None  # NIXL's handle of the step in flight
         self.is_broken = False
-        self.finished_at_once = True  # NIXL never had a step in flight after it was posted
+        self.finished_immediately = True  # every step was done when NIXL returned from posting it
         self._ask = ask
         self._landed = landed
         self._waits_since_s: float | None = None
-        self.has_asked = False
+        self.has_requested_polling = False
         self._all_ours = np.asarray(ours, np.int32)
         self._all_theirs = np.asarray(theirs, np.int32)
         self._step = max(1, max_step_bytes // piece_bytes)
         self._ask_after_s = ask_after_s
         self._next = 0
         self._transfer = transfer
-        self._ended: asyncio.Future[None] | None = ended  # until then
-        self.ours = self.theirs = self._all_ours[:0]  # of the step in flight
+        self._ended: asyncio.Future[None] | None = ended  # dropped when the read ends, to avoid a reference cycle
+        self.ours = self.theirs = self._all_ours[:0]  # pieces of the step in flight
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the read has ended, well or not."""
         return self._ended is None
 
     def next_step(self) -> bool:
-        """Turns to the next pieces; False when there are none. Raises the reason if the read was aborted."""
+        """Advance to the next pieces; return False if there are none. Raises the reason if the read was aborted."""
         self._transfer.check()
         start, self._next = self._next, self._next + self._step
         self.ours = self._all_ours[start : self._next]
@@ -90,44 +90,44 @@ class Read:
         return len(self.ours) > 0
 
     def end_step(self) -> None:
-        """The step in flight has ended well."""
+        """Handle the success of the step in flight."""
         self.handle.release()
         self.handle = None
         self._waits_since_s = None
         self._landed(len(self.ours))
 
     def wait(self) -> None:
-        """The step in flight goes on."""
-        self.finished_at_once = False
+        """Handle a poll that found the step still in flight; request polling by the peer if it is late."""
+        self.finished_immediately = False
         now_s = time.monotonic()
         if self._waits_since_s is None:
             self._waits_since_s = now_s
-        elif not self.has_asked and now_s - self._waits_since_s > self._ask_after_s:
-            self.has_asked = True
+        elif not self.has_requested_polling and now_s - self._waits_since_s > self._ask_after_s:
+            self.has_requested_polling = True
             self._ask()
 
     def finish(self) -> None:
-        """All pieces are here."""
+        """End the read successfully."""
         self._end(None)
 
     def break_off(self, error: Exception) -> None:
-        """NIXL's connection is broken, and will not mend."""
+        """End the read with an error that leaves NIXL's connection permanently broken."""
         self.is_broken = True
         self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Nothing more will come; what NIXL says of an error ends its writes too."""
+        """End the read with an error; once NIXL reports an error, it does not write any more."""
         self.handle = None
         self._end(Failed(error))
 
     def drop_handle(self, errors: tuple[type[Exception], ...]) -> None:
-        """Lets go of a step in flight, before the agent is destroyed."""
+        """Release the handle of a step in flight, before the agent is destroyed."""
         if self.handle is not None:
-            with suppress(*errors):  # NIXL may say that it is in flight, which is known
+            with suppress(*errors):  # NIXL may complain that the step is in flight
                 self.handle.release()
             self.handle = None
 
     def _end(self, outcome: Failed | None) -> None:
-        ended, self._ended = self._ended, None  # an error's frames know the read; see `threads`
+        ended, self._ended = self._ended, None  # an error's frames reference the read; see `threads`
         if ended is not None:
             end_soon(ended, outcome)

@@ -1,15 +1,15 @@
-"""NIXL over UCX: remote memory is read by the device (RDMA), or by the kernel on one host (cross-memory attach).
+"""The NIXL transport over UCX: a device reads remote memory (RDMA), or the kernel does on one host (CMA).
 
-Beside NIXL each pair of peers keeps a plain TCP connection: it greets, and its end is how each side learns that the
-other is gone, since NIXL says nothing of a peer while no transfer is in flight.
+Each pair of peers also keeps a plain TCP control connection. It carries the handshake, and its end signals that the
+other side has ended, since NIXL does not report the loss of a peer while no transfer is in flight.
 
-Where UCX has neither RDMA nor cross-memory attach it emulates reads over TCP, with the peer's processor and software.
-That is refused: a reader that dies while its peer was stopped can make UCX abort the *peer's* process (UCX's "Fatal:
-unexpected error: Endpoint timeout"), and the tcp transport is faster.
+If neither RDMA nor cross-memory attach (CMA) is available, UCX emulates reads over TCP, using the peer's CPU. That is
+refused: a reader that dies while its peer is stopped can make UCX abort the *peer's* process (UCX's "Fatal: unexpected
+error: Endpoint timeout"), and the tcp transport is faster.
 
-A pool on a GPU is read into another on a GPU: by cuda_ipc on one host, by GPUDirect RDMA between hosts. Where UCX can
-do neither it stages through both hosts' memory, and says nothing. But then it needs the peer's processor, so a read
-while the peer rests tells, if it did rest: this too is refused, with the reason.
+A pool on a GPU is read into a pool on a GPU: by cuda_ipc on one host, by GPUDirect RDMA between hosts. If neither is
+available, UCX silently stages through the memory of both hosts. It then needs the peer's CPU, so a read while the peer
+verifiably does not poll detects it. This too is refused, with the reason.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from baton.kvtransfer import endpoint
-from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
+from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, ignore_landed
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable, truncated_repr
 from baton.kvtransfer.listener import Listener, is_open
 from baton.kvtransfer.local_pool import LocalPool
@@ -46,40 +46,40 @@ NAME = "nixl"
 HOST = torch.device("cpu")
 MAX_ADDRESS = 1 << 64
 MAX_DEVICES = 1 << 10
-TRIAL_SHARE = 0.8  # of the deadline for connecting
+PROBE_SHARE = 0.8  # share of the connect deadline for the probe
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where an owner listens, and how NIXL reaches its memory; stride and count are the description's."""
+    """The address where an owner listens, and of its memory; block size and count are in the PoolDescription."""
 
     host: str
     port: int
     key: str
-    metadata: str  # NIXL's, base64
+    metadata: str  # NIXL's metadata, base64
     base: int  # address of block 0
     rdma: int  # 1 if the host has an RDMA device
     memory: str  # DRAM or VRAM
-    device: int  # the owner's number of the GPU
-    boot: str  # which kernel the owner runs under
+    device: int  # index of the GPU in the owner's process
+    boot: str  # boot id of the owner's kernel
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """Our pool, and a block outside it for trial reads."""
+    """Our pool, and a block outside it as the destination of probe reads."""
 
     pool: LocalPool
-    trial: Tensor
+    probe_block: Tensor
     place: MemoryPlace
 
     @property
     def max_step_bytes(self) -> int:
-        """Asked for at once."""
+        """Bytes per step of a read."""
         return MAX_GPU_STEP_BYTES if self.place.is_gpu else MAX_STEP_BYTES
 
 
 class NixlTransport:
-    """Reads pools through NIXL; a read that NIXL cannot abort keeps its blocks in quarantine until it ends."""
+    """KVTransport over NIXL. NIXL cannot abort a read, so its blocks stay in quarantine until it ends."""
 
     def __init__(
         self,
@@ -89,14 +89,14 @@ class NixlTransport:
         connect_deadline_s: float = 5.0,
         one_sided_only: bool = True,
         port: int = 0,
-        tries_at_rest: bool | None = None,
+        probe_while_idle: bool | None = None,
         device: torch.device = HOST,
     ) -> None:
-        """`one_sided_only=False` lets UCX emulate reads: not for service, see above. Raises TransportUnavailable.
+        """`one_sided_only=False` permits reads that UCX emulates: not for production, see the module's docstring.
 
-        `port`: where peers greet; 0: any free one. `tries_at_rest`: find out whether reads are one-sided by some while
-        the peer rests, and not by whether they end at once, as a copy by the kernel does; None: for GPUs only.
-        `device`: where the pool will be.
+        `port`: listens here for peers, 0: any free port. `probe_while_idle`: probe whether reads are one-sided with
+        reads while the peer does not poll, instead of by whether they end immediately, as a copy by the kernel does;
+        None: for GPUs only. `device`: of the pool to be registered. Raises TransportUnavailable.
         """
         self.quarantine = quarantine if quarantine is not None else Quarantine()
         self._identity = identity
@@ -104,13 +104,13 @@ class NixlTransport:
         self._port = port
         self._connect_deadline_s = connect_deadline_s
         self._one_sided_only = one_sided_only
-        self._tries_at_rest = tries_at_rest
+        self._probe_while_idle = probe_while_idle
         self._registered: Registered | None = None
         self._listener: Listener | None = None
-        self._dormant: dict[PeerId, NixlPeer] = {}  # forgotten, but alive
+        self._dormant: dict[PeerId, NixlPeer] = {}  # forgotten but alive peers, with their connection
         self._transfers = Transfers(self.quarantine)
-        self._connections: Connections[NixlPeer] = Connections(connect_deadline_s, self._transfers, self._put_to_sleep)
-        # The name is the life's id: one that was dead once can never come back.
+        self._connections: Connections[NixlPeer] = Connections(connect_deadline_s, self._transfers, self._make_dormant)
+        # The agent's name is the incarnation, so that NIXL never mistakes a restarted peer for the one that ended.
         self._agent = NixlAgent(identity.incarnation, gpu_number(device))
 
     @property
@@ -119,17 +119,17 @@ class NixlTransport:
         return {peer: TransportChoice(NAME, self._connections.get(peer).reason) for peer in self._connections.peers()}
 
     def register_pool(self, pool: Tensor) -> PoolDescription:
-        """Registers the memory with NIXL and listens for peers; see KVTransport.
+        """Register the memory with NIXL and listen for peers; see KVTransport.
 
-        Raises OSError if the given port cannot be had, TransportUnavailable for a GPU's memory where UCX has no CUDA.
+        Raises OSError if the given port is not available, TransportUnavailable for GPU memory if UCX lacks CUDA.
         """
         local, place = LocalPool.of(pool, self._identity, on_gpu=True), MemoryPlace.of(pool)
         agent = self._agent
-        trial = torch.empty(local.block_bytes, dtype=torch.uint8, device=pool.device)
-        for memory in (pool, trial):
+        probe_block = torch.empty(local.block_bytes, dtype=torch.uint8, device=pool.device)
+        for memory in (pool, probe_block):
             agent.call(partial(agent.register, memory, place)).result()
         metadata = base64.b64encode(agent.call(agent.metadata).result()).decode()
-        self._registered = Registered(local, trial, place)
+        self._registered = Registered(local, probe_block, place)
         sock = listening_socket(self._host, self._port)
         host, port = sock.getsockname()[:2]
         key, rdma = secrets.token_hex(16), int(has_rdma_device())
@@ -138,7 +138,7 @@ class NixlTransport:
         return local.describe(NAME, endpoint.encode(address))
 
     async def connect(self, peer: PoolDescription) -> PeerId:
-        """Greets the peer and reads a unit on trial; see KVTransport."""
+        """Greet the peer and probe how NIXL reads it; see KVTransport."""
         units = self._require_registered().pool.units(peer)
         peer_id = PeerId(peer.incarnation)
         await self._connections.ensure(peer_id, lambda: self._open(peer, units))
@@ -150,9 +150,9 @@ class NixlTransport:
         remote: Sequence[int],
         local: Sequence[int],
         deadline_s: float,
-        landed: Landed = nobody,
+        landed: Landed = ignore_landed,
     ) -> None:
-        """Reads in the agent's thread, some MiB at a time; see KVTransport."""
+        """Read in the agent's thread, in steps of 4 MiB, or 32 MiB between GPUs; see KVTransport."""
         connection = self._connections.get(peer)
         units = connection.units
         units.check(peer, remote, local)
@@ -166,14 +166,14 @@ class NixlTransport:
             raise PeerLost(f"peer {peer} ended during the read")
 
     def forget(self, peer: PeerId) -> None:
-        """Ends the reads from the peer; see KVTransport.
+        """Abort the reads from the peer; see KVTransport.
 
-        NIXL's connection sleeps on until the peer ends: UCX does not give back a living peer's sockets.
+        NIXL's connection is kept until the peer ends, since UCX does not release the sockets of a live peer.
         """
         self._connections.forget(peer)
 
     async def close(self) -> None:
-        """Destroys the agent, which ends every transfer; see KVTransport."""
+        """Destroy the agent, which ends every transfer; see KVTransport."""
         if self._listener is not None:
             await self._listener.close()
         await self._connections.close()
@@ -188,18 +188,18 @@ class NixlTransport:
         return self._registered
 
     async def _run(self, peer: NixlPeer, make: "partial[Read]", held: Sequence[int], deadline_s: float) -> Read:
-        """Starts a read and waits for its end; asks the peer to poll if it does not get on."""
+        """Start a read and wait for its end; make the peer poll if the read makes no progress."""
         loop = asyncio.get_running_loop()
         reads: list[Read] = []
 
         def start(transfer: Transfer) -> "asyncio.Future[None]":
             ended: asyncio.Future[None] = loop.create_future()
-            reads.append(make(transfer, ended, lambda: loop.call_soon_threadsafe(peer.ask)))
+            reads.append(make(transfer, ended, lambda: loop.call_soon_threadsafe(peer.start_polling)))
             self._agent.read(reads[0])
             return ended
 
         def finish(_: bool) -> None:
-            if reads[0].has_asked:
+            if reads[0].has_requested_polling:
                 peer.stop_polling()
             if reads[0].is_broken:
                 self._lose(peer)
@@ -215,9 +215,9 @@ class NixlTransport:
         pool = self._require_registered().pool
         sock = await open_connection(address.host, address.port, address.key, pool, peer)
         connection = NixlPeer(peer, units, sock)
-        connection.ask()  # UCX sets a connection up with both sides' help
+        connection.start_polling()  # UCX needs both sides to poll while it sets up a connection
         try:
-            connection.reason = await self._try_in_time(connection, address)
+            connection.reason = await self._probe_within_limit(connection, address)
         except BaseException:
             sock.close()
             self._agent.call(partial(self._agent.remove_peer, peer.incarnation))
@@ -226,56 +226,56 @@ class NixlTransport:
         asyncio.get_running_loop().add_reader(sock.fileno(), self._lose, connection)
         return connection
 
-    async def _try_in_time(self, connection: NixlPeer, address: Endpoint) -> str:
-        """A peer that is there, but over NIXL does not answer, is for another transport."""
-        limit_s = self._connect_deadline_s * TRIAL_SHARE
+    async def _probe_within_limit(self, connection: NixlPeer, address: Endpoint) -> str:
+        """Probe the peer; raise TransportUnavailable, not TransferDeadline, if it is alive but NIXL's reads hang."""
+        limit_s = self._connect_deadline_s * PROBE_SHARE
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                return await self._try(connection, address)
+                return await self._probe(connection, address)
         if not is_open(connection.sock):
             raise PeerLost(f"peer {connection.peer_id} ended while it was being connected")
-        raise TransportUnavailable(f"NIXL read nothing of peer {connection.peer_id} on trial within {limit_s:g} s")
+        raise TransportUnavailable(f"NIXL's probe of peer {connection.peer_id} did not end within {limit_s:g} s")
 
-    async def _try(self, connection: NixlPeer, address: Endpoint) -> str:
-        """Reads a unit, to see how; returns that in words."""
+    async def _probe(self, connection: NixlPeer, address: Endpoint) -> str:
+        """Validate the peer's address and read a unit as a probe; return a description of how NIXL reads it."""
         peer, unit_bytes = connection.description, connection.units.unit_bytes
         registered = self._require_registered()
         theirs = MemoryPlace(address.memory, address.device)
         if theirs.kind != registered.place.kind:
             raise TransportUnavailable(
                 f"the pool of peer {peer.incarnation} is in {theirs.name}, ours in {registered.place.name}: UCX would "
-                "stage what is read between them"
+                "stage reads between them"
             )
         if not 0 <= theirs.device < MAX_DEVICES:
             raise PeerRefused(
-                f"peer {peer.incarnation} says that its pool is on device {truncated_repr(theirs.device)}"
+                f"peer {peer.incarnation} claims that its pool is on device {truncated_repr(theirs.device)}"
             )
         region = Region(address.base, unit_bytes, connection.units.num_remote, theirs)
         if not 0 < address.base < address.base + peer.num_blocks * peer.block_bytes < MAX_ADDRESS:
-            raise PeerRefused(f"peer {peer.incarnation} says that its pool is at {address.base:#x}")
+            raise PeerRefused(f"peer {peer.incarnation} claims that its pool is at {address.base:#x}")
         try:
             metadata = base64.b64decode(address.metadata, validate=True)
         except ValueError as error:
             raise PeerRefused(f"peer {peer.incarnation} has garbled NIXL metadata") from error
-        name = await self._agent.ask(lambda: self._agent.add_peer(metadata, region))
+        name = await self._agent.call_async(lambda: self._agent.add_peer(metadata, region))
         if name != peer.incarnation:
             self._agent.call(partial(self._agent.remove_peer, name))
-            raise PeerRefused(f"the peer's NIXL agent is {name!r}, it was described as {peer.incarnation!r}")
+            raise PeerRefused(f"the peer's NIXL agent is {name!r}, its description has {peer.incarnation!r}")
         ours = Region(registered.pool.address, unit_bytes, connection.units.num_local, registered.place)
-        trials = Region(registered.trial.data_ptr(), unit_bytes, 1, registered.place)
-        connection.region = await self._agent.ask(lambda: self._agent.prepare(ours))
-        trial_region = await self._agent.ask(lambda: self._agent.prepare(trials))
-        trial = partial(Read, peer.incarnation, trial_region, [0], [0], unit_bytes)
+        scratch = Region(registered.probe_block.data_ptr(), unit_bytes, 1, registered.place)
+        connection.region = await self._agent.call_async(lambda: self._agent.prepare(ours))
+        scratch_region = await self._agent.call_async(lambda: self._agent.prepare(scratch))
+        probe = partial(Read, peer.incarnation, scratch_region, [0], [0], unit_bytes)
 
         def run(ask_after_s: float) -> Awaitable[Read]:
-            return self._run(connection, partial(trial, ask_after_s=ask_after_s), [], self._connect_deadline_s)
+            return self._run(connection, partial(probe, ask_after_s=ask_after_s), [], self._connect_deadline_s)
 
-        if registered.place.is_gpu if self._tries_at_rest is None else self._tries_at_rest:
+        if registered.place.is_gpu if self._probe_while_idle is None else self._probe_while_idle:
             return await device_path(run, connection, address.boot == boot_id(), self._one_sided_only)
         have_rdma = bool(address.rdma) and has_rdma_device()
         return await host_path(run, connection, have_rdma, self._one_sided_only)
 
-    def _put_to_sleep(self, peer: PeerId, connection: NixlPeer) -> None:
+    def _make_dormant(self, peer: PeerId, connection: NixlPeer) -> None:
         self._dormant[peer] = connection
 
     def _lose(self, connection: NixlPeer) -> None:
@@ -290,5 +290,5 @@ class NixlTransport:
 
 
 def boot_id() -> str:
-    """Names this boot of the kernel."""
+    """Return the id of this boot of the kernel, which identifies the host."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

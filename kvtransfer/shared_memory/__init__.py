@@ -1,1 +1,1 @@
-"""KV transfer between processes of one host through shared memory."""
+"""KV transfer between processes on one host through shared memory."""

@@ -1,4 +1,4 @@
-"""Memory of a pool that other processes of the host can map."""
+"""Pool memory that other processes on the host can map."""
 
 import errno
 import fcntl
@@ -10,19 +10,19 @@ from math import prod
 import torch
 from torch import Tensor
 
-# Absent from Python's mmap module: linux/mman.h, since Linux 5.14.
+# From linux/mman.h, since Linux 5.14; missing in Python's mmap module.
 MADV_POPULATE_READ = 22
 MADV_POPULATE_WRITE = 23
 POPULATE_STEP_BYTES = 16 << 20
-# A reader may rely on the size: a file that shrinks under a mapping kills whoever touches it.
+# Readers rely on a fixed size: accessing a mapping of a file that has shrunk raises SIGBUS.
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h, since Linux 5.1: nobody else can ever write, whatever it does with the file
+F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h, since Linux 5.1: forbids every write but through mappings that exist
 
 
 class SharedPool:
-    """Owns an anonymous file in memory (memfd) and one tensor in it.
+    """An anonymous file in memory (memfd) and one tensor in it.
 
-    The pages are freed with the last mapping of any process, so that nothing is left behind after a `kill -9`.
+    The kernel frees the pages with the last mapping in any process, so a `kill -9` leaves nothing behind.
     """
 
     def __init__(self) -> None:
@@ -30,12 +30,13 @@ class SharedPool:
         self._tensor: Tensor | None = None
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """The pool's tensor, zeroed; called once.
+        """Allocate the pool's tensor, zeroed; called once.
 
-        All pages are taken at once: too little memory shows here and not in the middle of a request.
+        All pages are allocated now, so that a lack of memory shows here and not during a request. Raises ValueError for
+        a second call or an empty shape, MemoryError.
         """
         if self._tensor is not None:
-            raise ValueError("a shared pool holds one tensor, which was allocated before")
+            raise ValueError("a shared pool holds one tensor, which is allocated already")
         num_bytes = prod(shape) * dtype.itemsize
         if num_bytes <= 0:
             raise ValueError(f"a shared pool cannot hold a tensor of shape {tuple(shape)}")
@@ -49,18 +50,18 @@ class SharedPool:
 
     @property
     def fd(self) -> int:
-        """The file; its byte 0 is the first byte of block 0."""
+        """Descriptor of the file, which starts with block 0."""
         return self._fd
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor is this pool's own."""
+        """Return whether a tensor is the one allocated from this pool."""
         return self._tensor is not None and (tensor.data_ptr(), tensor.nbytes) == (
             self._tensor.data_ptr(),
             self._tensor.nbytes,
         )
 
     def close(self) -> None:
-        """Gives the file back; the memory goes with the last tensor and the last peer's mapping. Idempotent."""
+        """Close the file; the memory is freed with the last tensor and the last peer's mapping. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
@@ -68,9 +69,9 @@ class SharedPool:
 
 
 def populate(mapping: mmap.mmap, advice: int) -> None:
-    """Makes all pages of a mapping present; older kernels do it page by page at first touch instead.
+    """Fault in all pages of a mapping, in steps of 16 MiB, since Python holds the GIL during each. Raises MemoryError.
 
-    In steps, since Python holds its lock during each. Raises MemoryError.
+    No-op before Linux 5.14, where pages are faulted in at first access.
     """
     for start in range(0, len(mapping), POPULATE_STEP_BYTES):
         try:

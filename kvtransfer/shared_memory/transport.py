@@ -1,8 +1,8 @@
-"""Same host: peers map each other's pools and copy from them.
+"""The shared-memory transport: peers on one host map each other's pools and copy from them.
 
-The owner passes its pool's file over a Unix socket, and the socket stays open: its end is how each side learns that
-the other is gone, since a mapping alone would go on serving a dead peer's pages. A peer that is stopped, not dead, has
-an open socket and readable pages: reads from it succeed, and are right, because announced blocks are final.
+The owner passes its pool's file over a Unix socket. The socket stays open, and its end signals that the other side has
+ended; the mapping alone would continue to serve a dead peer's pages. A stopped peer has an open socket and readable
+pages: reads from it succeed and are correct, since announced blocks are final.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.kvtransfer import endpoint
-from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
+from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, ignore_landed
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
 from baton.kvtransfer.handshake import Caller, greet
 from baton.kvtransfer.listener import Listener, is_open, readable
@@ -35,22 +35,22 @@ from baton.kvtransfer.units import Units
 __all__ = ["SharedMemoryTransport", "SharedPool"]
 
 NAME = "shared_memory"
-MAX_STEP_BYTES = 1 << 20  # copied between two looks at whether the read was aborted; fits a core's own cache
+MAX_STEP_BYTES = 1 << 20  # copied between two checks for an abort; fits a core's private cache
 INLINE_BYTES = 128 << 10  # copying this much takes less time than waking a thread
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where an owner listens."""
+    """The abstract Unix socket where an owner listens."""
 
-    host: str  # which kernel and network namespace the name belongs to
+    host: str  # kernel and network namespace in which the name is valid
     name: str
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A peer's pool, mapped; unmapped when the last read that uses it has ended."""
+    """A peer's mapped pool; unmapped when the last read that uses it has ended."""
 
     units: Units
     sock: socket.socket
@@ -58,7 +58,7 @@ class Peer:
 
 
 class SharedMemoryTransport:
-    """Reads the pools of processes on this host through mappings."""
+    """KVTransport that maps the pools of other processes on this host."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class SharedMemoryTransport:
         return {peer: TransportChoice(NAME, "same host") for peer in self._connections.peers()}
 
     def register_pool(self, pool: Tensor) -> PoolDescription:
-        """Listens for peers. Raises ValueError for a pool that was not allocated from this transport's memory."""
+        """Listen for peers; see KVTransport. Raises ValueError for a pool not allocated from the SharedPool."""
         self._pool = LocalPool.of(pool, self._identity)
         if not self._memory.holds(pool):
             raise ValueError("the pool is not the tensor that was allocated from the given SharedPool")
@@ -93,7 +93,7 @@ class SharedMemoryTransport:
         return self._pool.describe(NAME, endpoint.encode(address))
 
     async def connect(self, peer: PoolDescription) -> PeerId:
-        """Maps the peer's pool; see KVTransport."""
+        """Map the peer's pool; see KVTransport."""
         units = self._require_pool().units(peer)
         peer_id = PeerId(peer.incarnation)
         await self._connections.ensure(peer_id, lambda: self._open(peer, units))
@@ -105,9 +105,9 @@ class SharedMemoryTransport:
         remote: Sequence[int],
         local: Sequence[int],
         deadline_s: float,
-        landed: Landed = nobody,
+        landed: Landed = ignore_landed,
     ) -> None:
-        """Copies in a thread, or at once if it is little; see KVTransport."""
+        """Copy in a thread, or on the event loop up to 128 KiB; see KVTransport."""
         connection = self._connections.get(peer)
         units = connection.units
         units.check(peer, remote, local)
@@ -132,11 +132,11 @@ class SharedMemoryTransport:
             raise PeerLost(f"peer {peer} ended during the read")
 
     def forget(self, peer: PeerId) -> None:
-        """Drops the mapping; see KVTransport."""
+        """Drop the mapping; see KVTransport."""
         self._connections.forget(peer)
 
     async def close(self) -> None:
-        """Stops serving and reading; see KVTransport."""
+        """Stop serving and reading; see KVTransport."""
         if self._listener is not None:
             await self._listener.close()
         await self._connections.close()
@@ -172,14 +172,14 @@ class SharedMemoryTransport:
         try:
             await loop.sock_connect(sock, f"\0{address.name}")
         except OSError as error:
-            raise PeerLost(f"peer {peer.incarnation} does not listen any more: {error}") from error
+            raise PeerLost(f"peer {peer.incarnation} no longer listens: {error}") from error
         except ValueError as error:
             raise PeerRefused(f"peer {peer.incarnation} has a garbled address: {error}") from error
         await greet(sock, self._require_pool(), peer, address.key)
         fd = await _receive_fd(sock, peer)
         mapping = map_blocks(fd, peer)
-        # The first touch of a page can cost as much as copying it. Nobody waits for this: it takes 10 to 30 ms for
-        # 256 MiB, as much as it saves the reads that come at once.
+        # The first access to a page can cost as much as copying it. This takes 10 to 30 ms for 256 MiB and runs in the
+        # background: waiting for it would cost reads that start at once as much as it saves them.
         run_in_thread("baton-kv-populate", partial(populate, mapping, MADV_POPULATE_READ))
         return np.frombuffer(mapping, np.uint8)
 
@@ -189,19 +189,19 @@ class SharedMemoryTransport:
 
 
 async def _pass_memory(memory: SharedPool, sock: socket.socket, _caller: Caller) -> None:
-    """Passes the pool's file to an admitted caller, and waits for the caller's end."""
+    """Pass the pool's file to an admitted caller and wait until it disconnects."""
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, uid, _ = struct.unpack("3i", credentials)
     if uid != os.getuid():
-        sock.send(b"u")  # without the file: another user's process has no business in this one's memory
+        sock.send(b"u")  # refusal: processes of other users must not read this memory
         return
-    # Read-only; and the file is sealed against being opened again for writing.
+    # The descriptor is read-only, and the seal forbids writes through a reopened file.
     fd = os.open(f"/proc/self/fd/{memory.fd}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         socket.send_fds(sock, [b"m"], [fd])
     finally:
         os.close(fd)
-    await asyncio.get_running_loop().sock_recv(sock, 1)  # a reader says nothing more: this is its end
+    await asyncio.get_running_loop().sock_recv(sock, 1)  # the reader sends nothing more, so this returns at its end
 
 
 async def _receive_fd(sock: socket.socket, peer: PoolDescription) -> int:
@@ -212,7 +212,7 @@ async def _receive_fd(sock: socket.socket, peer: PoolDescription) -> int:
         raise PeerLost(f"peer {peer.incarnation} closed the connection: {error}") from error
     if message == b"m" and fds:
         return fds[0]
-    for fd in fds:  # whatever else it passed is ours to close
+    for fd in fds:  # unexpected descriptors must still be closed
         os.close(fd)
     if message == b"u":
         raise TransportUnavailable(f"peer {peer.incarnation} runs as another user")
@@ -220,22 +220,19 @@ async def _receive_fd(sock: socket.socket, peer: PoolDescription) -> int:
 
 
 def map_blocks(fd: int, peer: PoolDescription) -> mmap.mmap:
-    """A peer's pool, read-only; closes `fd`.
-
-    Raises PeerRefused if the file is not what was described.
-    """
+    """Map a peer's pool read-only and close `fd`. Raises PeerRefused if the file does not match the description."""
     num_bytes = peer.num_blocks * peer.block_bytes
     try:
         if os.fstat(fd).st_size != num_bytes or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS:
             raise PeerRefused(f"peer {peer.incarnation} passed a file that is not a sealed pool of {num_bytes} bytes")
         return mmap.mmap(fd, num_bytes, prot=mmap.PROT_READ)
     except (OSError, ValueError) as error:
-        raise PeerRefused(f"peer {peer.incarnation} passed a file that is no pool: {error}") from error
+        raise PeerRefused(f"peer {peer.incarnation} passed a file that is not a pool: {error}") from error
     finally:
         os.close(fd)
 
 
 def host_id() -> str:
-    """Names this boot of the kernel and this network namespace: together the realm of an abstract Unix socket."""
+    """Return the boot id and the network namespace: together the scope of an abstract Unix socket's name."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"

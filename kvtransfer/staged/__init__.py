@@ -1,1 +1,1 @@
-"""KV transfer from GPU to GPU through host memory."""
+"""KV transfer from GPU to GPU, staged through host memory."""

@@ -10,10 +10,10 @@ from baton.kvtransfer.local_pool import LocalPool, runs
 
 
 class StagingCopy:
-    """Owns two streams beside the engine's, one for each direction; every call blocks its thread until all is copied.
+    """Copies on two side streams, one per direction; every call blocks its thread until the copy is done.
 
-    The engine's streams are not waited for: announced blocks are final, and nobody computes on blocks that are read
-    into. A pool in host memory is copied at once. A GPU that does not copy is TransferFailed.
+    They do not synchronise with the engine's streams: announced blocks are final, and no step uses blocks that are
+    still being read. A pool in host memory is copied without streams. Raises TransferFailed on a GPU error.
     """
 
     def __init__(self, pool: LocalPool, window: Tensor) -> None:
@@ -26,11 +26,11 @@ class StagingCopy:
         self._in = side_stream(device) if is_gpu else None
 
     def copy_out(self, units: Sequence[int], unit_bytes: int, first: int) -> None:
-        """Units of the pool into the window's units from `first` on."""
+        """Copy units of the pool into the window's units from `first` on."""
         self._copy(units, unit_bytes, first, is_out=True)
 
     def copy_in(self, units: Sequence[int], unit_bytes: int, first: int) -> None:
-        """The window's units from `first` on into units of the pool."""
+        """Copy the window's units from `first` on into units of the pool."""
         self._copy(units, unit_bytes, first, is_out=False)
 
     def _copy(self, units: Sequence[int], unit_bytes: int, first: int, is_out: bool) -> None:

@@ -1,4 +1,4 @@
-"""The owner's half of staged reads: copies what is asked for into frames, and knows who has them."""
+"""The owner's half of staged reads: copies requested units into frames and tracks the frames' readers."""
 
 import asyncio
 import logging
@@ -33,11 +33,11 @@ from baton.kvtransfer.units import unit_bytes_of
 
 logger = logging.getLogger(__name__)
 
-LEND_S = 5.0  # some hundred times what reading a frame takes; a reader that stands still loses its frames then
+LEND_S = 5.0  # before a reader loses a frame and its connection; reading a frame takes about a hundredth of this
 
 
 class StagingOwner:
-    """Serves a pool's units through frames; of its readers' connections each has at most two."""
+    """Serves a pool's units through frames, at most two per connection."""
 
     def __init__(
         self, pool: LocalPool, frames: ReadersFrames, frame_blocks: int, copy: StagingCopy, threads: Executor
@@ -49,7 +49,7 @@ class StagingOwner:
         self.threads = threads
 
     async def serve(self, sock: socket.socket, caller: Caller) -> None:
-        """Serves an admitted caller until it closes."""
+        """Serve an admitted caller until it closes the connection."""
         keep_alive(sock)
         unit_bytes = unit_bytes_of(self.pool.block_bytes, caller.block_bytes)
         try:
@@ -57,11 +57,11 @@ class StagingOwner:
         except (PeerRefused, TransferFailed) as error:
             logger.warning("closed a connection to the KV pool: %s", error)
         except (TransferError, OSError, TimeoutError) as error:
-            logger.info("a reader of the KV pool went away: %s", error)
+            logger.info("a reader of the KV pool disconnected: %s", error)
 
 
 class _Connection:
-    """Hears the caller and fills frames for it, both at once."""
+    """The connection to one reader: receives its requests and fills frames concurrently."""
 
     def __init__(self, owner: StagingOwner, sock: socket.socket, unit_bytes: int, frames: Share) -> None:
         self._owner = owner
@@ -69,13 +69,13 @@ class _Connection:
         self._frames = frames
         self._unit_bytes = unit_bytes
         self._per_block = owner.pool.block_bytes // unit_bytes
-        self._asked: asyncio.Queue[Sequence[int]] = asyncio.Queue()
+        self._requests: asyncio.Queue[Sequence[int]] = asyncio.Queue()
         self._lent: deque[tuple[int, asyncio.TimerHandle]] = deque()
-        self._num_staged = 0  # and asked for
-        self._speaking = asyncio.Lock()
+        self._num_staged = 0  # frames lent or requested
+        self._send_lock = asyncio.Lock()
 
     async def serve(self) -> None:
-        tasks = [asyncio.ensure_future(each) for each in (self._hear(), self._fill())]
+        tasks = [asyncio.ensure_future(each) for each in (self._receive_requests(), self._fill())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -85,7 +85,7 @@ class _Connection:
             while self._lent:
                 self._take_back()
         failures = [task.exception() for task in tasks if not task.cancelled()]
-        tasks.clear()  # no error may know itself by the frames that it went through; see `threads`
+        tasks.clear()  # no error may reference itself through the frames that it passed; see `threads`
         try:
             for failure in failures:
                 if failure is not None:
@@ -94,39 +94,40 @@ class _Connection:
             failures.clear()
             failure = None
 
-    async def _hear(self) -> None:
+    async def _receive_requests(self) -> None:
         while True:
             what = await receive_word(self._sock)
             if what == RETURN and self._lent:
                 self._take_back()
-                await self._say(RETURNED)
+                await self._send(RETURNED)
             elif what == STAGE and self._num_staged < MAX_STAGED:
                 self._num_staged += 1
-                self._asked.put_nowait(await self._receive_units())
+                self._requests.put_nowait(await self._receive_units())
             else:
-                raise PeerRefused(f"a caller said {what}, with {self._num_staged} frames staged or asked for")
+                raise PeerRefused(f"a caller sent message {what} with {self._num_staged} frames lent or requested")
 
     async def _receive_units(self) -> list[int]:
-        count, most = await receive_word(self._sock), self._owner.frame_blocks * self._per_block
-        if not 0 < count <= most:
-            raise PeerRefused(f"a caller asked for {count} units, a frame has {most}")
+        count, max_units = await receive_word(self._sock), self._owner.frame_blocks * self._per_block
+        if not 0 < count <= max_units:
+            raise PeerRefused(f"a caller requested {count} units, a frame has {max_units}")
         units: list[int] = np.frombuffer(await receive_bytes(self._sock, 4 * count), "<u4").tolist()
         wrong = next((unit for unit in units if unit >= self._owner.pool.num_blocks * self._per_block), None)
         if wrong is not None:
             blocks = self._owner.pool.num_blocks
             text = f"block {wrong // self._per_block} is not one of the pool's {blocks}".encode()
-            async with self._speaking:
+            async with self._send_lock:
                 await send_words(self._sock, REFUSED, len(text))
                 await asyncio.get_running_loop().sock_sendall(self._sock, text)
-            raise PeerRefused(f"a caller asked for block {wrong // self._per_block} of {blocks}")
+            raise PeerRefused(f"a caller requested block {wrong // self._per_block} of {blocks}")
         return units
 
     async def _fill(self) -> None:
-        owner, first = self._owner, self._owner.frame_blocks * self._per_block
+        owner, frame_units = self._owner, self._owner.frame_blocks * self._per_block
         while True:
-            units = await self._asked.get()
+            units = await self._requests.get()
             frame = await self._frames.borrow()
-            copied = run_by(owner.threads.submit, partial(owner.copy.copy_out, units, self._unit_bytes, frame * first))
+            copy = partial(owner.copy.copy_out, units, self._unit_bytes, frame * frame_units)
+            copied = run_by(owner.threads.submit, copy)
             try:
                 await settled(copied)
                 copied.result()
@@ -135,11 +136,11 @@ class _Connection:
                 raise
             finally:
                 del copied
-            self._lent.append((frame, asyncio.get_running_loop().call_later(LEND_S, _end, self._sock)))
-            await self._say(STAGED, frame)
+            self._lent.append((frame, asyncio.get_running_loop().call_later(LEND_S, _disconnect, self._sock)))
+            await self._send(STAGED, frame)
 
-    async def _say(self, *numbers: int) -> None:
-        async with self._speaking:
+    async def _send(self, *numbers: int) -> None:
+        async with self._send_lock:
             await send_words(self._sock, *numbers)
 
     def _take_back(self) -> None:
@@ -149,7 +150,7 @@ class _Connection:
         self._frames.give_back(frame)
 
 
-def _end(sock: socket.socket) -> None:
-    """Ends a connection whose reader has not given a frame back."""
+def _disconnect(sock: socket.socket) -> None:
+    """Close the connection of a reader that has not returned a frame in time."""
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""One read through host memory, frame by frame."""
+"""A read through host memory, frame by frame."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from baton.kvtransfer.units import Units
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """Our side of staged reads."""
+    """The local resources of staged reads."""
 
     pool: LocalPool
     window: StagingWindow
@@ -28,7 +28,7 @@ class Local:
 
 
 class StagedRead:
-    """A read's frames: of each side one is on its way while another is copied."""
+    """A read through frames: while one frame is transferred, the previous one is copied into our pool."""
 
     def __init__(
         self, local: Local, peer: PeerId, units: Units, their_frame_blocks: int, transfer: Transfer, landed: Landed
@@ -38,31 +38,31 @@ class StagedRead:
         self._local = local
         self._units = units
         self._landed = landed
-        self._our_frame = local.window.frame_blocks * units.local_per_block  # units
-        self._their_frame = their_frame_blocks * units.remote_per_block
-        self._filled: asyncio.Future[None] | None = None  # the copy into our pool that is under way, if there is one
+        self._our_frame = local.window.frame_blocks * units.local_per_block  # units per frame
+        self._their_frame = their_frame_blocks * units.remote_per_block  # units per frame
+        self._filled: asyncio.Future[None] | None = None  # the copy into our pool that is in flight, if any
 
     async def run(
         self, control: StagingControl, remote: Sequence[int], local: Sequence[int], deadline_s: float
     ) -> None:
-        """Returns when all units are in our pool; whatever happens, no copy into it is under way then."""
+        """Return when all units are in our pool; even after an error no copy into it is in flight any more."""
         step = min(self._our_frame, self._their_frame)
         try:
-            await control.ask(remote[:step])
+            await control.request(remote[:step])
             for start in range(0, len(remote), step):
                 theirs = await control.staged()
                 if following := remote[start + step : start + 2 * step]:
-                    await control.ask(following)
-                await self._take(control, theirs, local[start : start + step], deadline_s)
+                    await control.request(following)
+                await self._read_frame(control, theirs, local[start : start + step], deadline_s)
             await self._fill_ended()
         finally:
             if self._filled is not None:
                 await settled(self._filled)
-                self._filled.exception()  # whoever raises has another reason already
+                self._filled.exception()  # retrieved, so that asyncio does not log it; the first error is raised
                 self._filled = None
 
-    async def _take(self, control: StagingControl, theirs: int, units: Sequence[int], deadline_s: float) -> None:
-        """Reads a frame of the peer, and has it copied into our units."""
+    async def _read_frame(self, control: StagingControl, theirs: int, units: Sequence[int], deadline_s: float) -> None:
+        """Read the peer's frame `theirs` and start to copy it into our units."""
         local = self._local
         frame = await local.window.for_reads.borrow()
         ours, first = frame * self._our_frame, theirs * self._their_frame
@@ -79,7 +79,7 @@ class StagedRead:
         self._filled = filled
 
     def _fill(self, units: Sequence[int], first: int) -> None:
-        """Copies a frame into our pool; on a thread."""
+        """Copy a frame into our pool; runs on a thread."""
         self.transfer.check()
         self._local.copy.copy_in(units, self._units.unit_bytes, first)
         self._landed(len(units))
@@ -95,7 +95,7 @@ class StagedRead:
                 del filled
 
     def _give_back_when_clear(self, frame: int) -> None:
-        """A read underneath that was given up may still write into the frame."""
+        """Return our frame once no aborted read of the transport underneath may still write into it."""
         window, quarantine = self._local.window, self._local.underneath.quarantine
         first = frame * window.frame_blocks
         blocks = [block for block in range(first, first + window.frame_blocks) if block in quarantine]

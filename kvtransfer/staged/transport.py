@@ -1,13 +1,14 @@
-"""Pools on GPUs over the transports of host memory: by a copy into pinned memory here, and one out of it there.
+"""The staged transport: reads GPU pools over a host-memory transport, through windows of pinned memory on both sides.
 
-What such a read costs beside one from GPU to GPU: each byte goes twice over PCIe and twice through host memory, and
-both sides' processors have a part in it. So it is for hosts where nothing better works, or for whoever asks for it.
+Compared with a read from GPU to GPU, each byte crosses PCIe twice and host memory twice, and both CPUs take part. So it
+is for hosts where nothing better works, or for explicit requests.
 
-1. The reader asks the owner, over a connection that carries words only, to copy units of its pool into a frame of the
-   owner's window.
-2. It reads the frame over the transport underneath, into a frame of its own window. The owner fills the next one.
-3. It gives the owner's frame back, and hears that it was its own until then.
-4. It copies its own frame into its pool, while it reads the next one.
+1. The reader requests, over a control connection, that the owner copies units of its pool into a frame of the owner's
+   window.
+2. The reader reads the frame over the transport underneath, into a frame of its own window. Meanwhile the owner fills
+   the next frame.
+3. The reader returns the owner's frame, and the owner confirms that it was lent to the reader until then.
+4. The reader copies its frame into its pool while it reads the next one.
 """
 
 import asyncio
@@ -22,7 +23,15 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from baton.kvtransfer import endpoint
-from baton.kvtransfer.base import KVTransport, Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
+from baton.kvtransfer.base import (
+    KVTransport,
+    Landed,
+    PeerId,
+    PoolDescription,
+    PoolIdentity,
+    TransportChoice,
+    ignore_landed,
+)
 from baton.kvtransfer.errors import PeerLost, PeerRefused
 from baton.kvtransfer.listener import Listener
 from baton.kvtransfer.local_pool import LocalPool
@@ -38,35 +47,35 @@ from baton.kvtransfer.transfers import Connections, Transfer, Transfers
 from baton.kvtransfer.units import Units
 
 NAME = "staged"
-MAX_COPIES = 4  # at once; the bus has two directions
-MAX_IDLE_CONNECTIONS = 4  # a peer
+MAX_COPIES = 4  # at once; PCIe has two directions
+MAX_IDLE_CONNECTIONS = 4  # per peer
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where an owner listens, and its window as the transport underneath describes it."""
+    """The address where an owner listens, and the description of its window by the transport underneath."""
 
     host: str
     port: int
     key: str
     window_blocks: int
     frame_blocks: int
-    window: str  # a JSON object: that transport's endpoints, base64
+    window: str  # JSON object: the endpoints of the transport underneath, base64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Peer:
-    """A peer, and the connections to it."""
+    """A peer and the control connections to it."""
 
     description: PoolDescription
     units: Units
     address: Endpoint
-    watched: socket.socket  # says nothing; its end is the peer's
+    watched: socket.socket  # carries no data; its end signals the peer's end
     idle: list[StagingControl] = field(default_factory=list)
 
 
 class StagedTransport:
-    """Reads pools through windows of host memory, over a transport that it owns."""
+    """KVTransport through windows of host memory, over a transport that it owns."""
 
     def __init__(
         self,
@@ -79,9 +88,9 @@ class StagedTransport:
         port: int = 0,
         window_bytes: int = WINDOW_BYTES,
     ) -> None:
-        """underneath: moves host memory, has no pool yet; memory: the window's, owned from now on.
+        """`underneath`: transfers host memory, no pool yet; `memory`: for the window. Both are owned from now on.
 
-        `port`: where peers ask for frames; 0: any free one.
+        `port`: listens here for peers, 0: any free port.
         """
         self.quarantine = quarantine if quarantine is not None else Quarantine()
         self._identity = identity
@@ -99,24 +108,24 @@ class StagedTransport:
 
     @property
     def choices(self) -> Mapping[PeerId, TransportChoice]:
-        """What is underneath, by a name that says that it is staged."""
-        ways = self._underneath.choices
+        """The choice of the transport underneath for each connected peer, its name prefixed with `staged_`."""
+        choices = self._underneath.choices
         return {
-            peer: TransportChoice(f"{NAME}_{ways[peer].transport}", f"through host memory, {ways[peer].reason}")
+            peer: TransportChoice(f"{NAME}_{choices[peer].transport}", f"through host memory, {choices[peer].reason}")
             for peer in self._connections.peers()
-            if peer in ways
+            if peer in choices
         }
 
     def register_pool(self, pool: Tensor) -> PoolDescription:
-        """Allocates the window, registers it with the transport underneath, and listens; see KVTransport.
+        """Allocate the window, register it with the transport underneath, and listen for peers; see KVTransport.
 
-        Raises OSError if the given port cannot be had, TransportUnavailable where the window cannot be pinned.
+        Raises OSError if the given port is not available, TransportUnavailable if the window cannot be pinned.
         """
         local = LocalPool.of(pool, self._identity, on_gpu=True)
         try:
             return self._register(local)
-        except BaseException:  # whoever does without us has no use for the window; the rest is `close`'s
-            self._let_go_of_window()
+        except BaseException:  # frees the window now, as the caller may use another transport; `close` does the rest
+            self._close_window()
             raise
 
     def _register(self, local: LocalPool) -> PoolDescription:
@@ -125,9 +134,9 @@ class StagedTransport:
         copy = StagingCopy(local, window.tensor)
         sock = listening_socket(self._host, self._port)
         host, port = sock.getsockname()[:2]
-        ways = {name: base64.b64encode(each).decode() for name, each in described.endpoints.items()}
+        endpoints = {name: base64.b64encode(each).decode() for name, each in described.endpoints.items()}
         address = Endpoint(
-            host, port, secrets.token_hex(16), described.num_blocks, window.frame_blocks, json.dumps(ways)
+            host, port, secrets.token_hex(16), described.num_blocks, window.frame_blocks, json.dumps(endpoints)
         )
         owner = StagingOwner(local, ReadersFrames(window.for_readers), window.frame_blocks, copy, self._threads)
         self._local = Local(local, window, copy, self._underneath, self._threads)
@@ -135,7 +144,7 @@ class StagedTransport:
         return local.describe(NAME, endpoint.encode(address))
 
     async def connect(self, peer: PoolDescription) -> PeerId:
-        """Greets the peer and gets ready to read its window; see KVTransport."""
+        """Greet the peer and connect to its window; see KVTransport."""
         units = self._require_local().pool.units(peer)
         peer_id = PeerId(peer.incarnation)
         if peer_id in self._connections.peers() and peer_id not in self._underneath.choices:
@@ -149,9 +158,9 @@ class StagedTransport:
         remote: Sequence[int],
         local: Sequence[int],
         deadline_s: float,
-        landed: Landed = nobody,
+        landed: Landed = ignore_landed,
     ) -> None:
-        """Reads frame by frame; see KVTransport."""
+        """Read frame by frame; see KVTransport."""
         connected = self._connections.get(peer)
         units = connected.units
         units.check(peer, remote, local)
@@ -166,7 +175,7 @@ class StagedTransport:
             return tasks[0]
 
         def interrupt() -> None:
-            loop.call_soon(tasks[0].cancel)  # once it has begun: it says why it ends
+            loop.call_soon(tasks[0].cancel)  # not at once: a task cancelled before its start could not raise the reason
 
         try:
             await self._transfers.run(peer, units.local_blocks(local), start, deadline_s, interrupt)
@@ -179,12 +188,12 @@ class StagedTransport:
             raise PeerLost(f"peer {peer} ended during the read")
 
     def forget(self, peer: PeerId) -> None:
-        """Closes the connections to the peer; see KVTransport."""
+        """Close the connections to the peer; see KVTransport."""
         self._connections.forget(peer)
-        self._underneath.forget(peer)  # which may be connecting
+        self._underneath.forget(peer)  # it may be connecting right now
 
     async def close(self) -> None:
-        """Closes every connection and the transport underneath; see KVTransport."""
+        """Close every connection and the transport underneath; see KVTransport."""
         if self._listener is not None:
             await self._listener.close()
         await self._connections.close()
@@ -192,9 +201,9 @@ class StagedTransport:
         await self._underneath.close()
         self._threads.shutdown()
         self._local = None
-        self._let_go_of_window()
+        self._close_window()
 
-    def _let_go_of_window(self) -> None:
+    def _close_window(self) -> None:
         window, self._window = self._window, None
         if window is not None:
             window.close()
@@ -225,7 +234,7 @@ class StagedTransport:
     async def _pull(
         self, peer: Peer, read: StagedRead, remote: Sequence[int], local: Sequence[int], deadline_s: float
     ) -> None:
-        """One read, with a connection of its own meanwhile."""
+        """Run one read over an idle control connection, or a new one."""
         control: StagingControl | None = None
         try:
             control = (
@@ -261,11 +270,12 @@ def _close(control: StagingControl | None) -> None:
 
 
 def _window_of(peer: PoolDescription, address: Endpoint) -> PoolDescription:
-    """The peer's window, as its transport underneath describes it. Raises PeerRefused if that is garbled."""
+    """Return the description of the peer's window for the transport underneath. Raises PeerRefused if garbled."""
     try:
-        ways = {str(name): base64.b64decode(each, validate=True) for name, each in json.loads(address.window).items()}
+        encoded = json.loads(address.window)
+        endpoints = {str(name): base64.b64decode(each, validate=True) for name, each in encoded.items()}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise PeerRefused(f"peer {peer.incarnation} has a garbled {NAME} endpoint: {error!r}") from error
     if not 0 < address.frame_blocks <= address.window_blocks:
         raise PeerRefused(f"peer {peer.incarnation} has a garbled {NAME} endpoint: frame_blocks is wrong")
-    return PoolDescription(peer.incarnation, peer.fingerprint, address.window_blocks, peer.block_bytes, ways)
+    return PoolDescription(peer.incarnation, peer.fingerprint, address.window_blocks, peer.block_bytes, endpoints)

@@ -1,4 +1,4 @@
-"""Host memory between a pool on a GPU and the transports that move host memory only."""
+"""The window of host memory between a GPU pool and the transports that transfer only host memory."""
 
 import asyncio
 from collections.abc import Iterable
@@ -11,18 +11,18 @@ from baton.kvtransfer.errors import TransportUnavailable
 from baton.kvtransfer.local_pool import LocalPool
 from baton.kvtransfer.shared_memory.pool import SharedPool
 
-FRAME_BYTES = 4 << 20  # staged at once: enough for a link and for PCIe, little to wait for
+FRAME_BYTES = 4 << 20  # large enough to saturate the network and PCIe, small enough for low latency
 WINDOW_BYTES = 128 << 20
-FEWEST_FRAMES = 4  # blocks may be larger than a frame is meant to be
-READERS_SHARE = 4  # of the readers' frames one reader has at most a quarter
-FEWEST_OF_A_READER = 2  # one of them is read while the other is filled
+MIN_FRAMES = 4  # applies if blocks are so large that the window would have fewer frames
+READER_SHARE = 4  # one reader gets at most one in 4 of the readers' frames
+MIN_READER_FRAMES = 2  # one is read while the other is filled
 
 
 class Frames:
-    """Frames that are free; used on one event loop."""
+    """The free frames; used on one event loop."""
 
     def __init__(self, frames: Iterable[int]) -> None:
-        self._free: asyncio.LifoQueue[int] = asyncio.LifoQueue()  # what was used last may be in a cache
+        self._free: asyncio.LifoQueue[int] = asyncio.LifoQueue()  # the last frame used may still be in a cache
         for frame in frames:
             self._free.put_nowait(frame)
 
@@ -30,23 +30,23 @@ class Frames:
         return self._free.qsize()
 
     async def borrow(self) -> int:
-        """A frame, as soon as one is free."""
+        """Wait for a free frame and return its index."""
         return await self._free.get()
 
     def give_back(self, frame: int) -> None:
-        """Nobody copies into the frame or out of it any more."""
+        """Return a frame; no copy into it or out of it may be in flight."""
         self._free.put_nowait(frame)
 
 
 class Share:
-    """The frames that one reader may have at once, over all its connections."""
+    """The limit on the frames of one reader, over all its connections."""
 
-    def __init__(self, frames: Frames, most: int) -> None:
+    def __init__(self, frames: Frames, max_frames: int) -> None:
         self._frames = frames
-        self._left = asyncio.Semaphore(most)
+        self._left = asyncio.Semaphore(max_frames)
 
     async def borrow(self) -> int:
-        """A frame, as soon as the reader may have one and one is free."""
+        """Wait until the reader is below its limit and a frame is free; return its index."""
         await self._left.acquire()
         try:
             return await self._frames.borrow()
@@ -55,41 +55,41 @@ class Share:
             raise
 
     def give_back(self, frame: int) -> None:
-        """See Frames."""
+        """Return a frame; no copy into it or out of it may be in flight."""
         self._frames.give_back(frame)
         self._left.release()
 
 
 class ReadersFrames:
-    """The frames for readers: one that stands still keeps no more than its share from the others."""
+    """The frames lent to readers, with a limit per reader, so that a stalled one cannot starve the others."""
 
     def __init__(self, frames: Frames) -> None:
         self._frames = frames
-        self._most = max(FEWEST_OF_A_READER, len(frames) // READERS_SHARE)
-        self._shares: WeakValueDictionary[str, Share] = WeakValueDictionary()  # as long as it has a connection
+        self._max_frames = max(MIN_READER_FRAMES, len(frames) // READER_SHARE)
+        self._shares: WeakValueDictionary[str, Share] = WeakValueDictionary()  # kept alive by a reader's connections
 
     def share_of(self, reader: str) -> Share:
-        """That of a reader, by its incarnation."""
+        """Return the share of a reader, identified by its incarnation."""
         share = self._shares.get(reader)
         if share is None:
-            share = self._shares[reader] = Share(self._frames, self._most)
+            share = self._shares[reader] = Share(self._frames, self._max_frames)
         return share
 
 
 class StagingWindow:
-    """Owns the memory, pinned for the pool's GPU: frames of some blocks, half of them for readers, half for reads.
+    """Host memory pinned for the pool's GPU, divided into frames: half for readers, half for our reads.
 
-    Two halves, since a read that waited for a frame that a peer has, which waits for one of ours, would wait for ever.
+    With one shared set, two peers that read each other could deadlock, each waiting for a frame that the other holds.
     """
 
     def __init__(self, memory: SharedPool, pool: LocalPool, num_bytes: int = WINDOW_BYTES) -> None:
-        """Raises TransportUnavailable where there is no host memory for it, or none that can be pinned."""
+        """Allocate the window. Raises TransportUnavailable if the host memory cannot be allocated or pinned."""
         self.frame_blocks = max(1, FRAME_BYTES // pool.block_bytes)
-        num_frames = max(FEWEST_FRAMES, num_bytes // (self.frame_blocks * pool.block_bytes))
+        num_frames = max(MIN_FRAMES, num_bytes // (self.frame_blocks * pool.block_bytes))
         try:
             self.tensor = memory.allocate((num_frames * self.frame_blocks, pool.block_bytes), torch.uint8)
         except (MemoryError, OSError) as error:
-            raise TransportUnavailable(f"there is no host memory to stage blocks in: {error}") from error
+            raise TransportUnavailable(f"no host memory to stage blocks in: {error}") from error
         self._device = pool.tensor.device
         if self._device.type == "cuda":
             error_code = register_host_memory(self.tensor, self._device)
@@ -101,7 +101,7 @@ class StagingWindow:
         self.for_reads = Frames(range(num_frames // 2, num_frames))
 
     def close(self) -> None:
-        """Lets go of the memory, which is its SharedPool's; no copy may be under way. Idempotent."""
+        """Unpin the memory, which the SharedPool owns; no copy may be in flight. Idempotent."""
         if self._device.type == "cuda" and self.tensor.numel():
             unregister_host_memory(self.tensor, self._device)
         self.tensor = torch.empty(0)

@@ -1,4 +1,4 @@
-"""TCP connections between transports, greeted and ready."""
+"""TCP connections between transports, from the listening socket to the handshake."""
 
 import asyncio
 import errno
@@ -14,10 +14,13 @@ UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno
 
 
 async def open_connection(host: str, port: int, key: str, pool: LocalPool, peer: PoolDescription) -> socket.socket:
-    """A non-blocking socket to a peer that has let us in. Raises PeerLost, PeerRefused, TransportUnavailable."""
+    """Return a non-blocking socket to a peer that has admitted us.
+
+    Raises PeerLost, PeerRefused, TransportUnavailable.
+    """
     try:
         sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:  # no such family here, or no descriptor left
+    except OSError as error:  # the address family is not supported, or no descriptor is left
         raise TransportUnavailable(f"no socket for peer {peer.incarnation}: {error}") from error
     try:
         sock.setblocking(False)
@@ -31,7 +34,7 @@ async def open_connection(host: str, port: int, key: str, pool: LocalPool, peer:
         sock.close()
         if error.errno in UNREACHABLE:
             raise TransportUnavailable(f"peer {peer.incarnation} cannot be reached: {error}") from error
-        raise PeerLost(f"peer {peer.incarnation} does not listen any more: {error}") from error
+        raise PeerLost(f"peer {peer.incarnation} no longer listens: {error}") from error
     except BaseException:
         sock.close()
         raise
@@ -39,9 +42,9 @@ async def open_connection(host: str, port: int, key: str, pool: LocalPool, peer:
 
 
 def keep_alive(sock: socket.socket) -> None:
-    """Sends without delay, and probes: a host that vanished closes nothing, its connection would look alive for ever.
+    """Disable Nagle's algorithm, and detect a vanished host, which does not close its connections, after 25 s.
 
-    Buffer sizes are left to the kernel, which tunes them itself.
+    Buffer sizes are left to the kernel's autotuning.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -51,9 +54,10 @@ def keep_alive(sock: socket.socket) -> None:
 
 
 def listening_socket(host: str, port: int = 0) -> socket.socket:
-    """Listens at `host`, the address that peers are told, on `port` or, if that is 0, on any free one.
+    """Listen at `host`, the address that is sent to peers, on `port`; 0: any free port.
 
-    Raises TransportUnavailable where nobody could listen, OSError if it is the given port that cannot be had.
+    Raises TransportUnavailable if `host` is not an address of this machine, or one that peers cannot reach; OSError if
+    the given port is not available.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -63,14 +67,14 @@ def listening_socket(host: str, port: int = 0) -> socket.socket:
     except OSError as error:
         raise TransportUnavailable(f"cannot listen on {host!r}: {error}") from error
     try:
-        if port:  # readers of an earlier life may have left it in TIME_WAIT
+        if port:  # connections of an earlier process may be in TIME_WAIT
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-        sock.listen()  # of two that share an address so, it is here that the second fails
+        sock.listen()  # with SO_REUSEADDR, a second listener on the same port fails only here
     except OSError as error:
         sock.close()
         if port:
-            told = f"cannot listen on port {port} of {host} for readers of KV: {error.strerror}"
-            raise OSError(error.errno, told) from error
+            message = f"cannot listen on port {port} of {host} for readers of KV: {error.strerror}"
+            raise OSError(error.errno, message) from error
         raise TransportUnavailable(f"cannot listen on {host!r}: {error}") from error
     return sock

@@ -1,7 +1,7 @@
-"""What goes over a TCP connection once the two sides have greeted each other; blocking sockets only.
+"""The messages on a TCP connection after the handshake; blocking sockets only.
 
-Request:  number of units (u32), then so many unit ids (u32); units of the two sides' block sizes, see `units`.
-Response: status (u32), number of bytes that follow (u64): the units in the order asked for, or a refusal's text.
+Request:  number of units (u32), then the unit ids (u32 each); see `units` for the size of a unit.
+Response: status (u32), number of bytes (u64), then the units in the requested order, or the text of a refusal.
 All numbers are little-endian.
 """
 
@@ -20,16 +20,19 @@ STATUS_UNITS = 0
 STATUS_REFUSED = 1
 MAX_REQUEST_UNITS = 1 << 20
 MAX_TEXT_BYTES = 4 << 10
-MAX_STEP_BYTES = 1 << 20  # received between two looks at whether the read was aborted; fits a core's own cache
+MAX_STEP_BYTES = 1 << 20  # received between two checks for an abort; fits a core's private cache
 
 
 def send_request(sock: socket.socket, units: Sequence[int]) -> None:
-    """Asks for units."""
+    """Send a request for units."""
     sock.sendall(REQUEST.pack(len(units)) + np.asarray(units, "<u4").tobytes())
 
 
 def receive_request(sock: socket.socket) -> list[int] | None:
-    """Units that are asked for; None when the caller has closed. Raises PeerRefused for what is no request."""
+    """Receive a request and return its units; None if the caller has closed the connection.
+
+    Raises PeerRefused for more than 2^20 units, PeerLost if the connection ends within the request.
+    """
     header = bytearray(REQUEST.size)
     if not sock.recv_into(header, 1):
         return None
@@ -44,15 +47,15 @@ def receive_request(sock: socket.socket) -> list[int] | None:
 
 
 def send_response(sock: socket.socket, status: int, buffers: list[memoryview]) -> None:
-    """Answers a request, straight from the given memory."""
+    """Send a response, directly from the given memory."""
     num_bytes = sum(len(buffer) for buffer in buffers)
     sock.sendall(RESPONSE.pack(status, num_bytes))
-    for buffer in buffers:  # one by one: gathered into one call, units of 1 MiB go a third slower
+    for buffer in buffers:  # one call each: a single gathered sendmsg is a third slower for units of 1 MiB
         sock.sendall(buffer)
 
 
 def receive_response(sock: socket.socket, buffers: list[memoryview]) -> Iterator[memoryview]:
-    """Receives the units that were asked for, straight into the given memory; yields each buffer when it is full.
+    """Receive the requested units directly into the given memory; yield each buffer when it is full.
 
     Raises PeerRefused or PeerLost.
     """
@@ -65,14 +68,14 @@ def receive_response(sock: socket.socket, buffers: list[memoryview]) -> Iterator
         raise PeerRefused(f"the peer refused: {truncated_text(text.decode(errors='replace'))}")
     expected = sum(len(buffer) for buffer in buffers)
     if status != STATUS_UNITS or num_bytes != expected:
-        raise PeerRefused(f"the peer answered with status {status} and {num_bytes} bytes, {expected} were expected")
+        raise PeerRefused(f"the peer responded with status {status} and {num_bytes} bytes, expected {expected} bytes")
     for buffer in buffers:
         receive_into(sock, buffer)
         yield buffer
 
 
 def receive_into(sock: socket.socket, buffer: memoryview) -> None:
-    """Fills the buffer. Raises PeerLost at the connection's end."""
+    """Receive until the buffer is full. Raises PeerLost at the connection's end."""
     while len(buffer) > 0:
         num_bytes = sock.recv_into(buffer, 0, socket.MSG_WAITALL)
         if num_bytes == 0:
@@ -81,7 +84,7 @@ def receive_into(sock: socket.socket, buffer: memoryview) -> None:
 
 
 def unit_buffers(memory: memoryview, unit_bytes: int, units: Sequence[int]) -> list[memoryview]:
-    """Where units lie in a pool's memory, neighbours joined up to a step."""
+    """Return views of the units in a pool's memory; contiguous units are joined up to 1 MiB."""
     return [
         memory[run.local * unit_bytes : (run.local + run.num_units) * unit_bytes]
         for run in runs(units, units, max_units=max(1, MAX_STEP_BYTES // unit_bytes))

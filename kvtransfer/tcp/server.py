@@ -1,4 +1,4 @@
-"""The serving half of a TCP connection, in a thread of its own."""
+"""The serving half of a TCP connection, with one thread per connection."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 async def serve_reader(pool: LocalPool, sock: socket.socket, caller: Caller) -> None:
-    """Serves an admitted caller until it closes."""
+    """Serve an admitted caller until it closes the connection."""
     unit_bytes = unit_bytes_of(pool.block_bytes, caller.block_bytes)
     keep_alive(sock)
     sock.setblocking(True)
@@ -28,11 +28,11 @@ async def serve_reader(pool: LocalPool, sock: socket.socket, caller: Caller) -> 
     finally:
         with suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
-        await serving  # the socket may be closed only when its thread has ended
+        await serving  # the listener closes the socket next, so its thread must have ended
 
 
 def serve_units(sock: socket.socket, pool: LocalPool, unit_bytes: int) -> None:
-    """Answers requests for units until the caller closes or sends what is no request."""
+    """Respond to requests until the caller closes the connection or sends an invalid one; blocks."""
     memory = pool.memory()
     per_block = pool.block_bytes // unit_bytes
     try:
@@ -47,4 +47,4 @@ def serve_units(sock: socket.socket, pool: LocalPool, unit_bytes: int) -> None:
     except TransferError as error:
         logger.warning("closed a connection to the KV pool: %s", error)
     except OSError as error:
-        logger.info("a reader of the KV pool went away: %s", error)
+        logger.info("a reader of the KV pool disconnected: %s", error)

@@ -1,7 +1,7 @@
-"""Any two hosts: blocks over TCP, out of one pool's memory and straight into the other's.
+"""The TCP transport between any two hosts: from one pool's memory directly into the other's.
 
-A connection carries one read at a time, in a thread of its own on either side. Closing it really aborts: once the
-reading thread has ended, nothing of that read can land any more.
+A connection carries one read at a time, with one thread on either side. Closing it aborts the read: once the reading
+thread has ended, nothing of that read can land any more.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from functools import partial
 from torch import Tensor
 
 from baton.kvtransfer import endpoint
-from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, nobody
+from baton.kvtransfer.base import Landed, PeerId, PoolDescription, PoolIdentity, TransportChoice, ignore_landed
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransferDeadline
 from baton.kvtransfer.listener import Listener
 from baton.kvtransfer.local_pool import LocalPool
@@ -27,14 +27,14 @@ from baton.kvtransfer.transfers import Connections, CopyThreads, Transfer, Trans
 from baton.kvtransfer.units import Units
 
 NAME = "tcp"
-MAX_IDLE_CONNECTIONS = 4  # a peer
-MAX_READS = 64  # at once; more wait for a thread
-MAX_PEER_READS = 8  # of one peer, so that one that does not answer leaves threads to the others
+MAX_IDLE_CONNECTIONS = 4  # per peer
+MAX_READS = 64  # at once; further reads wait for a thread
+MAX_PEER_READS = 8  # at once per peer, so that an unresponsive peer does not occupy all threads
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where an owner listens."""
+    """The address where an owner listens."""
 
     host: str
     port: int
@@ -43,7 +43,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Peer:
-    """A peer and the connections to it that no read uses just now; their end is how its end is noticed."""
+    """A peer and its idle connections, whose end signals the peer's end."""
 
     description: PoolDescription
     units: Units
@@ -58,7 +58,7 @@ class Peer:
 
 
 class TcpTransport:
-    """Reads pools over TCP connections, as many a peer as there are reads at once."""
+    """KVTransport over TCP, with one connection per concurrent read."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class TcpTransport:
         connect_deadline_s: float = 5.0,
         port: int = 0,
     ) -> None:
-        """`port`: where peers read; 0: any free one."""
+        """`port`: listens here for peers, 0: any free port."""
         self.quarantine = quarantine if quarantine is not None else Quarantine()
         self._identity = identity
         self._host = host
@@ -85,7 +85,7 @@ class TcpTransport:
         return {peer: TransportChoice(NAME, "works between any two hosts") for peer in self._connections.peers()}
 
     def register_pool(self, pool: Tensor) -> PoolDescription:
-        """Listens for peers; see KVTransport. Raises OSError if the given port cannot be had."""
+        """Listen for peers; see KVTransport. Raises OSError if the given port is not available."""
         self._pool = LocalPool.of(pool, self._identity)
         sock = listening_socket(self._host, self._port)
         host, port = sock.getsockname()[:2]
@@ -94,7 +94,7 @@ class TcpTransport:
         return self._pool.describe(NAME, endpoint.encode(address))
 
     async def connect(self, peer: PoolDescription) -> PeerId:
-        """Opens a first connection; see KVTransport."""
+        """Open a first connection; see KVTransport."""
         units = self._require_pool().units(peer)
         peer_id = PeerId(peer.incarnation)
         await self._connections.ensure(peer_id, lambda: self._connect(peer, units))
@@ -106,9 +106,9 @@ class TcpTransport:
         remote: Sequence[int],
         local: Sequence[int],
         deadline_s: float,
-        landed: Landed = nobody,
+        landed: Landed = ignore_landed,
     ) -> None:
-        """Receives in a thread; see KVTransport."""
+        """Receive in a thread; see KVTransport."""
         connected = self._connections.get(peer)
         connected.units.check(peer, remote, local)
         if not local:
@@ -118,7 +118,7 @@ class TcpTransport:
             async with asyncio.timeout_at(end_s):
                 await connected.reads.acquire()
         except TimeoutError as error:
-            raise TransferDeadline(f"peer {peer} has {MAX_PEER_READS} reads to answer that were before") from error
+            raise TransferDeadline(f"peer {peer} is still busy with {MAX_PEER_READS} earlier reads") from error
         try:
             await self._read(connected, remote, local, end_s, landed)
         finally:
@@ -165,11 +165,11 @@ class TcpTransport:
             raise
 
     def forget(self, peer: PeerId) -> None:
-        """Closes the connections to the peer; see KVTransport."""
+        """Close the connections to the peer; see KVTransport."""
         self._connections.forget(peer)
 
     async def close(self) -> None:
-        """Closes every connection; see KVTransport."""
+        """Close every connection; see KVTransport."""
         if self._listener is not None:
             await self._listener.close()
         await self._connections.close()
@@ -193,17 +193,17 @@ class TcpTransport:
         return sock
 
     async def _take(self, peer: Peer, deadline_s: float) -> socket.socket:
-        """A connection that no read uses: an idle one, else a new one."""
+        """Return an idle connection, or open a new one within `deadline_s` seconds."""
         if peer.idle:
             sock = peer.idle.pop()
             asyncio.get_running_loop().remove_reader(sock.fileno())
-            sock.setblocking(True)  # a loop on libuv makes whatever it watches non-blocking
+            sock.setblocking(True)  # uvloop makes every socket that it watches non-blocking
             return sock
         try:
             async with asyncio.timeout(deadline_s):
                 return await self._open(peer)
         except TimeoutError as error:
-            raise TransferDeadline(f"peer {peer.peer_id} did not answer") from error
+            raise TransferDeadline(f"peer {peer.peer_id} did not respond") from error
         except (PeerLost, PeerRefused):
             self._connections.lose(peer.peer_id, peer)
             raise

@@ -1,8 +1,8 @@
-"""Injects faults, by the thousand.
+"""Fault injection, by the thousand.
 
     python -m tests.faults --tries 15 --json FILE
 
-Ends with status 1 if a request was lost, a token was wrong or a block leaked.
+Exits with status 1 if a request was lost, a token was wrong or a block leaked.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ MIXED = "half of them upgraded"
 NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS = 900, 40
 NUM_CANCELS = 1000
 LOSSES_A_ROW = 20
-SHARE_OF_LONG = 4  # a fault that lasts has one try where others have so many
+SHARE_OF_LONG = 4  # tries of other faults per try of a long one
 
 
 async def run(tries: int, seed: int, only: str) -> AsyncIterator[Row]:
-    """Every fault in every phase, so many times each; at last a cluster of two checkpoints, and `baton serve`."""
+    """Run every fault in every phase `tries` times, then a cluster of two checkpoints, and `baton serve`."""
     for place in PLACES:
         faults = [fault for fault in FAULTS if fault.place is place and only in f"{fault.role} {fault.name}"]
         storms = [row for row in (Row("all", ROLLING, ""), Row("client", STORM, "")) if only in row.fault]
@@ -81,7 +81,7 @@ def _num_tries(tries: int, is_long: bool) -> int:
 
 
 async def lose_routers(num_losses: int, seed: int) -> AsyncIterator[Row]:
-    """Routers lost one after the other, under clients that resume."""
+    """Lose routers one after the other under clients that resume."""
     with tempfile.TemporaryDirectory(prefix="baton-chaos-") as directory:
         async with chaos(resuming, Path(directory), seed, NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS) as made:
             for first in range(0, num_losses, LOSSES_A_ROW):
@@ -96,7 +96,7 @@ async def lose_routers(num_losses: int, seed: int) -> AsyncIterator[Row]:
 
 
 async def run_all(made_rows: AsyncIterator[Row], json_file: Path | None) -> Sequence[Row]:
-    """All rows; each is shown and written as it comes."""
+    """Collect all rows; show and write each as soon as it is complete."""
     rows: list[Row] = []
     async for row in made_rows:
         rows.append(row)
@@ -115,7 +115,7 @@ async def run_all(made_rows: AsyncIterator[Row], json_file: Path | None) -> Sequ
 @click.option("--router-losses", default=0, help="Lose so many routers under clients that resume, and nothing else.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the table here too.")
 def main(tries: int, seed: int, only: str, router_losses: int, json_file: Path | None) -> None:
-    """Injects faults into a cluster of two routers, two prefill and two decode workers."""
+    """Inject faults into a cluster of two routers, two prefill and two decode workers."""
     rows = asyncio.run(
         run_all(lose_routers(router_losses, seed) if router_losses else run(tries, seed, only), json_file)
     )

@@ -1,6 +1,6 @@
-"""Request bodies that would take a router's memory or time, as clients without manners send them.
+"""Attacks with request bodies that consume a router's memory or time.
 
-Each attack takes a few seconds, and returns what the router responded.
+Each attack takes a few seconds and returns the router's responses.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class Attacker:
 
 @asynccontextmanager
 async def attacker(address: str) -> AsyncIterator[Attacker]:
-    """Connect to a host and port; end the connection at once at the end."""
+    """Connect to a host and port; abort the connection on exit."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -51,7 +51,7 @@ async def attacker(address: str) -> AsyncIterator[Attacker]:
 
 
 def head(num_bytes: int, path: str = CHAT, headers: Mapping[str, str] | None = None) -> bytes:
-    """Return the head of a request with a body of so many bytes."""
+    """Return the head of a request with a body of `num_bytes`."""
     given = {"host": "attacked", "content-type": "application/json", "content-length": num_bytes, **(headers or {})}
     return "\r\n".join(
         [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items()), "", ""]
@@ -59,11 +59,11 @@ def head(num_bytes: int, path: str = CHAT, headers: Mapping[str, str] | None = N
 
 
 async def aborted_uploads(address: str, num_uploads: int = 60, headers: Mapping[str, str] | None = None) -> None:
-    """Send most of many large bodies, one after another, and end each connection."""
+    """Send many large bodies one after another, each incomplete, and abort each connection."""
     part = b"x" * (1 << 20)
     for _ in range(num_uploads):
         async with attacker(address) as connection:
-            with suppress(ConnectionError):  # it was refused
+            with suppress(ConnectionError):  # the router refused it
                 await connection.send(head(BODY_BYTES + 1, headers=headers))
                 for _ in range(BODY_BYTES // len(part)):
                     await connection.send(part)
@@ -77,8 +77,8 @@ async def held_uploads(
     num_held: int = 0,
     time_s: float = 2.0,
 ) -> Counter[int | None]:
-    """Send most of many large bodies at once, and hold them until the router has refused all but `num_held` of them or
-    the time is over. Returns how often it responded with each status; None: not.
+    """Send many large, incomplete bodies at once, and hold them until the router has refused all but `num_held` or the
+    time is up. Returns the number of responses by status; None: no response.
     """
 
     async def hold() -> int | None:
@@ -100,7 +100,7 @@ async def held_uploads(
 
 
 async def slow_bodies(address: str, num_clients: int = 50, time_s: float = 3.0) -> Counter[int | None]:
-    """Send bodies byte by byte for so long. Returns how often the router responded with each status; None: not."""
+    """Send bodies byte by byte for `time_s`. Returns the number of responses by status; None: no response."""
 
     async def dribble() -> int | None:
         async with attacker(address) as connection:

@@ -1,6 +1,6 @@
-"""A worker whose peers are told another port for KV blocks than it listens on: what stands there can go bad.
+"""A worker that advertises another port for KV blocks than it listens on: that of a proxy that injects faults.
 
-python -m tests.faults.behind_proxy TOLD_PORT REAL_PORT MODULE FLAGS...
+python -m tests.faults.behind_proxy ADVERTISED_PORT MODULE FLAGS...
 """
 
 import runpy
@@ -12,16 +12,16 @@ from baton.kvtransfer.tcp import transport as tcp
 
 
 def main() -> None:
-    """Runs the module as if it had been started itself."""
-    _, told_port, module, *flags = sys.argv
+    """Run the module as `__main__`."""
+    _, advertised_port, module, *flags = sys.argv
 
-    class Told(socket.socket):
+    class AdvertisingSocket(socket.socket):
         def getsockname(self) -> tuple[str, int]:
             host, _ = super().getsockname()
-            return host, int(told_port)
+            return host, int(advertised_port)
 
     def listening_socket(host: str, port: int = 0) -> socket.socket:
-        return Told(fileno=tcp_connection.listening_socket(host, port).detach())
+        return AdvertisingSocket(fileno=tcp_connection.listening_socket(host, port).detach())
 
     tcp.listening_socket = listening_socket
     sys.argv = [module, *flags]

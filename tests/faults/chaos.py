@@ -1,7 +1,7 @@
-"""Faults at every phase of a request's life, with every answer compared to that of an undisturbed run.
+"""Faults in every phase of a request; every response is compared with that of an undisturbed run.
 
-Four requests run at a time. At a chosen moment something happens to a process that they may depend on. They must end as
-if nothing had; then every block of every worker must be free, and the cluster is made whole for the next try.
+Four requests run at a time. At a chosen moment a fault hits a process on which they may depend. They must end as if it
+had not; then every block of every worker must be free, and the cluster is restored for the next try.
 """
 
 import asyncio
@@ -24,34 +24,34 @@ from tests.faults.workload import Answer, Case, Exchange, make_cases
 
 NUM_AT_ONCE = 4
 CANCELS_A_MINUTE = 1000
-LONGEST_STAY_S = 0.4  # of a client that goes away
-ANSWER_S = 60.0  # within which every request must have ended, whatever happens
+LONGEST_STAY_S = 0.4  # before a client disconnects
+ANSWER_S = 60.0  # limit for the end of every request, whatever happens
 
 
 class Chaos:
-    """Runs tries on one cluster; knows the right answers."""
+    """Tries on one cluster, checked against the expected responses."""
 
     def __init__(self, cluster: Cluster, cases: Sequence[Case], rng: random.Random) -> None:
         self.cluster = cluster
         self._cases = cases
         self.rng = rng
-        self._expected: dict[int, Answer] = {}  # by place of the case
+        self._expected: dict[int, Answer] = {}  # by index of the case
         self._ttft_s = 0.0
         self._num_tries = 0
 
     async def prepare(self) -> None:
-        """Learns the right answers, one request at a time, and then the usual time to a first token."""
+        """Record the expected responses, one request at a time, and then the usual TTFT."""
         for place, case in enumerate(self._cases):
             self._expected[place] = await Exchange(case, f"alone-{place}").run(self.cluster.clients)
         ttfts: list[float] = []
         for number in range(2):
             exchanges = [Exchange(case, f"quiet-{number}-{place}") for place, case in enumerate(self._some())]
             await asyncio.gather(*(self.cluster.run(exchange) for exchange in exchanges))
-            ttfts += [exchange.news_s[0] - exchange.sent_s for exchange in exchanges]
+            ttfts += [exchange.token_times_s[0] - exchange.sent_s for exchange in exchanges]
         self._ttft_s = statistics.median(ttfts)
 
     async def run_try(self, fault: Fault, row: Row) -> None:
-        """One fault, and what became of the requests."""
+        """Inject one fault and count the outcome of the requests."""
         self._num_tries += 1
         row.tries += 1
         cases = self.rng.sample(self._cases, fault.num_requests)
@@ -78,24 +78,24 @@ class Chaos:
             if exchange in scene.cancelled:
                 continue
             self._judge(row, exchange, task)
-            gap_s = exchange.next_news_s(happened_s)
+            gap_s = exchange.next_token_s(happened_s)
             if exchange in open_ones and gap_s is not None:
                 row.recovery_s.append(gap_s)
-        await self.come_to_rest(row, scene.victims)
+        await self.wait_idle(row, scene.victims)
         if scene.cancelled and len(exchanges) == 1:
             row.recovery_s.append(time.monotonic() - happened_s)  # until every block was free
 
     async def run_rolling_restart(self, row: Row, num_at_once: int = NUM_AT_ONCE) -> None:
-        """Every process is ended and started again, one after the other, while requests come and go."""
+        """Restart every process, one after the other, under load."""
         async with self.asking(row, num_at_once):
             for node in (*self.cluster.workers, *self.cluster.routers):
                 row.tries += 1
                 await terminate(Scene(self.cluster, (), (), node), self.rng)
                 self._count_deaths(row, (node,), await self.cluster.wait_whole())
-        await self.come_to_rest(row)
+        await self.wait_idle(row)
 
     async def run_cancel_storm(self, row: Row, num_cancels: int) -> None:
-        """Clients come, and go away before they have their answers, a thousand a minute; two others stay."""
+        """Cancel requests, a thousand a minute, while two other clients read to the end."""
         leaving: list[asyncio.Task[None]] = []
         start_s = time.monotonic()
         async with self.asking(row, 2):
@@ -107,11 +107,11 @@ class Chaos:
                     await asyncio.sleep(start_s + (number + 1) * 60 / CANCELS_A_MINUTE - time.monotonic())
             finally:
                 await asyncio.gather(*leaving)
-        await self.come_to_rest(row)
+        await self.wait_idle(row)
 
     @asynccontextmanager
     async def asking(self, row: Row, num_at_once: int) -> AsyncIterator[list[Exchange]]:
-        """A context in which so many clients ask, each one request after the other; yields all that there were."""
+        """Run `num_at_once` clients, each with one request after another; yield the list of their exchanges."""
         stopping = asyncio.Event()
         exchanges: list[Exchange] = []
         tasks = [asyncio.create_task(self._ask_on(row, exchanges, stopping)) for _ in range(num_at_once)]
@@ -122,7 +122,7 @@ class Chaos:
             await asyncio.gather(*tasks)
 
     async def _leave(self, row: Row, exchange: Exchange) -> None:
-        """A client that goes away at some moment, most often before its answer's end."""
+        """Send a request and disconnect at a random moment, mostly before its end."""
         task = asyncio.create_task(self.cluster.run(exchange))
         await asyncio.wait((task,), timeout=self.rng.uniform(0, LONGEST_STAY_S))
         if task.done():
@@ -131,7 +131,7 @@ class Chaos:
         await asyncio.wait((task,))
 
     async def _ask_on(self, row: Row, exchanges: list[Exchange], stopping: asyncio.Event) -> None:
-        """One client's requests, one after the other."""
+        """Send one client's requests, one after another."""
         while not stopping.is_set():
             exchange = self._exchange(self.rng.choice(self._cases), f"asked-{self._num_tries}-{len(exchanges)}")
             exchanges.append(exchange)
@@ -141,21 +141,21 @@ class Chaos:
             self._judge(row, exchange, task)
 
     def read_logs(self, row: Row) -> None:
-        """No process may have logged an error that nobody expected."""
+        """Count an error if a process has logged an unexpected one."""
         for node in (*self.cluster.routers, *self.cluster.workers):
             if text := node.tracebacks():
                 row.failed += 1
                 row.notes.append(f"{node.name}: {text[-4000:]}")
 
     def _count_deaths(self, row: Row, victims: Sequence[Node], names: Iterable[str]) -> None:
-        """Only the victims may have ended."""
+        """Count an error if a process other than the victims has ended."""
         for name in names:
             if name not in {victim.name for victim in victims}:
                 row.failed += 1
                 row.notes.append(f"{name} ended by itself")
 
     def _victim(self, fault: Fault, exchanges: Sequence[Exchange]) -> Node | None:
-        """A process of the role; of decode workers one that is known to have a request."""
+        """Choose a process of the role; a decode worker must have a request."""
         nodes = self.cluster.of_role(fault.role)
         if not nodes:
             return None
@@ -178,8 +178,8 @@ class Chaos:
             row.wrong += 1
             row.notes.append(f"{exchange.salt}: {task.result()} instead of {expected}")
 
-    async def come_to_rest(self, row: Row, victims: Sequence[Node] = ()) -> None:
-        """Return once the cluster is whole and no block of a worker is held; count as a leak if that never comes."""
+    async def wait_idle(self, row: Row, victims: Sequence[Node] = ()) -> None:
+        """Wait until all processes are ready and no block is held; count a leak if that does not happen."""
         try:
             self._count_deaths(row, victims, await self.cluster.wait_whole())
             self._count_deaths(row, victims, await self.cluster.wait_clean())
@@ -188,7 +188,7 @@ class Chaos:
             row.notes.append(str(error))
 
     def _exchange(self, case: Case, salt: str) -> Exchange:
-        """A request to one of the routers."""
+        """Create an exchange with one of the routers."""
         kind = ResumedExchange if self.cluster.resuming else Exchange
         return kind(case, salt, self.rng.randrange(len(self.cluster.clients)))
 
@@ -200,7 +200,7 @@ class Chaos:
 async def chaos(
     place: Place, directory: Path, seed: int, num_prompt_tokens: int, num_output_tokens: int
 ) -> AsyncIterator[Chaos]:
-    """A cluster that knows its right answers."""
+    """Start a cluster and record its expected responses."""
     async with place(directory) as made:
         prepared = Chaos(made, make_cases(seed, num_prompt_tokens, num_output_tokens), random.Random(seed))
         await prepared.prepare()

@@ -1,4 +1,4 @@
-"""A cluster of real processes under faults: routers, workers, and what is between them."""
+"""A cluster of real processes under faults: routers, workers, proxies and network."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -19,16 +19,16 @@ WAIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The processes, and what is between them."""
+    """The processes, and the proxies and machines between them."""
 
     routers: Sequence[BatonNode]
     workers: Sequence[BatonNode]
     proxies: Mapping[str, Proxy] = field(default_factory=dict)  # by worker or router
     machines: Mapping[str, Machine] = field(default_factory=dict)  # by worker
-    stores: Sequence[Node] = ()  # what the registry is in
-    entrances: Sequence[str] = ()  # addresses at which clients that resume reach the routers
-    clients: Sequence[httpx.AsyncClient] = ()  # of each router
-    resuming: Sequence[ResumingClient] = ()  # of each entrance
+    stores: Sequence[Node] = ()  # the registry's storage
+    entrances: Sequence[str] = ()  # the routers' addresses for clients that resume
+    clients: Sequence[httpx.AsyncClient] = ()  # one per router
+    resuming: Sequence[ResumingClient] = ()  # one per entrance
 
     @property
     def nodes(self) -> Sequence[Node]:
@@ -36,31 +36,32 @@ class Cluster:
         return (*self.stores, *self.workers, *self.routers)
 
     def of_role(self, role: str) -> list[Node]:
-        """Its processes of a role."""
+        """Return the processes of a role."""
         return [node for node in self.nodes if node.role == role]
 
     async def run(self, exchange: Exchange) -> Answer:
-        """Return what the client of an exchange gets."""
+        """Run an exchange and return its response."""
         if isinstance(exchange, ResumedExchange):
             return await exchange.run_resuming(self.resuming)
         return await exchange.run(self.clients)
 
     async def wait_whole(self) -> set[str]:
-        """Returns once every process runs and every router has every worker ready; gives the names of those that were
-        started for it. Raises AssertionError if that never comes.
+        """Wait until every process runs and every router has every worker ready; start those that have ended.
+
+        Returns the names of the processes that it started. Raises AssertionError if the wait times out.
         """
         return await self._wait(self._is_whole)
 
     async def wait_clean(self) -> set[str]:
-        """The same once no worker has a request and every block is free, and no router thinks otherwise."""
+        """Wait as `wait_whole`, and until no worker has a request or a held block, also as the routers report it."""
         return await self._wait(lambda view: all(_is_clean(each) for each in view))
 
     def missing(self) -> list[str]:
-        """Names of processes that do not run."""
+        """Return the names of processes that do not run."""
         return [node.name for node in self.nodes if not node.is_running]
 
     async def start_missing(self) -> None:
-        """Starts every process that has ended, what the registry is in before the others."""
+        """Start every process that has ended, the registry's storage first."""
         for store in self.stores:
             if not store.is_running:
                 await store.start()
@@ -86,7 +87,7 @@ class Cluster:
 
 
 async def _view(client: httpx.AsyncClient) -> list[dict[str, Any]] | None:
-    """The workers as a router has them; None of one that starts again."""
+    """Return the workers as a router reports them; None if it is restarting."""
     try:
         return list((await client.get("/workers")).json()["workers"])
     except httpx.TransportError:
@@ -103,7 +104,7 @@ def _is_clean(worker: dict[str, Any]) -> bool:
 
 @asynccontextmanager
 async def running(made: Cluster) -> AsyncIterator[Cluster]:
-    """Starts all processes of a cluster, and ends them in whatever state they are."""
+    """Start all processes of a cluster; end them on exit, whatever their state."""
     async with AsyncExitStack() as stack:
         for node in made.nodes:
             stack.push_async_callback(node.end)

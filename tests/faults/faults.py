@@ -1,4 +1,4 @@
-"""What can happen to a cluster."""
+"""The faults that are injected into a cluster."""
 
 import asyncio
 import random
@@ -13,19 +13,19 @@ from tests.faults.places import Place, bad_links, many_machines, one_machine, re
 from tests.faults.workload import Answer, Exchange
 
 LONGEST_PAUSE_S = 1.0
-LONG_PAUSE_S = 20.0  # longer than leases, and than a connection without a sign of life
+LONG_PAUSE_S = 20.0  # longer than leases and than the keepalive timeout
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What there is when a fault happens."""
+    """The state of a try when a fault is injected."""
 
     cluster: Cluster
     exchanges: Sequence[Exchange]
-    tasks: "Sequence[asyncio.Task[Answer]]"  # of the exchanges
-    victim: Node | None  # a process of the fault's role; None: a client
+    tasks: "Sequence[asyncio.Task[Answer]]"  # one per exchange
+    victim: Node | None  # a process of the fault's role; None if the fault hits a client
     cancelled: list[Exchange] = field(default_factory=list)
-    others: list[Node] = field(default_factory=list)  # further processes that it happened to
+    others: list[Node] = field(default_factory=list)  # further processes that were hit
 
     @property
     def victims(self) -> Sequence[Node]:
@@ -37,19 +37,19 @@ Inject = Callable[[Scene, random.Random], Awaitable[None]]
 
 
 async def kill(scene: Scene, rng: random.Random) -> None:
-    """The process is gone at once; it starts again after the try."""
+    """Kill the process; it is restarted after the try."""
     victim = _process(scene)
     victim.signal(signal.SIGKILL)
     await victim.wait_end()
 
 
 async def stop(scene: Scene, rng: random.Random) -> None:
-    """The process stands still for a while, with its connections open."""
+    """Stop the process for a while, with its connections open."""
     await _stop(scene, rng.uniform(0.1, LONGEST_PAUSE_S))
 
 
 async def freeze(scene: Scene, rng: random.Random) -> None:
-    """The process stands still for so long that nobody waits for it."""
+    """Stop the process for longer than any timeout."""
     await _stop(scene, LONG_PAUSE_S)
 
 
@@ -63,7 +63,7 @@ async def _stop(scene: Scene, pause_s: float) -> None:
 
 
 async def terminate(scene: Scene, rng: random.Random) -> None:
-    """The process is told to end, as in a rolling restart: its drain is too short for what it has to do."""
+    """Terminate the process, as in a rolling restart, with a drain timeout too short for its requests."""
     victim = _process(scene)
     victim.signal(signal.SIGTERM)
     status = await victim.wait_end()
@@ -71,7 +71,7 @@ async def terminate(scene: Scene, rng: random.Random) -> None:
 
 
 async def kill_draining(scene: Scene, rng: random.Random) -> None:
-    """The process is killed while it drains."""
+    """Kill the process while it drains."""
     victim = _process(scene)
     victim.signal(signal.SIGTERM)
     await asyncio.sleep(rng.uniform(0, 0.6))
@@ -80,7 +80,7 @@ async def kill_draining(scene: Scene, rng: random.Random) -> None:
 
 
 async def kill_with_another(scene: Scene, rng: random.Random) -> None:
-    """The process is killed, and at the same moment one of another role: of each role there is one left."""
+    """Kill the process and one of another role at once: one of each role is left."""
     role = "prefill" if _process(scene).role == "decode" else "decode"
     busy = {exchange.decode_worker for exchange in scene.exchanges}
     nodes = scene.cluster.of_role(role)
@@ -92,7 +92,7 @@ async def kill_with_another(scene: Scene, rng: random.Random) -> None:
 
 
 async def kill_with_full_disks(scene: Scene, rng: random.Random) -> None:
-    """The process is killed while nobody can write a byte to any file, so that nobody can log it either."""
+    """Kill the process while no process can write to any file, including its log."""
     nodes = [node for node in scene.cluster.nodes if isinstance(node, BatonNode)]
     for node in nodes:
         node.limit_files(0)
@@ -105,12 +105,12 @@ async def kill_with_full_disks(scene: Scene, rng: random.Random) -> None:
 
 
 async def cut(scene: Scene, rng: random.Random) -> None:
-    """The connections to the worker break."""
+    """Break the connections to the worker."""
     await scene.cluster.proxies[_process(scene).name].cut()
 
 
 async def swallow(scene: Scene, rng: random.Random) -> None:
-    """Nothing gets through to the worker or from it for a while."""
+    """Hold back all data to and from the worker for a while."""
     proxy = scene.cluster.proxies[_process(scene).name]
     proxy.swallow()
     try:
@@ -120,7 +120,7 @@ async def swallow(scene: Scene, rng: random.Random) -> None:
 
 
 async def delay(scene: Scene, rng: random.Random) -> None:
-    """All that is sent to the worker or from it is late for a while."""
+    """Delay all data to and from the worker for a while."""
     proxy = scene.cluster.proxies[_process(scene).name]
     proxy.delay_s = rng.uniform(0.01, 0.1)
     try:
@@ -130,7 +130,7 @@ async def delay(scene: Scene, rng: random.Random) -> None:
 
 
 async def garble(scene: Scene, rng: random.Random) -> None:
-    """What comes from the worker has wrong bytes in it for a while, and until some of them came."""
+    """Corrupt data from the worker for a while, at least until some corrupt bytes were forwarded."""
     proxy = scene.cluster.proxies[_process(scene).name]
     proxy.is_garbling = True
     num_before = proxy.num_garbled
@@ -143,12 +143,12 @@ async def garble(scene: Scene, rng: random.Random) -> None:
 
 
 async def unplug(scene: Scene, rng: random.Random) -> None:
-    """The worker's machine has no network for a while."""
+    """Disconnect the worker's machine from the network for a while."""
     await _unplug(scene, rng.uniform(0.1, LONGEST_PAUSE_S))
 
 
 async def lose(scene: Scene, rng: random.Random) -> None:
-    """The worker's machine has no network for so long that nobody waits for it."""
+    """Disconnect the worker's machine from the network for longer than any timeout."""
     await _unplug(scene, LONG_PAUSE_S)
 
 
@@ -162,7 +162,7 @@ async def _unplug(scene: Scene, pause_s: float) -> None:
 
 
 async def cancel(scene: Scene, rng: random.Random) -> None:
-    """A client goes away, if there is one that has not its whole answer."""
+    """Cancel a request, if there is one without a complete response."""
     places = [place for place, task in enumerate(scene.tasks) if not task.done()]
     if places:
         place = rng.choice(places)
@@ -177,19 +177,19 @@ def _process(scene: Scene) -> Node:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that happens to a process of a role, or to what is between it and the others."""
+    """A fault of a process of a role, or of its network."""
 
     name: str
     role: str
     inject: Inject
     place: Place = one_machine
     phases: tuple[str, ...] = tuple(PHASES)
-    num_requests: int = 4  # at a time
-    is_long: bool = False  # a try takes LONG_PAUSE_S at least
+    num_requests: int = 4  # concurrent
+    is_long: bool = False  # a try takes at least LONG_PAUSE_S
 
 
 WORKERS = ("prefill", "decode")
-ON_ROUTERS: Mapping[str, Inject] = {  # under clients that resume
+ON_ROUTERS: Mapping[str, Inject] = {  # injected under clients that resume
     "killed": kill,
     "stopped": stop,
     "restarted": terminate,

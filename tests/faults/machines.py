@@ -1,4 +1,4 @@
-"""Workers on machines of their own, as far as the kernel's network namespaces go: cables that can be pulled out."""
+"""Machines emulated by network namespaces, whose network cables can be unplugged."""
 
 import os
 import subprocess
@@ -9,28 +9,28 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A network namespace, and its cable to the bridge."""
+    """A network namespace and its cable (a veth pair) to the bridge."""
 
     namespace: str
-    host: str  # its address
-    cable: str  # the end at the bridge
+    host: str  # IP address
+    cable: str  # the interface at the bridge
 
     @property
     def launcher(self) -> tuple[str, ...]:
-        """What a command line begins with that is to run there."""
+        """Command-line prefix that runs a command on this machine."""
         return ("ip", "netns", "exec", self.namespace)
 
     def unplug(self) -> None:
-        """What is sent from now on is lost, without a word to anybody."""
+        """Drop all packets from now on, silently."""
         _ip("link", "set", self.cable, "down")
 
     def plug(self) -> None:
-        """The cable is in again."""
+        """Reconnect the cable."""
         _ip("link", "set", self.cable, "up")
 
 
 def why_no_machines() -> str | None:
-    """What keeps this process from making namespaces; None if nothing does."""
+    """Return why this process cannot create namespaces; None if it can."""
     try:
         with machines(1):
             return None
@@ -42,7 +42,7 @@ def why_no_machines() -> str | None:
 
 @contextmanager
 def machines(count: int) -> Iterator[Sequence[Machine]]:
-    """So many machines on a network with this one; gone at the end. Raises CalledProcessError without the rights."""
+    """Create `count` machines on a network with this one. Raises CalledProcessError without the privileges."""
     name = f"bt{os.getpid()}"
     network = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
     with ExitStack() as stack:
@@ -55,7 +55,7 @@ def machines(count: int) -> Iterator[Sequence[Machine]]:
         for number in range(count):
             machine = Machine(f"baton-{name}-{number}", f"{network}.{number + 2}", f"{name}v{number}")
             _ip("netns", "add", machine.namespace)
-            stack.callback(_ip, "netns", "del", machine.namespace)  # takes the cable with it
+            stack.callback(_ip, "netns", "del", machine.namespace)  # removes the cable too
             _ip("link", "add", machine.cable, "type", "veth", "peer", "eth0", "netns", machine.namespace)
             _ip("link", "set", machine.cable, "master", bridge, "up")
             for command in (("addr", "add", f"{machine.host}/24", "dev", "eth0"), ("link", "set", "eth0", "up"),

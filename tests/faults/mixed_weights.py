@@ -1,8 +1,8 @@
-"""A cluster in the middle of a rolling upgrade: half of its workers have a checkpoint with one other number in it.
+"""A cluster during a rolling upgrade: half of its workers have a checkpoint that differs in one number.
 
-Whatever is handed over, pulled or given away, and whoever ends in the meantime: each answer is that of one of the two
-models, from its first token to its last. The requests share their salt, so that each model's workers have in their
-caches what the other model computed of the same tokens.
+Whatever is handed over, pulled or migrated, and whichever process ends meanwhile: each response must be that of one of
+the two models, from the first token to the last. The requests share a salt, so that the caches of both models' workers
+hold blocks of the same tokens.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from tests.faults.workload import Answer, Case, Exchange, make_cases
 CHANGED_TENSOR = "model.layers.0.input_layernorm.weight"
 CHANGED_BYTES = b"\x00\x41"  # 8 in bfloat16
 NUM_AT_ONCE = 4
-NUM_ROUNDS = 2  # of a try: the second finds the prompts in caches
+NUM_ROUNDS = 2  # per try; in the second the prompts are cached
 ANSWER_S = 60.0
 SALT = "shared"
 
 
 def upgraded_copy(model: Path, directory: Path) -> Path:
-    """A checkpoint of the same name with another first value of one norm."""
+    """Copy a checkpoint under the same name with a different first value of one norm."""
     copy = shutil.copytree(model, directory / model.name)
     tensor = read_tensors(copy)[CHANGED_TENSOR]
     with tensor.file.open("r+b") as file:
@@ -39,16 +39,16 @@ def upgraded_copy(model: Path, directory: Path) -> Path:
 
 
 class MixedWeights:
-    """Runs requests on such a cluster; knows both models' answers."""
+    """Requests on such a cluster, checked against both models' responses."""
 
     def __init__(self, cluster: Cluster, cases: Sequence[Case], rng: random.Random) -> None:
         self._cluster = cluster
         self._cases = cases
         self._rng = rng
-        self._answers: list[list[Answer]] = []  # of each case, a model's after the other's
+        self._answers: list[list[Answer]] = []  # by case: the responses of each model
 
     async def prepare(self) -> None:
-        """Ask one worker of each model, which computes the prompts itself and has none of them in its cache."""
+        """Record the responses of one worker of each model, which prefills locally and has no prompt cached."""
         for place, case in enumerate(self._cases):
             answers = []
             for worker in ("decode-0", "decode-1"):
@@ -59,13 +59,13 @@ class MixedWeights:
             self._answers.append(answers)
 
     async def run_try(self, row: Row) -> None:
-        """Ask all cases, twice, while a worker ends and starts again."""
+        """Run all cases twice, while a worker ends and is restarted."""
         row.tries += 1
         slots = asyncio.Semaphore(NUM_AT_ONCE)
         places = self._rng.sample(range(len(self._cases)), len(self._cases)) * NUM_ROUNDS
         asking = [asyncio.create_task(self._ask(row, place, slots)) for place in places]
         await self._end_a_worker()
-        await self._cluster.wait_whole()  # requests that were given away wait for their model
+        await self._cluster.wait_whole()  # migrated requests wait for a worker of their model
         await asyncio.gather(*asking)
         await self._cluster.wait_clean()
 
@@ -94,7 +94,7 @@ class MixedWeights:
 async def mixed_weights(
     directory: Path, seed: int, num_prompt_tokens: int, num_output_tokens: int
 ) -> AsyncIterator[MixedWeights]:
-    """Two routers, and of each model a prefill and a decode worker."""
+    """Start two routers, and a prefill and a decode worker per model."""
     models = (MODEL, str(upgraded_copy(Path(MODEL), directory / "upgraded")))
     ports = free_ports(HOST, len(WORKERS))
     workers = [

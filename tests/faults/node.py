@@ -1,4 +1,4 @@
-"""One process of a cluster under faults: killed, stopped, ended, and started again at the same address."""
+"""A process of a cluster under faults, which is killed, stopped, and restarted at the same address."""
 
 import os
 import resource
@@ -15,7 +15,7 @@ MODULES = {"router": "baton.router", "prefill": "baton.prefill_worker", "decode"
 
 
 class Node(Protocol):
-    """A process of a role, over all its lives."""
+    """A process of a role, across restarts."""
 
     role: str
     name: str
@@ -26,31 +26,31 @@ class Node(Protocol):
         ...
 
     async def start(self) -> None:
-        """Begins a life; returns once it is ready."""
+        """Start the process and wait until it is ready."""
         ...
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to a process that runs."""
+        """Send a signal to the process if it runs."""
         ...
 
     async def wait_end(self) -> int:
-        """Its exit status, negative for a signal."""
+        """Wait for the end and return the exit status, negative for a signal."""
         ...
 
     async def end(self) -> None:
-        """Ends it at once, in whatever state it is."""
+        """Kill the process, whatever its state."""
         ...
 
 
 class BatonNode:
-    """A router or a worker; its port stays the same over its lives."""
+    """A router or a worker that keeps its port across restarts."""
 
     def __init__(
         self, role: str, name: str, host: str, port: int, directory: Path, flags: tuple[str, ...],
         launcher: tuple[str, ...] = (sys.executable, "-m"), env: dict[str, str] | None = None,
         grpc_port: int | None = None,
     ) -> None:  # fmt: skip
-        """`launcher` starts the module with its flags; `env` is added to our own; `grpc_port` is a router's."""
+        """`launcher`: command that starts the module; `env`: added to our environment; `grpc_port`: for a router."""
         self.role = role
         self.name = name
         self.log = directory / f"{name}.log"
@@ -67,9 +67,9 @@ class BatonNode:
         return self._child is not None and not self._child.has_ended
 
     async def start(self) -> None:
-        """Begins a life; returns once it is ready."""
+        """Start the process and wait until it is ready."""
         if self._child is not None:
-            await self.wait_end()  # it ended by itself
+            await self.wait_end()  # it has ended by itself
         self._child = await ChildProcess.start(ProcessSpec(self.name, self._argv, self.log, self._env))
         async for progress in self._child.progress():
             assert not isinstance(progress, Failed), f"{self.name}: {progress}"
@@ -78,14 +78,14 @@ class BatonNode:
         raise AssertionError(f"{self.name} ended before it was ready: {self.log.read_text()[-2000:]}")
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to a process that runs."""
+        """Send a signal to the process if it runs."""
         assert self._child is not None
         if not self._child.has_ended:
-            with suppress(ProcessLookupError):  # it ended, and nobody has told us yet
+            with suppress(ProcessLookupError):  # it has ended, but was not reaped yet
                 os.kill(self._child.pid, number)
 
     async def wait_end(self) -> int:
-        """Its exit status, negative for a signal."""
+        """Wait for the end and return the exit status, negative for a signal."""
         assert self._child is not None
         status = await self._child.wait()
         self._child.close()
@@ -93,17 +93,17 @@ class BatonNode:
         return status
 
     async def end(self) -> None:
-        """Ends it at once, in whatever state it is."""
+        """Kill the process, whatever its state."""
         if self._child is not None:
             self._child.kill()
             await self.wait_end()
 
     def limit_files(self, num_bytes: int) -> None:
-        """From now on no file that it writes, its log either, gets longer than this (negative: as long as it likes)."""
+        """Limit the size of files that the process writes, including its log; negative: unlimited."""
         if self._child is not None and not self._child.has_ended:
             resource.prlimit(self._child.pid, resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
 
     def tracebacks(self) -> str:
-        """Its log, if it has an error in it that nobody expected."""
+        """Return the log if it has an unexpected error, otherwise an empty string."""
         text = self.log.read_text()
         return text if "Traceback (most recent call last)" in text else ""

@@ -1,4 +1,4 @@
-"""What happens to a cluster while requests come and go: routers lost by the thousand, and attacks."""
+"""Faults under continuous load: thousands of lost routers, and attacks."""
 
 import asyncio
 import random
@@ -19,15 +19,15 @@ from tests.faults.unread import Path, unread_stream
 WHILE_STREAMS_RUN = "while streams run"
 NUM_AT_ONCE = 4
 ENDS = (kill, kill_draining, terminate)
-SHARE_OF_CUTS = 0.5  # of the losses; a router that ended takes seconds to start
+SHARE_OF_CUTS = 0.5  # of all losses; a restart of a router takes seconds
 LONGEST_CALM_S = 0.3  # between two losses
 NUM_UNREAD_TOKENS = 300
 UNREAD_S = 2.0
-NUM_GARBAGE = 20  # things written in one attack
+NUM_GARBAGE = 20  # writes per attack
 
 
 async def run_router_losses(made: Chaos, row: Row, num_losses: int, num_at_once: int = NUM_AT_ONCE) -> None:
-    """Routers are lost in turn and in every way, while clients that resume ask at all of them."""
+    """Lose routers in turn and in every way, under clients that resume at any of them."""
     cluster = made.cluster
     resumes_before = sum(client.transport.num_resumes for client in cluster.resuming)
     async with made.asking(row, num_at_once) as exchanges:
@@ -38,29 +38,29 @@ async def run_router_losses(made: Chaos, row: Row, num_losses: int, num_at_once:
             await lose(Scene(cluster, exchanges, (), victim), made.rng)
             await cluster.wait_whole()
             await asyncio.sleep(made.rng.uniform(0, LONGEST_CALM_S))
-    row.recovery_s += [exchange.longest_pause_s for exchange in exchanges if exchange.news_s]
+    row.recovery_s += [exchange.longest_pause_s for exchange in exchanges if exchange.token_times_s]
     row.disturbed = sum(client.transport.num_resumes for client in cluster.resuming) - resumes_before
-    await made.come_to_rest(row)
+    await made.wait_idle(row)
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """Something done to a cluster from outside that other clients' requests must not notice."""
+    """An attack from outside that must not disturb other clients' requests."""
 
     name: str
     role: str
     run: Callable[[Cluster, random.Random], Awaitable[object]]
     place: Place = one_machine
-    is_long: bool = False  # on few cores it takes a minute
+    is_long: bool = False  # takes a minute on few cores
 
 
 def _on_a_router(attack: Callable[[str], Awaitable[object]]) -> Callable[[Cluster, random.Random], Awaitable[object]]:
-    """An attack that needs a router's address alone."""
+    """Adapt an attack that needs only a router's address."""
     return lambda cluster, rng: attack(rng.choice(cluster.routers).address)
 
 
 async def leave_streams_unread(cluster: Cluster, rng: random.Random) -> None:
-    """Ask for long streams on each way into a router, and read none of them."""
+    """Request long streams over every protocol of a router without reading them."""
     async with AsyncExitStack() as stack:
         for path in Path:
             router = rng.choice(cluster.routers)
@@ -70,7 +70,7 @@ async def leave_streams_unread(cluster: Cluster, rng: random.Random) -> None:
 
 
 async def fill_redis_with_garbage(cluster: Cluster, rng: random.Random) -> None:
-    """Write what nothing expects into the registry."""
+    """Write garbage into the registry."""
     for store in cluster.stores:
         assert isinstance(store, RedisNode)
         for _ in range(NUM_GARBAGE):
@@ -87,14 +87,14 @@ ATTACKS = (
 
 
 def attacks_on(place: Place, only: str = "") -> list[Attack]:
-    """The attacks on clusters of a place with this in their role and name."""
+    """Return the attacks for clusters of a place; `only`: part of role and name to select."""
     return [attack for attack in ATTACKS if attack.place is place and only in f"{attack.role} {attack.name}"]
 
 
 async def run_attack(made: Chaos, attack: Attack, row: Row, num_at_once: int = 4) -> None:
-    """An attack while clients ask, none of which may be disturbed; afterwards nothing is held anywhere."""
+    """Run an attack under load; no client may be disturbed, and afterwards no block may be held."""
     row.tries += 1
     async with made.asking(row, num_at_once) as exchanges:
         await attack.run(made.cluster, made.rng)
-    row.recovery_s += [exchange.longest_pause_s for exchange in exchanges if exchange.news_s]
-    await made.come_to_rest(row)
+    row.recovery_s += [exchange.longest_pause_s for exchange in exchanges if exchange.token_times_s]
+    await made.wait_idle(row)

@@ -1,4 +1,4 @@
-"""Phases of a request's life, and how one gets there."""
+"""Phases of a request, and waits until requests have reached them."""
 
 import asyncio
 import random
@@ -6,26 +6,26 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from tests.faults.workload import Exchange
 
-Reach = Callable[[Sequence[Exchange], float, random.Random], Awaitable[None]]  # by the usual TTFT in seconds
+Reach = Callable[[Sequence[Exchange], float, random.Random], Awaitable[None]]  # 2nd: usual TTFT in s
 
 
 async def queued(exchanges: Sequence[Exchange], ttft_s: float, rng: random.Random) -> None:
-    """The prompts have hardly begun."""
+    """Wait until shortly after the requests were sent."""
     await asyncio.sleep(rng.uniform(0, 0.15) * ttft_s)
 
 
 async def prefilling(exchanges: Sequence[Exchange], ttft_s: float, rng: random.Random) -> None:
-    """Between two chunks of the prompts; the first blocks are on their way."""
+    """Wait until the prompts are partly prefilled and the first blocks are being transferred."""
     await asyncio.sleep(rng.uniform(0.15, 0.8) * ttft_s)
 
 
 async def handing_over(exchanges: Sequence[Exchange], ttft_s: float, rng: random.Random) -> None:
-    """The last blocks are on their way."""
+    """Wait until the last blocks are being transferred."""
     await asyncio.sleep(rng.uniform(0.8, 1.1) * ttft_s)
 
 
 async def first_token(exchanges: Sequence[Exchange], ttft_s: float, rng: random.Random) -> None:
-    """A client has just got its first token."""
+    """Wait until a client has just received its first token."""
     waits = [asyncio.ensure_future(exchange.wait_tokens(1)) for exchange in exchanges]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
@@ -33,7 +33,7 @@ async def first_token(exchanges: Sequence[Exchange], ttft_s: float, rng: random.
 
 
 async def decoding(exchanges: Sequence[Exchange], ttft_s: float, rng: random.Random) -> None:
-    """In the middle of the answers."""
+    """Wait until the middle of the responses."""
     await rng.choice(exchanges).wait_tokens(rng.randint(2, 12))
 
 

@@ -1,4 +1,4 @@
-"""Where a cluster under faults lives: what its processes reach each other through."""
+"""Environments of a cluster under faults: how its processes reach each other."""
 
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -24,12 +24,12 @@ ROUTER_FLAGS = ("--local-prefill-below=64", "--drain-timeout-s=30", "--watch-int
 NUM_ROUTERS = 2
 LEASE_S = 2.0
 
-Place = Callable[[Path], AbstractAsyncContextManager[Cluster]]  # files go into the directory
+Place = Callable[[Path], AbstractAsyncContextManager[Cluster]]  # from a directory for its files
 
 
 @asynccontextmanager
 async def one_machine(directory: Path) -> AsyncIterator[Cluster]:
-    """KV goes through shared memory, gRPC to workers through connections that can go bad."""
+    """Run on one machine: KV over shared memory, gRPC to workers through proxies that inject faults."""
     async with AsyncExitStack() as stack:
         ports = free_ports(HOST, len(WORKERS))
         proxies = [await stack.enter_async_context(Proxy(HOST, port)) for port in ports]
@@ -41,8 +41,8 @@ async def one_machine(directory: Path) -> AsyncIterator[Cluster]:
 
 @asynccontextmanager
 async def resuming(directory: Path) -> AsyncIterator[Cluster]:
-    """Clients resume their streams, and reach routers through connections that can go bad; drains of routers are
-    shorter than most requests.
+    """Run with clients that resume their streams and reach routers through proxies; routers drain for less time than
+    most requests take.
     """
     async with AsyncExitStack() as stack:
         ports = free_ports(HOST, len(WORKERS))
@@ -58,7 +58,7 @@ async def resuming(directory: Path) -> AsyncIterator[Cluster]:
 
 @asynccontextmanager
 async def bad_links(directory: Path) -> AsyncIterator[Cluster]:
-    """KV goes over TCP, through connections that can go bad; routers find workers in a Redis."""
+    """Run with KV over TCP through proxies that inject faults, and a registry in Redis."""
     async with AsyncExitStack() as stack:
         redis = RedisNode(directory / "redis")
         registry = f"--registry={redis.url}"
@@ -78,7 +78,7 @@ async def bad_links(directory: Path) -> AsyncIterator[Cluster]:
 
 @asynccontextmanager
 async def many_machines(directory: Path) -> AsyncIterator[Cluster]:
-    """Every worker on a machine of its own, whose cable can be pulled out; the transport is what `auto` takes then."""
+    """Run every worker on its own emulated machine, whose cable can be unplugged; the transport is `auto`."""
     with machines(len(WORKERS)) as hosts:
         workers = []
         for name, machine, port in zip(WORKERS, hosts, free_ports(HOST, len(WORKERS)), strict=True):
@@ -91,7 +91,7 @@ async def many_machines(directory: Path) -> AsyncIterator[Cluster]:
 
 
 def why_not(place: Place) -> str | None:
-    """Why there can be no such cluster here; None if there can."""
+    """Return why such a cluster cannot run here; None if it can."""
     if place is bad_links and find_redis_server() is None:
         return "no redis-server or valkey-server on this machine"
     return why_no_machines() if place is many_machines else None
@@ -101,14 +101,14 @@ def worker_node(
     name: str, host: str, port: int, directory: Path, flags: tuple[str, ...] = (),
     launcher: tuple[str, ...] = (sys.executable, "-m"), model: str = MODEL,
 ) -> BatonNode:  # fmt: skip
-    """A worker by its name, which begins with its role."""
+    """Create a worker; its name begins with its role."""
     role, _ = name.split("-")
     own = (f"--worker-id={name}", f"--model={model}")
     return BatonNode(role, name, host, port, directory, (*own, *flags, *WORKER_FLAGS), launcher)
 
 
 def router_nodes(directory: Path, workers: str, own: tuple[str, ...] = ()) -> Sequence[BatonNode]:
-    """All routers, in front of workers that they know by this flag."""
+    """Create the routers; `workers`: the flag by which they find the workers."""
     flags = (f"--model={MODEL}", workers, *ROUTER_FLAGS, *own)
     ports = free_ports(HOST, 2 * NUM_ROUTERS)
     pairs = zip(ports[:NUM_ROUTERS], ports[NUM_ROUTERS:], strict=True)
@@ -119,5 +119,5 @@ def router_nodes(directory: Path, workers: str, own: tuple[str, ...] = ()) -> Se
 
 
 def given(addresses: Sequence[str]) -> str:
-    """A router's flag for workers at fixed addresses."""
+    """Return a router's flag for workers at fixed addresses."""
     return f"--workers={','.join(addresses)}"

@@ -1,22 +1,22 @@
-"""A bad network: a TCP forwarder that delays, swallows, garbles or cuts what goes through it."""
+"""A TCP proxy that delays, holds back or corrupts data, or cuts connections."""
 
 import asyncio
 from contextlib import suppress
 from typing import Self
 
 CHUNK_BYTES = 1 << 16
-NUM_GARBLED_BYTES = 8  # so many that tokens are others if nobody notices: low bits of a float would change none
-LEAST_GARBLED_BYTES = 1 << 12  # of a message of fewer, nothing is garbled: it may be a request
+NUM_GARBLED_BYTES = 8  # enough to change tokens if undetected; flipped low bits of a float might change none
+LEAST_GARBLED_BYTES = 1 << 12  # shorter messages may be requests and are not corrupted
 
 
 class Proxy:
-    """Owns the connections between clients and one address."""
+    """The connections between clients and one address."""
 
     def __init__(self, host: str, port: int) -> None:
-        """`host`, `port`: where it forwards to."""
+        """`host`, `port`: the target."""
         self.port = 0
         self.delay_s = 0.0
-        self.is_garbling = False  # in the middle of whatever is long, bytes come out otherwise than they went in
+        self.is_garbling = False  # corrupt bytes in the middle of long messages
         self.num_garbled = 0
         self._target = host, port
         self._flowing = asyncio.Event()
@@ -26,17 +26,17 @@ class Proxy:
 
     @property
     def address(self) -> str:
-        """Where clients connect."""
+        """Address for clients."""
         return f"127.0.0.1:{self.port}"
 
     async def __aenter__(self) -> Self:
-        """Begins to listen."""
+        """Start to listen."""
         self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Ends it and its connections."""
+        """Close the proxy and its connections."""
         assert self._server is not None
         self._server.close()
         self._flowing.set()
@@ -44,18 +44,18 @@ class Proxy:
         await self._server.wait_closed()
 
     async def cut(self) -> None:
-        """Ends every connection that there is."""
+        """Close every open connection."""
         pipes = list(self._pipes)
         for pipe in pipes:
             pipe.cancel()
         await asyncio.gather(*pipes, return_exceptions=True)
 
     def swallow(self) -> None:
-        """From now on nothing arrives, and nobody is told."""
+        """Silently hold back all data from now on."""
         self._flowing.clear()
 
     def flow(self) -> None:
-        """What was swallowed arrives after all."""
+        """Forward the data that was held back, and all further data."""
         self._flowing.set()
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -8,11 +8,11 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 PREFIX = b"baton:{default}:"
-SETS = {b"workers": b"worker:", b"routers": b"router:"}  # what a set's ids stand behind
+SETS = {b"workers": b"worker:", b"routers": b"router:"}  # key prefix of a set's ids
 RENDEZVOUS = b"rendezvous:default"
 CHANNEL = b"changes"
 LARGE_BYTES = 1 << 20
-NUM_IDS = 200  # that are added at once
+NUM_IDS = 200  # added at once
 TEXTS = (
     b"", b"\xff", b"\xc3\x28", b"\x00", b"no JSON", b"null", b"[]", b"{}", b'"\xff"', b"NaN", b"1e999", b"-0",
     b"[" * 100_000, b'{"a":' * 5_000, b'{"address": 7}', b'{"address": "nowhere"}', b'{"worker_id": 7}',
@@ -33,18 +33,18 @@ TEXTS = (
 async def garbage_in_redis(url: str, rng: random.Random) -> None:
     """Write something random into one of the keys or channels that Baton uses."""
     async with Redis.from_url(url) as redis:
-        with suppress(ResponseError):  # a worker may put its key there again in between
+        with suppress(ResponseError):  # a worker may write its key again meanwhile
             await rng.choice((publish, add_ids, overwrite, replace_type, change_life, mutate))(redis, rng)
 
 
 async def publish(redis: Any, rng: random.Random) -> None:
-    """Announce what no worker announces."""
+    """Publish random messages that no worker sends."""
     for _ in range(rng.randint(1, 50)):
         await redis.publish(PREFIX + CHANNEL, garbage(rng))
 
 
 async def add_ids(redis: Any, rng: random.Random) -> None:
-    """Add ids to a set, some of them with a text."""
+    """Add ids to a set, some of them with a value."""
     name, behind = rng.choice(list(SETS.items()))
     ids = [garbage(rng) or b"id" for _ in range(rng.randint(1, NUM_IDS))]
     await redis.sadd(PREFIX + name, *ids)
@@ -53,12 +53,12 @@ async def add_ids(redis: Any, rng: random.Random) -> None:
 
 
 async def overwrite(redis: Any, rng: random.Random) -> None:
-    """Put another text under a key that there is."""
+    """Overwrite the value of an existing key."""
     await redis.set(await _key(redis, rng), garbage(rng))
 
 
 async def replace_type(redis: Any, rng: random.Random) -> None:
-    """Put a value of another type under a key that there is."""
+    """Replace an existing key by a value of another type."""
     key, value = await _key(redis, rng), garbage(rng)
     await redis.delete(key)
     fill = rng.choice(("rpush", "hset", "zadd", "sadd", "set"))
@@ -67,14 +67,14 @@ async def replace_type(redis: Any, rng: random.Random) -> None:
 
 
 async def change_life(redis: Any, rng: random.Random) -> None:
-    """Let a key lapse, or stay for ever."""
+    """Expire a key, or make it persistent."""
     key = await _key(redis, rng)
     change = rng.choice((None, -1, 1))
     await (redis.persist(key) if change is None else redis.pexpire(key, change))
 
 
 async def mutate(redis: Any, rng: random.Random) -> None:
-    """Change one byte of a text that there is."""
+    """Change one byte of an existing value."""
     keys = [key async for key in redis.scan_iter(PREFIX + b"*", _type="string")]
     if not keys:
         return
@@ -89,7 +89,7 @@ async def _key(redis: Any, rng: random.Random) -> bytes:
 
 
 def garbage(rng: random.Random) -> bytes:
-    """Bytes that mean nothing, or not what they should."""
+    """Generate bytes that are invalid or wrong."""
     if rng.random() < 0.02:
         return rng.randbytes(1) * LARGE_BYTES
     return rng.choice(TEXTS) if rng.random() < 0.7 else rng.randbytes(rng.randint(1, 60))

@@ -1,4 +1,4 @@
-"""The Redis that a cluster under faults has for its registry."""
+"""The Redis of a cluster under faults."""
 
 import signal
 from pathlib import Path
@@ -7,7 +7,7 @@ from tests.redis_server import RedisServer
 
 
 class RedisNode:
-    """One Redis over all its lives; what it knew is gone with each of them."""
+    """A Redis across restarts, which loses its data at each."""
 
     role = "redis"
     name = "redis"
@@ -17,7 +17,7 @@ class RedisNode:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """URL of the Redis."""
         return self._server.url
 
     @property
@@ -26,18 +26,18 @@ class RedisNode:
         return self._server.is_running
 
     async def start(self) -> None:
-        """Begins a life; returns once it answers."""
+        """Start the process, and wait until it responds."""
         await self._server.start()
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to it."""
+        """Send a signal to the process."""
         self._server.signal(number)
 
     async def wait_end(self) -> int:
-        """Returns once it has been killed."""
+        """Wait until the process has ended."""
         await self._server.kill()
         return -signal.SIGKILL
 
     async def end(self) -> None:
-        """Kills it."""
+        """Kill the process."""
         await self._server.kill()

@@ -1,4 +1,4 @@
-"""Requests of OpenAI's own client, whose streams resume at another router."""
+"""Requests of the `openai` client whose streams resume at another router."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -27,7 +27,7 @@ class CountingTransport(httpx.AsyncHTTPTransport):
 
 @dataclass(frozen=True, slots=True)
 class ResumingClient:
-    """A client that begins at one router, and knows the others."""
+    """A client that starts at one router and can resume at the others."""
 
     openai: AsyncOpenAI
     transport: CountingTransport
@@ -49,10 +49,10 @@ async def resuming_clients(addresses: Sequence[str]) -> AsyncIterator[Sequence[R
 
 
 class ResumedExchange(Exchange):
-    """One request of such a client, which sees at most a pause."""
+    """One request of such a client, for which a lost router is at most a pause."""
 
     async def run_resuming(self, clients: Sequence[ResumingClient]) -> Answer:
-        """Return the whole answer."""
+        """Run the request and return its complete response."""
         body: dict[str, Any] = self.case.body(self.salt)
         prompt = body.pop("prompt")
         create = clients[self.first_router % len(clients)].openai.completions.with_raw_response.create
@@ -64,7 +64,7 @@ class ResumedExchange(Exchange):
             if chunk.usage is not None:
                 num_tokens = chunk.usage.completion_tokens
             for choice in chunk.choices:
-                new_ids: list[int] = choice.model_extra["token_ids"]  # type: ignore[index]  # they were asked for
+                new_ids: list[int] = choice.model_extra["token_ids"]  # type: ignore[index]  # requested by `return_token_ids`
                 token_ids += new_ids
                 text += choice.text
                 finish_reasons += [choice.finish_reason] if choice.finish_reason else []

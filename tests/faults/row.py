@@ -1,4 +1,4 @@
-"""What became of the requests, by fault and phase."""
+"""Outcomes of the requests, by fault and phase."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,18 +11,18 @@ COLUMNS = ("process", "fault", "phase", "tries", "disturbed", "failed", "wrong",
 
 @dataclass(slots=True)
 class Row:
-    """All tries of a fault in a phase."""
+    """The counts of all tries of a fault in a phase."""
 
     role: str
     fault: str
     phase: str
     tries: int = 0
-    disturbed: int = 0  # requests under way when it happened
+    disturbed: int = 0  # requests in flight at the fault
     failed: int = 0
     wrong: int = 0
-    leaked: int = 0  # tries after which a worker held something
-    recovery_s: list[float] = field(default_factory=list)  # from the fault to each such request's next token
-    notes: list[str] = field(default_factory=list)  # what was not as it should be
+    leaked: int = 0  # tries after which a worker held a block or a request
+    recovery_s: list[float] = field(default_factory=list)  # from the fault to the next token of each disturbed request
+    notes: list[str] = field(default_factory=list)  # descriptions of failures
 
     @property
     def is_clean(self) -> bool:
@@ -30,7 +30,7 @@ class Row:
         return not (self.failed or self.wrong or self.leaked)
 
     def add(self, other: "Row") -> None:
-        """Takes in another row's numbers."""
+        """Add another row's counts."""
         self.tries += other.tries
         self.disturbed += other.disturbed
         self.failed += other.failed
@@ -39,14 +39,14 @@ class Row:
         self.recovery_s += other.recovery_s
 
     def cells(self) -> list[Cell]:
-        """A cell for each of COLUMNS."""
+        """Return a cell for each of COLUMNS."""
         times: list[Cell] = [round(percentile(self.recovery_s, share), 2) for share in (50, 99, 100) if self.recovery_s]
         counts = (self.tries, self.disturbed, self.failed, self.wrong, self.leaked)
         return [self.role, self.fault, self.phase, *counts, *(times or ("", "", ""))]
 
 
 def make_report(rows: Sequence[Row]) -> Report:
-    """The rows, those of each fault summed up, and the sum of all."""
+    """Build a report of the rows, the sum for each fault, and the total."""
     report = Report("Faults, and what became of the requests", COLUMNS)
     total = Row("", "all", "")
     for row in rows:
@@ -66,5 +66,5 @@ def make_report(rows: Sequence[Row]) -> Report:
 
 
 def percentile(values: Sequence[float], share: int) -> float:
-    """The value that `share` percent are not above."""
+    """Return the `share`th percentile of the values."""
     return sorted(values)[min(len(values) - 1, len(values) * share // 100)]

@@ -1,4 +1,4 @@
-"""Faults of processes that `baton serve` supervises: it, and not the test, starts again what ends."""
+"""Faults of processes that `baton serve` supervises and restarts itself."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from tests.faults.row import Row
 
 WAIT_S = 120.0
 HEARTBEAT_TIMEOUT_S = 2.0
-NUM_KILLS = 4  # of starts in a row; more than a cluster survives that was never ready
+NUM_KILLS = 4  # of starts in a row; a cluster that was never ready would not survive as many
 NUM_CONNECTIONS = 20
 FLAGS = ("--prefill=1", "--decode=1", "--router-processes=2")
 BODY = {"prompt": [300, 301, 302], "max_tokens": 2, "temperature": 0, "ignore_eos": True}
@@ -29,21 +29,21 @@ BODY = {"prompt": [300, 301, 302], "max_tokens": 2, "temperature": 0, "ignore_eo
 
 @dataclass(frozen=True, slots=True)
 class ServedCluster:
-    """A `baton serve` that was ready."""
+    """A `baton serve` that has been ready."""
 
     process: Process
     url: str
-    console: Path  # what it prints
+    console: Path  # file with its output
 
     async def wait_printed(self, text: str, num_times: int = 1) -> None:
-        """Return once the console shows the text so often. Raises AssertionError if the cluster ends before."""
+        """Wait until the console shows the text `num_times`. Raises AssertionError if the cluster ends first."""
         async with asyncio.timeout(WAIT_S):
             while (printed := self.console.read_text()).count(text) < num_times:
                 assert self.process.returncode is None, printed
                 await asyncio.sleep(0.05)
 
     async def view(self) -> dict[str, Any]:
-        """Return what a router says at /workers, over a connection of its own. Raises httpx.HTTPError."""
+        """Return a router's /workers over a new connection. Raises httpx.HTTPError."""
         async with httpx.AsyncClient(base_url=self.url, timeout=WAIT_S, trust_env=False) as client:
             return dict((await client.get("/workers")).raise_for_status().json())
 
@@ -52,12 +52,12 @@ class ServedCluster:
         return {each["name"]: each["pid"] for each in (await self.view())["processes"] if each["pid"]}
 
     async def complete(self) -> int:
-        """Return the status of a completion over a connection of its own."""
+        """Request a completion over a new connection and return its status."""
         async with httpx.AsyncClient(base_url=self.url, timeout=WAIT_S, trust_env=False) as client:
             return (await client.post("/v1/completions", json=BODY)).status_code
 
     async def wait_whole(self) -> None:
-        """Return once every process and every worker is ready. Raises AssertionError if the cluster ends before."""
+        """Wait until every process and every worker is ready. Raises AssertionError if the cluster ends first."""
         async with asyncio.timeout(WAIT_S):
             while not await self._is_whole():
                 assert self.process.returncode is None, self.console.read_text()
@@ -74,7 +74,7 @@ class ServedCluster:
 
 @asynccontextmanager
 async def served_cluster(directory: Path, *flags: str) -> AsyncIterator[ServedCluster]:
-    """`baton serve FLAGS` with the bundled model, once it was ready; its logs and its console are in the directory."""
+    """Start `baton serve FLAGS` with the bundled model and wait until it is ready; logs go into the directory."""
     [port] = free_ports("127.0.0.1", 1)
     console = directory / "console.log"
     with console.open("wb") as stdout:
@@ -98,7 +98,7 @@ SupervisedFault = Callable[[ServedCluster, random.Random], Awaitable[None]]
 
 
 async def stopped_router(cluster: ServedCluster, rng: random.Random) -> None:
-    """A router process is stopped. Once it is replaced, and until the next one serves, no connection is lost."""
+    """Stop a router process; from its replacement on, no connection may be lost."""
     pids = await cluster.pids()
     victim = psutil.Process(pids[rng.choice(sorted(name for name in pids if name.startswith("router-")))])
     victim.send_signal(signal.SIGSTOP)
@@ -109,8 +109,7 @@ async def stopped_router(cluster: ServedCluster, rng: random.Random) -> None:
 
 
 async def kills_during_starts(cluster: ServedCluster, rng: random.Random) -> None:
-    """A worker is killed, and so is each of its replacements while it starts; then it comes back, and nothing else
-    was restarted."""
+    """Kill a worker, and several of its replacements while they start; then it recovers without other restarts."""
     before = await cluster.pids()
     name = rng.choice(sorted(name for name in before if not name.startswith("router")))
     pid = before[name]
@@ -131,7 +130,7 @@ async def _next_pid(cluster: ServedCluster, name: str, old: int) -> int:
 
 
 async def run_supervised(fault: SupervisedFault, row: Row, tries: int, seed: int) -> None:
-    """A fault so many times, on a cluster of its own; after each a request is answered."""
+    """Inject a fault `tries` times into a new cluster; after each, a request must succeed."""
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="baton-chaos-") as directory:
         async with served_cluster(Path(directory), *FLAGS) as cluster:

@@ -1,4 +1,4 @@
-"""Each fault once, in a phase taken by chance; `python -m tests.faults` has them by the thousand."""
+"""Each fault once, in a random phase; `python -m tests.faults` runs thousands."""
 
 import random
 import zlib
@@ -21,7 +21,7 @@ NUM_LOSSES = 6
 
 
 async def _made(place: Place, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Chaos]:
-    """One cluster for all faults of a place; every try leaves it whole."""
+    """Start one cluster for all faults of a place; every try restores it."""
     if reason := why_not(place):
         pytest.skip(reason)
     directory: Path = tmp_path_factory.mktemp("faults")
@@ -79,7 +79,7 @@ async def test_nothing_is_lost(on_one_machine: Chaos, fault: Fault) -> None:
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_rolling_restart_loses_nothing(on_one_machine: Chaos) -> None:
     row = Row("all", "rolling restart", "")
-    await on_one_machine.run_rolling_restart(row, num_at_once=2)  # more take the processor from who starts
+    await on_one_machine.run_rolling_restart(row, num_at_once=2)  # more would slow down the processes that start
     assert row.is_clean, row.notes
     assert row.tries == 6
     assert row.disturbed > row.tries
@@ -140,11 +140,11 @@ async def test_attacks_on_the_registry_disturb_no_stream(with_bad_links: Chaos, 
 
 @pytest.mark.asyncio(loop_scope="module")
 @_of(many_machines)
-async def test_cables_that_are_pulled_out_lose_nothing(on_many_machines: Chaos, fault: Fault) -> None:
+async def test_unplugged_cables_lose_nothing(on_many_machines: Chaos, fault: Fault) -> None:
     await _assert_loses_nothing(on_many_machines, fault)
 
 
-async def test_a_half_upgraded_cluster_mixes_no_models(tmp_path: Path) -> None:
+async def test_a_half_upgraded_cluster_does_not_mix_models(tmp_path: Path) -> None:
     row = Row("workers", "half of them upgraded", "")
     async with mixed_weights(tmp_path, SEED, num_prompt_tokens=300, num_output_tokens=24) as mixed:
         await mixed.run_try(row)

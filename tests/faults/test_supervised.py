@@ -1,4 +1,4 @@
-"""Each fault of a supervised process once; and a router that cannot start for a while."""
+"""Each fault of a supervised process once, and a router that cannot start for a while."""
 
 import asyncio
 import random
@@ -12,7 +12,7 @@ from _pytest.mark.structures import ParameterSet
 from tests.faults.supervised import FLAGS, SUPERVISED_FAULTS, SupervisedFault, kills_during_starts, served_cluster
 
 SEED = 7
-NUM_FAILURES = 4  # to start, more than a cluster survives that was never ready
+NUM_FAILURES = 4  # failed starts; a cluster that was never ready would not survive as many
 
 
 def _cases() -> list[ParameterSet]:
@@ -21,14 +21,14 @@ def _cases() -> list[ParameterSet]:
 
 
 @pytest.mark.parametrize("fault", _cases())
-async def test_the_cluster_serves_on(tmp_path: Path, fault: SupervisedFault) -> None:
+async def test_the_cluster_continues_to_serve(tmp_path: Path, fault: SupervisedFault) -> None:
     async with served_cluster(tmp_path, *FLAGS) as cluster:
         await fault(cluster, random.Random(SEED))
         assert await cluster.complete() == 200
 
 
 @pytest.mark.slow
-async def test_a_router_whose_port_was_taken_meanwhile_comes_back(tmp_path: Path) -> None:
+async def test_a_router_recovers_once_its_port_is_free_again(tmp_path: Path) -> None:
     async with served_cluster(tmp_path, "--both=1") as cluster:
         router = psutil.Process((await cluster.pids())["router"])
         port = int(cluster.url.rpartition(":")[2])

@@ -1,6 +1,6 @@
-"""Clients that ask for long streams and do not read them, on each way into a router. Attacks of a few seconds.
+"""Attacks by clients that request long streams and do not read them, over every protocol of a router.
 
-Each is a context manager that holds its connection open, unread, for its length.
+Each is a context manager that holds its connection open and unread until it exits.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import orjson
 from baton.protos.router_pb2 import GenerateRequest
 
 NUM_CHOICES = 128
-RECEIVE_BYTES = 4096  # of the kernel's buffer: little is read on the client's behalf
+RECEIVE_BYTES = 4096  # of the kernel's buffer, so that the kernel receives little for the client
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, SETTINGS, WINDOW_UPDATE = 0, 1, 4, 8
 END_STREAM, END_HEADERS = 1, 4
@@ -25,7 +25,7 @@ GENERATE = "/baton.v1.Inference/Generate"
 
 
 class Path(Enum):
-    """A way into the router."""
+    """A protocol and endpoint of the router."""
 
     PLAIN = "plain"
     QUERY = "query"
@@ -38,7 +38,7 @@ class Path(Enum):
 async def unread_stream(
     address: str, path: Path, max_tokens: int, num_choices: int = NUM_CHOICES, **headers: str
 ) -> AsyncIterator[socket.socket]:
-    """Send one request to host:port of the HTTP or gRPC server, and read nothing. Yields the connection."""
+    """Send one request to host:port of the HTTP or gRPC server without reading; yield the connection."""
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
     with socket.socket() as client:
@@ -56,7 +56,7 @@ async def unread_stream(
 async def unread_streams(
     address: str, path: Path, max_tokens: int, num_requests: int = 2, **headers: str
 ) -> AsyncIterator[None]:
-    """Hold several such requests."""
+    """Hold several such requests open."""
     if not num_requests:
         yield
         return
@@ -68,7 +68,7 @@ async def unread_streams(
 
 
 def open_windows() -> bytes:
-    """Return the frames after which a gRPC client takes everything."""
+    """Return the HTTP/2 frames that open a gRPC client's flow-control windows."""
     settings = _frame(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW_SIZE, OPEN_BYTES))
     return settings + _frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", OPEN_BYTES))
 
@@ -100,7 +100,7 @@ def _body(path: Path, max_tokens: int, num_choices: int) -> bytes:
 
 
 def _grpc_request(max_tokens: int, num_choices: int, headers: dict[str, str]) -> bytes:
-    """HTTP/2 frames of a call whose client never opens a window."""
+    """Return the HTTP/2 frames of a call whose client never opens its flow-control window."""
     message = GenerateRequest(text="hello", n=num_choices)
     message.sampling.max_tokens = max_tokens
     message.sampling.ignore_eos = True
@@ -120,7 +120,7 @@ def _grpc_request(max_tokens: int, num_choices: int, headers: dict[str, str]) ->
 
 
 def _text(text: str) -> bytes:
-    """Return a string of HPACK; a short one, and not as a Huffman code."""
+    """Encode a short string for HPACK, without Huffman coding."""
     assert len(text) < 127
     return bytes([len(text)]) + text.encode()
 

@@ -1,4 +1,4 @@
-"""What is asked for under faults, and whether the answer is the one of an undisturbed run."""
+"""Requests under faults, and the check of their responses against an undisturbed run."""
 
 import asyncio
 import random
@@ -12,23 +12,23 @@ import httpx
 import orjson
 
 NUM_CASES = 8
-ATTEMPTS = 3  # of a client, at one router after the other
-FIRST_ID, NUM_IDS = 300, 3000  # words and pieces of words of the bundled vocabulary
+ATTEMPTS = 3  # per client, each at the next router
+FIRST_ID, NUM_IDS = 300, 3000  # tokens of words and word pieces in the bundled vocabulary
 
 
 class WrongAnswer(Exception):
-    """An answer that is not the one of an undisturbed run."""
+    """A response that differs from that of an undisturbed run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A request with one right answer: greedy or seeded, and long enough to be disturbed."""
+    """A request with a deterministic response: greedy or seeded, and long enough to be disturbed."""
 
     prompt: list[int]
     options: dict[str, object]
 
     def body(self, salt: str) -> dict[str, object]:
-        """The request; a salt of its own keeps it from what other requests left in the caches."""
+        """Return the request's body; a unique salt keeps it from hitting other requests' cached blocks."""
         return {
             "prompt": self.prompt,
             "stream": True,
@@ -42,52 +42,52 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a client got."""
+    """The response that a client received."""
 
     token_ids: tuple[int, ...]
     text: str
     finish_reason: str
-    num_completion_tokens: int  # as the usage says
+    num_completion_tokens: int  # from `usage`
 
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """One request under way."""
+    """One request in flight."""
 
     case: Case
     salt: str
-    first_router: int = 0  # place of the one that is asked first
+    first_router: int = 0  # index of the router of the first attempt
     hints: dict[str, str] = field(default_factory=dict)  # headers that name workers or the plan
     sent_s: float = field(default_factory=time.monotonic)
-    news_s: list[float] = field(default_factory=list)  # when tokens came, over all attempts
+    token_times_s: list[float] = field(default_factory=list)  # arrival times of tokens, over all attempts
     decode_worker: str = ""
     num_tokens: int = 0  # received, over all attempts
     num_attempts: int = 0
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    has_new_tokens: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def next_news_s(self, after_s: float) -> float | None:
-        """Time from a moment to the next token; None if it had all by then."""
-        return next((at_s - after_s for at_s in self.news_s if at_s > after_s), None)
+    def next_token_s(self, after_s: float) -> float | None:
+        """Return the time from a moment to the next token; None if all had arrived by then."""
+        return next((at_s - after_s for at_s in self.token_times_s if at_s > after_s), None)
 
     @property
     def longest_pause_s(self) -> float:
-        """Longest time without a token, from the request on."""
-        return max(after_s - before_s for before_s, after_s in pairwise((self.sent_s, *self.news_s)))
+        """Return the longest time without a token, counted from the request."""
+        return max(after_s - before_s for before_s, after_s in pairwise((self.sent_s, *self.token_times_s)))
 
     def receive(self, count: int) -> None:
-        """Note that so many tokens came."""
+        """Record the arrival of `count` tokens."""
         self.num_tokens += count
-        self.news_s.append(time.monotonic())
-        self.news.set()
+        self.token_times_s.append(time.monotonic())
+        self.has_new_tokens.set()
 
     async def wait_tokens(self, count: int) -> None:
-        """Return once the client has received so many tokens, one or several a message."""
+        """Wait until the client has received `count` tokens in total."""
         while self.num_tokens < count:
-            self.news.clear()
-            await self.news.wait()
+            self.has_new_tokens.clear()
+            await self.has_new_tokens.wait()
 
     async def run(self, clients: Sequence[httpx.AsyncClient]) -> Answer:
-        """The answer; a client whose router goes away asks the next one, as any client of several would."""
+        """Send the request, retrying at the next router if one is lost, and return the response."""
         while True:
             try:
                 return await self._ask(clients[(self.first_router + self.num_attempts) % len(clients)])
@@ -122,7 +122,7 @@ class Exchange:
 
 
 def make_cases(seed: int, num_prompt_tokens: int, num_output_tokens: int) -> list[Case]:
-    """Half of them greedy, half sampled with a seed and penalties."""
+    """Create cases, half of them greedy, half sampled with a seed and penalties."""
     rng = random.Random(seed)
     cases = []
     for index in range(NUM_CASES):

@@ -1,4 +1,4 @@
-"""How long the fuzzers run: `--fuzz-seconds`, else a short form that is the same every time; and what they share."""
+"""Duration of the fuzzers (`--fuzz-seconds`, by default a deterministic short form), and shared fixtures."""
 
 import gc
 import logging
@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A long fuzzer outlives the timeout that all tests have."""
+    """Raise the timeout of tests for long fuzzers."""
     seconds = config.getoption("--fuzz-seconds", default=None)
     if seconds is None:
         return
@@ -33,24 +33,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def fuzzing(request: pytest.FixtureRequest) -> Fuzzing:
-    """The fuzzer's length: an equal part of its file's."""
+    """Return the fuzzer's duration: an equal share of its file's."""
     return Fuzzing(request.node.stash.get(SECONDS, None))
 
 
 @pytest.fixture(autouse=True)
 def _no_errors_logged(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Warnings of what strangers sent are right, and millions; errors are ours, a task's that nobody awaited too."""
+    """Fail on logged errors, also of tasks that are never awaited; warnings about hostile input are expected."""
     with caplog.at_level(logging.ERROR):
         yield
         if "fuzzing" in request.fixturenames:
-            gc.collect()  # a task that nobody awaits says so when it goes
+            gc.collect()  # a task that is never awaited logs its error when it is collected
     errors = [record.getMessage() for record in caplog.get_records("call") if record.levelno >= logging.ERROR]
     assert not errors
 
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterRig]:
-    """A router before simulated workers."""
+    """A router with simulated workers."""
     rig = RouterRig(tmp_path_factory.mktemp("served"))
     yield rig
     rig.close()

@@ -1,4 +1,4 @@
-"""Runs a check with random inputs: few and always the same, or new ones until the time is over."""
+"""Runs of a check with random inputs: few deterministic ones, or new ones until the time is up."""
 
 import random
 import time
@@ -11,21 +11,21 @@ from hypothesis.strategies import SearchStrategy
 
 T = TypeVar("T")
 
-ROUND = 200  # inputs between two looks at the clock
+ROUND = 200  # inputs between two checks of the clock
 
 
 @dataclass(frozen=True)
 class Fuzzing:
-    """How long a fuzzer runs."""
+    """The duration of a fuzzer."""
 
     seconds: float | None  # None: the short form
 
     def run(self, inputs: SearchStrategy[T], check: Callable[[T], None], num_short: int) -> int:
-        """Calls `check` with random inputs, `num_short` of them in the short form. Returns how many it was."""
+        """Call `check` with random inputs, `num_short` of them in the short form. Return the number of calls."""
         return self.run_all([(inputs, check)], num_short)
 
     def run_all(self, checks: Iterable[tuple[SearchStrategy[T], Callable[[T], None]]], num_short: int) -> int:
-        """The same for several kinds of inputs in turn, each with `num_short` in the short form."""
+        """Run several checks in turn, each with `num_short` inputs in the short form. Return the number of calls."""
         counts = [0]
 
         def once(inputs: SearchStrategy[T], check: Callable[[T], None], number: int, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Calls of strangers: whatever they send, the status says that they were wrong, and why."""
+"""Calls of hostile gRPC clients: whatever they send, the status must blame the client and give the reason."""
 
 import asyncio
 from collections.abc import Iterable
@@ -8,28 +8,28 @@ from dataclasses import dataclass, field
 import grpc
 
 PATIENCE_S = 20.0
-OURS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)  # they would blame us
+OURS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)  # these would blame the server
 MAX_DETAILS = 4000
-UNHEARD = "Internal error from Core"  # our own side of a call that ended while we were writing
+CORE_ERROR = "Internal error from Core"  # raised by the client's library if the call ends during a write
 
 
 @dataclass
 class Outcome:
-    """What was answered, and how the call ended."""
+    """The responses, and how the call ended."""
 
     answers: list[bytes] = field(default_factory=list)
-    code: grpc.StatusCode | None = None  # None: we ended it
+    code: grpc.StatusCode | None = None  # None: the client cancelled the call
     details: str = ""
 
     def check(self) -> None:
-        """Fails for a failing of ours, and for a refusal without words."""
+        """Fail for a status that blames the server, and for an error without a message."""
         assert self.code not in OURS, (self.code, self.details)
         if self.code not in (None, grpc.StatusCode.OK):
             assert 0 < len(self.details) < MAX_DETAILS, (self.code, self.details[:200])
 
 
-def as_they_are(message: bytes) -> bytes:
-    """A serializer that does nothing."""
+def identity(message: bytes) -> bytes:
+    """Serialize bytes as they are."""
     return message
 
 
@@ -40,17 +40,17 @@ async def call(
     linger_s: float = 0.0,
     leave_s: float = PATIENCE_S,
 ) -> Outcome:
-    """Sends bytes to a method, says `linger_s` later that there are no more, and leaves `leave_s` after that.
+    """Send messages to a method, half-close `linger_s` seconds later, and cancel `leave_s` seconds after that.
 
-    Every method can be called so: on the wire one request is a stream of one. Fails if there is no end in all that
-    time, unless it was to be left before.
+    This works for every method: on the wire one request is a stream of one. Fails if the call does not end in time,
+    unless it was to be cancelled before.
     """
     sent = list(messages)
     call: grpc.aio.StreamStreamCall | grpc.aio.UnaryStreamCall
-    if len(sent) == 1 and not linger_s:  # nothing is left to write when the call has ended
-        call = channel.unary_stream(method, as_they_are, as_they_are)(sent.pop())
+    if len(sent) == 1 and not linger_s:  # unary: nothing is left to write when the call has ended
+        call = channel.unary_stream(method, identity, identity)(sent.pop())
     else:
-        call = channel.stream_stream(method, as_they_are, as_they_are)()
+        call = channel.stream_stream(method, identity, identity)()
     outcome = Outcome()
 
     async def read() -> None:
@@ -58,7 +58,7 @@ async def call(
             outcome.answers.append(answer)
 
     reading = asyncio.create_task(read())
-    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it may end before it has heard everything
+    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the call may end early
         if isinstance(call, grpc.aio.StreamStreamCall):
             for message in sent:
                 await call.write(message)
@@ -73,6 +73,6 @@ async def call(
     with suppress(grpc.aio.AioRpcError):
         await reading
     outcome.code, outcome.details = await call.code(), await call.details() or ""
-    if outcome.details == UNHEARD:
+    if outcome.details == CORE_ERROR:
         outcome.code = None
     return outcome

@@ -1,11 +1,11 @@
-"""What any answer of the HTTP API must be like, whatever was asked."""
+"""A check of any response of the HTTP API, whatever the request."""
 
 import json
 from typing import Any
 
 
 def check_answer(status: int, content_type: str, content: bytes) -> None:
-    """Fails for a failing of ours, and for a refusal that does not say in OpenAI's shape what was wrong."""
+    """Fail for an internal server error, and for a refusal that is not an error object of OpenAI's format."""
     assert 200 <= status < 500, (status, content[:1000])
     if status < 400:
         return

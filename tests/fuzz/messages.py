@@ -1,4 +1,4 @@
-"""Messages as any client may send them: made from their descriptors, so that a new field is fuzzed as soon as it is."""
+"""Random protobuf messages, generated from their descriptors, so that new fields are fuzzed automatically."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -12,14 +12,14 @@ from tests.fuzz.mutations import damaged_bytes
 
 M = TypeVar("M", bound=Message)
 Strategy = st.SearchStrategy[Any]
-Overrides = Mapping[str, Strategy]  # by the field's name, for values that are often right
+Overrides = Mapping[str, Strategy]  # by field name: strategies whose values are often valid
 
 MAX_DEPTH = 4
 UNSIGNED_32, UNSIGNED_64, SIGNED_32, SIGNED_64 = (1 << 32) - 1, (1 << 64) - 1, (1 << 31) - 1, (1 << 63) - 1
 
 
 def whole_numbers(low: int, high: int) -> Strategy:
-    """Small ones, the bounds, and any."""
+    """Generate small numbers, the bounds, and any in between."""
     return st.one_of(st.integers(max(low, 0), 20), st.sampled_from([low, high, high - 1, 0, 1]), st.integers(low, high))
 
 
@@ -43,13 +43,13 @@ KINDS: Mapping[int, Strategy] = {
 
 
 def messages(kind: type[M], overrides: Overrides | None = None) -> st.SearchStrategy[M]:
-    """Messages with any of their fields set, to values of their types."""
+    """Generate messages with random fields set to values of their types."""
     found: st.SearchStrategy[M] = _messages(kind.DESCRIPTOR, overrides or {}, 0)
     return found
 
 
 def wire(kind: type[Message], overrides: Overrides | None = None) -> st.SearchStrategy[bytes]:
-    """What is nearly a message's encoding, and what is none at all."""
+    """Generate valid encodings of a message, damaged ones, and arbitrary bytes."""
     encoded = messages(kind, overrides).map(lambda message: message.SerializeToString())
     return st.one_of(encoded.flatmap(damaged_bytes), st.binary(max_size=200))
 
@@ -58,7 +58,7 @@ def wire(kind: type[Message], overrides: Overrides | None = None) -> st.SearchSt
 def _messages(draw: Callable[[Strategy], Any], kind: Descriptor, overrides: Overrides, depth: int) -> Message:
     message = GetMessageClass(kind)()
     for field in kind.fields:
-        if draw(st.integers(0, 2)):  # two of three, or hardly any message would get far
+        if draw(st.integers(0, 2)):  # set two fields of three; with fewer, most messages would be refused early
             _set(draw, message, field, overrides, depth)
     return message
 

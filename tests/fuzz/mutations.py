@@ -1,4 +1,4 @@
-"""Damage: to bytes, and to what JSON can say."""
+"""Random damage to bytes and to JSON values."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 HUGE = [0, 1, -1, 2, 255, 2**31 - 1, 2**31, 2**32, 2**63, 2**64, -(2**63), 10**30, 1e308, 1e-320, -0.0]
-JsonValue = Any  # a tree of what JSON has, NaN and infinities included
+JsonValue = Any  # a JSON value, NaN and infinities included
 
 numbers = st.one_of(st.sampled_from(HUGE), st.integers(), st.floats(), st.integers(0, 10), st.integers(-(2**70), 2**70))
 odd_texts = st.one_of(
@@ -23,7 +23,7 @@ json_values = st.recursive(
 
 @st.composite
 def damaged_bytes(draw: Callable[..., Any], whole: bytes) -> bytes:
-    """The bytes with some of them changed, cut out, put in, or with their end cut off."""
+    """Generate the bytes with some changed, removed or inserted, or truncated."""
     damaged = bytearray(whole)
     for _ in range(draw(st.integers(1, 4))):
         place = draw(st.integers(0, max(len(damaged) - 1, 0)))
@@ -45,7 +45,7 @@ def damaged_bytes(draw: Callable[..., Any], whole: bytes) -> bytes:
 
 @st.composite
 def damaged_json(draw: Callable[..., Any], whole: JsonValue, most: int = 3) -> JsonValue:
-    """The tree with up to `most` of its values replaced, removed or added."""
+    """Generate the value with up to `most` nested values replaced, removed or added."""
     damaged = deepcopy(whole)
     for _ in range(draw(st.integers(1, most))):
         holders = _containers(damaged)
@@ -68,7 +68,7 @@ def damaged_json(draw: Callable[..., Any], whole: JsonValue, most: int = 3) -> J
 
 
 def _containers(tree: JsonValue) -> list[Any]:
-    """Every object and list of a tree; long ones count once, their children only where there are few."""
+    """Return every object and list of a tree; the children of long ones are skipped."""
     found: list[Any] = []
     left = [tree]
     while left:

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as nobody should speak it: lies about lengths, odd chunks, heads and pipelines."""
+"""Malformed HTTP/1.1: wrong lengths, odd chunks, headers and pipelines."""
 
 import json
 
@@ -78,7 +78,7 @@ VERSIONS = [b"HTTP/1.1", b"HTTP/1.0", b"HTTP/0.9", b"HTTP/2.0", b"HTTP/1.10", b"
 
 
 def headed(method: bytes, target: bytes, version: bytes, header: bytes, body: bytes) -> bytes:
-    """A request that is odd in its head."""
+    """Build a request with an odd head."""
     return b"%b %b %b\r\n%b%b%b\r\nContent-Length: %d\r\n\r\n%b" % (
         method, target, version, HOST, JSON, header, len(body), body,
     )  # fmt: skip
@@ -102,7 +102,7 @@ one_header = st.builds(
     headed, st.just(b"POST"), st.just(b"/v1/completions"), st.just(b"HTTP/1.1"), st.sampled_from(HEADERS), st.just(BODY)
 )
 pipelines = st.lists(st.sampled_from(REQUESTS), min_size=2, max_size=4).map(b"".join)
-said = st.one_of(
+raw_requests = st.one_of(
     st.binary(max_size=300),
     st.sampled_from(REQUESTS),
     st.sampled_from(REQUESTS).flatmap(damaged_bytes),

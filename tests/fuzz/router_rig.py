@@ -1,4 +1,4 @@
-"""A real router before simulated workers, each in a process of its own, asked by fuzzers that run without a loop."""
+"""A real router with simulated workers, each in its own process, for fuzzers that run without an event loop."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -25,7 +25,7 @@ PROMPT = {"model": MODEL_NAME, "prompt": "one two three", "max_tokens": 8, "temp
 
 
 class RouterRig:
-    """Owns the processes."""
+    """The processes of a router and its simulated workers."""
 
     def __init__(self, directory: Path) -> None:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
@@ -37,26 +37,26 @@ class RouterRig:
         self._num_bytes = self._process.memory_info().rss
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns."""
+        """Run `work` on the event loop and return its result."""
         return self._runner.run(work)
 
     async def _start(self, directory: Path) -> RouterProcess:
         async with asyncio.timeout(START_S):
-            told = await self._stack.enter_async_context(simulated(*ROLES, *SPEED))
-            flags = ("--port=0", "--grpc-port=0", f"--workers={told['addresses']}")
+            simulation = await self._stack.enter_async_context(simulated(*ROLES, *SPEED))
+            flags = ("--port=0", "--grpc-port=0", f"--workers={simulation['addresses']}")
             router = await self._stack.enter_async_context(router_process(directory, *flags))
             async with router.client() as client:
                 await wait_workers(client, 3)
             return router
 
     def complete(self) -> str:
-        """What a known prompt is answered with."""
+        """Return the response to a known prompt."""
         response = self.http.post("/v1/completions", json=PROMPT)
         assert response.status_code == 200, response.text
         return str(response.json()["choices"][0]["text"])
 
     def check_serves(self) -> None:
-        """Fails unless the router answers as before, has nothing left to do, and has not grown much."""
+        """Fail unless the router responds as before, has no request left, and has not grown much."""
         assert self.complete() == self.expected
         self.run(self._wait_idle())
         assert self._process.memory_info().rss - self._num_bytes < MAX_GROWTH_BYTES
@@ -70,7 +70,7 @@ class RouterRig:
                 await wait_router(client, lambda view: view["router"]["inflight"] == 0)
 
     def close(self) -> None:
-        """Ends the processes, which must end well."""
+        """End the processes and check their exit status."""
         self.http.close()
         self.run(self._stack.aclose())
         self._runner.close()

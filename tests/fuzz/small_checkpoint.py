@@ -1,4 +1,4 @@
-"""Checkpoints of a few kilobytes, written by hand: a fuzzer makes thousands."""
+"""Handwritten checkpoints of a few kilobytes, since a fuzzer writes thousands."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ GENERATION: dict[str, Any] = {
 
 
 def make_small(directory: Path, config: dict[str, Any]) -> Path:
-    """Writes DENSE or SPARSE; returns the directory."""
+    """Write DENSE or SPARSE and return the directory."""
     directory.mkdir(parents=True)
     torch.manual_seed(0)
     save_file(tensors_of(config), directory / "model.safetensors")
@@ -53,7 +53,7 @@ def make_small(directory: Path, config: dict[str, Any]) -> Path:
 
 
 def make_sharded(directory: Path) -> Path:
-    """DENSE in two files and an index."""
+    """Write DENSE as two files and an index."""
     make_small(directory, DENSE)
     (directory / "model.safetensors").unlink()
     tensors = tensors_of(DENSE)
@@ -65,7 +65,7 @@ def make_sharded(directory: Path) -> Path:
 
 
 def tensors_of(config: dict[str, Any]) -> dict[str, Tensor]:
-    """Every tensor that the config asks for."""
+    """Create every tensor that the config requires."""
     layer = "model.layers.0"
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (VOCAB, HIDDEN),

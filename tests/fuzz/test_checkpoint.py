@@ -1,4 +1,4 @@
-"""Damaged checkpoints: each serves, or is refused with an error of the engine that says what is wrong with it."""
+"""Damaged checkpoints: each is served, or refused with an EngineError that names the problem."""
 
 import json
 import os
@@ -48,7 +48,7 @@ CONFIGS = [
 
 
 def serves(directory: Path) -> bool:
-    """Loads a checkpoint and runs a prompt through it; False if it is refused. Fails for any other outcome."""
+    """Load a checkpoint and run a prompt; return False if it is refused. Fails for any other outcome."""
     began_s = time.monotonic()
     try:
         engine = Engine(EngineConfig(model=str(directory), kv_cache_memory_bytes=1 << 18, num_threads=1, block_size=4))
@@ -61,25 +61,25 @@ def serves(directory: Path) -> bool:
                 assert output.sampled is None or 0 <= output.sampled.token_id < engine.model_config.vocab_size
         engine.check_integrity()
     except EngineError as error:
-        check_words(error)
+        check_message(error)
         return False
     finally:
         assert time.monotonic() - began_s < PATIENCE_S
     return True
 
 
-def is_read(read: Callable[[], object]) -> bool:
-    """False if it is refused."""
+def accepts(read: Callable[[], object]) -> bool:
+    """Call `read`; return False if it refuses."""
     try:
         read()
     except EngineError as error:
-        check_words(error)
+        check_message(error)
         return False
     return True
 
 
-def check_words(error: EngineError) -> None:
-    """An error's text names something, is short, and can be printed."""
+def check_message(error: EngineError) -> None:
+    """Check that an error's text is not empty, short and printable."""
     text = str(error)
     assert 0 < len(text) < MAX_TEXT, text
     text.encode()
@@ -102,7 +102,7 @@ def _bounded_memory() -> Any:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MAX_GROWTH_KIB
 
 
-def test_the_undamaged_ones_serve(whole: dict[str, Path]) -> None:
+def test_undamaged_checkpoints_serve(whole: dict[str, Path]) -> None:
     assert all(serves(directory) for directory in whole.values())
 
 
@@ -139,7 +139,7 @@ def test_damaged_configs(fuzzing: Fuzzing, whole: dict[str, Path], tmp_path: Pat
 
     def check_read(damaged: Any) -> None:
         (directories["dense"] / "config.json").write_text(json.dumps(damaged))
-        is_read(lambda: read_model_config(directories["dense"], "float32"))
+        accepts(lambda: read_model_config(directories["dense"], "float32"))
 
     def check_bytes(damaged: bytes) -> None:
         (directories["dense"] / "config.json").write_bytes(damaged)
@@ -159,7 +159,7 @@ def test_damaged_generation_configs(fuzzing: Fuzzing, whole: dict[str, Path], tm
 
     def check(damaged: Any) -> None:
         (directory / "generation_config.json").write_text(json.dumps(damaged))
-        if is_read(lambda: read_generation_defaults(directory)) and is_read(lambda: read_model_config(directory)):
+        if accepts(lambda: read_generation_defaults(directory)) and accepts(lambda: read_model_config(directory)):
             read_model_info(str(directory), "model").sampling_defaults.validate(DENSE["vocab_size"])
 
     fuzzing.run(st.one_of(damaged_json(GENERATION), json_values), check, 50)
@@ -188,14 +188,14 @@ def test_damaged_indices(fuzzing: Fuzzing, whole: dict[str, Path], tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors"])
 @pytest.mark.parametrize("what", ["directory", "pipe", "loop", "empty", "deep", "digits", "latin"])
-def test_a_file_that_is_none(whole: dict[str, Path], tmp_path: Path, name: str, what: str) -> None:
+def test_a_path_that_is_not_a_regular_file(whole: dict[str, Path], tmp_path: Path, name: str, what: str) -> None:
     directory = shutil.copytree(whole["dense"], tmp_path / "damaged")
     file = directory / name
     file.unlink()
     match what:
         case "directory":
             file.mkdir()
-        case "pipe":  # opened for reading it would wait for a writer for ever
+        case "pipe":  # opening it for reading would wait for a writer forever
             os.mkfifo(file)
         case "loop":
             file.symlink_to(file.name)
@@ -203,7 +203,7 @@ def test_a_file_that_is_none(whole: dict[str, Path], tmp_path: Path, name: str, 
             text = {"empty": "", "deep": "[" * 100_000, "digits": '{"a": ' + "1" * 5000 + "}", "latin": "\xff{}"}[what]
             file.write_bytes(text.encode("latin-1"))
     if (name, what) == ("generation_config.json", "loop"):
-        return  # is not there, as far as anybody can tell
+        return  # equivalent to a missing file
     with pytest.raises(InvalidCheckpoint, match=name if what != "loop" or name != "model.safetensors" else "neither"):
         Engine(EngineConfig(model=str(directory), kv_cache_memory_bytes=1 << 18, num_threads=1))
 
@@ -234,7 +234,7 @@ def test_overlapping_tensors_are_refused(whole: dict[str, Path], tmp_path: Path)
         read_tensors(directory)
 
 
-def test_experts_that_are_not_there_take_no_memory(whole: dict[str, Path], tmp_path: Path) -> None:
+def test_missing_experts_take_no_memory(whole: dict[str, Path], tmp_path: Path) -> None:
     directory = shutil.copytree(whole["sparse"], tmp_path / "damaged")
     (directory / "config.json").write_text(json.dumps(SPARSE | {"moe_intermediate_size": 1 << 30}))
     with pytest.raises(InvalidCheckpoint, match="but the config needs"):
@@ -242,12 +242,12 @@ def test_experts_that_are_not_there_take_no_memory(whole: dict[str, Path], tmp_p
 
 
 def split(content: bytes) -> tuple[dict[str, Any], bytes]:
-    """A safetensors file's header and data."""
+    """Split a safetensors file into header and data."""
     length = int.from_bytes(content[:8], "little")
     header: dict[str, Any] = json.loads(content[8 : 8 + length])
     return header, content[8 + length :]
 
 
 def joined(header: bytes, data: bytes) -> bytes:
-    """A safetensors file."""
+    """Build a safetensors file."""
     return len(header).to_bytes(8, "little") + header + data

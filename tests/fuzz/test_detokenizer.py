@@ -1,4 +1,4 @@
-"""Whatever tokens a worker says, they become text, and stop strings end it where they should."""
+"""Detokenization of arbitrary tokens, and stop strings in arbitrary text."""
 
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""A hostile prefill worker: whatever it answers, the decode worker ends the request, and holds nothing afterwards."""
+"""A hostile prefill worker: whatever it sends, the decode worker ends the request and holds nothing afterwards."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -19,7 +19,7 @@ NUM_BLOCKS = -(-len(PROMPT) // 16)
 PATIENCE_S = 20.0
 SAMPLING = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 
-Step = Callable[[Prefilled], PrefillEvent]  # of a script
+Step = Callable[[Prefilled], PrefillEvent]  # one event of a hostile script
 
 indices = st.one_of(st.integers(0, NUM_BLOCKS), st.integers(0, (1 << 32) - 1))
 block_ids = st.lists(st.one_of(st.integers(0, 40), st.integers(0, (1 << 32) - 1)), max_size=NUM_BLOCKS + 2)
@@ -43,7 +43,7 @@ events = messages(
 
 
 def described_otherwise(pool: KVPool) -> Step:
-    """Accepts, with a description of the pool that is partly another's."""
+    """Return a step that accepts with a partly wrong description of the pool."""
 
     def accept(prefilled: Prefilled) -> PrefillEvent:
         event = prefilled.accepted()
@@ -83,7 +83,7 @@ def test_hostile_prefill_workers(fuzzing: Fuzzing, workers: WorkerRig) -> None:
 
     async def generate() -> None:
         async with asyncio.timeout(PATIENCE_S):
-            # With a salt of its own no prompt is in the cache.
+            # A unique salt, so that no prompt is in the cache.
             generation = await client.submit(PROMPT, SAMPLING, peer, cache_salt=f"{next(salts)}")
             await generation.ended.wait()
             assert generation.error is None

@@ -1,4 +1,4 @@
-"""The rendezvous with streams of any kind: other groups go on, and members are taken as before."""
+"""The rendezvous with arbitrary streams: other groups are undisturbed, and new members are accepted as before."""
 
 import asyncio
 from collections.abc import Coroutine, Iterator
@@ -34,7 +34,7 @@ LIKELY = {
 
 
 class Rig:
-    """Owns a rendezvous with a group that nobody else should touch."""
+    """A rendezvous with one group that the fuzzers must not disturb."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
@@ -42,7 +42,7 @@ class Rig:
         self.run(self._start())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns."""
+        """Run `work` on the event loop and return its result."""
         return self._runner.run(work)
 
     async def _start(self) -> None:
@@ -53,7 +53,7 @@ class Rig:
         await wait_all(self._bystanders, BYSTANDERS)
 
     def check_serves(self) -> None:
-        """Fails unless nothing has happened to the bystanders, and a new group begins."""
+        """Fail unless the undisturbed group is intact and a new group can form."""
 
         async def check() -> None:
             assert [(each.epoch, names_of(each)) for each in self._bystanders] == [(1, BYSTANDERS)] * 2
@@ -64,7 +64,7 @@ class Rig:
         self.run(check())
 
     def close(self) -> None:
-        """Ends it."""
+        """Close the rendezvous and its members."""
         self.run(self._stack.aclose())
         self._runner.close()
 

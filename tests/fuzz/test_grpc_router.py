@@ -1,4 +1,4 @@
-"""The router's gRPC service with messages of any kind, and with bytes that are none."""
+"""The router's gRPC service with arbitrary messages, and with bytes that are not messages."""
 
 from collections.abc import Iterator
 
@@ -64,7 +64,7 @@ def test_generate(fuzzing: Fuzzing, served: RouterRig, channel: grpc.aio.Channel
     served.check_serves()
 
 
-def test_several_messages_where_one_is_meant(served: RouterRig, channel: grpc.aio.Channel) -> None:
+def test_several_messages_to_a_unary_method(served: RouterRig, channel: grpc.aio.Channel) -> None:
     request = GenerateRequest(text="hi", sampling=SamplingParams(max_tokens=2)).SerializeToString()
     for count in (2, 5):
         served.run(call(channel, GENERATE, [request] * count)).check()

@@ -1,4 +1,4 @@
-"""The workers' gRPC services with messages of any kind, in any order, and with bytes that are none."""
+"""The workers' gRPC services with arbitrary messages in any order, and with bytes that are not messages."""
 
 import pytest
 from hypothesis import strategies as st
@@ -50,7 +50,7 @@ sampling = messages(
 
 
 def likely(workers: WorkerRig) -> Overrides:
-    """Values that get a message further than any other would."""
+    """Return values that get a message past the first checks."""
     names = [description.incarnation for description in workers.descriptions]
     fingerprint = workers.descriptions[0].fingerprint
     addresses = [workers.prefill.address, workers.decode.address, "127.0.0.1:1", "", "unix:/nowhere", "ipv4:a", "\0"]

@@ -1,4 +1,4 @@
-"""The HTTP API with bodies that are nearly right."""
+"""The HTTP API with almost valid bodies."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whatever bytes come, the HTTP server answers in HTTP/1.1, blames no failing of its own, and lets the client go."""
+"""The HTTP server with arbitrary bytes: it responds in HTTP/1.1, never with 500, and closes the connection."""
 
 import re
 import socket
@@ -10,22 +10,22 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.fuzz.fuzzing import Fuzzing
-from tests.fuzz.odd_http import REQUESTS, said
+from tests.fuzz.odd_http import REQUESTS, raw_requests
 from tests.fuzz.router_rig import RouterRig
 from tests.fuzz.transport_rig import Talk, talks
 
 PATIENCE_S = 10.0
-QUIET_S = 0.03  # without an answer, after which the client ends
+QUIET_S = 0.03  # without a response, after which the client closes
 STATUS = re.compile(rb"^HTTP/1\.1 (\d{3}) ", re.MULTILINE)
 
 
 def exchange(port: int, talk: Talk, waits: bool = False) -> bytes:
-    """Everything that is answered, if it `waits` until there is an answer. Fails if a connection does not end."""
+    """Return all bytes received, with `waits` after waiting for some. Fails if the connection does not end."""
     received = b""
     began_s = time.monotonic()
     with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with suppress(ConnectionError):  # it may close with our bytes unread
+        with suppress(ConnectionError):  # the server may close with our bytes unread
             for piece in talk.pieces():
                 sock.sendall(piece)
             with suppress(TimeoutError):
@@ -36,7 +36,7 @@ def exchange(port: int, talk: Talk, waits: bool = False) -> bytes:
                         break
                     received += chunk
             sock.settimeout(PATIENCE_S)
-            with suppress(OSError):  # it has closed
+            with suppress(OSError):  # the server has closed
                 sock.shutdown(socket.SHUT_WR)
             while chunk := sock.recv(1 << 16):
                 received += chunk
@@ -45,7 +45,7 @@ def exchange(port: int, talk: Talk, waits: bool = False) -> bytes:
 
 
 def answers(received: bytes) -> list[int]:
-    """The statuses, but for those that only say that the client may go on."""
+    """Return the statuses, without interim ones (1xx)."""
     return [status for status in map(int, STATUS.findall(received)) if status >= 200]
 
 
@@ -58,7 +58,7 @@ def test_bytes(fuzzing: Fuzzing, served: RouterRig) -> None:
         assert received == b"" or received.startswith(b"HTTP/1.1 "), received[:500]
         assert all(status < 500 for status in answers(received)), received[:1000]
 
-    fuzzing.run(talks(said, st.just(True)), check, 120)
+    fuzzing.run(talks(raw_requests, st.just(True)), check, 120)
     served.check_serves()
     end_s = time.monotonic() + PATIENCE_S
     while len(process.net_connections()) > num_connections + 2:
@@ -67,8 +67,8 @@ def test_bytes(fuzzing: Fuzzing, served: RouterRig) -> None:
 
 
 @pytest.mark.parametrize("request_bytes", REQUESTS)
-def test_a_request_may_come_in_pieces(served: RouterRig, request_bytes: bytes) -> None:
-    """Cut at every place the first answer is the same."""
+def test_a_request_may_arrive_in_pieces(served: RouterRig, request_bytes: bytes) -> None:
+    """The first status does not depend on where the request is split."""
     first = answers(exchange(served.router.port, Talk(request_bytes, (), True), waits=True))[0]
     assert first < 500
     for place in range(1, len(request_bytes), 1 + len(request_bytes) // 12):

@@ -1,4 +1,4 @@
-"""A router with a real worker keeps to its /openapi.json: in what it accepts and refuses, and in its responses."""
+"""Conformance of a router with a real worker to its /openapi.json, in requests and responses."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -59,12 +59,12 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterRig]:
 
 @dataclass
 class DescriptionCheck:
-    """Sends requests, and compares what they get with the description."""
+    """A check of responses against the description."""
 
     num_accepted: int = 0
 
     def __call__(self, case: Case) -> None:
-        """Fail if the server accepts, refuses or responds other than it is described."""
+        """Fail if the server accepts, refuses or responds other than described."""
         is_valid = case.meta is not None and case.meta.generation.mode is GenerationMode.POSITIVE
         if is_valid and case.path in GENERATING:
             case.body = consistent(case.body)
@@ -72,7 +72,7 @@ class DescriptionCheck:
         self.num_accepted += response.status_code == 200 and case.method == "POST"
         checks = list(CHECKS)
         if response.status_code == 400 and response.json()["error"]["code"] == "context_length_exceeded":
-            checks.remove(positive_data_acceptance)  # how long a text is in tokens, no schema can say
+            checks.remove(positive_data_acceptance)  # a schema cannot express a limit in tokens
         case.validate_response(response, checks=checks)
 
 
@@ -100,7 +100,7 @@ def test_every_bound_of_every_field(real: RouterRig) -> None:
 
 
 def is_possible(inputs: st.SearchStrategy[Case]) -> bool:
-    """Whether there are any."""
+    """Return whether the strategy can generate an example."""
     try:
         find(inputs, lambda _: True, settings=settings(max_examples=5, database=None, phases=(Phase.generate,)))
     except Unsatisfiable:
@@ -109,7 +109,7 @@ def is_possible(inputs: st.SearchStrategy[Case]) -> bool:
 
 
 def consistent(body: JsonObject) -> JsonObject:
-    """A valid body with a short output, in which the fields keep the rules that JSON Schema has no words for."""
+    """Return a body with a short output that satisfies the rules that JSON Schema cannot express."""
     body = {**body, "model": MODEL_NAME}
     if body.get("max_tokens") != 0:
         body["max_tokens"] = MAX_TOKENS

@@ -1,4 +1,4 @@
-"""The compiled parts called with anything: they raise, or do what their Python twins do."""
+"""The compiled modules with arbitrary arguments: they raise, or match their Python references."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ HUGE_BLOCK = (1 << 32) - 1
 
 
 class Lying(Sequence[int]):
-    """Says that it is long, and is not."""
+    """A sequence whose length is wrong."""
 
     def __len__(self) -> int:
         return 1 << 20
@@ -29,7 +29,7 @@ class Lying(Sequence[int]):
 
 
 def shrinking_list() -> list[Any]:
-    """A list that is empty once its twenty-first element was read."""
+    """Return a list that is emptied when its twenty-first element is read."""
     tokens: list[Any] = list(range(40))
     tokens[20] = type("Index", (), {"__index__": lambda self: tokens.clear() or 7})()
     return tokens
@@ -54,8 +54,8 @@ sizes = st.one_of(st.integers(1, 20), st.sampled_from(HUGE_SIZES), odd_values)
 starts = st.one_of(st.integers(0, 80), st.sampled_from(HUGE_SIZES), odd_values)
 
 
-def check_words(error: Exception) -> None:
-    """An error says something."""
+def check_message(error: Exception) -> None:
+    """Check that an error has a message."""
     assert str(error)
 
 
@@ -66,7 +66,7 @@ def test_block_hashes(fuzzing: Fuzzing) -> None:
         try:
             hashes = chain_hashes(parent, tokens, block_size, start)
         except RAISED as error:
-            check_words(error)
+            check_message(error)
             return
         assert type(hashes) is bytes
         if is_plain and type(parent) is bytes and type(start) is int:
@@ -84,7 +84,7 @@ def test_the_list_may_change_while_it_is_read() -> None:
         chain_hashes(bytes(16), shrinking_list(), 4, 0)
 
 
-no_bytes = odd_values.filter(lambda value: not isinstance(value, bytes | bytearray))  # a name may be given so
+no_bytes = odd_values.filter(lambda value: not isinstance(value, bytes | bytearray))  # bytes are valid names
 names = st.one_of(st.sampled_from(["a", "b", "c", ""]), st.text(max_size=4), no_bytes)
 hashes = st.lists(st.integers(0, 30), max_size=12).map(lambda each: b"".join(n.to_bytes(16, "big") for n in each))
 packed = st.one_of(hashes, hashes, hashes, odd_values)
@@ -104,7 +104,7 @@ def test_prefix_index(fuzzing: Fuzzing) -> None:
             try:
                 result = getattr(index, name)(*arguments)
             except RAISED as error:
-                check_words(error)
+                check_message(error)
                 continue
             expected = getattr(twin, name)(*arguments)
             assert result == expected, (name, arguments)

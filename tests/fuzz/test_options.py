@@ -1,4 +1,4 @@
-"""Config files, options and the registry's URL: a config comes of them, or an OptionError that says why not."""
+"""Config files, options and the registry's URL: they give a config, or an OptionError with the reason."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +25,7 @@ OPTIONS = {
     **engine_options(),
     **cluster_options(),
 }
-MAX_TEXT = 10_000  # of an error that a person is to read
+MAX_TEXT = 10_000  # characters of an error message
 
 NAMES = st.one_of(st.sampled_from(sorted(OPTIONS)), st.sampled_from(["router", "engine", "prefill_engine"]), odd_texts)
 TEXTS = ["1e999", "4GiB", "-1", "true", "NaN", "٣", "1_000", " 5 ", "9" * 5000]
@@ -52,21 +52,21 @@ ODD_YAML = [
 
 
 def laughs(levels: int) -> str:
-    """A file of few lines whose one value would be endless to print."""
+    """Return a short YAML file whose aliases expand exponentially (billion laughs)."""
     lines = ["a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9]"]
     lines += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, levels)]
     return "\n".join([*lines, f"port: *a{levels - 1}"])
 
 
 def merges(levels: int) -> str:
-    """Mappings that merge the one before twice."""
+    """Return YAML mappings that each merge the previous one twice."""
     lines = ["a0: &a0 {x: 1}"]
     lines += [f"a{level}: &a{level} {{<<: [*a{level - 1}, *a{level - 1}]}}" for level in range(1, levels)]
     return "\n".join(lines)
 
 
 def load_everywhere(file: Path) -> None:
-    """Reads a file as every config. Fails unless each comes to a config or to an OptionError with words."""
+    """Load a file as every config. Fails unless each gives a config or an OptionError with a message."""
     for read in (
         lambda: load(RouterConfig, ROUTER_OPTIONS, file, {}),
         lambda: load(WorkerConfig, WORKER_OPTIONS, file, {}),
@@ -75,11 +75,11 @@ def load_everywhere(file: Path) -> None:
         try:
             read()
         except OptionError as error:
-            check_words(error)
+            check_message(error)
 
 
-def check_words(error: OptionError) -> None:
-    """An error's text is short, and can be printed."""
+def check_message(error: OptionError) -> None:
+    """Check that an error's text is short and printable."""
     text = str(error)
     assert 0 < len(text) < MAX_TEXT
     text.encode()
@@ -116,7 +116,7 @@ def test_values_of_options(fuzzing: Fuzzing) -> None:
         try:
             value = option.convert(given[1])
         except OptionError as error:
-            check_words(error)
+            check_message(error)
         else:
             assert value is None or isinstance(value, option.kind)
 
@@ -129,7 +129,7 @@ def test_registry_urls(fuzzing: Fuzzing) -> None:
         try:
             parsed = parse_registry_url(url)
         except OptionError as error:
-            check_words(error)
+            check_message(error)
         else:
             assert parsed.hosts
 

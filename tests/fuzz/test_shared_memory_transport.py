@@ -1,4 +1,4 @@
-"""The shared-memory transport among strangers: who is passed the pool's file, and which files are taken for a pool."""
+"""The shared-memory transport with hostile callers and owners: the pool's file must not leak, nor wrong files map."""
 
 import asyncio
 import fcntl
@@ -35,7 +35,7 @@ def rig() -> Iterator[Rig]:
 
 def test_hostile_callers(fuzzing: Fuzzing, rig: Rig) -> None:
     hello = rig.hello()
-    said = st.one_of(
+    content = st.one_of(
         st.binary(max_size=200),
         damaged_bytes(frame(hello)),
         st.one_of(damaged_json(hello), json_values).map(frame),
@@ -43,7 +43,7 @@ def test_hostile_callers(fuzzing: Fuzzing, rig: Rig) -> None:
     )
 
     async def talk(talk: Talk) -> int:
-        """How many files were passed."""
+        """Send the bytes and return the number of files received."""
         loop = asyncio.get_running_loop()
         num_passed = 0
         with socket.socket(socket.AF_UNIX) as sock:
@@ -68,28 +68,28 @@ def test_hostile_callers(fuzzing: Fuzzing, rig: Rig) -> None:
 
     def check(hostile: Talk) -> None:
         num_passed = rig.run(talk(hostile))
-        assert num_passed == 0 or says_hello(hostile.said, hello)
+        assert num_passed == 0 or begins_with_valid_hello(hostile.content, hello)
 
-    fuzzing.run(talks(said, st.just(True)), check, 100)
+    fuzzing.run(talks(content, st.just(True)), check, 100)
     assert rig.run(talk(Talk(frame(hello), (), True))) == 1
     assert rig.is_whole()
     rig.check_clean()
 
 
-def says_hello(said: bytes, hello: dict[str, Any]) -> bool:
-    """Whether the bytes begin with a greeting that has everything that lets a caller in."""
-    body = said[4 : 4 + int.from_bytes(said[:4], "little")]
+def begins_with_valid_hello(content: bytes, hello: dict[str, Any]) -> bool:
+    """Return whether the bytes begin with a valid Hello."""
+    body = content[4 : 4 + int.from_bytes(content[:4], "little")]
     with suppress(ValueError):
         greeted = json.loads(body)
         if not isinstance(greeted, dict) or type(greeted.get("block_bytes")) is not int or not greeted.get("caller"):
             return False
-        unit_bytes_of(BLOCK_BYTES, greeted["block_bytes"])  # other sizes are let in that are made of the same parts
+        unit_bytes_of(BLOCK_BYTES, greeted["block_bytes"])  # other sizes are admitted if they share units with ours
         return all(greeted.get(name) == value for name, value in hello.items() if name not in ("block_bytes", "caller"))
     return False
 
 
 def odd_file(kind: str, num_bytes: int, stack: ExitStack) -> int | None:
-    """A descriptor that is no pool, or one that is; closed by the stack."""
+    """Open a file that is not a pool, or one that is, by `kind`; the stack closes it."""
     file: int
     match kind:
         case "none":
@@ -116,16 +116,16 @@ def odd_file(kind: str, num_bytes: int, stack: ExitStack) -> int | None:
 
 @dataclass(frozen=True)
 class Owner:
-    """What a hostile owner of a pool does: greets, and passes a file with a word."""
+    """A hostile owner of a pool: its greeting, the byte that it sends, and the file that it passes."""
 
-    greeting: bytes | None  # None: the right one
+    greeting: bytes | None  # None: a valid Welcome
     word: bytes
     kind: str  # of the file
     num_bytes: int
     num_blocks: int
 
     async def serve(self, listener: socket.socket, welcome: dict[str, Any]) -> None:
-        """Meets one reader."""
+        """Serve one reader."""
         loop = asyncio.get_running_loop()
         with ExitStack() as stack, suppress(OSError):
             sock, _ = await loop.sock_accept(listener)
@@ -141,7 +141,7 @@ class Owner:
 
 
 async def read_from(owner: Owner, rig: Rig) -> None:
-    """Has the transport read a block of the owner's into block 3."""
+    """Read a block of the owner into block 3."""
     incarnation = name = f"baton-fuzz-{secrets.token_hex(8)}"
     welcome = {
         "incarnation": incarnation, "fingerprint": "model", "num_blocks": owner.num_blocks, "block_bytes": BLOCK_BYTES,
@@ -183,16 +183,16 @@ def test_hostile_owners(fuzzing: Fuzzing, rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("word", [b"m", b"u", b"x"])
-def test_a_file_that_is_not_wanted_is_closed(rig: Rig, word: bytes) -> None:
+def test_an_unexpected_file_is_closed(rig: Rig, word: bytes) -> None:
     rig.run(read_from(Owner(None, word, "zero", 0, SHAPE[0]), rig))
     rig.check_clean()
 
 
-def test_an_empty_file_is_no_pool() -> None:
+def test_an_empty_file_is_refused() -> None:
     with ExitStack() as stack:
         file = odd_file("sealed", 0, stack)
         assert file is not None
-        with pytest.raises(PeerRefused, match="no pool"):
+        with pytest.raises(PeerRefused, match="not a pool"):
             map_blocks(os.dup(file), PoolDescription("peer", "model", 0, BLOCK_BYTES, {}))
 
 

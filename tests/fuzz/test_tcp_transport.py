@@ -1,4 +1,4 @@
-"""The TCP transport among strangers: hostile callers before a real server, hostile servers before a real reader."""
+"""The TCP transport with hostile callers of a real server, and a real reader of hostile servers."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ def rig() -> Iterator[Rig]:
 
 
 def request(*blocks: int) -> bytes:
-    """A request for blocks."""
+    """Encode a request for blocks."""
     return tcp_frames.REQUEST.pack(len(blocks)) + b"".join(block.to_bytes(4, "little") for block in blocks)
 
 
@@ -40,7 +40,7 @@ def test_hostile_callers(fuzzing: Fuzzing, rig: Rig) -> None:
     hello = rig.hello()
     greeting = frame(hello)
     requests = st.lists(st.lists(st.integers(0, 20), max_size=5).map(lambda ids: request(*ids)), max_size=3)
-    said = st.one_of(
+    content = st.one_of(
         st.binary(max_size=200),
         damaged_bytes(greeting + request(0, 5) + request(15)),
         st.one_of(damaged_json(hello), json_values).map(frame),
@@ -68,7 +68,7 @@ def test_hostile_callers(fuzzing: Fuzzing, rig: Rig) -> None:
     def check(hostile: Talk) -> None:
         rig.run(talk(hostile))
 
-    fuzzing.run(talks(said, st.just(True)), check, 150)
+    fuzzing.run(talks(content, st.just(True)), check, 150)
     answer = rig.run(talk(Talk(greeting + request(5, 0), (), True)))
     assert answer.endswith(rig.cluster.pool[5].numpy().tobytes() + rig.cluster.pool[0].numpy().tobytes())
     assert rig.is_whole()
@@ -76,7 +76,7 @@ def test_hostile_callers(fuzzing: Fuzzing, rig: Rig) -> None:
 
 
 class HostileServer:
-    """Says one thing to whoever greets it, and another to whoever asks for blocks."""
+    """A server with a hostile response to the greeting and another to the request for blocks."""
 
     def __init__(self) -> None:
         self.welcome = self.response = Talk(b"", (), True)
@@ -84,7 +84,7 @@ class HostileServer:
         self._ended: set[asyncio.Task[None]] = set()
 
     async def start(self) -> asyncio.Server:
-        """Listens."""
+        """Start to listen."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         return server
@@ -116,10 +116,10 @@ def test_hostile_servers(fuzzing: Fuzzing, rig: Rig) -> None:
 
     async def read(welcome: Any, response: Talk) -> None:
         incarnation = f"peer-{next(names)}"
-        said = {
+        content = {
             "incarnation": incarnation, "fingerprint": "model", "num_blocks": SHAPE[0], "block_bytes": BLOCK_BYTES,
         }  # fmt: skip
-        server.welcome = Talk(frame(said), (), False) if welcome is None else welcome
+        server.welcome = Talk(frame(content), (), False) if welcome is None else welcome
         server.response = response
         endpoint = json.dumps({"host": "127.0.0.1", "port": server.port, "key": "k"}).encode()
         description = replace(rig.cluster.description, incarnation=incarnation, endpoints={"tcp": endpoint})
@@ -149,7 +149,7 @@ def test_hostile_servers(fuzzing: Fuzzing, rig: Rig) -> None:
         st.binary(max_size=50),
         damaged_bytes(tcp_frames.RESPONSE.pack(0, len(blocks)) + blocks),
     )
-    ends = st.sampled_from([True, True, True, True, True, False])  # a silence takes a whole deadline
+    ends = st.sampled_from([True, True, True, True, True, False])  # silence takes a whole deadline
     welcome = {
         "incarnation": "peer", "fingerprint": "model", "num_blocks": SHAPE[0], "block_bytes": BLOCK_BYTES,
         "refused": "no",
@@ -180,7 +180,7 @@ def test_no_descriptor_left(rig: Rig) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
-    with ExitStack() as stack:  # the limit is on numbers: none below it may be free
+    with ExitStack() as stack:  # the limit is on descriptor numbers, so all below it must be in use
         lowest = max(map(int, os.listdir("/proc/self/fd")))
         while (file := os.open("/dev/null", os.O_RDONLY)) < lowest:
             stack.callback(os.close, file)
@@ -189,11 +189,11 @@ def test_no_descriptor_left(rig: Rig) -> None:
     rig.check_clean()
 
 
-def test_what_a_peer_says_is_told_in_short(rig: Rig) -> None:
-    for said in ("x" * 60_000, "line\nline", ["x" * 9000] * 5, "\ud800"):
+def test_text_from_a_peer_is_truncated(rig: Rig) -> None:
+    for content in ("x" * 60_000, "line\nline", ["x" * 9000] * 5, "\ud800"):
         server = HostileServer()
         listening = rig.run(server.start())
-        server.welcome = Talk(frame({"refused": said}), (), True)
+        server.welcome = Talk(frame({"refused": content}), (), True)
         endpoint = json.dumps({"host": "127.0.0.1", "port": server.port, "key": "k"}).encode()
         description = replace(rig.cluster.description, incarnation="peer", endpoints={"tcp": endpoint})
         with pytest.raises(PeerRefused) as raised:

@@ -1,4 +1,4 @@
-"""Damaged tokenizers and chat templates: a router starts and encodes with them, or says what is wrong with which."""
+"""Damaged tokenizers and chat templates: they encode, or are refused with an error that names file and problem."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ ESCAPES = [
 
 
 def byte_level_tokenizer() -> FastTokenizer:
-    """A vocabulary of bytes, with all the parts that a tokenizer.json may have."""
+    """Build a byte-level tokenizer with every section that a tokenizer.json may have."""
     vocabulary = byte_of_character()
     tokenizer = FastTokenizer(models.BPE({**vocabulary, "he": 256, "ll": 257}, [("h", "e"), ("l", "l")]))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace("\t", " ")])
@@ -73,11 +73,11 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 
 def works(directory: Path, messages: list[Message]) -> bool:
-    """Loads and uses a tokenizer; False if it is refused. Fails for any other outcome."""
+    """Load and use a tokenizer; return False if it is refused. Fails for any other outcome."""
     try:
         tokenizer = Tokenizer(str(directory))
     except InvalidCheckpoint as error:
-        check_words(error)
+        check_message(error)
         return False
     with closing(tokenizer):
         asyncio.run(use(tokenizer, messages))
@@ -85,7 +85,7 @@ def works(directory: Path, messages: list[Message]) -> bool:
 
 
 async def use(tokenizer: Tokenizer, messages: list[Message]) -> None:
-    """What a request does with a tokenizer."""
+    """Use a tokenizer as a request does."""
     for text in TEXTS:
         token_ids = await tokenizer.encode(text, add_special_tokens=True)
         await tokenizer.decode(token_ids, skip_special_tokens=False)
@@ -96,13 +96,13 @@ async def use(tokenizer: Tokenizer, messages: list[Message]) -> None:
         try:
             prompt = await tokenizer.render(messages, not continues, continues, {})
         except InvalidRequest as error:
-            check_words(error)
+            check_message(error)
         else:
             await tokenizer.encode(prompt, add_special_tokens=False)
 
 
-def check_words(error: Exception) -> None:
-    """An error's text is short, and can be printed."""
+def check_message(error: Exception) -> None:
+    """Check that an error's text is short and printable."""
     text = str(error)
     assert 0 < len(text) < MAX_TEXT
     text.encode()
@@ -111,7 +111,7 @@ def check_words(error: Exception) -> None:
 HELLO: list[Message] = [{"role": "user", "content": "hello"}]
 
 
-def test_the_undamaged_one_works(directory: Path) -> None:
+def test_an_undamaged_tokenizer_works(directory: Path) -> None:
     assert works(directory, HELLO)
     byte_fallback_tokenizer().save(str(directory / "tokenizer.json"))
     assert works(directory, HELLO)
@@ -188,7 +188,7 @@ def test_templates_and_messages(fuzzing: Fuzzing, directory: Path) -> None:
 def test_templates_stay_in_their_sandbox(directory: Path, template: str) -> None:
     (directory / "chat_template.jinja").write_text(template)
     with closing(Tokenizer(str(directory))) as tokenizer, suppress(InvalidRequest):
-        # What is out of bounds is refused, or is not there.
+        # Access outside of the sandbox is refused, or the attribute is undefined.
         assert asyncio.run(tokenizer.render(HELLO, True, False, {})) == ""
 
 
@@ -208,7 +208,7 @@ def test_a_vocabulary_that_lacks_a_byte_is_refused(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "▁"])
-def test_a_decoder_that_fails_where_no_text_is_left_is_refused(directory: Path, text: str) -> None:
+def test_a_decoder_that_fails_on_empty_text_is_refused(directory: Path, text: str) -> None:
     whole = json.loads(byte_fallback_tokenizer().to_str())
     whole["decoder"]["decoders"][-1] |= {"start": 1, "stop": 1}
     if text:

@@ -1,4 +1,4 @@
-"""A transport among strangers: an event loop that runs while something is asked of it, and what strangers say."""
+"""A transport for fuzzers without an event loop, and the bytes that hostile peers send to it."""
 
 import asyncio
 import gc
@@ -24,11 +24,11 @@ SHAPE = (16, 256)  # blocks of 2 KiB
 BLOCK_BYTES = SHAPE[1] * 8
 SEED = 3
 PATIENCE_S = 10.0
-DEADLINE_S = 0.25  # of connections and reads that get no answer
+DEADLINE_S = 0.25  # for connections and reads without a response
 
 
 class Rig:
-    """A transport of a backend, with a pool in which every block has a number of its own."""
+    """A transport with a pool whose blocks differ."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
@@ -43,7 +43,7 @@ class Rig:
         return cluster
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """What `work` returns; TimeoutError if it hangs."""
+        """Run `work` on the event loop and return its result. Raises TimeoutError if it hangs."""
 
         async def bounded() -> Any:
             async with asyncio.timeout(PATIENCE_S):
@@ -52,7 +52,7 @@ class Rig:
         return self._runner.run(bounded())
 
     def check_clean(self) -> None:
-        """Fails if a thread, a socket or a block's quarantine is left of what there was."""
+        """Fail if a thread, a socket or a quarantined block is left over."""
         end_s = time.monotonic() + PATIENCE_S
         gc.collect()  # an error's frames may hold a mapping
         while (left := open_files() - self._files) or serving_threads():
@@ -62,7 +62,7 @@ class Rig:
         assert not self.cluster.transport.choices
 
     def hello(self) -> dict[str, Any]:
-        """What a caller who is let in says."""
+        """Return a valid Hello."""
         return {
             "protocol": PROTOCOL,
             "key": self.address["key"],
@@ -73,52 +73,52 @@ class Rig:
         }
 
     def is_whole(self, except_for: tuple[int, ...] = ()) -> bool:
-        """Whether every block has its own number still, these excepted."""
+        """Return whether every block except these is unchanged."""
         blocks = set(range(SHAPE[0])) - set(except_for)
         return all(holds(self.cluster.pool, block, SEED, block) for block in blocks)
 
     def close(self) -> None:
-        """Ends the transport."""
+        """Close the transport and the event loop."""
         self.run(self.cluster.end())
         self._runner.close()
 
 
 def open_files() -> Counter[str]:
-    """What this process has open, and how often."""
+    """Count the open files of this process by target."""
     found: Counter[str] = Counter()
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # the listing's own is gone by now
+        with suppress(OSError):  # the descriptor of the listing itself is closed by now
             found[os.readlink(f"/proc/self/fd/{name}").partition(":")[0]] += 1
-    del found["/dev/null"]  # libuv keeps one in reserve
+    del found["/dev/null"]  # libuv keeps a spare descriptor
     return found
 
 
 def serving_threads() -> list[str]:
-    """Threads that answer callers."""
+    """Return the names of threads that serve callers."""
     return [thread.name for thread in threading.enumerate() if thread.name == "baton-kv-tcp-serve"]
 
 
 def frame(message: Any) -> bytes:
-    """A message of the greeting."""
+    """Encode a message of the handshake."""
     body = json.dumps(message).encode()
     return len(body).to_bytes(4, "little") + body
 
 
 @dataclass(frozen=True)
 class Talk:
-    """What a stranger says: these bytes, in pieces cut at these places; then it ends, or says nothing more."""
+    """The bytes that a hostile peer sends, where they are split, and whether it then closes or stays silent."""
 
-    said: bytes
+    content: bytes
     cuts: tuple[int, ...]
     ends: bool
 
     def pieces(self) -> list[bytes]:
-        """The bytes as they are sent."""
-        places = [0, *sorted({cut % (len(self.said) + 1) for cut in self.cuts}), len(self.said)]
-        return [self.said[start:end] for start, end in pairwise(places)]
+        """Return the bytes in the pieces in which they are sent."""
+        places = [0, *sorted({cut % (len(self.content) + 1) for cut in self.cuts}), len(self.content)]
+        return [self.content[start:end] for start, end in pairwise(places)]
 
 
-def talks(said: st.SearchStrategy[bytes], ends: st.SearchStrategy[bool]) -> st.SearchStrategy[Talk]:
-    """Ways to say it."""
+def talks(content: st.SearchStrategy[bytes], ends: st.SearchStrategy[bool]) -> st.SearchStrategy[Talk]:
+    """Generate ways to send the bytes."""
     cuts = st.lists(st.integers(0, 5000), max_size=3).map(tuple)
-    return st.builds(Talk, said, cuts, ends)
+    return st.builds(Talk, content, cuts, ends)

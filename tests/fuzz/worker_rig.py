@@ -1,4 +1,4 @@
-"""Real CPU workers with a small random checkpoint, asked by fuzzers that run without a loop of their own."""
+"""Real CPU workers with a small random checkpoint, for fuzzers that run without an event loop."""
 
 import asyncio
 import itertools
@@ -24,7 +24,7 @@ MAX_GROWTH_BYTES = 300 << 20
 
 
 class WorkerRig:
-    """Owns a prefill and a decode worker."""
+    """A prefill and a decode worker."""
 
     def __init__(self, directory: Path) -> None:
         self._numbers = itertools.count()
@@ -39,7 +39,7 @@ class WorkerRig:
         self._num_bytes = self._memory()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns."""
+        """Run `work` on the event loop and return its result."""
         return self._runner.run(work)
 
     async def _start(self, model: Path, directory: Path) -> tuple[WorkerProcess, WorkerProcess]:
@@ -48,7 +48,7 @@ class WorkerRig:
         return prefill, decode
 
     def check_serves(self) -> None:
-        """Fails unless a prompt that is handed over gets the right tokens, nothing is held, and nothing has grown."""
+        """Fail unless a handover gives the right tokens, no block is held and memory has not grown."""
         self.run(self._check_serves())
         assert self._memory() - self._num_bytes < MAX_GROWTH_BYTES
 
@@ -57,7 +57,7 @@ class WorkerRig:
             await asyncio.gather(self.prefill.wait_idle(), self.decode.wait_idle())
             async with decode_client(self.decode) as client:
                 for peer in (None, await self.prefill.peer()):
-                    # With a salt of its own the prompt is in no cache.
+                    # A unique salt, so that the prompt is in no cache.
                     salt = f"check {next(self._numbers)}"
                     generation = await client.submit(PROMPT, GREEDY, peer, cache_salt=salt)
                     await generation.ended.wait()
@@ -69,6 +69,6 @@ class WorkerRig:
         return sum(int(psutil.Process(each.child.pid).memory_info().rss) for each in (self.prefill, self.decode))
 
     def close(self) -> None:
-        """Ends the workers, which must end well, and without a traceback in their logs."""
+        """End the workers; check their exit status, and their logs for tracebacks."""
         self.run(self._stack.aclose())
         self._runner.close()

@@ -1,4 +1,4 @@
-"""A closed loop: clients that each ask for one completion after the other, of prompts that nobody has cached."""
+"""Closed-loop load: clients that each request one completion after another, with uncached prompts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
@@ -10,30 +10,30 @@ from typing import Any
 import httpx
 
 TIMEOUT_S = 60.0
-HEADERS = ("x-baton-prefill", "x-baton-decode")  # who had a part in the answer
-NUMBERS = count()  # of prompts: each begins differently
+HEADERS = ("x-baton-prefill", "x-baton-decode")  # the workers that served a response
+NUMBERS = count()  # numbers of prompts; each prompt has a different prefix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadKind:
-    """What the clients ask for."""
+    """The requests of the clients."""
 
     num_clients: int
     num_prompt_tokens: int
     num_output_tokens: int
-    pause_s: float = 0.0  # of a client, after each answer
+    pause_s: float = 0.0  # per client, after each response
 
 
 class ClosedLoop:
-    """Owns what the clients were answered; every answer must be whole."""
+    """A running load; every response must be complete."""
 
     def __init__(self, client: httpx.AsyncClient, kind: LoadKind) -> None:
-        self.workers: set[str] = set()  # that had a part in an answer
+        self.workers: set[str] = set()  # that served a response
         self._client = client
         self._kind = kind
 
     async def ask(self) -> None:
-        """One client, until it is cancelled."""
+        """Run one client until it is cancelled."""
         while True:
             await self._complete(next(NUMBERS))
             await asyncio.sleep(self._kind.pause_s)
@@ -50,7 +50,7 @@ class ClosedLoop:
         }
 
     async def served_by(self, workers: Collection[str]) -> None:
-        """Returns once all of these have had a part in answers."""
+        """Wait until each of these workers has served a response."""
         async with asyncio.timeout(TIMEOUT_S):
             while not self.workers.issuperset(workers):
                 await asyncio.sleep(0.1)
@@ -58,7 +58,7 @@ class ClosedLoop:
 
 @asynccontextmanager
 async def closed_loop(url: str, kind: LoadKind) -> AsyncIterator[ClosedLoop]:
-    """A load for the time of the block, at whose end the clients leave; no request of it may fail."""
+    """Run a load during the block, then cancel the clients; no request may fail."""
     async with (
         httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False) as client,
         asyncio.TaskGroup() as group,

@@ -1,4 +1,4 @@
-"""Completions of a few prompts, over and over, at one router or more: none may fail, and equal ones must be equal."""
+"""Repeated completions of a few prompts at one or more routers: none may fail, and repeats must be equal."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,12 +11,12 @@ NUM_PROMPTS, PROMPT_TOKENS, MAX_TOKENS = 6, 200, 12
 
 
 def prompt(index: int) -> list[int]:
-    """The token ids of one of the prompts."""
+    """Return the token ids of one of the prompts."""
     return [300 + (index * 331 + position) % 3000 for position in range(PROMPT_TOKENS)]
 
 
 async def complete(client: httpx.AsyncClient, index: int, max_tokens: int = MAX_TOKENS) -> httpx.Response:
-    """A completion of a prompt; it must succeed."""
+    """Request a completion of a prompt, which must succeed."""
     body: dict[str, Any] = {"prompt": prompt(index), "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
     response = await client.post("/v1/completions", json=body)
     assert response.status_code == 200, response.text
@@ -25,21 +25,21 @@ async def complete(client: httpx.AsyncClient, index: int, max_tokens: int = MAX_
 
 
 def cached_tokens(response: httpx.Response) -> int:
-    """How many of the prompt's tokens no worker had to compute."""
+    """Return the number of cached prompt tokens."""
     return int(response.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
 class CompletionLoad:
-    """Clients that each ask for one completion after the other; the first failure ends the load, and is raised."""
+    """Clients that each request one completion after another; the first failure ends the load and is raised."""
 
     def __init__(self, clients: list[httpx.AsyncClient]) -> None:
-        self.counts = [0] * len(clients)  # completions of each
+        self.counts = [0] * len(clients)  # completions per client
         self._texts: dict[int, str] = {}
         self._stopping = asyncio.Event()
         self._tasks = [asyncio.create_task(self._ask(number, client)) for number, client in enumerate(clients)]
 
     async def more(self, count: int) -> None:
-        """Returns once every client has so many more answers; raises what failed."""
+        """Wait until every client has `count` more responses; raise the first failure."""
         wanted = [served + count for served in self.counts]
         async with asyncio.timeout(60):
             while any(served < least for served, least in zip(self.counts, wanted, strict=True)):
@@ -49,12 +49,12 @@ class CompletionLoad:
                 await asyncio.sleep(0.01)
 
     async def stop(self) -> None:
-        """Lets the last requests finish; raises what failed."""
+        """Stop after the requests in flight; raise the first failure."""
         self._stopping.set()
         await asyncio.gather(*self._tasks)
 
     async def cancel(self) -> None:
-        """Ends the load in any state."""
+        """Cancel the load."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -69,7 +69,7 @@ class CompletionLoad:
 
 @asynccontextmanager
 async def completion_load(*clients: httpx.AsyncClient) -> AsyncIterator[CompletionLoad]:
-    """A load for the time of the block; no request of it may fail."""
+    """Run a load during the block; no request may fail."""
     load = CompletionLoad(list(clients))
     try:
         yield load

@@ -1,4 +1,4 @@
-"""The bundled model on a real cluster, once for all tests that only talk to it."""
+"""One real cluster with the bundled model for all tests that only send requests."""
 
 from collections.abc import AsyncIterator
 
@@ -9,6 +9,6 @@ from benchmarks.server import served
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def cluster_url() -> AsyncIterator[str]:
-    """`baton serve` of the bundled model with its defaults, in fp32 so that batches do not change tokens."""
+    """Run `baton serve` with the bundled model and defaults, in fp32 so that batching does not change tokens."""
     async with served("", "--dtype", "float32") as url:
         yield url

@@ -1,4 +1,4 @@
-"""A client that speaks to one decode worker as a router does."""
+"""A client that uses one decode worker as a router does."""
 
 import asyncio
 import itertools
@@ -14,7 +14,7 @@ from tests.integration.worker_process import WorkerProcess
 
 @dataclass(eq=False)
 class Generation:
-    """What came of one request."""
+    """The deltas received for one request."""
 
     request_id: str
     token_ids: list[int] = field(default_factory=list)
@@ -23,13 +23,13 @@ class Generation:
     finish_reason: int = common_pb2.FINISH_REASON_UNSPECIFIED
     error: common_pb2.RequestError | None = None
     served_by: common_pb2.ServedBy = field(default_factory=common_pb2.ServedBy)
-    served_by_so_far: common_pb2.ServedBy = field(default_factory=common_pb2.ServedBy)  # before the last news
+    served_by_so_far: common_pb2.ServedBy = field(default_factory=common_pb2.ServedBy)  # as of the last delta but one
     progressed: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def take(self, delta: worker_pb2.RequestDelta) -> None:
-        """Adds news."""
-        assert not self.ended.is_set(), "news after the end"
+        """Add a delta."""
+        assert not self.ended.is_set(), "a delta after the end"
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
         self.prompt_logprobs += delta.prompt_logprobs
@@ -46,22 +46,22 @@ class Generation:
 
 
 class DecodeClient:
-    """One attached stream."""
+    """An attached stream."""
 
     def __init__(self, worker: WorkerProcess) -> None:
         self._worker = worker
         self._call = worker_pb2_grpc.DecodeStub(worker.channel).Attach()
         self._generations: dict[str, Generation] = {}
         self._numbers = itertools.count()
-        self._writing = asyncio.Lock()  # a stream takes one write at a time
+        self._writing = asyncio.Lock()  # gRPC permits one write at a time per stream
 
     async def attach(self, incarnation: str) -> None:
-        """Says hello."""
+        """Send the hello."""
         hello = worker_pb2.Hello(router_id="test", incarnation=incarnation)
         await self._write(worker_pb2.RouterMessage(hello=hello))
 
     async def read(self) -> None:
-        """Takes news until the stream ends."""
+        """Receive deltas until the stream ends."""
         async for message in self._call:
             for delta in message.deltas:
                 if delta.request_id in self._generations:
@@ -77,7 +77,7 @@ class DecodeClient:
         cache_salt: str = "",
         fallbacks: Sequence[worker_pb2.PeerWorker] = (),
     ) -> Generation:
-        """Sends a request."""
+        """Send a request."""
         generation = Generation(f"r{next(self._numbers)}")
         self._generations[generation.request_id] = generation
         command = worker_pb2.GenerateCommand(
@@ -94,7 +94,7 @@ class DecodeClient:
         return generation
 
     async def abort(self, generation: Generation) -> None:
-        """Cancels a request; nothing is told about it any more."""
+        """Cancel a request; its further deltas are not sent."""
         del self._generations[generation.request_id]
         command = worker_pb2.AbortCommand(request_id=generation.request_id)
         await self._write(worker_pb2.RouterMessage(abort=[command]))
@@ -102,7 +102,7 @@ class DecodeClient:
     async def generate(
         self, prompt: list[int], sampling: SamplingParams, prefill: worker_pb2.PeerWorker | None = None
     ) -> Generation:
-        """Sends a request and waits for its end."""
+        """Send a request and wait for its end."""
         generation = await self.submit(prompt, sampling, prefill)
         await generation.ended.wait()
         return generation
@@ -112,13 +112,13 @@ class DecodeClient:
             await self._call.write(message)
 
     def close(self) -> None:
-        """Ends the stream, and so its requests."""
+        """Close the stream, which cancels its requests."""
         self._call.cancel()
 
 
 @asynccontextmanager
 async def decode_client(worker: WorkerProcess) -> AsyncIterator[DecodeClient]:
-    """A client attached to the worker."""
+    """Attach a client to the worker."""
     client = DecodeClient(worker)
     await client.attach((await worker.describe()).incarnation)
     reading = asyncio.create_task(client.read())

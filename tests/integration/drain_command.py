@@ -1,4 +1,4 @@
-"""`baton drain` and `baton undrain`, as an operator types them."""
+"""The commands `baton drain` and `baton undrain`."""
 
 import asyncio
 import sys
@@ -6,12 +6,12 @@ from asyncio.subprocess import PIPE, STDOUT
 
 
 async def drain(url: str, worker: str, *options: str) -> str:
-    """What the command says, once it has ended."""
+    """Run `baton drain` and return its output."""
     return await run("drain", worker, "--url", url, *options)
 
 
 async def undrain(url: str, worker: str) -> str:
-    """The same for `baton undrain`."""
+    """Run `baton undrain` and return its output."""
     return await run("undrain", worker, "--url", url)
 
 

@@ -1,4 +1,4 @@
-"""Members of groups as processes of their own: an engine's thread that waits for views, and a server that is woken."""
+"""Group members as processes: an engine's thread that waits for views, and a server that is woken."""
 
 import asyncio
 import json
@@ -22,17 +22,17 @@ from baton.rpc.peers import Channels
 from baton.rpc.tls import make_security
 
 PATIENCE_S = 30.0
-REGISTRY = "MEMBERS_REGISTRY"  # in the environment: URL of the registry where a rendezvous may stand
+REGISTRY = "MEMBERS_REGISTRY"  # environment variable: URL of the registry with the rendezvous' address
 
 
 def say(**fields: object) -> None:
-    """One line, with the time of the whole machine's clock."""
+    """Print one JSON line with the machine's monotonic time."""
     sys.stdout.write(json.dumps({"at_s": time.monotonic(), **fields}) + "\n")
     sys.stdout.flush()
 
 
 def follow(member: GroupMember) -> None:
-    """What an engine's thread does: the first member opens a store, and all wait for whatever is new."""
+    """Follow the views as an engine's thread does: the first member opens a store, all wait for newer views."""
     seen: GroupView | None = None
     while True:
         view = member.wait(seen, 5)
@@ -45,7 +45,7 @@ def follow(member: GroupMember) -> None:
 
 
 async def run(rendezvous: str, group: str, name: str, incarnation: str, size: int, *tls: str) -> None:
-    """A member until standard input ends; its lines are commands."""
+    """Run a member that reads commands from standard input, until it ends."""
     security = make_security(*(tls or (None,) * 4))
     server = grpc.aio.server()
     heard = GroupPeerService(group, incarnation, lambda epoch, number: say(woken=[epoch, number]))
@@ -73,12 +73,12 @@ async def run(rendezvous: str, group: str, name: str, incarnation: str, size: in
 
 
 class MemberProcess:
-    """A started member, and all that it said."""
+    """A started member and its output."""
 
     def __init__(self, process: asyncio.subprocess.Process, name: str) -> None:
         self.process = process
         self.name = name
-        self.said: list[dict[str, Any]] = []
+        self.output: list[dict[str, Any]] = []
         self._news = asyncio.Condition()
         self._reading = asyncio.create_task(self._read())
 
@@ -86,29 +86,29 @@ class MemberProcess:
     async def start(
         cls, rendezvous: str, name: str, size: int, group: str = "g", life: str = "1", tls: Sequence[str] = ()
     ) -> "MemberProcess":
-        """A member's process."""
+        """Start a member's process."""
         argv = (sys.executable, "-m", "tests.integration.group_member_process", rendezvous, group, name, life)
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*argv, str(size), *tls, stdin=pipe, stdout=pipe)
         return cls(process, name)
 
     def tell(self, command: str) -> None:
-        """Gives it a command."""
+        """Send a command to the member."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{command}\n".encode())
 
     @property
     def views(self) -> list[dict[str, Any]]:
-        """The views that it was shown."""
-        return [each for each in self.said if "epoch" in each]
+        """Views that the member has received."""
+        return [each for each in self.output if "epoch" in each]
 
     @property
     def epoch(self) -> int:
-        """The newest that it was shown; 0 before the first."""
+        """Newest epoch that the member has received; 0 before the first."""
         return int(self.views[-1]["epoch"]) if self.views else 0
 
     async def wait_view(self, names: Sequence[str], after: int = 0, store: bool = True) -> dict[str, Any]:
-        """The first view past an epoch that has these members, and its store."""
+        """Wait for the first view after epoch `after` with these members and a store."""
 
         def found() -> list[dict[str, Any]]:
             views = [view for view in self.views if view["epoch"] > after and view["names"] == list(names)]
@@ -118,16 +118,16 @@ class MemberProcess:
         return found()[0]
 
     async def wait_woken(self) -> dict[str, Any]:
-        """The first wake."""
-        await self._wait(lambda: any("woken" in each for each in self.said))
-        return next(each for each in self.said if "woken" in each)
+        """Wait for the first wake."""
+        await self._wait(lambda: any("woken" in each for each in self.output))
+        return next(each for each in self.output if "woken" in each)
 
     async def wait_left(self) -> None:
-        """Returns once it has left."""
-        await self._wait(lambda: any("left" in each for each in self.said))
+        """Wait until the member has left the group."""
+        await self._wait(lambda: any("left" in each for each in self.output))
 
     async def end(self) -> None:
-        """Ends it, well if it lives."""
+        """End the process, gracefully if it runs."""
         assert self.process.stdin is not None
         if self.process.returncode is None:
             self.process.stdin.close()
@@ -143,7 +143,7 @@ class MemberProcess:
         assert self.process.stdout is not None
         async for line in self.process.stdout:
             async with self._news:
-                self.said.append(json.loads(line))
+                self.output.append(json.loads(line))
                 self._news.notify_all()
 
 
@@ -151,7 +151,7 @@ class MemberProcess:
 async def member_processes(
     rendezvous: str, names: Sequence[str], size: int, group: str = "g", tls: Sequence[str] = ()
 ) -> AsyncIterator[list[MemberProcess]]:
-    """Members of a group; who is appended to the list is ended with it."""
+    """Start members of a group; members appended to the list are ended too."""
     members = [await MemberProcess.start(rendezvous, name, size, group, tls=tls) for name in names]
     try:
         yield members

@@ -1,4 +1,4 @@
-"""What transformers says should come out."""
+"""Reference outputs from transformers."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ class Oracle:
 
     @torch.inference_mode()
     def greedy(self, prompt: list[int], count: int) -> list[int]:
-        """The most probable continuation, computed token by token; end tokens do not end it."""
+        """Return the greedy continuation, computed token by token; EOS does not end it."""
         ids = torch.tensor([prompt])
         output = self._model(ids, use_cache=True)
         tokens = [int(output.logits[0, -1].argmax())]
@@ -27,6 +27,6 @@ class Oracle:
 
     @torch.inference_mode()
     def logprobs(self, tokens: list[int]) -> list[float]:
-        """Logprob of every token but the first, given those before it."""
+        """Return the logprob of every token but the first, given the previous ones."""
         logits = self._model(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
         return logits.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()

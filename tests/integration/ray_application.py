@@ -1,4 +1,4 @@
-"""The example's application on a real Ray, with the bundled model."""
+"""The example application on a real Ray, with the bundled model."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,15 +24,15 @@ DEADLINE_S = 90.0
 
 @dataclass(frozen=True, slots=True)
 class RayApplication:
-    """The application that runs."""
+    """A running application."""
 
     ray: RayCluster
     config: dict[str, Any]
-    serve_url: str  # of Serve's own HTTP server
+    serve_url: str  # URL of Ray Serve's HTTP server
     router_url: str
 
     async def wait_workers(self, role: str, count: int, without: frozenset[str] = frozenset()) -> frozenset[str]:
-        """The workers of a role, once exactly so many are ready and none of `without` is among them."""
+        """Wait until exactly `count` workers of a role are ready, none of `without` among them; return their ids."""
         async with asyncio.timeout(DEADLINE_S):
             while True:
                 seen = await workers(self.router_url)
@@ -44,7 +44,7 @@ class RayApplication:
                 await asyncio.sleep(0.1)
 
     async def resize(self, num_decode: int) -> None:
-        """Gives the pool of decode workers another size, as the config file's `deployments` does."""
+        """Resize the pool of decode workers, as `deployments` in the config file does."""
         [application] = self.config["applications"]
         sizes = [{"name": "prefill", "num_replicas": 1}, {"name": "decode", "num_replicas": num_decode}]
         await self.ray.deploy({**self.config, "applications": [{**application, "deployments": sizes}]})
@@ -52,7 +52,7 @@ class RayApplication:
 
 @asynccontextmanager
 async def ray_application(ray: RayCluster, registry: str, **args: object) -> AsyncIterator[RayApplication]:
-    """One prefill worker, two decode workers and a router, once they are ready; `args` are over the example's."""
+    """Start a prefill worker, two decode workers and a router, and wait for them; `args` override the example's."""
     http_port, router_port = free_ports(HOST, 2)
     config = yaml.safe_load(EXAMPLE.read_text())
     config |= {"proxy_location": "HeadOnly", "http_options": {"host": HOST, "port": http_port}}
@@ -83,7 +83,7 @@ async def ray_application(ray: RayCluster, registry: str, **args: object) -> Asy
 
 @asynccontextmanager
 async def application_of_its_own(directory: Path, **args: object) -> AsyncIterator[RayApplication]:
-    """An application on a Ray and beside a Redis, in this directory, that nobody else uses."""
+    """Start an application with its own Ray and Redis in this directory."""
     async with (
         redis_server(directory / "redis", "--requirepass", "secret") as redis,
         ray_cluster() as ray,
@@ -93,7 +93,7 @@ async def application_of_its_own(directory: Path, **args: object) -> AsyncIterat
 
 
 async def wait_listening(url: str) -> None:
-    """Returns once a router answers there that it is ready."""
+    """Wait until the router at the URL reports that it is ready."""
     async with asyncio.timeout(DEADLINE_S), httpx.AsyncClient(trust_env=False) as client:
         while True:
             try:

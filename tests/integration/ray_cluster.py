@@ -1,4 +1,4 @@
-"""A real Ray on this machine, with its own files and ports, and applications on it by Serve's own command."""
+"""A real Ray on this machine with its own files and ports; applications are deployed by the `serve` command."""
 
 import asyncio
 import os
@@ -19,28 +19,28 @@ HOST = "127.0.0.1"
 COMMANDS = Path(sys.executable).parent
 START_TIMEOUT_S = 90.0
 END_TIMEOUT_S = 30.0
-NUM_CPUS = 32  # to give away, however many there are
+NUM_CPUS = 32  # logical CPUs, independent of the machine's
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
-    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # there is no other node to move anything to
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "50",  # on a busy machine Serve else kills its proxy while it starts
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # all stays at 127.0.0.1
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # no other node could take over requests
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "50",  # otherwise Serve kills its starting proxy on a busy machine
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every node is at 127.0.0.1
 }
 
 
 class RayNode:
-    """Owns one node, over all its lives."""
+    """One node, across restarts."""
 
     def __init__(self, log: Path, env: dict[str, str], *flags: str) -> None:
-        """`flags` are those of `ray start`."""
+        """`flags`: passed to `ray start`."""
         self._log = log
         self._env = env
         self._flags = flags
         self._process: Process | None = None
 
     async def start(self) -> None:
-        """Begins a life; returns once Ray says that it runs."""
+        """Start the node and wait until Ray reports that it runs."""
         with self._log.open("wb") as output:
             command = (COMMANDS / "ray", "start", "--block", *self._flags)
             self._process = await asyncio.create_subprocess_exec(
@@ -57,13 +57,13 @@ class RayNode:
         return self._process is not None and self._process.returncode is None
 
     def processes(self) -> list[psutil.Process]:
-        """All that runs on it, ours included."""
+        """Return all processes on the node, including ours."""
         if self._process is None or not self.is_running:
             return []
         return psutil.Process(self._process.pid).children(recursive=True)
 
     async def kill(self) -> None:
-        """Ends a life at once, with all that runs on it, as a machine's death does."""
+        """Kill the node and all processes on it, as a crash of the machine does."""
         processes, process = self.processes(), self._process
         assert process is not None
         process.kill()
@@ -74,7 +74,7 @@ class RayNode:
         assert await asyncio.to_thread(left_of, processes, END_TIMEOUT_S) == []
 
     async def end(self) -> None:
-        """Ends it; what does not end of itself is killed."""
+        """End the node; processes that do not end in time are killed."""
         processes, process = self.processes(), self._process
         if process is None:
             return
@@ -91,13 +91,13 @@ class RayNode:
 
 
 class RayCluster:
-    """A Ray of one node, and of those that join it."""
+    """A Ray cluster of a head node and the nodes that join it."""
 
     def __init__(
         self, directory: Path, host: str = HOST, env: Mapping[str, str] | None = None, flags: Sequence[str] = ()
     ) -> None:
-        """The head is at `host`; `env` is over our own environment, for all nodes and who speaks to them, and `flags`
-        are the head's.
+        """`host`: the head's address; `env`: overrides our environment for all nodes and commands; `flags`: of the
+        head.
         """
         self._directory = directory
         self._host = host
@@ -119,7 +119,7 @@ class RayCluster:
         )
 
     async def join(self, host: str, *flags: str) -> RayNode:
-        """Another node at this address, which runs."""
+        """Start another node at this address."""
         [agent] = free_ports(host, 1)
         node = self._node(f"{len(self._nodes)}-node", host, agent, f"--address={self.address}", *flags)
         self._nodes.append(node)
@@ -127,32 +127,32 @@ class RayCluster:
         return node
 
     async def restart_head(self) -> None:
-        """Begins the head's next life."""
-        # Ray refuses a head at an address that it last had here and that processes here name: those of joined nodes.
+        """Restart the head."""
+        # Ray refuses to start a head at its previous address while processes of joined nodes still refer to it.
         (self._directory / "h" / "ray_current_cluster").unlink()
         await self.head.start()
 
     async def end(self) -> None:
-        """Ends all nodes, the head last."""
+        """End all nodes, the head last."""
         for node in reversed(self._nodes):
             await node.end()
 
     @property
     def address(self) -> str:
-        """Of the head."""
+        """Address of the head."""
         return f"{self._host}:{self._port}"
 
     def processes(self) -> list[psutil.Process]:
-        """All that runs on the nodes, ours included."""
+        """Return all processes on the nodes, including ours."""
         return [process for node in self._nodes for process in node.processes()]
 
     def worker(self, worker_id: str) -> psutil.Process:
-        """The process of one of our workers; its parent is the replica."""
+        """Return the process of one of our workers; its parent is the replica."""
         [found] = [each for each in self.processes() if f"--worker-id={worker_id}" in command_line(each)]
         return found
 
     async def deploy(self, config: dict[str, Any]) -> None:
-        """Gives Serve a config file; it must be taken."""
+        """Deploy a config file with Serve, which must accept it."""
         file = self._directory / "serve.yaml"
         file.write_text(yaml.safe_dump(config))
         log = self._directory / "deploy.log"
@@ -163,28 +163,28 @@ class RayCluster:
             assert await process.wait() == 0, log.read_text()
 
     def logs(self) -> str:
-        """What Serve and our processes wrote, for a failure's text."""
+        """Return the logs of Serve and our processes, for failure messages."""
         files = [*self._directory.rglob("logs/serve/*.log"), *self._directory.rglob("logs/worker-*.err")]
         texts = [file.read_text(errors="replace")[-3000:] for file in files]
         return "\n".join(f"== {file.name}\n{text}" for file, text in zip(files, texts, strict=True) if text)
 
 
 def command_line(process: psutil.Process) -> list[str]:
-    """How a process was started; nothing of one that is gone."""
+    """Return the command line of a process; empty if it has ended."""
     with suppress(psutil.Error):
         return process.cmdline()
     return []
 
 
 def left_of(processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
-    """Those of the processes that are there even after some time."""
+    """Return the processes that still run after `timeout_s`."""
     return psutil.wait_procs(processes, timeout=timeout_s)[1]
 
 
 @asynccontextmanager
 async def ray_cluster(host: str = HOST, env: Mapping[str, str] | None = None) -> AsyncIterator[RayCluster]:
-    """One that runs, as `RayCluster` has it; none of its processes is left at the end."""
-    with TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as name:  # Ray wants a short path for sockets
+    """Run a RayCluster; on exit none of its processes may be left."""
+    with TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as name:  # Ray needs short socket paths
         cluster = RayCluster(Path(name), host, env)
         try:
             await cluster.head.start()

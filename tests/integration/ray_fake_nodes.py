@@ -1,4 +1,4 @@
-"""A real Ray whose own autoscaler starts and ends nodes: each is a raylet of this machine with made-up resources."""
+"""A real Ray whose autoscaler starts and ends fake nodes: raylets on this machine with made-up resources."""
 
 import asyncio
 from collections import Counter
@@ -14,18 +14,18 @@ import yaml
 from baton.deployment.local.ports import free_ports
 from tests.integration.ray_cluster import HOST, RayCluster, command_line, left_of
 
-HEAD_TYPE = "ray.head.default"  # as the provider calls it
-HEAD_ID = "f" * 51 + "00000"  # and so it numbers those that it starts: ...00001 and so on
+HEAD_TYPE = "ray.head.default"  # the provider's name
+HEAD_ID = "f" * 51 + "00000"  # nodes that it starts are numbered from ...00001
 PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
-IDLE_S = 3.0  # of a node, until it goes
+IDLE_S = 3.0  # before an idle node is ended
 END_TIMEOUT_S = 30.0
 
 
 class FakeNodes:
-    """Owns a Ray, and sees which nodes its autoscaler has at the moment."""
+    """A Ray and the nodes that its autoscaler currently runs."""
 
     def __init__(self, directory: Path, types: Collection[str], most: int) -> None:
-        """Each node has the label `pool` with its type, one CPU and one GPU; up to `most` of a type."""
+        """Each node has the label `pool` with its type, one CPU and one GPU; at most `most` nodes per type."""
         config = directory / "autoscaling.yaml"
         [metrics_port] = free_ports(HOST, 1)
         self.ray = RayCluster(
@@ -44,7 +44,7 @@ class FakeNodes:
         config.write_text(yaml.safe_dump(autoscaling_config(self.ray.address, types, most)))
 
     def types(self) -> Counter[str]:
-        """How many nodes of each type there are, beside the head."""
+        """Return the number of nodes per type, without the head."""
         seen: Counter[str] = Counter()
         for process in self.ray.processes():
             seen[node_type(process)] += 1
@@ -52,12 +52,12 @@ class FakeNodes:
         return seen
 
     def type_of(self, worker_id: str) -> str:
-        """Of the node that one of our workers is on."""
+        """Return the type of the node of one of our workers."""
         [found] = filter(None, map(node_type, self.ray.worker(worker_id).parents()))
         return found
 
     async def end(self) -> None:
-        """Ends the autoscaler first, which would start nodes anew; its nodes would wait a minute for the head."""
+        """End the autoscaler first, as it would restart nodes; then the nodes, which would wait a minute for a head."""
         for monitor in [each for each in self.ray.processes() if is_monitor(each)]:
             nodes = monitor.children(recursive=True)
             monitor.terminate()
@@ -69,7 +69,7 @@ class FakeNodes:
 
 
 def autoscaling_config(address: str, types: Collection[str], most: int) -> dict[str, Any]:
-    """What Ray's autoscaler is told."""
+    """Return the config of Ray's autoscaler."""
     nodes = {
         name: {
             "resources": {"CPU": 1, "GPU": 1, "object_store_memory": 100_000_000},
@@ -94,7 +94,7 @@ def autoscaling_config(address: str, types: Collection[str], most: int) -> dict[
         },
         "available_node_types": {HEAD_TYPE: {"resources": {}, "max_workers": 0, "node_config": {}}, **nodes},
         "head_node_type": HEAD_TYPE,
-        # Who starts its nodes otherwise would need these.
+        # Required, but unused by this provider.
         **{f"{prefix}setup_commands": [] for prefix in ("", "head_", "worker_")},
         "cluster_synced_files": [],
         "file_mounts": {},
@@ -102,7 +102,7 @@ def autoscaling_config(address: str, types: Collection[str], most: int) -> dict[
 
 
 def node_type(process: psutil.Process) -> str:
-    """Of the node whose raylet this is; empty if it is none."""
+    """Return the node type of a raylet; empty for another process."""
     with suppress(psutil.Error):
         if process.name() == "raylet":
             return process.environ().get("RAY_NODE_TYPE_NAME", HEAD_TYPE)
@@ -110,14 +110,14 @@ def node_type(process: psutil.Process) -> str:
 
 
 def is_monitor(process: psutil.Process) -> bool:
-    """Whether this is the autoscaler."""
+    """Return whether a process is the autoscaler."""
     return any(part.endswith("autoscaler/v2/monitor.py") for part in command_line(process))
 
 
 @asynccontextmanager
 async def fake_nodes(types: Collection[str], most: int) -> AsyncIterator[FakeNodes]:
-    """One that runs; none of its processes is left at the end."""
-    with TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as name:  # Ray wants a short path for sockets
+    """Run FakeNodes; on exit none of its processes may be left."""
+    with TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as name:  # Ray needs short socket paths
         nodes = FakeNodes(Path(name), types, most)
         try:
             await nodes.ray.head.start()

@@ -1,4 +1,4 @@
-"""`baton serve --ray`, as a terminal starts and ends it."""
+"""The command `baton serve --ray`, started and interrupted as from a terminal."""
 
 import asyncio
 import os
@@ -20,17 +20,17 @@ BODY = {"prompt": list(range(300, 420)), "max_tokens": 8, "temperature": 0, "ign
 
 
 class RayServeCommand:
-    """One that serves."""
+    """A running command that serves."""
 
     def __init__(self, process: Process, url: str, printed: Path, logs: Path) -> None:
         self.url = url
-        self.started = psutil.Process(process.pid).children(recursive=True)  # all that it started
+        self.started = psutil.Process(process.pid).children(recursive=True)  # all processes that it started
         self._process = process
         self._printed = printed
         self._logs = logs
 
     async def answers(self) -> None:
-        """It answers, with KV handed over between its workers."""
+        """Check that a request succeeds with a handover between workers."""
         async with httpx.AsyncClient(base_url=self.url, timeout=60, trust_env=False) as client:
             answer = await client.post("/v1/completions", json=BODY)
             assert answer.status_code == 200, answer.text
@@ -38,7 +38,7 @@ class RayServeCommand:
             assert int(answer.headers["x-baton-handed-over-tokens"]) > 0
 
     async def interrupt(self) -> None:
-        """Ends it as Ctrl-C does; it must end well."""
+        """End it as Ctrl-C does, and check its exit status."""
         os.killpg(self._process.pid, signal.SIGINT)
         await asyncio.wait_for(self._process.wait(), END_S)
         text = self._printed.read_text()
@@ -56,7 +56,7 @@ class RayServeCommand:
 async def ray_serve_command(
     directory: Path, *flags: str, env: Mapping[str, str] | None = None
 ) -> AsyncIterator[RayServeCommand]:
-    """Runs it within the block; at its end nothing that it started may be left. `env` is its environment."""
+    """Run the command during the block; on exit no process of it may be left. `env`: its environment."""
     [port] = free_ports(HOST, 1)
     printed, logs = directory / "printed", directory / "logs"
     with printed.open("wb") as output:

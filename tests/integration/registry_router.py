@@ -17,7 +17,7 @@ DEADLINE_S = 60.0
 
 @asynccontextmanager
 async def registry_router(registry: str, model: Path, directory: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a router that listens; ended at the end, and its log must be free of tracebacks."""
+    """Start a router and yield a client of it; on exit its log must be free of tracebacks."""
     (directory / "routers").mkdir(exist_ok=True)
     log = directory / "routers" / f"{len(list((directory / 'routers').iterdir()))}.log"
     argv = (sys.executable, "-m", "baton.router", "--model", str(model), "--registry", registry, "--port", "0")
@@ -41,7 +41,7 @@ async def registry_router(registry: str, model: Path, directory: Path) -> AsyncI
 
 
 async def wait_view(client: httpx.AsyncClient, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """What GET /workers says, once it meets the condition."""
+    """Wait until GET /workers meets the condition, and return it."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             view: dict[str, Any] = (await client.get("/workers")).json()
@@ -51,7 +51,7 @@ async def wait_view(client: httpx.AsyncClient, condition: Callable[[dict[str, An
 
 
 async def wait_ready_workers(client: httpx.AsyncClient, *worker_ids: str) -> None:
-    """Returns once exactly these workers are ready."""
+    """Wait until exactly these workers are ready."""
 
     def are_ready(view: dict[str, Any]) -> bool:
         return {each["worker_id"] for each in view["workers"] if each["state"] == "ready"} == set(worker_ids)

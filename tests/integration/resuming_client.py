@@ -16,7 +16,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 @dataclass
 class Resuming:
-    """One request, and the events that came so far."""
+    """One request and the events received so far."""
 
     clients: Sequence[httpx.AsyncClient]
     path: str
@@ -30,12 +30,12 @@ class Resuming:
     last: httpx.Response | None = None
 
     def request_headers(self) -> dict[str, str]:
-        """Those of the next attempt."""
+        """Return the headers of the next attempt."""
         headers = {"x-request-id": self.request_id, RESUMABLE: "true", **self.headers}
         return {**headers, RESUME: f"{self.request_id}; tokens={self.position}"} if self.num_attempts else headers
 
     async def attempt(self, num_events: int | None = None) -> None:
-        """Read so many events with an id, or all, at the next router; then close the connection."""
+        """Read `num_events` events with an id, or all, at the next router; then close the connection."""
         client = self.clients[self.num_attempts % len(self.clients)]
         content, headers = orjson.dumps(self.body), {**self.request_headers(), "content-type": "application/json"}
         self.num_attempts += 1
@@ -64,7 +64,7 @@ class Resuming:
                         return
 
     async def to_end(self) -> "Resuming":
-        """Read all that is left."""
+        """Read the remaining events."""
         await self.attempt()
         assert self.last is not None
         assert self.last.status_code == 200, self.last.text
@@ -74,7 +74,7 @@ class Resuming:
 
 @dataclass
 class Outcome:
-    """What a stream comes to, however it is cut into events."""
+    """The contents of a stream, independent of its division into events."""
 
     texts: dict[int, str] = field(default_factory=dict)
     token_ids: dict[int, list[int]] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Outcome:
     usage: dict[str, int] | None = None
 
     def add(self, event: dict[str, Any]) -> None:
-        """Take an event."""
+        """Add an event."""
         assert "error" not in event, event
         if event.get("usage"):
             self.usage = {name: event["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
@@ -108,7 +108,7 @@ class Outcome:
 
 
 def outcome(events: Sequence[dict[str, Any]]) -> Outcome:
-    """Return what events of a stream come to."""
+    """Return the outcome of a stream's events."""
     found = Outcome()
     for event in events:
         found.add(event)

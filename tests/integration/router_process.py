@@ -17,7 +17,7 @@ DEADLINE_S = 60.0
 
 
 class RouterProcess:
-    """A router that was ready."""
+    """A router that has been ready."""
 
     def __init__(self, child: ChildProcess, ready: Ready, log: Path) -> None:
         self.child = child
@@ -27,21 +27,21 @@ class RouterProcess:
         self._log = log
 
     def log(self) -> str:
-        """What it and its processes wrote."""
+        """Return the log of the router and its processes."""
         return self._log.read_text()
 
     def client(self) -> httpx.AsyncClient:
-        """A client whose requests go over one connection, one after the other."""
+        """Return a client with one connection, for one request at a time."""
         limits = httpx.Limits(max_connections=1)
         return httpx.AsyncClient(base_url=self.url, timeout=DEADLINE_S, limits=limits, trust_env=False)
 
     async def kill(self) -> None:
-        """Ends it at once, as a crash does."""
+        """Kill the router, as a crash does."""
         self.child.kill()
         await self.child.wait()
 
     async def end(self) -> None:
-        """Ends it as an operator does; it must end well."""
+        """Terminate the router as an operator does, and check its exit status."""
         self.child.terminate()
         status = await self.child.wait()
         assert status == 0, f"the router ended with {status}: {self.log()}"
@@ -51,7 +51,7 @@ class RouterProcess:
 async def router_process(
     directory: Path, *flags: str, module: tuple[str, ...] = ("baton.router",)
 ) -> AsyncIterator[RouterProcess]:
-    """Yields a `RouterProcess`; ended at the end if the test did not, and its log must be free of tracebacks."""
+    """Run a `RouterProcess`; on exit it is ended, and its log must be free of tracebacks."""
     log = directory / f"router-{len(list(directory.glob('router-*.log')))}.log"
     argv = (sys.executable, "-m", *module, "--model", str(MODEL), *flags)
     child = await ChildProcess.start(ProcessSpec("router", argv, log))
@@ -77,7 +77,7 @@ async def _ready(child: ChildProcess, log: Path) -> Ready:
 
 
 async def wait_router(client: httpx.AsyncClient, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """What GET /workers says of the router and its workers, once it meets the condition."""
+    """Wait until GET /workers meets the condition, and return it."""
     async with asyncio.timeout(DEADLINE_S):
         while not condition(view := (await client.get("/workers")).json()):
             await asyncio.sleep(0.02)
@@ -85,5 +85,5 @@ async def wait_router(client: httpx.AsyncClient, condition: Callable[[dict[str, 
 
 
 async def wait_workers(client: httpx.AsyncClient, count: int) -> None:
-    """Returns once so many workers are ready."""
+    """Wait until `count` workers are ready."""
     await wait_router(client, lambda view: [each["state"] for each in view["workers"]].count("ready") == count)

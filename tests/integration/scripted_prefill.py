@@ -1,4 +1,4 @@
-"""A prefill worker that goes wrong in a chosen way, over real gRPC and a real transport."""
+"""A prefill worker that misbehaves by script, over real gRPC and a real transport."""
 
 import asyncio
 import uuid
@@ -22,18 +22,18 @@ Script = Callable[["Prefilled"], AsyncIterator[worker_pb2.PrefillEvent]]
 
 @dataclass(frozen=True)
 class Prefilled:
-    """What a script can use: a prompt, and a pool of random bytes that would be its KV."""
+    """The inputs of a script: a prompt, and a pool of random bytes in place of its KV."""
 
     request: worker_pb2.PrefillRequest
     pool: torch.Tensor
     description: worker_pb2.KVPool
 
     def accepted(self) -> worker_pb2.PrefillEvent:
-        """The first event."""
+        """Return the event that accepts the prompt."""
         return worker_pb2.PrefillEvent(accepted=worker_pb2.PrefillAccepted(pools=[self.description]))
 
     def blocks(self, first_index: int, ids: list[int], checksum_error: int = 0) -> worker_pb2.PrefillEvent:
-        """An announcement; its checksums are off by `checksum_error`."""
+        """Return an announcement of blocks, with checksums off by `checksum_error`."""
         checksums = [each ^ checksum_error for each in block_checksums(self.pool, ids)]
         return worker_pb2.PrefillEvent(
             blocks=worker_pb2.BlocksReady(first_index=first_index, block_ids=ids),
@@ -42,7 +42,7 @@ class Prefilled:
 
 
 class ScriptedPrefill(worker_pb2_grpc.PrefillServicer):
-    """Answers every call with the script."""
+    """A prefill service that runs the script for every call."""
 
     def __init__(self, pool: torch.Tensor, description: worker_pb2.KVPool, script: Script) -> None:
         self._pool = pool
@@ -53,7 +53,7 @@ class ScriptedPrefill(worker_pb2_grpc.PrefillServicer):
     async def Prefill(  # noqa: N802
         self, request: worker_pb2.PrefillRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[worker_pb2.PrefillEvent]:
-        """Plays the script, then keeps the lease."""
+        """Run the script, then hold the lease."""
         try:
             async for event in self._script(Prefilled(request, self._pool, self._description)):
                 yield event
@@ -65,7 +65,7 @@ class ScriptedPrefill(worker_pb2_grpc.PrefillServicer):
 async def scripted_prefill(
     decode: worker_pb2.WorkerDescription, script: Script, fingerprint: str | None = None
 ) -> AsyncIterator[tuple[worker_pb2.PeerWorker, ScriptedPrefill]]:
-    """Serves the script to a decode worker; yields it as a plan names it."""
+    """Serve the script; yield the PeerWorker for a plan."""
     memory = SharedPool()
     pool = memory.allocate((NUM_BLOCKS, decode.pool.block_bytes), torch.uint8)
     pool.random_(0, 255)

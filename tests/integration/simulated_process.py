@@ -1,4 +1,4 @@
-"""Simulated workers in a process of their own."""
+"""Simulated workers in a separate process."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 @asynccontextmanager
 async def simulated(*flags: str) -> AsyncIterator[dict[str, Any]]:
-    """`python -m baton.simulation.workers FLAGS`; yields what it says of itself. It must end well."""
+    """Run `python -m baton.simulation.workers FLAGS`; yield its report, and check its exit status."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "baton.simulation.workers", *flags, stdout=asyncio.subprocess.PIPE, limit=1 << 22
     )

@@ -1,4 +1,4 @@
-"""Requests that are aborted at any moment leave nothing behind."""
+"""Requests aborted at random moments leave no block held."""
 
 import asyncio
 import random
@@ -26,7 +26,7 @@ async def test_a_storm_of_aborts(tmp_path: Path) -> None:
         async def abort_one() -> None:
             prompt = [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(1, 100))]
             generation = await client.submit(prompt, long, peer, source if rng.random() < 0.3 else None)
-            await asyncio.sleep(rng.random() * 0.01)  # any moment of its life
+            await asyncio.sleep(rng.random() * 0.01)  # a random moment of the request
             await client.abort(generation)
 
         for _ in range(NUM_REQUESTS // 20):

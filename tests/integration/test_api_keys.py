@@ -1,4 +1,4 @@
-"""Keys at real routers: nothing secret in a log, on a command line or in an answer, whatever goes wrong."""
+"""API keys at real routers: no secret in a log, on a command line or in a response, even after errors."""
 
 import asyncio
 import os
@@ -24,13 +24,13 @@ BODY: dict[str, Any] = {"messages": [{"role": "user", "content": PRIVATE}], "max
 WRONG_KEY = "sk-somebody-elses"
 
 
-async def test_no_secret_in_a_log_and_no_path_in_an_answer(tmp_path: Path) -> None:
+async def test_no_secret_in_a_log_and_no_path_in_a_response(tmp_path: Path) -> None:
     keys = TestKeys(tmp_path)
     key, poor = keys.add("rich"), keys.add("poor", requests_per_minute=1)
     flags = ("--port=0", "--grpc-port=0", "--log-level=debug", "--max-body-bytes=100000", "--api-key=sk-from-a-flag")
     async with (
-        simulated("--both=2") as told,
-        router_process(tmp_path, *flags, f"--workers={told['addresses']}", f"--api-keys-file={keys.path}") as router,
+        simulated("--both=2") as workers,
+        router_process(tmp_path, *flags, f"--workers={workers['addresses']}", f"--api-keys-file={keys.path}") as router,
         router.client() as client,
     ):
         await wait_workers(client, 2)
@@ -57,7 +57,7 @@ async def test_no_secret_in_a_log_and_no_path_in_an_answer(tmp_path: Path) -> No
 
 
 async def _good_and_bad(client: httpx.AsyncClient, key: str) -> Sequence[httpx.Response]:
-    """Answers to requests of all kinds."""
+    """Send valid and invalid requests and return the responses."""
     headers = bearer(key)
     wanted: list[tuple[str, str, dict[str, Any]]] = [
         ("POST", CHAT, {"json": BODY}),
@@ -89,7 +89,7 @@ async def _good_and_bad(client: httpx.AsyncClient, key: str) -> Sequence[httpx.R
 
 
 async def _refusal(router: RouterProcess, key: str | None) -> str:
-    """What a call that must fail is told over gRPC."""
+    """Return the error of a gRPC call that must fail."""
     async with grpc.aio.insecure_channel(str(router.grpc_address)) as channel:
         metadata = tuple(bearer(key).items()) if key is not None else ()
         call = InferenceStub(channel).Generate(GenerateRequest(text=PRIVATE), metadata=metadata)
@@ -99,14 +99,14 @@ async def _refusal(router: RouterProcess, key: str | None) -> str:
 
 
 async def _until_logged(router: RouterProcess, client: httpx.AsyncClient, key: str, text: str, count: int) -> None:
-    """Returns once the router has said it so often; asked with a key, it looks at its file."""
+    """Wait until the router has logged the text `count` times; requests with a key make it check its file."""
     async with asyncio.timeout(30):
         while router.log().count(text) < count:
             assert (await client.get("/v1/models", headers=bearer(key))).status_code == 200
             await asyncio.sleep(0.1)
 
 
-async def test_processes_that_share_a_port_take_the_environments_key(
+async def test_processes_that_share_a_port_use_the_environments_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BATON_API_KEY", "sk-from-the-environment")
@@ -118,7 +118,7 @@ async def test_processes_that_share_a_port_take_the_environments_key(
         assert len(lines) == 3
         assert sum("--api-key=sha256:" in line for line in lines) == 2
         assert not any("sk-" in line for line in lines)
-        for _ in range(8):  # connections go to either process
+        for _ in range(8):  # connections are spread over the processes
             async with router.client() as client:
                 assert (await client.get("/workers")).status_code == 401
                 answer = await client.get("/metrics", headers=bearer("sk-from-the-environment"))
@@ -127,9 +127,9 @@ async def test_processes_that_share_a_port_take_the_environments_key(
     assert "sk-" not in router.log()
 
 
-async def test_a_registrys_password_is_told_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_registrys_password_is_not_disclosed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with redis_server(tmp_path / "redis") as redis:
-        monkeypatch.setenv("BATON_REGISTRY", redis.url.replace("redis://", "redis://:hunter2@"))  # the server has none
+        monkeypatch.setenv("BATON_REGISTRY", redis.url.replace("redis://", "redis://:hunter2@"))  # it needs none
         flags = ("--port=0", "--log-level=debug")
         async with router_process(tmp_path, *flags) as router, router.client() as client:
             view = await wait_router(client, lambda view: view["router"]["registry"]["error"] is not None)
@@ -139,7 +139,7 @@ async def test_a_registrys_password_is_told_to_nobody(tmp_path: Path, monkeypatc
         assert "hunter2" not in router.log()
 
 
-async def test_a_file_that_is_no_good_ends_the_start_with_its_reason(tmp_path: Path) -> None:
+async def test_an_invalid_file_ends_the_start_with_the_reason(tmp_path: Path) -> None:
     keys = TestKeys(tmp_path)
     keys.replace("keys: [sk-secret]")
     with pytest.raises(AssertionError, match=r"keys\[0\]: must be a mapping with a name and a sha256") as caught:

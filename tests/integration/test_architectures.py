@@ -1,4 +1,4 @@
-"""`baton serve DIR` of a checkpoint saved by transformers, by default settings, gives transformers' greedy tokens."""
+"""`baton serve DIR` with a checkpoint saved by transformers and defaults gives transformers' greedy tokens."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ ARCHITECTURES = (
 
 
 def any_tokenizer() -> Tokenizer:
-    """One word for each id: prompts are token ids here."""
+    """Build a tokenizer with one word per id; the prompts here are token ids."""
     return Tokenizer(models.WordLevel({f"w{index}": index for index in range(VOCAB_SIZE)}, unk_token="w0"))
 
 

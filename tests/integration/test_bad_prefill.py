@@ -1,4 +1,4 @@
-"""Whatever a prefill worker does wrong, the decode worker's tokens are right, and every block comes back."""
+"""Misbehaving prefill workers: the decode worker's tokens are right, and every block is freed."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,17 +18,17 @@ from tests.integration.worker_process import WorkerProcess, worker_processes
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Events = AsyncIterator[worker_pb2.PrefillEvent]
-PROMPT = list(range(10, 100))  # 6 blocks, the last in part
+PROMPT = list(range(10, 100))  # 6 blocks, the last one partial
 LONG = [10 + 7 * index % 90 for index in range(300)]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
 @dataclass(frozen=True)
 class Rig:
-    """The workers of all tests here: each test has a salt of its own, so that no cache knows its prompt."""
+    """The workers of all tests here; each test has a unique salt, so that its prompt is not cached."""
 
     decode: WorkerProcess
-    impatient: WorkerProcess  # one that decodes too
+    impatient: WorkerProcess  # a decode worker with a transfer deadline of 1 s
     prefill: WorkerProcess
     oracle: Oracle
 
@@ -43,7 +43,7 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
 
 
 def new_handovers(before: worker_pb2.WorkerLoad, after: worker_pb2.WorkerLoad) -> tuple[int, int]:
-    """How many handovers there were in the meantime, and how many that failed."""
+    """Return the numbers of handovers and of failed handovers between two reports."""
     return after.handovers - before.handovers, after.handover_failures - before.handover_failures
 
 
@@ -149,7 +149,7 @@ async def breaks(prefilled: Prefilled) -> Events:
         (says_nothing, 0),
     ],
 )
-async def test_a_bad_handover_is_made_up_for(rig: Rig, script: Script, num_checksum_failures: int) -> None:
+async def test_a_bad_handover_falls_back_to_local_prefill(rig: Rig, script: Script, num_checksum_failures: int) -> None:
     decode = rig.impatient
     before = await decode.wait_idle()
     async with decode_client(decode) as client, scripted_prefill(await decode.describe(), script) as (peer, service):
@@ -157,7 +157,7 @@ async def test_a_bad_handover_is_made_up_for(rig: Rig, script: Script, num_check
         await generation.ended.wait()
         assert generation.token_ids == rig.oracle.greedy(PROMPT, GREEDY.max_tokens)
         assert generation.served_by.prefill_worker == generation.served_by.decode_worker
-        await service.ended.wait()  # the lease was given back
+        await service.ended.wait()  # the lease was released
     load = await decode.wait_idle()
     assert load.handover_failures == before.handover_failures + 1
     assert load.checksum_failures == before.checksum_failures + num_checksum_failures
@@ -179,7 +179,7 @@ async def test_another_prefill_worker_computes_what_is_missing(rig: Rig, script:
         await prefill.wait_idle()
 
 
-async def test_of_several_prefill_workers_each_is_asked_once(rig: Rig) -> None:
+async def test_each_of_several_prefill_workers_is_tried_once(rig: Rig) -> None:
     decode = rig.decode
     before, described = await decode.wait_idle(), await decode.describe()
     async with (
@@ -209,7 +209,7 @@ async def test_another_fingerprint_is_refused(rig: Rig) -> None:
     assert (load.checksum_failures, load.handover_bytes) == (before.checksum_failures, before.handover_bytes)
 
 
-async def test_a_cancel_in_mid_handover_gives_the_lease_back(rig: Rig) -> None:
+async def test_a_cancel_during_a_handover_releases_the_lease(rig: Rig) -> None:
     decode, begun = rig.decode, asyncio.Event()
 
     async def hangs(prefilled: Prefilled) -> Events:

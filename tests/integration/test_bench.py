@@ -1,4 +1,4 @@
-"""`baton bench` before real servers: simulated workers whose times are known, and the bundled model."""
+"""`baton bench` with real servers: simulated workers with known times, and the bundled model."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ TIMES = (f"--step-s={STEP_S}", f"--prefill-tokens-per-s={PREFILL_TOKENS_PER_S}",
 
 
 async def bench(url: str, directory: Path, *flags: str) -> dict[str, Any]:
-    """What the command writes; it must end well."""
+    """Run the command, check its exit status and return the report that it writes."""
     report = directory / "bench.json"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "baton", "bench", f"--base-url={url}", f"--json={report}", *flags,
@@ -31,10 +31,10 @@ async def bench(url: str, directory: Path, *flags: str) -> dict[str, Any]:
     return content
 
 
-async def test_times_are_those_that_the_workers_keep(tmp_path: Path) -> None:
+async def test_measured_times_match_the_simulated_workers(tmp_path: Path) -> None:
     async with (
-        simulated("--both=1", *TIMES) as told,
-        router_process(tmp_path, "--port=0", f"--workers={told['addresses']}") as router,
+        simulated("--both=1", *TIMES) as simulation,
+        router_process(tmp_path, "--port=0", f"--workers={simulation['addresses']}") as router,
     ):
         async with router.client() as client:
             await wait_workers(client, 1)
@@ -44,7 +44,7 @@ async def test_times_are_those_that_the_workers_keep(tmp_path: Path) -> None:
     for run in (one, four):
         assert (run["num_completed"], run["num_failed"], run["num_uncounted"], run["num_short"]) == (8, 0, 0, 0)
         assert (run["num_input_tokens"], run["num_output_tokens"]) == (8 * 800, 8 * 40)
-    # A request alone: a step with its whole prompt, then a step a token.
+    # A single request: one step with the whole prompt, then one step per token.
     prefill_ms = 1000 * (STEP_S + 800 / PREFILL_TOKENS_PER_S)
     assert 0.98 * prefill_ms < one["ttft_ms"]["p50"] < 1.3 * prefill_ms
     assert one["tpot_ms"]["p50"] == pytest.approx(1000 * STEP_S, rel=0.03)
@@ -55,8 +55,8 @@ async def test_times_are_those_that_the_workers_keep(tmp_path: Path) -> None:
     assert four["output_tokens_per_s"] > 2 * one["output_tokens_per_s"]
 
 
-async def test_a_traces_sharing_is_what_the_cache_sees(tmp_path: Path) -> None:
-    """Prompts of a trace, an eighth as long: 64 tokens a hash, which is four blocks."""
+async def test_a_traces_shared_prefixes_hit_the_cache(tmp_path: Path) -> None:
+    """The trace's prompts are scaled to an eighth: 64 tokens per hash, which is four blocks."""
     trace = tmp_path / "trace.jsonl"
     hashes = [[0, 1, 2, 3], [0, 1, 4, 5], [0, 6, 7, 8], [9, 10, 11, 12], [0, 1, 2, 3]]
     records = [
@@ -65,8 +65,8 @@ async def test_a_traces_sharing_is_what_the_cache_sees(tmp_path: Path) -> None:
     ]
     trace.write_text("\n".join(map(json.dumps, records)))
     async with (
-        simulated("--prefill=1", "--decode=1", *TIMES) as told,
-        router_process(tmp_path, "--port=0", f"--workers={told['addresses']}") as router,
+        simulated("--prefill=1", "--decode=1", *TIMES) as simulation,
+        router_process(tmp_path, "--port=0", f"--workers={simulation['addresses']}") as router,
     ):
         async with router.client() as client:
             await wait_workers(client, 2)
@@ -102,7 +102,7 @@ async def test_chats_with_the_bundled_model(cluster_url: str, tmp_path: Path) ->
     content = await bench(cluster_url, tmp_path, *flags, "--num-prompts=10", "--request-rate=20", f"--html={page}")
     (run,) = content["runs"]
     assert (run["num_completed"], run["num_output_tokens"], run["num_short"]) == (10, 120, 0)
-    assert 10 * 60 <= run["num_input_tokens"] < 10 * 100  # the template's tokens are in it
+    assert 10 * 60 <= run["num_input_tokens"] < 10 * 100  # includes the chat template's tokens
     assert run["paths"]["num_remote"] + run["paths"]["num_local"] == 10
     assert "<svg" in page.read_text()
 
@@ -118,10 +118,10 @@ async def test_text_and_token_ids_are_the_same_tokens(cluster_url: str, tmp_path
     assert (first["paths"]["num_remote"], first["paths"]["num_handed_over_tokens"]) == (4, 200)
     assert sum(first["paths"]["by_transport"].values()) == 4
     assert first["num_cached_tokens"] == 0
-    assert second["num_cached_tokens"] >= 4 * 48  # the caches know these tokens
+    assert second["num_cached_tokens"] >= 4 * 48  # these tokens are cached
 
 
-async def test_a_load_that_is_interrupted_tells_what_it_has(cluster_url: str, tmp_path: Path) -> None:
+async def test_an_interrupted_load_reports_its_results_so_far(cluster_url: str, tmp_path: Path) -> None:
     report = tmp_path / "bench.json"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "baton", "bench", f"--base-url={cluster_url}", f"--json={report}", "--max-concurrency=2",
@@ -131,7 +131,7 @@ async def test_a_load_that_is_interrupted_tells_what_it_has(cluster_url: str, tm
     async with asyncio.timeout(60), httpx.AsyncClient(base_url=cluster_url, trust_env=False) as client:
         while not (await client.get("/workers")).json()["router"]["inflight"]:
             await asyncio.sleep(0.05)
-        await asyncio.sleep(1.0)  # some are to end
+        await asyncio.sleep(1.0)  # so that some requests end
         process.send_signal(2)
         output, _ = await process.communicate()
     assert process.returncode == 0, output.decode()

@@ -1,4 +1,4 @@
-"""The comparison of colocated and separate workers: what it asks, and a small run of it."""
+"""The benchmark of colocated and disaggregated workers: its requests, and a small run."""
 
 import asyncio
 import json
@@ -37,17 +37,17 @@ async def test_the_priced_choice_under_mixed_prompts(tmp_path: Path) -> None:
         output, _ = await process.communicate()
     finally:
         if process.returncode is None:
-            process.send_signal(signal.SIGINT)  # it ends what it started
+            process.send_signal(signal.SIGINT)  # so that it ends its processes
             await process.wait()
     assert process.returncode == 0, output.decode()
     (row,) = json.loads(report.read_text())["rows"]
     assert (row["trace"], row["system"], row["errors"], row["of colocated"]) == ("mixed", "priced", 0, "")
-    assert row["offered/s"] > 0  # how many are good is the machine's matter
+    assert row["offered/s"] > 0  # goodput depends on the machine
     assert row["TTFT p50 ms"] <= row["TTFT p99 ms"]
     assert row["handed over %"] > 0
 
 
-async def test_a_system_that_answers_nothing_is_told() -> None:
+async def test_a_system_without_responses_is_reported() -> None:
     trace = next(each for each in make_traces() if each.name == "mixed")
     console = Console(stderr=True)
     client = Client(Target(base_url=f"http://127.0.0.1:{free_port()}", takes_token_ids=True), console)
@@ -61,7 +61,7 @@ async def test_a_system_that_answers_nothing_is_told() -> None:
         await comparison.measure(1)
 
 
-def test_unknown_names_are_told() -> None:
+def test_unknown_names_are_reported() -> None:
     result = CliRunner().invoke(main, ["--only=mixd"])
     assert result.exit_code == 2
     assert "mixd: known are always_remote, azure, colocated" in " ".join(result.output.split())
@@ -80,7 +80,7 @@ def test_traces_are_fitted_to_the_rate() -> None:
             assert arrivals.per_s == 5.0
 
 
-def test_mixed_prompts_come_in_turn_and_share_nothing() -> None:
+def test_mixed_prompts_alternate_and_share_no_prefix() -> None:
     trace = next(each for each in make_traces() if each.name == "mixed")
     requests = list(islice(trace.dataset.requests(1), 20)) + list(islice(trace.dataset.requests(2), 20))
     assert [len(request.prompt) > 1000 for request in requests] == [True, False] * 20

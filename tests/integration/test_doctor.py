@@ -22,7 +22,7 @@ from tests.integration.workers_view import wait_idle
 
 
 async def doctor(*flags: str) -> tuple[int | None, Any]:
-    """`baton doctor --json FLAGS`: its exit status and its report."""
+    """Run `baton doctor --json FLAGS`; return its exit status and report."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "baton", "doctor", "--json", *flags, stdout=asyncio.subprocess.PIPE
     )
@@ -51,7 +51,7 @@ async def test_a_healthy_cluster(cluster_url: str) -> None:
     assert [row["peer_transports"] for row in after] == [row["peer_transports"] for row in before]
 
 
-async def test_what_fails_is_said_and_the_status_tells() -> None:
+async def test_failures_are_reported_and_change_the_exit_status() -> None:
     port = free_ports("127.0.0.1", 1)[0]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "baton", "doctor", "--registry", f"redis://:secret@127.0.0.1:{port}"),
@@ -68,14 +68,14 @@ async def test_what_fails_is_said_and_the_status_tells() -> None:
 
 
 async def probe(reader: WorkerProcess, owner: WorkerProcess) -> list[doctor_pb2.Link]:
-    """What a worker says of reading from another one's pool."""
+    """Return a worker's report on its links to another worker's pool."""
     stub: doctor_pb2_grpc.DoctorAsyncStub = doctor_pb2_grpc.DoctorStub(reader.channel)
     return list((await stub.Probe(doctor_pb2.ProbeRequest(address=owner.address), timeout=60)).links)
 
 
 @asynccontextmanager
 async def introduced(*workers: WorkerProcess) -> AsyncIterator[None]:
-    """The workers know each other, as from a router that was given their addresses."""
+    """Introduce the workers to each other, as a router with their addresses does."""
     request = worker_pb2.WatchRequest(interval_ms=1000, workers=[worker.address for worker in workers])
     calls = [worker_pb2_grpc.WorkerStub(worker.channel).Watch(request) for worker in workers]
     for call in calls:
@@ -86,7 +86,7 @@ async def introduced(*workers: WorkerProcess) -> AsyncIterator[None]:
 
 
 async def refusal(reader: WorkerProcess, owner: WorkerProcess) -> str:
-    """Why a worker does not read from another one."""
+    """Return why a worker does not read from another one."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await probe(reader, owner)
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
@@ -94,12 +94,12 @@ async def refusal(reader: WorkerProcess, owner: WorkerProcess) -> str:
 
 
 def held(worker: WorkerProcess) -> tuple[int, int]:
-    """Open files and threads of a worker."""
+    """Return the numbers of open files and threads of a worker."""
     process = psutil.Process(worker.child.pid)
     return process.num_fds(), process.num_threads()
 
 
-async def test_probes_leave_nothing_behind_and_do_not_wait_for_a_stopped_owner(tmp_path: Path) -> None:
+async def test_probes_leak_nothing_and_do_not_wait_for_a_stopped_owner(tmp_path: Path) -> None:
     model = make_checkpoint("qwen3", tmp_path / "model")
     pair = ("prefill", "--transport=tcp"), ("decode", "--transport=auto")
     async with worker_processes(model, tmp_path, *pair) as (prefill, decode):
@@ -111,7 +111,7 @@ async def test_probes_leave_nothing_behind_and_do_not_wait_for_a_stopped_owner(t
 async def examine_links(prefill: WorkerProcess, decode: WorkerProcess) -> None:
     for choice, *others in await asyncio.gather(*(probe(decode, prefill) for _ in range(3))):
         assert (choice.asked, choice.transport, choice.HasField("rates")) == ("auto", "tcp", True)
-        assert not others  # the owner offers no more
+        assert not others  # the owner offers no other transports
     by_tcp, by_shared_memory = await probe(prefill, decode)
     assert (by_tcp.asked, by_tcp.transport) == ("tcp", "tcp")
     assert (by_shared_memory.asked, by_shared_memory.transport) == ("shared_memory", "shared_memory")

@@ -1,4 +1,4 @@
-"""Workers that are taken out of service while they have requests."""
+"""Workers that are drained while they have requests."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,24 +17,24 @@ from tests.integration.drain_command import drain, undrain
 from tests.integration.test_stopped_worker import BODY, tokens_of
 from tests.integration.workers_view import wait_all_ready, workers
 
-NUM_TOKENS = 2500  # that take longer than a command takes to start, on a busy machine too
+NUM_TOKENS = 2500  # take longer than the start of a command, even on a busy machine
 LONG_BODY = {**BODY, "max_tokens": NUM_TOKENS}
 
 
 async def health(address: str, service: str) -> int:
-    """What the worker says of its health."""
+    """Return the worker's health status."""
     async with grpc.aio.insecure_channel(address) as channel:
         answer = await HealthStub(channel).Check(HealthCheckRequest(service=service), timeout=10)
         return int(answer.status)
 
 
 async def wait_state(url: str, worker_id: str, state: str) -> None:
-    """Return once the router has the worker in the state."""
+    """Wait until the router reports the worker in the state."""
     await wait_worker(url, worker_id, lambda worker: worker["state"] == state)
 
 
 async def wait_running(url: str, worker_id: str) -> None:
-    """Return once the worker runs a request."""
+    """Wait until the worker runs a request."""
     await wait_worker(url, worker_id, lambda worker: worker["load"]["num_running"] > 0)
 
 
@@ -44,7 +44,7 @@ async def wait_worker(url: str, worker_id: str, holds: Callable[[dict[str, Any]]
             await asyncio.sleep(0.02)
 
 
-async def test_a_drained_decode_workers_request_goes_on_elsewhere_with_its_kv() -> None:
+async def test_a_drained_decode_workers_request_migrates_with_its_kv() -> None:
     async with (
         served("", "--prefill", "1", "--decode", "2", "--dtype", "float32") as url,
         httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,
@@ -68,8 +68,8 @@ async def test_a_drained_decode_workers_request_goes_on_elsewhere_with_its_kv() 
             while await health(left["address"], "") != HealthCheckResponse.NOT_SERVING:
                 await asyncio.sleep(0.05)
         [staying] = [worker for worker in states.values() if worker["role"] == "decode"]
-        assert int(staying["load"]["handover_bytes"]) > 0  # it pulled the KV
-        assert int(staying["load"]["num_prefilled_tokens"]) < len(BODY["prompt"])  # and computed no prompt again
+        assert int(staying["load"]["handover_bytes"]) > 0  # the other worker pulled the KV
+        assert int(staying["load"]["num_prefilled_tokens"]) < len(BODY["prompt"])  # and did not prefill again
         text = (await client.get("/metrics")).text
         assert 'baton:requests_handed_off_total{model_name="baton-bundled"} 1.0' in text
         assert 'baton:failovers_total{model_name="baton-bundled"} 0.0' in text
@@ -100,7 +100,7 @@ async def test_an_undrained_worker_serves_again_with_the_same_tokens() -> None:
             await wait_state(url, worker, "drained")
         assert (await client.post("/v1/completions", json={**BODY, "stream": False})).status_code == 503
         addresses = {worker["worker_id"]: worker["address"] for worker in await workers(url)}
-        for worker in ("decode-0", "prefill-0", "decode-0"):  # the last one serves already
+        for worker in ("decode-0", "prefill-0", "decode-0"):  # the last one is serving already
             assert await undrain(url, worker) == f"{worker} takes requests again\n"
             await wait_state(url, worker, "ready")
         async with asyncio.timeout(20):  # its watchdog says so
@@ -119,5 +119,5 @@ async def test_an_undrained_worker_serves_again_with_the_same_tokens() -> None:
         assert (await running)[:40] == expected
 
 
-async def test_who_drains_nobody_is_told_whom_there_is(cluster_url: str) -> None:
+async def test_a_drain_of_an_unknown_worker_lists_the_workers(cluster_url: str) -> None:
     assert "has no worker decode-7; it has decode-0, prefill-0" in await drain(cluster_url, "decode-7")

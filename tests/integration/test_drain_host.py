@@ -1,4 +1,4 @@
-"""`baton drain --host`: all workers of a host, as a pod's end has it."""
+"""`baton drain --host`: all workers of a host, as for the end of a pod."""
 
 import asyncio
 import sys
@@ -14,7 +14,7 @@ from tests.redis_server import redis_server
 
 
 async def drain(*options: str, command: str = "drain") -> tuple[int | None, str]:
-    """The status of the command, and what it says."""
+    """Run the command; return its exit status and output."""
     argv = (sys.executable, "-m", "baton", command, *options)
     process = await asyncio.create_subprocess_exec(*argv, stdout=PIPE, stderr=STDOUT)
     output, _ = await process.communicate()
@@ -33,23 +33,23 @@ async def test_all_workers_of_a_host_are_drained_and_no_others(tmp_path: Path) -
         await wait_ready_workers(client, "prefill-0", "decode-1")
         assert await drain("--host", "127.0.0.9", *where) == (0, "there is no worker at 127.0.0.9\n")
         await complete(client)
-        status, said = await drain("--host", "127.0.0.1", *where)
+        status, output = await drain("--host", "127.0.0.1", *where)
         assert status == 3
-        assert "is the last decode worker that takes requests" in said
-        status, said = await drain("--force", "--host", "127.0.0.1", *where)
+        assert "is the last decode worker that takes requests" in output
+        status, output = await drain("--force", "--host", "127.0.0.1", *where)
         assert status == 0
-        assert [line.partition("@")[0] for line in said.splitlines()] == ["decode-1", "prefill-0"]
-        assert said.count("is drained") == 2
+        assert [line.partition("@")[0] for line in output.splitlines()] == ["decode-1", "prefill-0"]
+        assert output.count("is drained") == 2
         await wait_view(client, lambda view: {each["state"] for each in view["workers"]} == {"drained"})
 
-        status, said = await drain("--host", "127.0.0.1", "--registry-file", str(file), command="undrain")
-        assert (status, said.count("takes requests again")) == (0, 2)
+        status, output = await drain("--host", "127.0.0.1", "--registry-file", str(file), command="undrain")
+        assert (status, output.count("takes requests again")) == (0, 2)
         await wait_ready_workers(client, "prefill-0", "decode-1")
 
         await server.kill()
-        status, said = await drain("--host", "127.0.0.1", *where)
+        status, output = await drain("--host", "127.0.0.1", *where)
         assert status == 1
-        assert "cannot be read" in said
+        assert "cannot be read" in output
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ async def test_all_workers_of_a_host_are_drained_and_no_others(tmp_path: Path) -
         (("--host", "127.0.0.1", "--registry-file", __file__), "Error"),
     ],
 )
-async def test_what_does_not_go_together_is_told(options: tuple[str, ...], words: str) -> None:
-    status, said = await drain(*options)
+async def test_conflicting_options_are_reported(options: tuple[str, ...], words: str) -> None:
+    status, output = await drain(*options)
     assert status in (1, 2)
-    assert words in said
+    assert words in output

@@ -1,4 +1,4 @@
-"""A model's experts over several decode workers, behind a prefill worker that has them all."""
+"""A model's experts over several decode workers, with a prefill worker that has all experts."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ NUM_PROMPTS, NUM_TOKENS = 8, 24
 
 
 async def completions(url: str) -> list[str]:
-    """The answers to some prompts, each with its logprobs."""
+    """Return the completions of some prompts, each with its logprobs."""
     answers = []
     async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client:
         for index in range(NUM_PROMPTS):
@@ -44,9 +44,9 @@ async def test_tokens_equal_one_ranks_through_handover(cluster_url: str) -> None
     async with served("", *flags) as url:
         await wait_all_ready(url)
         assert await completions(url) == expected
-        told = {worker["worker_id"]: worker["load"] for worker in await workers(url)}
-    assert sorted(told) == ["decode-0", "decode-1", "prefill-0"]
-    assert sum(int(load["handovers"]) for load in told.values()) > 0
+        loads = {worker["worker_id"]: worker["load"] for worker in await workers(url)}
+    assert sorted(loads) == ["decode-0", "decode-1", "prefill-0"]
+    assert sum(int(load["handovers"]) for load in loads.values()) > 0
 
 
 async def test_a_rank_killed_under_load_costs_no_request_and_no_token() -> None:
@@ -60,15 +60,15 @@ async def test_a_rank_killed_under_load_costs_no_request_and_no_token() -> None:
         for victim in ("decode-1", "decode-0"):
             incarnation = await incarnation_of(victim, url)
             os.kill(pid_of(victim, url), signal.SIGKILL)
-            await load.more(5)  # with those that are left
+            await load.more(5)  # with the remaining ranks
             async with asyncio.timeout(60):
                 while await incarnation_of(victim, url) in (incarnation, None):
                     await asyncio.sleep(0.1)
-            await load.more(5)  # with the one that has come back
+            await load.more(5)  # with the restarted rank too
 
 
-async def test_a_rank_that_is_one_too_few_waits_for_another() -> None:
-    """It gets no new requests meanwhile, and goes on with those that it has once the group is complete."""
+async def test_a_rank_of_an_incomplete_group_waits_for_the_other() -> None:
+    """It receives no new requests meanwhile, and continues its own once the group is complete."""
     flags = ("--decode", "2", "--expert-parallel", "2", "--min-expert-ranks", "2", "--dtype", "float32")
     async with (
         served("", *flags, "--num-threads", "1", "--failover-timeout-s", "120") as url,
@@ -85,29 +85,29 @@ async def test_a_rank_that_is_one_too_few_waits_for_another() -> None:
             async for answer in statuses:
                 if answer.status == health_pb2.HealthCheckResponse.NOT_SERVING:
                     break
-            await asyncio.gather(*asking)  # once the other has come back
+            await asyncio.gather(*asking)  # once the other is back
             assert (await anext(aiter(statuses))).status == health_pb2.HealthCheckResponse.SERVING
         await wait_decode_0(url, lambda worker: worker["state"] == "ready")
         assert await incarnation_of("decode-0", url) == staying["incarnation"]
 
 
 async def wait_decode_0(url: str, holds: Callable[[dict[str, Any]], bool]) -> None:
-    """Return once the router has decode-0 so."""
+    """Wait until the router's view of decode-0 meets the condition."""
     async with asyncio.timeout(60):
         while not any(worker["worker_id"] == "decode-0" and holds(worker) for worker in await workers(url)):
             await asyncio.sleep(0.02)
 
 
-async def test_ranks_end_well_in_any_order(tmp_path: Path) -> None:
-    """Their statuses are looked at when they have ended."""
+async def test_ranks_end_with_status_0_in_any_order(tmp_path: Path) -> None:
+    """`ranks_of_a_group` checks the exit statuses."""
     async with ranks_of_a_group(tmp_path, 3) as ranks:
-        ranks[0].child.terminate()  # the first, where the epoch's store is
+        ranks[0].child.terminate()  # the first, which has the epoch's store
         assert await ranks[0].child.wait() == 0
         for rank in ranks[1:]:
             assert (await rank.describe()).role == worker_pb2.WORKER_ROLE_DECODE
 
 
-async def test_a_rank_that_waits_for_others_ends_well(tmp_path: Path) -> None:
+async def test_a_rank_that_waits_for_others_ends_with_status_0(tmp_path: Path) -> None:
     async with ranks_of_a_group(tmp_path, 2, "--min-expert-ranks=2") as ranks:
         log = tmp_path / "decode-0.log"
         ranks[1].child.kill()
@@ -121,7 +121,7 @@ async def test_a_rank_that_waits_for_others_ends_well(tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def ranks_of_a_group(directory: Path, size: int, *flags: str) -> AsyncIterator[list[WorkerProcess]]:
-    """Decode workers and their rendezvous; their logs are in the directory."""
+    """Start decode workers and their rendezvous; their logs are in the directory."""
     [port] = free_ports("127.0.0.1", 1)
     rendezvous = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "baton.membership.rendezvous", f"--port={port}", "--log-level=warning"
@@ -137,13 +137,13 @@ async def ranks_of_a_group(directory: Path, size: int, *flags: str) -> AsyncIter
 
 
 async def incarnation_of(worker_id: str, url: str) -> str | None:
-    """The life of a worker that is ready."""
+    """Return the incarnation of a worker; None if it is not ready."""
     ready = {worker["worker_id"]: worker for worker in await workers(url) if worker["state"] == "ready"}
     return str(ready[worker_id]["incarnation"]) if worker_id in ready else None
 
 
 def pid_of(worker_id: str, url: str) -> int:
-    """The process of a worker of the cluster whose router serves at `url`."""
+    """Return the process id of a worker of the cluster whose router serves at `url`."""
     port = url.rpartition(":")[2]
     [router] = [process for process in psutil.process_iter(["cmdline"]) if _is_router(process, port)]
     siblings = psutil.Process(router.ppid()).children()

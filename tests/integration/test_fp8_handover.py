@@ -1,4 +1,4 @@
-"""KV in FP8 goes from worker to worker, its scales being the checkpoint's at both ends."""
+"""Handover of FP8 KV, with the checkpoint's scales at both ends."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ COMMON = ("--dtype=float32", "--max-num-batched-tokens=48", "--max-num-seqs=16")
 
 
 def colocated(model: Path, prompts: list[list[int]]) -> list[list[int]]:
-    """What one engine with KV in FP8 says to each prompt, one after the other."""
+    """Return the outputs of one engine with FP8 KV, prompt by prompt."""
     engine = Engine(
         EngineConfig(
             model=str(model),
@@ -31,14 +31,14 @@ def colocated(model: Path, prompts: list[list[int]]) -> list[list[int]]:
             enable_prefix_caching=False,
         )
     )
-    said: list[list[int]] = []
+    tokens: list[list[int]] = []
     for prompt in prompts:
         engine.add(Request(RequestId("one"), [*prompt], len(prompt), GREEDY))
-        said.append([])
+        tokens.append([])
         while engine.has_work:
             outputs = engine.run(engine.schedule()).outputs
-            said[-1] += [each.sampled.token_id for each in outputs if each.sampled is not None]
-    return said
+            tokens[-1] += [each.sampled.token_id for each in outputs if each.sampled is not None]
+    return tokens
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "tcp", "nixl"])
@@ -47,10 +47,10 @@ async def test_tokens_are_those_of_one_engine(transport: str, tmp_path: Path) ->
     prompts = random_prompts(1, 1, 40, 100, 190)
     expected = colocated(model, prompts)
     flags = (f"--transport={transport}", *COMMON, "--kv-cache-dtype")
-    shapes = (("prefill", *flags, "fp8"), ("decode", *flags, "fp8_e4m3"))  # two names of one type
+    shapes = (("prefill", *flags, "fp8"), ("decode", *flags, "fp8_e4m3"))  # two names of the same type
     async with worker_processes(model, tmp_path, *shapes) as (prefill, decode), decode_client(decode) as client:
         peer = await prefill.peer()
-        for prompt, tokens in zip(prompts * 2, expected * 2, strict=True):  # then from both workers' prefix caches
+        for prompt, tokens in zip(prompts * 2, expected * 2, strict=True):  # then from prefix caches
             generation = await client.generate(prompt, GREEDY, peer)
             assert generation.token_ids == tokens
             assert generation.served_by.prefill_worker == peer.worker_id
@@ -60,7 +60,7 @@ async def test_tokens_are_those_of_one_engine(transport: str, tmp_path: Path) ->
         await prefill.wait_idle()
 
 
-async def test_workers_whose_scales_differ_hand_nothing_over(tmp_path: Path) -> None:
+async def test_workers_with_different_scales_do_not_hand_over(tmp_path: Path) -> None:
     models = [add_kv_scales(make_checkpoint("llama3", tmp_path / f"{first}"), first=first) for first in (0.02, 0.03)]
     flags = (*COMMON, "--kv-cache-dtype=fp8")
     [prompt] = random_prompts(3, 100)

@@ -1,4 +1,4 @@
-"""Routers that speak HTTPS, as their clients and operators meet them."""
+"""Routers with HTTPS, from the view of clients and operators."""
 
 import asyncio
 import ssl
@@ -31,19 +31,19 @@ ROLES: tuple[Role, ...] = ("decode", "decode")
 
 
 def flags(files: TlsFiles) -> tuple[str, ...]:
-    """The options of a server with these files."""
+    """Return the options of a server with these files."""
     return (f"--ssl-certfile={files.cert}", f"--ssl-keyfile={files.key}")
 
 
 def trusting(authority: trustme.CA) -> ssl.SSLContext:
-    """What a client has that trusts the authority and no other."""
+    """Return the context of a client that trusts only this authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority.configure_trust(context)
     return context
 
 
 def client_of(router: RouterProcess, context: ssl.SSLContext) -> httpx.AsyncClient:
-    """A client with one connection."""
+    """Return a client with one connection."""
     limits, url = httpx.Limits(max_connections=1), f"https://{HOST}:{router.port}"
     return httpx.AsyncClient(base_url=url, timeout=DEADLINE_S, limits=limits, trust_env=False, verify=context)
 
@@ -52,7 +52,7 @@ def client_of(router: RouterProcess, context: ssl.SSLContext) -> httpx.AsyncClie
 async def https_router(
     directory: Path, *options: str, module: tuple[str, ...] = ("router",)
 ) -> AsyncIterator[RouterProcess]:
-    """A router before simulated workers, with the options that make it speak HTTPS."""
+    """Run a router with HTTPS and simulated workers."""
     configs = [
         SimulatedWorkerConfig(worker_id=f"{role}-{number}", role=role, model=MODEL.name, spec=SPEC)
         for number, role in enumerate(ROLES)
@@ -64,7 +64,7 @@ async def https_router(
 
 
 async def wait_served(client: httpx.AsyncClient) -> None:
-    """Returns once the router has a worker."""
+    """Wait until the router has a worker."""
     async with asyncio.timeout(DEADLINE_S):
         while (await client.get("/ready")).status_code != httpx.codes.OK:
             await asyncio.sleep(0.02)
@@ -75,7 +75,7 @@ async def connect(router: RouterProcess, context: ssl.SSLContext) -> tuple[async
 
 
 async def serial(router: RouterProcess, context: ssl.SSLContext) -> str:
-    """Of the certificate that a new connection is shown."""
+    """Return the serial number of the certificate that a new connection receives."""
     _, writer = await connect(router, context)
     shown: str = writer.get_extra_info("ssl_object").getpeercert()["serialNumber"]
     writer.transport.abort()
@@ -95,9 +95,9 @@ async def test_clients_are_served_over_tls(tmp_path: Path) -> None:
         )
         chunks = [chunk async for chunk in stream]
         assert chunks[-1].choices[0].finish_reason == "length"
-        assert len(chunks) > 2  # a slow machine puts tokens together
+        assert len(chunks) > 2  # a slow machine merges tokens
         large = await http.post("/tokenize", json={"prompt": "word " * 100_000})
-        assert large.json()["count"] > 100_000  # some hundred kilobytes each way
+        assert large.json()["count"] > 100_000  # several hundred kilobytes in each direction
         assert f"at https://{HOST}:{router.port}" in router.log()
         for verify, url in ((trusting(trustme.CA()), http.base_url), (False, f"http://{HOST}:{router.port}")):
             async with httpx.AsyncClient(verify=verify, trust_env=False) as stranger:
@@ -128,7 +128,7 @@ async def test_renewed_files_serve_new_connections(tmp_path: Path) -> None:
         assert "certificates for HTTPS were replaced" in router.log()
 
 
-async def test_clients_without_a_certificate_are_sent_away(tmp_path: Path) -> None:
+async def test_clients_without_a_certificate_are_refused(tmp_path: Path) -> None:
     authority = trustme.CA()
     files = write(tmp_path / "router", authority, HOST)
     options = (*flags(files), f"--ssl-ca-certs={files.ca}", "--ssl-cert-reqs=2")
@@ -147,12 +147,12 @@ async def test_clients_without_a_certificate_are_sent_away(tmp_path: Path) -> No
 
 
 def shows(files: TlsFiles) -> tuple[str, ...]:
-    """The options of a command with a certificate of its own."""
+    """Return the options of a command with a client certificate."""
     return (f"--ssl-ca-certs={files.ca}", *flags(files))
 
 
 async def baton(*words: str, typed: str = "") -> str:
-    """What a command says, once it has ended."""
+    """Run a command and return its output."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "baton", *words, stdin=PIPE, stdout=PIPE, stderr=STDOUT
     )
@@ -160,7 +160,7 @@ async def baton(*words: str, typed: str = "") -> str:
     return output.decode()
 
 
-async def test_commands_speak_it(tmp_path: Path) -> None:
+async def test_commands_use_https(tmp_path: Path) -> None:
     authority = trustme.CA()
     files = write(tmp_path / "router", authority, HOST)
     async with https_router(tmp_path, *flags(files)) as router, client_of(router, trusting(authority)) as client:
@@ -172,7 +172,7 @@ async def test_commands_speak_it(tmp_path: Path) -> None:
         assert await baton("drain", "--force", "decode-0", url, trust) == "decode-0 is drained\n"
 
 
-async def test_the_end_waits_for_answers_and_for_nobody_who_only_listens(tmp_path: Path) -> None:
+async def test_shutdown_waits_for_responses_but_not_for_idle_connections(tmp_path: Path) -> None:
     authority = trustme.CA()
     context = trusting(authority)
     async with (
@@ -181,8 +181,8 @@ async def test_the_end_waits_for_answers_and_for_nobody_who_only_listens(tmp_pat
     ):
         await wait_served(client)
         _, idle = await connect(router, context)
-        idle.transport.pause_reading()  # so that nothing agrees to its end
-        _, silent = await asyncio.open_connection(HOST, router.port)  # here no handshake ever comes
+        idle.transport.pause_reading()  # so that the client does not complete the TLS shutdown
+        _, silent = await asyncio.open_connection(HOST, router.port)  # a connection without a handshake
         asked = asyncio.create_task(complete(client, 0, max_tokens=200))
         while not await in_flight(router, context):
             await asyncio.sleep(0.01)
@@ -196,17 +196,17 @@ async def test_the_end_waits_for_answers_and_for_nobody_who_only_listens(tmp_pat
 
 
 async def in_flight(router: RouterProcess, context: ssl.SSLContext) -> int:
-    """Choices that the router has."""
+    """Return the number of completions in flight at the router."""
     async with client_of(router, context) as client:
-        told: int = (await client.get("/workers")).json()["router"]["inflight"]
-        return told
+        num_inflight: int = (await client.get("/workers")).json()["router"]["inflight"]
+        return num_inflight
 
 
 @pytest.mark.parametrize(
     "command",
     [("router", f"--model={MODEL}"), ("baton", "router", f"--model={MODEL}", "--processes=2"), ("baton", "serve")],
 )
-def test_files_that_cannot_serve_are_a_wrong_option(tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_unusable_files_are_a_usage_error(tmp_path: Path, command: tuple[str, ...]) -> None:
     authority = trustme.CA()
     files, others = (write(tmp_path / name, authority, HOST) for name in ("files", "others"))
     port = f"--port={free_port()}"

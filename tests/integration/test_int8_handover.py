@@ -1,4 +1,4 @@
-"""KV in int8 goes from worker to worker with its scales, and between workers that both have it so."""
+"""Handover of int8 KV with its scales, only between workers that both use int8."""
 
 import random
 from pathlib import Path
@@ -20,7 +20,7 @@ INT8 = (*COMMON, "--kv-cache-dtype=int8")
 
 
 class Colocated:
-    """One engine with KV in int8, which computes requests one by one."""
+    """One engine with int8 KV that runs requests one by one."""
 
     def __init__(self, model: Path) -> None:
         self._engine = Engine(
@@ -37,13 +37,13 @@ class Colocated:
         self.bytes_per_block = self._engine.layout.block_bytes
 
     def greedy(self, prompt: list[int]) -> list[int]:
-        """The tokens that follow."""
+        """Return the greedy continuation."""
         self._engine.add(Request(RequestId("one"), [*prompt], len(prompt), GREEDY))
-        said = []
+        tokens = []
         while self._engine.has_work:
             outputs = self._engine.run(self._engine.schedule()).outputs
-            said += [each.sampled.token_id for each in outputs if each.sampled is not None]
-        return said
+            tokens += [each.sampled.token_id for each in outputs if each.sampled is not None]
+        return tokens
 
 
 def random_prompts(seed: int, *lens: int) -> list[list[int]]:
@@ -72,7 +72,7 @@ async def test_tokens_are_those_of_one_engine(
     prompts = random_prompts(1, 1, 40, 100, 190)
     async with workers as (prefill, decode), decode_client(decode) as client:
         peer = await prefill.peer()
-        for prompt in prompts * 2:  # then from both workers' prefix caches
+        for prompt in prompts * 2:  # then from prefix caches
             generation = await client.generate(prompt, GREEDY, peer)
             assert generation.token_ids == colocated.greedy(prompt)
             assert generation.served_by.prefill_worker == peer.worker_id
@@ -96,7 +96,7 @@ async def test_a_prefix_is_pulled_with_its_scales(tmp_path: Path) -> None:
     assert pulled.served_by.prefix_pulled_tokens >= 144
 
 
-async def test_workers_of_another_type_of_kv_hand_nothing_over(tmp_path: Path) -> None:
+async def test_workers_with_different_kv_types_do_not_hand_over(tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     [prompt] = random_prompts(3, 100)
     async with (
@@ -104,7 +104,7 @@ async def test_workers_of_another_type_of_kv_hand_nothing_over(tmp_path: Path) -
         decode_client(decode) as client,
     ):
         described = [await each.describe() for each in (prefill, decode)]
-        assert described[0].fingerprint != described[1].fingerprint  # routers pair equal ones alone
+        assert described[0].fingerprint != described[1].fingerprint  # routers pair only equal ones
         generation = await client.generate(prompt, GREEDY, await prefill.peer())
         load = await decode.wait_idle()
     assert generation.token_ids == Colocated(model).greedy(prompt)

@@ -1,4 +1,4 @@
-"""A model in int8 is served through handover, and says what one engine says."""
+"""Handover with int8 weights gives the tokens of one engine."""
 
 import random
 from pathlib import Path
@@ -20,14 +20,14 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 
 def greedy(model: Path, prompt: list[int], **options: str) -> list[int]:
-    """What one engine says."""
+    """Return the greedy output of one engine."""
     engine = Engine(EngineConfig(model=str(model), dtype="float32", kv_cache_memory_bytes=8 << 20, **options))  # type: ignore[arg-type]
     engine.add(Request(RequestId("one"), [*prompt], len(prompt), GREEDY))
-    said = []
+    tokens = []
     while engine.has_work:
         outputs = engine.run(engine.schedule()).outputs
-        said += [each.sampled.token_id for each in outputs if each.sampled is not None]
-    return said
+        tokens += [each.sampled.token_id for each in outputs if each.sampled is not None]
+    return tokens
 
 
 @pytest.mark.parametrize("architecture", ["llama3", "qwen3-moe"])
@@ -51,12 +51,12 @@ async def test_tokens_are_those_of_one_engine(architecture: str, tmp_path: Path)
     assert (load.handovers, load.handover_failures) == (len(prompts), 0)
 
 
-async def test_workers_of_other_weights_hand_nothing_over(tmp_path: Path) -> None:
+async def test_workers_with_different_weight_types_do_not_hand_over(tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     workers = worker_processes(model, tmp_path, ("prefill",), ("decode", "--quantization=int8"))
     async with workers as (prefill, decode), decode_client(decode) as client:
         described = [await each.describe() for each in (prefill, decode)]
-        assert described[0].fingerprint != described[1].fingerprint  # routers pair equal ones alone
+        assert described[0].fingerprint != described[1].fingerprint  # routers pair only equal ones
         generation = await client.generate(list(range(3, 90)), GREEDY, await prefill.peer())
         assert generation.served_by.prefill_worker == generation.served_by.decode_worker
         load = await decode.wait_idle()

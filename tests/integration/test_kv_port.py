@@ -1,4 +1,4 @@
-"""Workers that are told at which port others read their KV."""
+"""Workers with a fixed port for reads of their KV."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from tests.integration.worker_process import worker_processes
 HOST = "127.0.0.1"
 
 
-async def test_kv_comes_from_the_given_port(tmp_path: Path) -> None:
+async def test_kv_is_read_from_the_given_port(tmp_path: Path) -> None:
     model = make_checkpoint("qwen3", tmp_path / "model")
     port = free_ports(HOST, 1)[0]
     async with (
@@ -39,10 +39,10 @@ async def test_kv_comes_from_the_given_port(tmp_path: Path) -> None:
         assert generation.served_by.kv_transport == "tcp"
 
 
-async def test_a_port_that_is_taken_ends_the_start_with_one_line(tmp_path: Path) -> None:
+async def test_a_port_in_use_ends_the_start_with_one_line(tmp_path: Path) -> None:
     model = make_checkpoint("qwen3", tmp_path / "model")
-    with closing(socket.create_server((HOST, 0))) as taken:
-        port = taken.getsockname()[1]
+    with closing(socket.create_server((HOST, 0))) as listener:
+        port = listener.getsockname()[1]
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "baton.decode_worker", "--role=decode", "--model", str(model)),
             *("--num-threads=1", "--kv-cache-memory-bytes=16MiB", f"--kv-port={port}"),
@@ -51,16 +51,16 @@ async def test_a_port_that_is_taken_ends_the_start_with_one_line(tmp_path: Path)
         )
         async with asyncio.timeout(60):
             output, _ = await process.communicate()
-    said = output.decode()
+    log = output.decode()
     assert process.returncode == 1
-    assert f"cannot listen on port {port} of {HOST} for readers of KV" in said
-    assert "Traceback" not in said
+    assert f"cannot listen on port {port} of {HOST} for readers of KV" in log
+    assert "Traceback" not in log
 
 
 @pytest.mark.parametrize(
     "flags", [{"kv_port": 7000, "port": 7000}, {"kv_port": 7000, "metrics_port": 7000},
               {"kv_port": 7000, "transport": "shared_memory"}],
 )  # fmt: skip
-def test_a_port_that_cannot_be_is_refused(flags: dict[str, Any]) -> None:
+def test_an_impossible_port_is_refused(flags: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=r"^kv_port: "):
         WorkerConfig(role="decode", worker_id="d", engine=EngineConfig(model="m"), **flags)

@@ -1,4 +1,4 @@
-"""What a user of the machine without credentials reaches of `baton serve`: the paths of the router that are open."""
+"""Access to `baton serve` by local users without credentials: only the router's open paths."""
 
 import asyncio
 import os
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @dataclass(frozen=True)
 class Served:
-    """A cluster of `baton serve` whose router asks for keys."""
+    """A cluster of `baton serve` whose router requires API keys."""
 
     process: psutil.Process
     router_port: int
@@ -69,7 +69,7 @@ class Served:
         return httpx.AsyncClient(base_url=url, headers=headers, timeout=DEADLINE_S, trust_env=False)
 
     async def workers(self) -> list[dict[str, Any]]:
-        """As the router reports them."""
+        """Return the workers as the router reports them."""
         async with self.client() as client:
             rows: list[dict[str, Any]] = (await client.get("/workers")).raise_for_status().json()["workers"]
             return rows
@@ -124,7 +124,7 @@ async def test_no_port_speaks_a_workers_grpc(served: Served) -> None:
                 assert outcome.code() is grpc.StatusCode.UNAVAILABLE, (port, outcome)
 
 
-async def test_the_ports_beside_the_routers_are_those_of_kv_which_need_a_key(served: Served) -> None:
+async def test_all_other_ports_are_kv_ports_that_require_a_key(served: Served) -> None:
     described = [await _describe(row["address"]) for row in await served.workers()]
     pools = [pool_from_proto(each.pool) for each in described]
     endpoints = [decode(tcp.Endpoint, pool, tcp.NAME) for pool in pools]
@@ -133,8 +133,8 @@ async def test_the_ports_beside_the_routers_are_those_of_kv_which_need_a_key(ser
         assert len(endpoint.key) == 32
         for key in ("", "0" * 32, endpoint.key[:-1]):
             wrong = replace(pool, endpoints={tcp.NAME: encode(replace(endpoint, key=key))})
-            said = await _refusal(wrong)
-            assert endpoint.key not in said
+            refusal = await _refusal(wrong)
+            assert endpoint.key not in refusal
 
 
 async def _describe(address: str) -> WorkerDescription:
@@ -144,7 +144,7 @@ async def _describe(address: str) -> WorkerDescription:
 
 
 async def _refusal(pool: PoolDescription) -> str:
-    """Why a pool's owner does not let us read."""
+    """Return why a pool's owner refuses us."""
     memory = SharedPool()
     transport = create_transport("tcp", PoolIdentity("stranger", pool.fingerprint), memory, HOST)
     try:
@@ -157,7 +157,7 @@ async def _refusal(pool: PoolDescription) -> str:
         memory.close()
 
 
-async def test_other_users_do_not_reach_the_sockets(served: Served) -> None:
+async def test_other_users_cannot_connect_to_the_sockets(served: Served) -> None:
     for row in await served.workers():
         path = Path(row["address"].removeprefix("unix:"))
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -168,7 +168,7 @@ async def test_other_users_do_not_reach_the_sockets(served: Served) -> None:
 
 
 def _connect(path: Path, uid: int | None = None) -> int:
-    """The errno of connecting to a Unix socket, 0 for success; as another user in a process of its own."""
+    """Return the errno of connecting to a Unix socket, 0 for success; with `uid` in a subprocess as that user."""
     if (child := os.fork()) == 0:
         if uid is not None:
             os.setuid(uid)
@@ -178,7 +178,7 @@ def _connect(path: Path, uid: int | None = None) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-async def test_operations_need_a_key(served: Served) -> None:
+async def test_operations_require_a_key(served: Served) -> None:
     async with served.client(None) as client:
         for path in ("/workers", "/pools", "/metrics", "/version", "/openapi.json", "/docs"):
             assert (await client.get(path)).status_code == 401

@@ -13,7 +13,7 @@ NUM_REQUESTS = 200
 
 
 async def stream(client: httpx.AsyncClient, body: dict[str, object], cut_after: int | None) -> list[int]:
-    """Token ids of a streamed completion; the connection is closed after `cut_after` of them."""
+    """Return token ids of a streamed completion; close the connection after `cut_after` of them."""
     tokens: list[int] = []
     async with client.stream("POST", "/v1/completions", json=body) as response:
         assert response.status_code == httpx.codes.OK, await response.aread()
@@ -27,7 +27,7 @@ async def stream(client: httpx.AsyncClient, body: dict[str, object], cut_after: 
     return tokens
 
 
-async def test_all_streams_are_whole_and_all_blocks_come_back() -> None:
+async def test_all_streams_are_complete_and_all_blocks_are_freed() -> None:
     rng = random.Random(1)
     shared = [rng.randrange(300, 3000) for _ in range(300)]
     bodies, cuts = [], []

@@ -1,4 +1,4 @@
-"""A prefill worker whose weights differ in one number hands nothing over, whoever asks it to."""
+"""A prefill worker whose weights differ in one number never hands over."""
 
 import random
 from importlib.resources import files

@@ -1,4 +1,4 @@
-"""Every series and label that the chart's dashboards and alerts ask for is on a running cluster's `/metrics`."""
+"""Every series and label that the chart's dashboards and alerts query is in a running cluster's `/metrics`."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ LONG_PROMPT = "The module calendar prints a month. " * 24
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def page(cluster_url: str) -> Page:
-    """What Prometheus reads, after a request that was handed over and one that was not."""
+    """Return `/metrics` after a request with and one without a handover."""
     await wait_all_ready(cluster_url)
     async with httpx.AsyncClient(base_url=cluster_url, trust_env=False, timeout=60) as client:
         for prompt in (LONG_PROMPT, "Hello"):
@@ -27,33 +27,33 @@ async def page(cluster_url: str) -> Page:
             (await client.post("/v1/completions", json=body)).raise_for_status()
         while True:
             text = (await client.get("/metrics")).text
-            if "baton:kv_transport_info{" in text:  # the decode worker has told of the handover
+            if "baton:kv_transport_info{" in text:  # the decode worker has reported the handover
                 return read_page(text)
             await asyncio.sleep(0.05)
 
 
-async def test_panels_ask_for_what_there_is(page: Page) -> None:
+async def test_panels_query_existing_series(page: Page) -> None:
     checked = [(query, check(query.expression, page)) for board in dashboards().values() for query in queries(board)]
     assert len(checked) > 40
     for query, labels in checked:
         assert legend_labels(query.legend) <= labels, query.panel
 
 
-async def test_alerts_ask_for_what_there_is(page: Page) -> None:
+async def test_alerts_query_existing_series(page: Page) -> None:
     for alert in alerts({"rdma": {"enabled": True}}):
         labels = check(alert.expression, page)
         for text in alert.annotations.values():
             assert annotation_labels(text) <= labels, alert.name
 
 
-async def test_keda_asks_for_what_there_is(page: Page) -> None:
+async def test_keda_queries_existing_series(page: Page) -> None:
     scaler = {"enabled": True, "prometheusAddress": "http://prometheus:9090", "scrapedElsewhere": True}
     keda = {"keda": scaler, "router": {"autoscaling": {"enabled": False}}}
     [trigger] = only(render(merged(MODEL, keda)), "ScaledObject")["spec"]["triggers"]
     assert check(trigger["metadata"]["query"], page) == set()
 
 
-async def test_the_checks_know_what_the_page_lacks(page: Page) -> None:
+async def test_the_checks_detect_missing_series(page: Page) -> None:
     assert page["baton:workers"]["role"] == {"prefill", "decode", "both", "unknown"}
     assert page["baton:worker_info"]["worker"] == {"prefill-0", "decode-0"}
     assert page["baton:requests_by_plan_total"]["plan"] >= {"remote", "local"}

@@ -1,4 +1,4 @@
-"""The README's commands, as a newcomer runs them, in a clone of the last commit."""
+"""The README's commands, run as a new user would, in a clone of the last commit."""
 
 import os
 import re
@@ -19,7 +19,7 @@ from tests.tested_versions import differences
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(900)
-READY_TIMEOUT_S = 600  # the native modules are compiled first
+READY_TIMEOUT_S = 600  # includes the compilation of the native modules
 
 
 README = (ROOT / "README.md").read_text()
@@ -46,7 +46,7 @@ def kv_headers(response: str) -> list[str]:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A clone with an environment in which our dependencies are there already, and Baton is not."""
+    """Create a clone with an environment that has the dependencies, but not Baton."""
     if not (ROOT / ".git").exists():
         pytest.skip("this is no git checkout, so there is nothing to clone")
     directory = tmp_path / "baton"
@@ -55,10 +55,10 @@ def clone(tmp_path: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", str(directory / ".venv")], check=True)
     inner = sysconfig.get_path("purelib", vars={"base": str(directory / ".venv")})
     outer = Path(sysconfig.get_path("purelib"))
-    for entry in Path(inner).iterdir():  # older than ours
+    for entry in Path(inner).iterdir():  # older versions than ours
         if entry.name.startswith("setuptools"):
             shutil.rmtree(entry)
-    for entry in outer.iterdir():  # all but our own distribution
+    for entry in outer.iterdir():  # all distributions except Baton
         link = Path(inner) / entry.name
         if "baton" not in entry.name and not entry.name.startswith("pip") and not link.exists():
             link.symlink_to(entry)
@@ -67,7 +67,7 @@ def clone(tmp_path: Path) -> Path:
 
 @contextmanager
 def running(command: str, directory: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The command in a session of its own; all of it is interrupted at the end, as by Ctrl-C."""
+    """Run the command in a new session, which is interrupted on exit, as by Ctrl-C."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, shell=True, cwd=directory, stdout=output, stderr=output, start_new_session=True
@@ -80,7 +80,7 @@ def running(command: str, directory: Path, log: Path) -> Iterator[subprocess.Pop
 
 
 def wait_ready(process: subprocess.Popen[bytes], log: Path) -> None:
-    """Waits until the command says that it is ready."""
+    """Wait until the command reports that it is ready."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     while "Ready after" not in log.read_text():
         assert process.poll() is None, log.read_text()

@@ -29,7 +29,7 @@ async def test_models(api: openai.AsyncOpenAI) -> None:
     assert [model.id for model in models.data] == [MODEL]
 
 
-async def test_a_chat_streamed_and_whole_say_the_same(api: openai.AsyncOpenAI) -> None:
+async def test_a_streamed_chat_equals_a_whole_one(api: openai.AsyncOpenAI) -> None:
     options = {"model": MODEL, "messages": QUESTION, "max_tokens": 40, "seed": 7}
     whole = await api.chat.completions.create(**options)  # type: ignore[call-overload]
     parts, usage = [], None
@@ -46,7 +46,7 @@ async def test_a_chat_streamed_and_whole_say_the_same(api: openai.AsyncOpenAI) -
     assert usage.prompt_tokens_details is not None
 
 
-async def test_a_long_prompt_is_handed_over_and_says_so(api: openai.AsyncOpenAI, cluster_url: str) -> None:
+async def test_a_long_prompt_is_handed_over_and_the_headers_say_so(api: openai.AsyncOpenAI, cluster_url: str) -> None:
     await wait_all_ready(cluster_url)
     prompt = "Handed over. " + LONG_PROMPT
     first = await api.completions.with_raw_response.create(model=MODEL, prompt=prompt, max_tokens=8, temperature=0)
@@ -56,7 +56,7 @@ async def test_a_long_prompt_is_handed_over_and_says_so(api: openai.AsyncOpenAI,
     completion = first.parse()
     assert completion.usage is not None
     assert int(first.headers["x-baton-handed-over-tokens"]) == completion.usage.prompt_tokens > 100
-    while True:  # until the router has heard what the workers cached
+    while True:  # until the router has received the workers' cache events
         again = await api.completions.with_raw_response.create(model=MODEL, prompt=prompt, max_tokens=8, temperature=0)
         assert again.parse().choices[0].text == completion.choices[0].text
         if again.headers["x-baton-prefill"] == "decode-0":
@@ -75,7 +75,7 @@ async def test_choices_differ_and_seeds_repeat(api: openai.AsyncOpenAI) -> None:
     assert first.usage.completion_tokens <= 72
 
 
-async def test_logprobs_in_both_shapes(api: openai.AsyncOpenAI) -> None:
+async def test_logprobs_in_both_formats(api: openai.AsyncOpenAI) -> None:
     chat = await api.chat.completions.create(
         model=MODEL, messages=QUESTION, max_tokens=6, temperature=0, logprobs=True, top_logprobs=3
     )
@@ -108,7 +108,7 @@ async def test_a_stop_string_ends_the_text_before_it(api: openai.AsyncOpenAI) ->
     assert stopped.choices[0].text == free.choices[0].text[: free.choices[0].text.index(stop)]
 
 
-async def test_errors_have_openais_shape(api: openai.AsyncOpenAI) -> None:
+async def test_errors_have_openais_format(api: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="gpt-5"):
         await api.chat.completions.create(model="gpt-5", messages=QUESTION)
     with pytest.raises(openai.BadRequestError, match="temperature"):

@@ -28,7 +28,7 @@ NOTHING = ByPool(PoolProgress(), PoolProgress())
 
 @asynccontextmanager
 async def observer_of(registry: str) -> AsyncIterator[PoolsObserver]:
-    """One that looks; its thread has ended at the end."""
+    """Run an observer; on exit its thread must have ended."""
     observer = PoolsObserver(registry, "bundled_model", SETTINGS, lambda: SETTINGS)
     observer.start()
     try:
@@ -40,7 +40,7 @@ async def observer_of(registry: str) -> AsyncIterator[PoolsObserver]:
 
 
 async def sighting(observer: PoolsObserver, condition: Callable[[Sighting], bool]) -> Sighting:
-    """The first that meets the condition."""
+    """Wait for the first sighting that meets the condition."""
     async with asyncio.timeout(DEADLINE_S):
         while observer.latest is None or not condition(observer.latest):
             await asyncio.sleep(0.05)
@@ -48,29 +48,29 @@ async def sighting(observer: PoolsObserver, condition: Callable[[Sighting], bool
 
 
 def num_requests(seen: Sighting) -> int:
-    """Those that all routers tell of."""
+    """Return the number of requests that the routers report."""
     return round(seen.pools.traffic.requests_per_s * seen.pools.traffic.window_s)
 
 
 def num_workers(seen: Sighting) -> int:
-    """Those that some router reaches."""
+    """Return the number of workers that some router reaches."""
     return sum(map(len, seen.pools.workers.both()))
 
 
 def num_timed(seen: Sighting) -> int:
-    """Those that decode workers have answered."""
+    """Return the number of requests that decode workers have served."""
     return sum(sum(each.latency.values()) for each in seen.pools.workers.decode)
 
 
 async def ask(client: httpx.AsyncClient, number: int) -> None:
-    """A completion of a prompt that nobody has cached."""
+    """Request a completion of an uncached prompt."""
     prompt = [300 + (number * 7919 + place) % 3000 for place in range(NUM_PROMPT_TOKENS)]
     body = {"prompt": prompt, "max_tokens": NUM_OUTPUT_TOKENS, "temperature": 0}
     response = await client.post("/v1/completions", json=body)
     assert response.status_code == 200, response.text
 
 
-async def test_what_is_served_becomes_a_decision(tmp_path: Path) -> None:
+async def test_served_load_becomes_a_decision(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(redis_server(tmp_path / "redis"))
         flags = ("--prefill=1", "--decode=2", "--model=bundled_model", f"--registry={server.url}")

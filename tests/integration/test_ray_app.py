@@ -1,4 +1,4 @@
-"""An application on a real Ray: what it answers, and what its clients notice of deaths and changes of size."""
+"""An application on a real Ray: its responses, and their independence of crashes and resizes."""
 
 import asyncio
 import os
@@ -20,20 +20,20 @@ from tests.integration.workers_view import wait_idle, workers
 
 pytestmark = pytest.mark.slow
 
-# Choices, and tokens of each: nearly all that the model can have, and the work of a long time.
+# Completions, and tokens of each: nearly the maximum of the model, so that the request takes long.
 NUM_CHOICES, NUM_LONG = 8, 3900
 LONG_PROMPT = "Return the names of all files in a directory, and of those below it. " * 12
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def app(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RayApplication]:
-    """An application for all tests here."""
+    """Run one application for all tests here."""
     async with application_of_its_own(tmp_path_factory.mktemp("ray")) as application:
         yield application
 
 
 async def answers(url: str) -> list[str]:
-    """What the `openai` client gets: one greedy, one sampled, and one streamed answer."""
+    """Return the responses that the `openai` client receives: one greedy, one sampled and one streamed."""
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=60, max_retries=0)
     greedy = await client.completions.create(model=NAME, prompt=LONG_PROMPT, max_tokens=40, temperature=0)
     sampled = await client.completions.create(model=NAME, prompt=LONG_PROMPT, max_tokens=40, temperature=0.9, seed=7)
@@ -45,7 +45,7 @@ async def answers(url: str) -> list[str]:
     return [greedy.choices[0].text, sampled.choices[0].text, streamed]
 
 
-async def test_it_answers_as_a_cluster_without_ray(app: RayApplication, cluster_url: str) -> None:
+async def test_responses_equal_those_of_a_cluster_without_ray(app: RayApplication, cluster_url: str) -> None:
     expected = await answers(cluster_url)
     assert all(expected)
     assert await answers(app.router_url) == expected
@@ -68,9 +68,9 @@ async def test_a_prompt_is_handed_over_between_replicas(app: RayApplication) -> 
 
 @asynccontextmanager
 async def ended_by_its_client(app: RayApplication) -> AsyncIterator[dict[str, object]]:
-    """The body of a request that has most of its work before it when the block is left, and then is nobody's any more.
+    """Yield the body of a long request, and check that it ends early after its client has disconnected.
 
-    The router itself gives up a client that takes nothing, but later than this waits.
+    The router also drops clients that do not read, but only after this check.
     """
     before = await num_generated(app)
     yield {**BODY, "max_tokens": NUM_LONG, "n": NUM_CHOICES}
@@ -80,32 +80,32 @@ async def ended_by_its_client(app: RayApplication) -> AsyncIterator[dict[str, ob
 
 
 async def wait_running(app: RayApplication) -> None:
-    """Returns once a worker says that it has a request in its batch."""
+    """Wait until a worker reports a running request."""
     async with asyncio.timeout(DEADLINE_S):
         while not any(int(each["load"]["num_running"]) for each in await workers(app.router_url)):
             await asyncio.sleep(0.02)
 
 
 async def num_generated(app: RayApplication) -> int:
-    """Output tokens of all workers since their start."""
+    """Return the output tokens of all workers since their start."""
     return sum(int(each["load"]["num_generated_tokens"]) for each in await workers(app.router_url))
 
 
-async def test_serves_http_server_streams_and_ends_a_stream_with_its_client(app: RayApplication) -> None:
+async def test_ray_serves_http_server_streams_and_cancels_with_the_client(app: RayApplication) -> None:
     async with (
         ended_by_its_client(app) as body,
         httpx.AsyncClient(base_url=app.serve_url, timeout=60, trust_env=False) as client,
         client.stream("POST", "/v1/completions", json=body) as response,
     ):
         assert response.status_code == httpx.codes.OK, await response.aread()
-        tokens = tokens_of(response)  # kept: the connection ends with it
+        tokens = tokens_of(response)  # kept referenced, or the connection would be closed
         await anext(tokens)
         await wait_running(app)
         for _ in range(NUM_CHOICES):
             await anext(tokens)
 
 
-async def test_a_client_that_does_not_await_its_whole_answer_ends_it(app: RayApplication) -> None:
+async def test_a_client_that_stops_reading_cancels_the_request(app: RayApplication) -> None:
     async with (
         ended_by_its_client(app) as body,
         httpx.AsyncClient(base_url=app.serve_url, timeout=60, trust_env=False) as client,
@@ -116,7 +116,7 @@ async def test_a_client_that_does_not_await_its_whole_answer_ends_it(app: RayApp
         await asyncio.wait([asking])
 
 
-async def test_nobody_notices_that_a_worker_and_a_replica_are_killed(app: RayApplication) -> None:
+async def test_requests_survive_a_killed_worker_and_replica(app: RayApplication) -> None:
     async with (
         httpx.AsyncClient(base_url=app.router_url, timeout=60, trust_env=False) as direct,
         httpx.AsyncClient(base_url=app.serve_url, timeout=60, trust_env=False) as through_serve,
@@ -134,13 +134,13 @@ async def test_nobody_notices_that_a_worker_and_a_replica_are_killed(app: RayApp
         replica = worker.parent()
         assert replica is not None
         os.kill(replica.pid, signal.SIGKILL)
-        assert await asyncio.to_thread(left_of, [worker], 20.0) == []  # it holds the replica's lifeline
+        assert await asyncio.to_thread(left_of, [worker], 20.0) == []  # it notices through the replica's lifeline pipe
         await load.more(2)
         await app.wait_workers("decode", 2, before)
         await load.more(2)
 
 
-async def test_nobody_notices_that_a_pool_shrinks(app: RayApplication) -> None:
+async def test_requests_survive_a_shrinking_pool(app: RayApplication) -> None:
     async with (
         httpx.AsyncClient(base_url=app.router_url, timeout=60, trust_env=False) as client,
         completion_load(client, client, client) as load,
@@ -150,7 +150,7 @@ async def test_nobody_notices_that_a_pool_shrinks(app: RayApplication) -> None:
         await load.more(1)
         await app.resize(1)
         after = await app.wait_workers("decode", 1)
-        assert after < before  # the other one was not restarted
+        assert after < before  # the other worker was not restarted
         await load.more(2)
         [gone] = before - after
         assert await asyncio.to_thread(left_of, [processes[gone]], 20.0) == []

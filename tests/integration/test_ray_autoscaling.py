@@ -1,7 +1,7 @@
 """Both pools follow the load on a real Ray: our policy sizes them, and Ray's autoscaler starts and ends their nodes.
 
-Each node has room for one worker of its pool. What is asked of the load holds on slow machines as on fast ones: its
-clients are more than one worker has places for, or never leave it idle.
+Each node has room for one worker of its pool. The load does not depend on the speed of the machine: it has more clients
+than one worker has slots, or keeps a worker busy all the time.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.slow
 
 DEADLINE_S = 150.0
 POOLS = ("prefill", "decode")
-MOST = 2  # workers of a pool
-PLACES = 4  # in a decode worker's batch
+MOST = 2  # workers per pool
+PLACES = 4  # slots in a decode worker's batch
 LONG_OUTPUTS = LoadKind(num_clients=3 * PLACES, num_prompt_tokens=160, num_output_tokens=400)
 LONG_PROMPTS = LoadKind(num_clients=8, num_prompt_tokens=3000, num_output_tokens=2)
 QUIET = LoadKind(num_clients=1, num_prompt_tokens=160, num_output_tokens=4, pause_s=0.5)
@@ -52,14 +52,14 @@ POLICY = {
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """The application's pools: their workers, and the nodes that these are on."""
+    """The application's pools: their workers and nodes."""
 
     nodes: FakeNodes
-    url: str  # of the router
+    url: str  # the router's
 
     async def become(self, sizes: Counter[str], most: Counter[str]) -> list[str]:
-        """Returns the workers' ids once there are so many in each pool, each on its own node; never more than `most`
-        on the way.
+        """Wait until the pools have these sizes, with one worker per node, and return the workers' ids; meanwhile no
+        pool may exceed `most`.
         """
         async with asyncio.timeout(DEADLINE_S):
             while True:
@@ -80,7 +80,7 @@ def sizes(prefill: int, decode: int) -> Counter[str]:
 
 @asynccontextmanager
 async def pools_of(nodes: FakeNodes, registry: str) -> AsyncIterator[Pools]:
-    """An application whose router listens."""
+    """Run an application and wait until its router listens."""
     [port] = free_ports(HOST, 1)
     place: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1, "autoscaling": {"min_replicas": 1, "max_replicas": MOST}}
     args: dict[str, Any] = {
@@ -112,7 +112,7 @@ async def pools_of(nodes: FakeNodes, registry: str) -> AsyncIterator[Pools]:
         raise AssertionError(nodes.ray.logs()) from error
 
 
-@pytest.mark.timeout(600)  # a minute on free cores for each of the four waits, and twice that on busy ones
+@pytest.mark.timeout(600)  # four waits of a minute each on idle cores, twice as long on busy ones
 async def test_pools_and_nodes_follow_the_load(tmp_path: Path) -> None:
     async with redis_server(tmp_path / "redis") as redis, fake_nodes(POOLS, MOST) as nodes:
         assert not nodes.types()

@@ -1,4 +1,4 @@
-"""A model's experts over the replicas of a pool on a real Ray, which come, are killed and go while requests run."""
+"""A model's experts over the replicas of a pool on a real Ray, which are added, killed and removed under load."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ RANKS = 2
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def app(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RayApplication]:
-    """An application for all tests here: a prefill worker that has all experts, and decode workers that share them."""
+    """Run one application for all tests here: a prefill worker with all experts, decode workers that share them."""
     options = {"expert_parallel": RANKS, "router": {"local_prefill_below": 0}}
     async with application_of_its_own(tmp_path_factory.mktemp("ray"), **options) as application:
         yield application
@@ -32,7 +32,7 @@ async def app(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RayAppl
 
 @asynccontextmanager
 async def loaded(app: RayApplication) -> AsyncIterator[CompletionLoad]:
-    """A load whose answers must all come, and be equal."""
+    """Run a load whose requests must all succeed with equal responses."""
     async with (
         httpx.AsyncClient(base_url=app.router_url, timeout=60, trust_env=False) as client,
         completion_load(*[client] * 4) as load,
@@ -43,16 +43,16 @@ async def loaded(app: RayApplication) -> AsyncIterator[CompletionLoad]:
 
 
 def rendezvous(app: RayApplication) -> list[psutil.Process]:
-    """The processes that know the group."""
+    """Return the rendezvous' processes."""
     return [each for each in app.ray.processes() if "baton.membership.rendezvous" in command_line(each)]
 
 
 async def test_tokens_equal_one_ranks(app: RayApplication, cluster_url: str) -> None:
     expected = await completions(cluster_url)
     assert await completions(app.router_url) == expected
-    told = await workers(app.router_url)
-    assert sum(int(each["load"]["handovers"]) for each in told if each["role"] == "decode") > 0
-    for worker in told:
+    reported = await workers(app.router_url)
+    assert sum(int(each["load"]["handovers"]) for each in reported if each["role"] == "decode") > 0
+    for worker in reported:
         group = {"--group=decode", f"--expert-parallel={RANKS}"}
         is_rank = group <= {*command_line(app.ray.worker(worker["worker_id"]))}
         assert is_rank == (worker["role"] == "decode")
@@ -64,17 +64,17 @@ async def test_a_killed_rank_costs_no_request_and_no_token(app: RayApplication) 
     async with loaded(app) as load:
         first, second = sorted(before)
         os.kill(app.ray.worker(first).pid, signal.SIGKILL)
-        await load.more(2)  # with the one that is left
+        await load.more(2)  # with the remaining rank
         await app.wait_workers("decode", RANKS, frozenset({first}))
         assert app.ray.worker(second).is_running()
 
 
-async def test_a_killed_rendezvous_is_replaced_and_knows_of_the_next_killed_rank(app: RayApplication) -> None:
+async def test_a_killed_rendezvous_is_replaced_and_detects_the_next_killed_rank(app: RayApplication) -> None:
     before = await app.wait_workers("decode", RANKS)
     async with loaded(app) as load:
         [killed] = rendezvous(app)
         os.kill(killed.pid, signal.SIGKILL)
-        await load.more(2)  # without any
+        await load.more(2)  # without a rendezvous
         async with asyncio.timeout(DEADLINE_S):
             while not {each.pid for each in rendezvous(app)} - {killed.pid}:
                 await asyncio.sleep(0.1)
@@ -84,7 +84,7 @@ async def test_a_killed_rendezvous_is_replaced_and_knows_of_the_next_killed_rank
         await app.wait_workers("decode", RANKS, frozenset({first}))
 
 
-async def test_the_pool_grows_and_shrinks_while_it_is_one_group(app: RayApplication) -> None:
+async def test_the_pool_grows_and_shrinks_as_one_group(app: RayApplication) -> None:
     before = await app.wait_workers("decode", RANKS)
     processes = [app.ray.worker(each) for each in before]
     async with loaded(app) as load:

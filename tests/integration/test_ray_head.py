@@ -1,4 +1,4 @@
-"""Ray's head dies and comes back: what runs on other nodes serves on, and is watched again."""
+"""Loss and restart of Ray's head: replicas on other nodes continue to serve, and are supervised again."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from tests.redis_server import HOST, redis_server
 pytestmark = pytest.mark.slow
 
 HEAD, NODE = "127.0.0.2", "127.0.0.3"
-ON_NODE = {  # by all means that there are
+ON_NODE = {  # by every option that Ray has
     "prefill_ray": {"resources": {"rdma": 1}},
     "decode_ray": {"label_selector": {"pool": "decode"}},
     "router_ray": {"label_selector": {"pool": "in(decode,router)"}},
@@ -28,10 +28,10 @@ ON_NODE = {  # by all means that there are
 
 @asynccontextmanager
 async def lasting_ray(directory: Path) -> AsyncIterator[RayCluster]:
-    """A Ray of a head and a node on which the replicas are; what the head knows is in a Redis."""
+    """Run a Ray of a head and a node with the replicas; the head's state is in Redis."""
     async with redis_server(directory) as redis:
         env = {
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",  # nodes may join
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",  # permits nodes to join
             "RAY_REDIS_ADDRESS": f"{HOST}:{redis.port}",
             "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
         }
@@ -40,7 +40,7 @@ async def lasting_ray(directory: Path) -> AsyncIterator[RayCluster]:
             yield ray
 
 
-async def test_nobody_notices_that_rays_head_dies(tmp_path: Path) -> None:
+async def test_requests_survive_the_loss_of_rays_head(tmp_path: Path) -> None:
     async with (
         redis_server(tmp_path / "registry") as registry,
         lasting_ray(tmp_path / "gcs") as ray,
@@ -58,7 +58,7 @@ async def test_nobody_notices_that_rays_head_dies(tmp_path: Path) -> None:
             await load.more(2)
             await ray.head.kill()
             await load.more(2)
-            os.kill(before[first].pid, signal.SIGKILL)  # whom nobody can replace yet
+            os.kill(before[first].pid, signal.SIGKILL)  # Ray cannot replace it without a head
             await load.more(10)
             await ray.restart_head()
             replaced = await app.wait_workers("decode", 2, frozenset({first}))
@@ -73,5 +73,5 @@ async def test_nobody_notices_that_rays_head_dies(tmp_path: Path) -> None:
 
 
 def kept(before: dict[str, psutil.Process], killed: str) -> dict[str, psutil.Process]:
-    """The workers without one of them."""
+    """Return the workers without the killed one."""
     return {worker_id: process for worker_id, process in before.items() if worker_id != killed}

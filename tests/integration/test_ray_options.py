@@ -1,4 +1,4 @@
-"""On a Ray that runs already: `baton serve` joins it, and a router outside of it serves through its workers."""
+"""A Ray that runs already: `baton serve` joins it, and a router outside of Ray uses its workers."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from tests.integration.ray_application import MODEL
 from tests.integration.ray_cluster import RayCluster, command_line, ray_cluster
 from tests.integration.ray_serve_command import ray_serve_command
 from tests.integration.router_process import router_process, wait_router, wait_workers
-from tests.integration.test_tls import BODY, PROMPT, flags, is_unheard
+from tests.integration.test_tls import BODY, PROMPT, flags, is_refused
 from tests.integration.workers_view import workers
 from tests.redis_server import RedisServer, redis_server
 from tests.unit.rpc.test_tls import write
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 @dataclass(frozen=True, slots=True)
 class RunningRay:
-    """A Ray without anything on it, and a registry."""
+    """An empty Ray and a registry."""
 
     ray: RayCluster
     registry: RedisServer
@@ -34,23 +34,23 @@ class RunningRay:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningRay]:
-    """One for all tests here."""
+    """Run one for all tests here."""
     async with redis_server(tmp_path_factory.mktemp("ray") / "redis") as registry, ray_cluster() as ray:
         yield RunningRay(ray, registry)
 
 
 def ours(ray: RayCluster) -> list[str]:
-    """The replicas and processes of ours that run on a Ray, by their command lines."""
+    """Return the command lines of our replicas and processes on a Ray."""
     lines = [" ".join(command_line(each)) for each in ray.processes()]
     return [line for line in lines if any(name in line for name in ("_worker --", "-m baton.router", "ServeReplica:"))]
 
 
 async def test_baton_serve_joins_a_ray_and_leaves_it_as_it_was(running: RunningRay, tmp_path: Path) -> None:
     where = ("--ray-address", running.ray.address, "--registry", running.registry.url)
-    hand_over = ("--local-prefill-below", "64")  # else a prompt is prefilled where it is cheaper
+    hand_over = ("--local-prefill-below", "64")  # otherwise the prompt is prefilled where it is cheaper
     async with ray_serve_command(tmp_path, *where, *hand_over, env=running.ray.env) as command:
         await command.answers()
-        assert len(ours(running.ray)) == 6  # a replica and its process each
+        assert len(ours(running.ray)) == 6  # three replicas with one process each
         assert not any("raylet" in " ".join(command_line(each)) for each in command.started)
         await command.interrupt()
     assert ours(running.ray) == []
@@ -68,9 +68,9 @@ async def test_a_router_outside_of_ray_serves_through_replicas_that_speak_tls(
         assert await handed_over(client) == len(PROMPT)
         before = {each["role"]: each for each in await workers(router.url)}
         for each in before.values():
-            assert await is_unheard(each["address"])
+            assert await is_refused(each["address"])
 
-        # Serve's looks at replicas are calls over TLS: it replaces who died, and takes nobody else for sick.
+        # Serve's health checks are calls over TLS: it replaces the killed replica and no other.
         killed, kept = before["decode"]["worker_id"], before["prefill"]["worker_id"]
         os.kill(running.ray.worker(killed).pid, signal.SIGKILL)
         try:
@@ -82,7 +82,7 @@ async def test_a_router_outside_of_ray_serves_through_replicas_that_speak_tls(
 
 
 def without_router(registry: str, directory: Path, authority: trustme.CA) -> dict[str, Any]:
-    """Serve's config file for one prefill and one decode worker, which speak TLS."""
+    """Return Serve's config for one prefill and one decode worker with TLS."""
     files = write(directory, authority)
     look = {"health_check_period_s": 0.5}
     args = {
@@ -104,12 +104,12 @@ def without_router(registry: str, directory: Path, authority: trustme.CA) -> dic
 
 
 def ready(view: dict[str, Any]) -> set[str]:
-    """The workers that a router would send requests to."""
+    """Return the workers that are ready for requests."""
     return {each["worker_id"] for each in view["workers"] if each["state"] == "ready"}
 
 
 async def handed_over(client: httpx.AsyncClient) -> int:
-    """How many of a prompt's tokens a decode worker was given, in an answer that must succeed."""
+    """Run a request, which must succeed, and return the number of prompt tokens that were handed over."""
     answer = await client.post("/v1/completions", json=BODY, headers={"x-baton-plan": "remote"})
     assert answer.status_code == httpx.codes.OK, answer.text
     return int(answer.headers["x-baton-handed-over-tokens"])

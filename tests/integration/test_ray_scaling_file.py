@@ -1,4 +1,4 @@
-"""On a real Ray the policy's settings and the pools' bounds change, and no replica is restarted."""
+"""Changes of the policy's settings and the pools' bounds on a real Ray restart no replica."""
 
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from tests.redis_server import redis_server
 pytestmark = pytest.mark.slow
 
 BOUNDS = {"max_replicas": 2, "upscale_delay_s": 0, "downscale_delay_s": 0}
-PATIENT = {"upscale_delay_s": 1000, "start_timeout_s": 600}  # no load here grows a pool: only what is said of it does
+PATIENT = {"upscale_delay_s": 1000, "start_timeout_s": 600}  # so that only the settings, not the load, grow a pool
 
 
 def config(registry: str, port: int, file: Path, least_prefill: int) -> dict[str, Any]:
-    """Serve's config file for both pools and a router."""
+    """Return Serve's config for both pools and a router."""
     place = {"num_cpus": 0.1}
     args: dict[str, Any] = {
         "registry": registry,
@@ -48,7 +48,7 @@ def config(registry: str, port: int, file: Path, least_prefill: int) -> dict[str
 
 
 @pytest.mark.timeout(400)
-async def test_what_the_planner_is_told_changes_and_no_replica_is_restarted(tmp_path: Path) -> None:
+async def test_changed_settings_reach_the_planner_without_restarts(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("budget_gpus: 4")
     [port] = free_ports(HOST, 1)
@@ -68,7 +68,7 @@ async def test_what_the_planner_is_told_changes_and_no_replica_is_restarted(tmp_
             await ray.deploy(config(redis.url, port, file, least_prefill=2))
             prefills = await app.wait_workers("prefill", 2)
             assert prefill < prefills
-            assert await app.wait_workers("decode", 2) == decodes  # a redeploy leaves what the planner made of them
+            assert await app.wait_workers("decode", 2) == decodes  # a redeploy keeps the planner's sizes
             assert {name: ray.worker(name).pid for name in prefill | decode} == pids
         except TimeoutError as error:
             raise AssertionError(ray.logs()) from error

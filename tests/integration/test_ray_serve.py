@@ -1,4 +1,4 @@
-"""`baton serve --ray`: answers, and leaves nothing behind."""
+"""`baton serve --ray` serves, and leaves no process behind."""
 
 import asyncio
 import sys
@@ -17,14 +17,14 @@ print(gpus.auto_device, gpus.count, gpus.reason)
 """
 
 
-async def test_it_answers_and_leaves_no_process(tmp_path: Path) -> None:
+async def test_it_serves_and_leaves_no_process(tmp_path: Path) -> None:
     async with ray_serve_command(tmp_path) as command:
         await command.answers()
         assert any("raylet" in " ".join(command_line(each)) for each in command.started)
         await command.interrupt()
 
 
-async def test_auto_goes_by_the_gpus_of_the_ray_that_is_joined() -> None:
+async def test_auto_uses_the_gpus_of_the_ray_that_it_joins() -> None:
     with TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as name:
         env = {"CUDA_VISIBLE_DEVICES": "0,1"}  # Ray refuses a node with more GPUs than this variable lists
         ray = RayCluster(Path(name), env=env, flags=("--num-gpus=2",))

@@ -1,4 +1,4 @@
-"""Workers of several ranks as replicas on a real Ray: a replica has all of its worker's, and is replaced as one."""
+"""Workers of several ranks on a real Ray: a replica holds all ranks of a worker and is replaced as a whole."""
 
 import os
 import signal
@@ -22,14 +22,14 @@ RANKS = 2
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def app(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RayApplication]:
-    """A prefill worker that has the whole model, and two decode workers of two ranks each."""
+    """Run a prefill worker with the whole model, and two decode workers of two ranks each."""
     options = {"tensor_parallel": RANKS, "router": {"local_prefill_below": 0}}
     async with application_of_its_own(tmp_path_factory.mktemp("ray"), **options) as application:
         yield application
 
 
 def followers(app: RayApplication, worker_id: str) -> list[psutil.Process]:
-    """The other ranks of a worker."""
+    """Return the processes of a worker's other ranks."""
     children = psutil.Process(app.ray.worker(worker_id).pid).children()
     return [each for each in children if "baton.worker.ranks" in command_line(each)]
 
@@ -37,9 +37,9 @@ def followers(app: RayApplication, worker_id: str) -> list[psutil.Process]:
 async def test_tokens_equal_one_ranks_through_handover(app: RayApplication, cluster_url: str) -> None:
     expected = await completions(cluster_url)
     assert await completions(app.router_url) == expected
-    told = await workers(app.router_url)
-    assert sum(int(each["load"]["handovers"]) for each in told if each["role"] == "decode") > 0
-    for worker in told:
+    reported = await workers(app.router_url)
+    assert sum(int(each["load"]["handovers"]) for each in reported if each["role"] == "decode") > 0
+    for worker in reported:
         assert len(followers(app, worker["worker_id"])) == (RANKS - 1 if worker["role"] == "decode" else 0)
 
 
@@ -53,7 +53,7 @@ async def test_a_killed_rank_costs_its_worker_and_no_request(app: RayApplication
         [first, second] = sorted(before)
         [killed] = followers(app, first)
         os.kill(killed.pid, signal.SIGKILL)
-        await load.more(2)  # with the worker that is left
+        await load.more(2)  # with the remaining worker
         await app.wait_workers("decode", 2, frozenset({first}))
         assert app.ray.worker(second).is_running()
         await load.more(3)

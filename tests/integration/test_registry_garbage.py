@@ -1,4 +1,4 @@
-"""A router and workers that serve while strangers write into their Redis."""
+"""A router and workers that serve while garbage is written into their Redis."""
 
 import random
 from pathlib import Path
@@ -25,7 +25,7 @@ async def test_routers_serve_and_start_whatever_redis_holds(tmp_path: Path) -> N
                     await garbage_in_redis(redis.url, rng)
                 answer = await client.post("/v1/completions", json=BODY)
                 assert answer.status_code == 200, answer.text
-            async with registry_router(redis.url, MODEL, tmp_path) as second:  # in front of what is stored
+            async with registry_router(redis.url, MODEL, tmp_path) as second:  # starts with the garbage that is stored
                 await wait_ready_workers(second, "a-prefill-0", "a-decode-0")
                 answer = await second.post("/v1/completions", json=BODY)
                 assert answer.status_code == 200, answer.text

@@ -27,19 +27,19 @@ LEASE_S = "2"
 
 
 async def complete(client: httpx.AsyncClient) -> tuple[list[int], str]:
-    """The tokens of a completion, and the decode worker that made them."""
+    """Return the tokens of a completion and its decode worker."""
     response = await client.post("/v1/completions", json=BODY)
     assert response.status_code == 200, response.text
     return response.json()["choices"][0]["token_ids"], response.headers["x-baton-decode"]
 
 
 async def start_workers(stack: AsyncExitStack, registry: str, directory: Path, *roles: Role) -> list[WorkerProcess]:
-    """Workers that are registered and end with the stack; their names have their numbers, from 0 on."""
+    """Start registered workers, numbered from 0, that end with the stack."""
     flags = ("--registry", registry, "--lease-s", LEASE_S, "--dtype", "float32")
     return await stack.enter_async_context(worker_processes(MODEL, directory, *((role, *flags) for role in roles)))
 
 
-async def test_a_cluster_held_together_by_redis(tmp_path: Path) -> None:
+async def test_a_cluster_with_a_redis_registry(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(redis_server(tmp_path / "redis"))
         await start_workers(stack, server.url, tmp_path, "prefill", "decode")
@@ -59,7 +59,7 @@ async def test_a_cluster_held_together_by_redis(tmp_path: Path) -> None:
         [newcomer] = await start_workers(stack, server.url, tmp_path, "decode")
         await wait_ready_workers(client, "prefill-0", "decode-1", "decode-2")
         os.kill(newcomer.child.pid, signal.SIGKILL)
-        await wait_view(client, lambda view: view["router"]["registry"]["members"] == 2)  # its lease lapsed
+        await wait_view(client, lambda view: view["router"]["registry"]["members"] == 2)  # its lease has expired
         await wait_ready_workers(client, "prefill-0", "decode-1")
         assert await complete(client) == (expected, "decode-1")
 

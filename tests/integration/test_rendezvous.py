@@ -1,4 +1,4 @@
-"""Groups of real processes with a real rendezvous: who dies, hangs, leaves and returns, and how soon all know."""
+"""Groups of real processes with a real rendezvous: deaths, hangs, leaves and returns, and their detection times."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ TIMEOUT_S = 1.0  # the rendezvous' default
 
 
 async def start_rendezvous(directory: Path, port: int, *flags: str) -> ChildProcess:
-    """`baton rendezvous`, ready."""
+    """Start `baton rendezvous` and wait until it is ready."""
     argv = (sys.executable, "-m", "baton", "rendezvous", f"--port={port}", *flags)
     child = await ChildProcess.start(ProcessSpec("rendezvous", argv, directory / "rendezvous.log"))
     async for progress in child.progress():
@@ -36,7 +36,7 @@ async def start_rendezvous(directory: Path, port: int, *flags: str) -> ChildProc
 
 
 async def end(child: ChildProcess, directory: Path, kill: bool = False) -> None:
-    """Ends it, well or by force."""
+    """End it, by SIGTERM or by SIGKILL."""
     if kill:
         child.kill()
     else:
@@ -48,7 +48,7 @@ async def end(child: ChildProcess, directory: Path, kill: bool = False) -> None:
 
 @asynccontextmanager
 async def rendezvous(directory: Path, *flags: str) -> AsyncIterator[str]:
-    """The address of one that runs."""
+    """Run a rendezvous and yield its address."""
     [port] = free_ports("127.0.0.1", 1)
     child = await start_rendezvous(directory, port, *flags)
     try:
@@ -58,7 +58,7 @@ async def rendezvous(directory: Path, *flags: str) -> AsyncIterator[str]:
 
 
 async def wait_all(members: Sequence[MemberProcess], names: Sequence[str], after: int = 0) -> tuple[int, float]:
-    """The epoch in which all are, and when the last of them knew of it."""
+    """Wait for an epoch with all members; return it and the time when the last member received it."""
     views = await asyncio.gather(*(member.wait_view(names, after, store=False) for member in members))
     stores = await asyncio.gather(*(member.wait_view(names, after) for member in members))
     assert [view["rank"] for view in views] == [list(names).index(member.name) for member in members]
@@ -68,7 +68,7 @@ async def wait_all(members: Sequence[MemberProcess], names: Sequence[str], after
 
 
 def assert_none_goes_back(members: Sequence[MemberProcess]) -> None:
-    """Epochs grow at every member, and are the same for all that have them."""
+    """Check that epochs grow at every member, and that members agree on each epoch."""
     lists: dict[int, list[str]] = {}
     for member in members:
         epochs = [view["epoch"] for view in member.views]
@@ -77,7 +77,7 @@ def assert_none_goes_back(members: Sequence[MemberProcess]) -> None:
             assert lists.setdefault(view["epoch"], view["names"]) == view["names"]
 
 
-async def test_who_is_killed_hangs_or_leaves_is_out_and_may_return(tmp_path: Path) -> None:
+async def test_members_that_die_hang_or_leave_are_removed_and_may_return(tmp_path: Path) -> None:
     async with rendezvous(tmp_path) as address, member_processes(address, NAMES, 4) as members:
         epoch, _ = await wait_all(members, NAMES)
         assert epoch == 1
@@ -111,7 +111,7 @@ async def test_who_is_killed_hangs_or_leaves_is_out_and_may_return(tmp_path: Pat
         assert_none_goes_back(members)
 
 
-async def test_a_wake_comes_from_process_to_process(tmp_path: Path) -> None:
+async def test_a_wake_reaches_the_other_process(tmp_path: Path) -> None:
     async with rendezvous(tmp_path) as address, member_processes(address, NAMES[:3], 3) as members:
         epoch, _ = await wait_all(members, NAMES[:3])
         members[1].tell("wake 7")
@@ -120,7 +120,7 @@ async def test_a_wake_comes_from_process_to_process(tmp_path: Path) -> None:
 
 
 async def test_the_group_outlives_its_rendezvous(tmp_path: Path) -> None:
-    """Ended or stopped and back again it ends no epoch; of what happened meanwhile it hears, and begins the next."""
+    """A restart or a pause of the rendezvous ends no epoch; afterwards it learns of losses and starts the next."""
     [port] = free_ports("127.0.0.1", 1)
     address = f"127.0.0.1:{port}"
     first = await start_rendezvous(tmp_path, port)
@@ -130,7 +130,7 @@ async def test_the_group_outlives_its_rendezvous(tmp_path: Path) -> None:
         second = await start_rendezvous(tmp_path, port)
         members[1].tell("wake 1")
         await asyncio.gather(*(members[number].wait_woken() for number in (0, 2, 3)))
-        await asyncio.sleep(2.0)  # longer than it waits for those that may return
+        await asyncio.sleep(2.0)  # longer than its wait for returning members
         assert {member.epoch for member in members} == {epoch}
 
         await end(second, tmp_path, kill=True)
@@ -139,7 +139,7 @@ async def test_the_group_outlives_its_rendezvous(tmp_path: Path) -> None:
         epoch, _ = await wait_all(members[:3], NAMES[:3], epoch)
 
         os.kill(third.pid, signal.SIGSTOP)
-        await asyncio.sleep(4.0)  # its members give it up
+        await asyncio.sleep(4.0)  # until its members give up
         os.kill(third.pid, signal.SIGCONT)
         await asyncio.sleep(2.0)
         assert {member.epoch for member in members[:3]} == {epoch}
@@ -165,7 +165,7 @@ async def test_its_process_is_healthy_secure_and_without_torch(tmp_path: Path) -
         await wait_all(members, NAMES[:2])
         members[0].tell("wake 1")
         await members[1].wait_woken()
-        assert not strangers[0].said
+        assert not strangers[0].output
     modules = (
         "baton.membership.rendezvous.app, baton.membership.rendezvous.__main__, baton.membership.rendezvous.member"
     )
@@ -174,7 +174,7 @@ async def test_its_process_is_healthy_secure_and_without_torch(tmp_path: Path) -
     assert await process.wait() == 0
 
 
-async def test_a_taken_port_and_a_wrong_option_are_told(tmp_path: Path) -> None:
+async def test_a_port_in_use_and_a_wrong_option_are_reported(tmp_path: Path) -> None:
     async with rendezvous(tmp_path) as address:
         for flags, words in (
             ((f"--port={address.rpartition(':')[2]}",), "cannot go on"),

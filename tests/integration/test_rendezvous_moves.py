@@ -1,4 +1,4 @@
-"""A group whose rendezvous is where the registry says, and not always at the same place."""
+"""A group whose rendezvous moves, with its address in the registry."""
 
 import asyncio
 import sys
@@ -20,7 +20,7 @@ NAME = "pools"
 async def test_members_follow_their_rendezvous_from_place_to_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends, is killed, and has a successor while it runs: no member is lost by it, and each news finds its way."""
+    """The rendezvous ends, is killed, and is succeeded while it runs: no member and no event is lost."""
     async with redis_server(tmp_path / "redis") as redis:
         monkeypatch.setenv(REGISTRY, redis.url)
         ports = free_ports(HOST, 4)
@@ -38,10 +38,10 @@ async def test_members_follow_their_rendezvous_from_place_to_place(
             second = await start(1)
             members[0].tell("broken")
             again, _ = await wait_all(members, NAMES[:3], epoch)
-            assert again == epoch + 1  # nobody was missing meanwhile
+            assert again == epoch + 1  # no member was lost meanwhile
 
             await end(second, tmp_path / "1", kill=True)
-            await assert_place(redis.url, ports[1])  # for as long as its lease
+            await assert_place(redis.url, ports[1])  # until its lease expires
             third = await start(2)
             members[2].process.kill()
             rest = members[:2]
@@ -60,13 +60,13 @@ async def test_members_follow_their_rendezvous_from_place_to_place(
 
 
 async def assert_place(registry: str, port: int | None) -> None:
-    """That is what a member would find."""
+    """Check the port of the rendezvous in the registry."""
     entry = open_address(registry, KIND, NAME)
     assert await entry.find() == (None if port is None else f"{HOST}:{port}")
     await entry.close()
 
 
-async def test_one_that_is_to_end_serves_until_its_members_have_left(tmp_path: Path) -> None:
+async def test_a_terminated_rendezvous_serves_until_its_members_have_left(tmp_path: Path) -> None:
     [port] = free_ports(HOST, 1)
     child = await start_rendezvous(tmp_path, port, "--drain-timeout-s=60")
     async with member_processes(f"{HOST}:{port}", NAMES[:2], 2) as members:
@@ -81,7 +81,7 @@ async def test_one_that_is_to_end_serves_until_its_members_have_left(tmp_path: P
     child.close()
 
 
-async def test_members_that_stay_do_not_keep_it_for_ever(tmp_path: Path) -> None:
+async def test_a_terminated_rendezvous_does_not_wait_forever(tmp_path: Path) -> None:
     [port] = free_ports(HOST, 1)
     child = await start_rendezvous(tmp_path, port, "--drain-timeout-s=0.5")
     async with member_processes(f"{HOST}:{port}", NAMES[:2], 2) as members:
@@ -90,7 +90,7 @@ async def test_members_that_stay_do_not_keep_it_for_ever(tmp_path: Path) -> None
         assert {member.epoch for member in members} == {epoch}
 
 
-async def test_one_that_nobody_could_reach_is_told_so() -> None:
+async def test_an_unreachable_address_is_refused() -> None:
     for flag, words in (
         ("--host=0.0.0.0", "host: members cannot reach 0.0.0.0"),
         ("--name=a b", "name: must be 1 to 128 visible ASCII characters"),

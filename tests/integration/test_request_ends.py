@@ -1,4 +1,4 @@
-"""How requests and leases end: by an error, a dead worker, a closed stream, a drain; nothing is kept of them."""
+"""Ends of requests and leases by errors, dead workers, closed streams and drains, after which nothing is held."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ from tests.integration.worker_process import worker_process, worker_processes
 CHUNKED = ("--max-num-batched-tokens=40", "--max-num-seqs=12")
 
 
-async def test_a_lease_goes_with_its_call(tmp_path: Path) -> None:
+async def test_a_lease_ends_with_its_call(tmp_path: Path) -> None:
     model = make_checkpoint("qwen2", tmp_path / "model")
     prompt = list(range(3, 103))
     async with worker_process("both", model, tmp_path) as worker, decode_client(worker) as client:
@@ -64,7 +64,7 @@ async def test_a_dead_prefill_worker_costs_time_only(tmp_path: Path) -> None:
         peer = await prefill.peer()
         generations = [await client.submit(prompt, greedy, peer) for prompt in prompts[:3]]
         await generations[0].progressed.wait()
-        os.kill(prefill.child.pid, signal.SIGSTOP)  # the rest cannot be computed there, however quick it is
+        os.kill(prefill.child.pid, signal.SIGSTOP)  # so that it cannot finish the prefill, however fast it is
         generations += [await client.submit(prompt, greedy, peer) for prompt in prompts[3:]]
         prefill.child.kill()
         for prompt, generation in zip(prompts, generations, strict=True):
@@ -72,11 +72,11 @@ async def test_a_dead_prefill_worker_costs_time_only(tmp_path: Path) -> None:
             assert generation.token_ids == oracle.greedy(prompt, 12)
         load = await decode.wait_idle()
         assert load.handover_failures >= 3
-        local = await client.generate(prompts[0] + [5], greedy, peer)  # it is still dead
+        local = await client.generate(prompts[0] + [5], greedy, peer)  # the prefill worker is still dead
         assert local.token_ids == oracle.greedy(prompts[0] + [5], 12)
 
 
-async def test_errors_are_told_and_nothing_is_kept(tmp_path: Path) -> None:
+async def test_errors_are_reported_and_nothing_is_held(tmp_path: Path) -> None:
     model = make_checkpoint("qwen3", tmp_path / "model")
     async with (
         worker_process("decode", model, tmp_path, "--max-num-waiting=2", "--max-num-seqs=1") as decode,
@@ -94,7 +94,7 @@ async def test_errors_are_told_and_nothing_is_kept(tmp_path: Path) -> None:
             assert expected in generation.error.message
         long = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
         generations = [await client.submit([5, 6], long)]
-        await generations[0].progressed.wait()  # one runs, so two may wait
+        await generations[0].progressed.wait()  # one runs, and two may wait
         generations += [await client.submit([5, 6], long) for _ in range(11)]
         await asyncio.gather(*(generation.ended.wait() for generation in generations))
         codes = {generation.error.code for generation in generations if generation.error is not None}
@@ -132,5 +132,5 @@ async def test_a_drained_worker_finishes_and_refuses(tmp_path: Path) -> None:
         assert (late.finish_reason, late.token_ids) == (common_pb2.FINISH_REASON_HANDED_OFF, [])
         await draining
         async with asyncio.timeout(30):
-            await running.ended.wait()  # its last news may come behind the answer to the drain
+            await running.ended.wait()  # its last delta may arrive after the response to the drain
         assert len(running.token_ids) == 200

@@ -1,4 +1,4 @@
-"""Streams that are resumed at another router: what comes must equal an undisturbed stream, token for token."""
+"""Streams that are resumed at another router must equal an undisturbed stream, token for token."""
 
 import asyncio
 import random
@@ -52,7 +52,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Cluster:
-    """Two routers over two decode workers."""
+    """Two routers with two decode workers."""
 
     routers: tuple[RouterProcess, RouterProcess]
     workers: list[WorkerProcess]
@@ -90,13 +90,13 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def undisturbed(resumed: Resuming) -> Outcome:
-    """The same request at one router, as a first attempt."""
+    """Run the same request at one router without resuming."""
     again = Resuming(resumed.clients, resumed.path, resumed.body, resumed.headers, resumed.request_id)
     return outcome((await again.to_end()).events)
 
 
 async def num_resumed(clients: list[httpx.AsyncClient], how: str) -> int:
-    """How often the routers resumed a request so."""
+    """Return how often the routers resumed a request in the way `how`."""
     pattern = re.compile(rf'baton:requests_resumed_total{{how="{how}",.*}} (\d+)')
     pages = [(await client.get("/metrics")).text for client in clients]
     return sum(int(found) for page in pages for found in pattern.findall(page))
@@ -123,7 +123,7 @@ async def test_a_resumed_stream_equals_an_undisturbed_one(cluster: Cluster, name
         await worker.wait_idle()
 
 
-async def test_a_client_that_lost_the_end_gets_usage_alone(cluster: Cluster) -> None:
+async def test_a_client_that_lost_only_the_end_receives_only_usage(cluster: Cluster) -> None:
     async with clients_of(cluster) as clients:
         resuming = Resuming(clients, CHAT, {**BASE, "messages": MESSAGES, "n": 2})
         await resuming.to_end()
@@ -133,7 +133,7 @@ async def test_a_client_that_lost_the_end_gets_usage_alone(cluster: Cluster) -> 
         assert (last["choices"], outcome([last]).usage) == ([], expected.usage)
 
 
-async def test_a_killed_routers_stream_goes_on_at_another(cluster: Cluster, tmp_path: Path) -> None:
+async def test_a_killed_routers_stream_resumes_at_another(cluster: Cluster, tmp_path: Path) -> None:
     addresses = ",".join(worker.address for worker in cluster.workers)
     body = {**BASE, "messages": MESSAGES, "max_tokens": 400, **SAMPLED}
     async with router_process(tmp_path, "--port=0", f"--workers={addresses}") as victim, victim.client() as client:
@@ -190,21 +190,21 @@ async def test_another_clients_request_is_not_found(cluster: Cluster) -> None:
         num_regenerated = await num_resumed(clients, "regenerated")
         await theirs.to_end()
         assert await num_resumed(clients, "regenerated") == num_regenerated + 1
-        assert outcome(theirs.events).texts != (await undisturbed(mine)).texts  # the seed is another client's
+        assert outcome(theirs.events).texts != (await undisturbed(mine)).texts  # the other client has another seed
         theirs.position = mine.position
         await theirs.attempt()
         assert theirs.last is not None
         assert theirs.last.status_code == 409
 
 
-async def test_what_no_worker_remembers_is_generated_again(tmp_path: Path) -> None:
+async def test_output_that_no_worker_remembers_is_generated_again(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, "--orphan-timeout-s=0") as cluster, clients_of(cluster) as clients:
         for options in ({"temperature": 0}, {"logprobs": True, **SAMPLED}, {"n": 2, **SAMPLED}):
             resuming = Resuming(clients, CHAT, {**BASE, "messages": MESSAGES, **options})
             for num_events in (1, 8, 20):
                 await resuming.attempt(num_events)
                 for worker in cluster.workers:
-                    await worker.wait_idle()  # the routers' aborts have come
+                    await worker.wait_idle()  # the routers' aborts have arrived
             await resuming.to_end()
             assert outcome(resuming.events) == await undisturbed(resuming)
         assert await num_resumed(clients, "recalled") == 0
@@ -216,7 +216,7 @@ async def test_a_handed_over_prompts_stream_is_resumed(tmp_path: Path) -> None:
         cluster_of(tmp_path, roles=("prefill", "decode"), policy="always_remote") as cluster,
         clients_of(cluster) as clients,
     ):
-        for number in range(4):  # the first token comes ahead of the last block: cut there too
+        for number in range(4):  # also cut between the first token and the last block
             body = {**BASE, "prompt": f"{number} {PROMPT * 8}", **SAMPLED}
             resuming = Resuming(clients, COMPLETIONS, body)
             while not resuming.is_done:

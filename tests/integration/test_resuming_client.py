@@ -1,4 +1,4 @@
-"""OpenAI's own clients over the resuming transports, with connections to real routers that break again and again."""
+"""The `openai` clients over the resuming transports, with connections to real routers that break repeatedly."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -32,16 +32,16 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @dataclass(slots=True)
 class Read:
-    """What a client read of a stream."""
+    """The contents that a client has read from a stream."""
 
-    roles: dict[int, int] = field(default_factory=dict)  # how often each choice began
+    roles: dict[int, int] = field(default_factory=dict)  # how often each choice started
     texts: dict[int, str] = field(default_factory=dict)
     ends: dict[int, list[str]] = field(default_factory=dict)
     logprobs: list[Any] = field(default_factory=list)
     num_tokens: int = -1
 
     def add(self, chunk: Any) -> None:
-        """Take in a chunk of a chat completion."""
+        """Add a chunk of a chat completion."""
         if chunk.usage is not None:
             self.num_tokens = chunk.usage.completion_tokens
         for choice in chunk.choices:
@@ -54,14 +54,14 @@ class Read:
 
 @dataclass(frozen=True)
 class Routers:
-    """Two routers, and what clients reach them through."""
+    """Two routers and the proxies in front of them."""
 
     urls: list[str]
     proxies: list[Proxy]
     direct_url: str
 
     async def cut(self) -> None:
-        """Break all connections of clients."""
+        """Break all client connections."""
         for proxy in self.proxies:
             await proxy.cut()
 
@@ -90,7 +90,7 @@ async def openai_client(url: str, transport: httpx.AsyncBaseTransport | None = N
 
 
 async def read_chat(client: AsyncOpenAI, name: str, every: Callable[[], Awaitable[None]] | None = None) -> Read:
-    """Stream a chat; its id makes it the same request for whichever client."""
+    """Stream a chat; its request id follows from `name`, so that it is the same request for every client."""
     read, num_chunks = Read(), 0
     headers = {"x-request-id": f"chat-{name.replace(' ', '-')}", "x-baton-resumable": "true"}
     stream = await client.chat.completions.create(

@@ -1,4 +1,4 @@
-"""`baton router --processes N`: one port, one set of metrics, and no end of one process that the others notice."""
+"""`baton router --processes N`: one port, one set of metrics, and independent ends of the processes."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ ROLES: tuple[Role, ...] = ("prefill", "decode", "decode")
 
 @asynccontextmanager
 async def group(directory: Path, spec: WorkerSpec = SPEC, *more_flags: str) -> AsyncIterator[RouterProcess]:
-    """Two router processes before simulated workers."""
+    """Run two router processes with simulated workers."""
     configs = [
         SimulatedWorkerConfig(worker_id=f"{role}-{number}", role=role, model=MODEL.name, spec=spec)
         for number, role in enumerate(ROLES)
@@ -47,7 +47,7 @@ async def group(directory: Path, spec: WorkerSpec = SPEC, *more_flags: str) -> A
 
 
 async def client_of(router: RouterProcess, process: int, stack: AsyncExitStack) -> httpx.AsyncClient:
-    """A client whose connection is one to the process of this number."""
+    """Return a client connected to the process with this number."""
     async with asyncio.timeout(60):
         while True:
             client = router.client()
@@ -59,14 +59,14 @@ async def client_of(router: RouterProcess, process: int, stack: AsyncExitStack) 
 
 
 async def samples(client: httpx.AsyncClient, name: str) -> dict[str, float]:
-    """The values of a series with a value for each process."""
+    """Return the values of a series by process."""
     families = text_string_to_metric_families((await client.get("/metrics")).text)
     found = [sample for family in families for sample in family.samples if sample.name == name]
     return {sample.labels["process"]: sample.value for sample in found}
 
 
 def processes(router: RouterProcess) -> list[psutil.Process]:
-    """The processes that serve, in the order of their numbers."""
+    """Return the serving processes, ordered by number."""
 
     def number(process: psutil.Process) -> str:
         return next(word for word in process.cmdline() if word.startswith("--process="))
@@ -75,27 +75,27 @@ def processes(router: RouterProcess) -> list[psutil.Process]:
 
 
 def group_dir(router: RouterProcess) -> Path:
-    """Where the processes meet."""
+    """Return the directory of the processes' sockets."""
     words = processes(router)[0].cmdline()
     return Path(next(word for word in words if word.startswith("--group-dir=")).partition("=")[2])
 
 
 def runs(process: psutil.Process) -> bool:
-    """Whether the process is there, and more than its remains."""
+    """Return whether the process exists and is not a zombie."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:  # it went between the two questions
+    except psutil.NoSuchProcess:  # it ended between the two calls
         return False
 
 
 async def wait_gone(*ended: psutil.Process) -> None:
-    """Returns once none of the processes runs any more."""
+    """Wait until none of the processes runs any more."""
     async with asyncio.timeout(20):
         while any(runs(each) for each in ended):
             await asyncio.sleep(0.05)
 
 
-async def test_whoever_is_asked_answers_for_all(tmp_path: Path) -> None:
+async def test_every_process_responds_for_all(tmp_path: Path) -> None:
     async with group(tmp_path) as router, AsyncExitStack() as stack:
         clients = [await client_of(router, process, stack) for process in (0, 1)]
         for process, client in enumerate(clients):
@@ -110,7 +110,7 @@ async def test_whoever_is_asked_answers_for_all(tmp_path: Path) -> None:
             text = (await client.get("/metrics")).text
             assert text.count("# TYPE baton:worker_generation_tokens_total ") == 1
             assert text.count('baton:worker_generation_tokens_total{model_name="bundled_model",worker="decode-1"}') == 1
-        for _ in range(4):  # each a connection of its own
+        for _ in range(4):  # each over a new connection
             async with grpc.aio.insecure_channel(
                 str(router.grpc_address), options=[("grpc.use_local_subchannel_pool", 1)]
             ) as channel:
@@ -118,7 +118,7 @@ async def test_whoever_is_asked_answers_for_all(tmp_path: Path) -> None:
                 assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_a_process_that_dies_takes_only_its_own_connections(tmp_path: Path) -> None:
+async def test_a_process_that_dies_breaks_only_its_own_connections(tmp_path: Path) -> None:
     async with group(tmp_path) as router, AsyncExitStack() as stack:
         watcher, *survivors = [await client_of(router, 1, stack) for _ in range(4)]
         lost = await client_of(router, 0, stack)
@@ -129,7 +129,7 @@ async def test_a_process_that_dies_takes_only_its_own_connections(tmp_path: Path
             os.kill(first.pid, signal.SIGKILL)
             await wait_gone(first)
             assert (await samples(watcher, "baton:router_process_up"))["0"] == 0
-            async with router.client() as newcomer:  # nobody but the survivor listens
+            async with router.client() as newcomer:  # only the survivor listens
                 assert (await newcomer.get("/workers")).json()["router"]["process"] == 1
             await load.more(5)
             again = await client_of(router, 0, stack)
@@ -141,7 +141,7 @@ async def test_a_process_that_dies_takes_only_its_own_connections(tmp_path: Path
     assert "router-0: was killed by SIGKILL; it starts again in 0.5 s" in router.log()
 
 
-async def test_a_process_that_is_told_to_end_hands_its_clients_over(tmp_path: Path) -> None:
+async def test_a_terminated_process_hands_its_clients_over(tmp_path: Path) -> None:
     async with group(tmp_path, WorkerSpec(step_s=0.01)) as router, AsyncExitStack() as stack:
         watcher = await client_of(router, 1, stack)
         asking, idle = [await client_of(router, 0, stack) for _ in range(2)]
@@ -160,17 +160,17 @@ async def test_a_process_that_is_told_to_end_hands_its_clients_over(tmp_path: Pa
 
 
 async def generate(channel: grpc.aio.Channel, max_tokens: int) -> int:
-    """Number of tokens of an answer over gRPC."""
+    """Run a request over gRPC and return its number of tokens."""
     request = GenerateRequest(text="hello", sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True))
     return sum([len(response.token_ids) async for response in InferenceStub(channel).Generate(request)])
 
 
 def listens(process: psutil.Process) -> bool:
-    """Whether new connections may come to the process."""
+    """Return whether the process accepts new connections."""
     return any(each.status == psutil.CONN_LISTEN for each in process.net_connections("tcp"))
 
 
-async def test_a_process_that_is_told_to_end_leaves_new_calls_to_the_others(tmp_path: Path) -> None:
+async def test_a_terminated_process_leaves_new_calls_to_the_others(tmp_path: Path) -> None:
     async with group(tmp_path, WorkerSpec(step_s=0.02)) as router, AsyncExitStack() as stack:
         watcher = await client_of(router, 1, stack)
 
@@ -197,7 +197,7 @@ async def test_a_process_that_is_told_to_end_leaves_new_calls_to_the_others(tmp_
         await wait_gone(leaving)
 
 
-async def test_the_end_lets_requests_finish_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_shutdown_lets_requests_finish_and_leaves_nothing(tmp_path: Path) -> None:
     async with group(tmp_path, WorkerSpec(step_s=0.02)) as router, AsyncExitStack() as stack:
         directory = group_dir(router)
         assert directory.stat().st_mode & 0o777 == 0o700
@@ -220,11 +220,11 @@ async def test_processes_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
         directory = group_dir(router)
         await router.kill()
         await wait_gone(*serving)
-        (directory / STATES_FILE).unlink()  # the parent's own
-        directory.rmdir()  # empty: each took its socket with it
+        (directory / STATES_FILE).unlink()  # the parent's file
+        directory.rmdir()  # must be empty: each process has removed its socket
 
 
-def test_a_router_that_cannot_serve_says_why(tmp_path: Path) -> None:
+def test_a_router_that_cannot_serve_reports_the_reason(tmp_path: Path) -> None:
     def run(*flags: str) -> str:
         argv = (sys.executable, "-m", "baton", "router", "--processes=2", "--workers=127.0.0.1:1", *flags)
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
@@ -234,12 +234,12 @@ def test_a_router_that_cannot_serve_says_why(tmp_path: Path) -> None:
 
     assert "router-" in (text := run(f"--model={tmp_path}", "--port=0"))
     assert "cannot serve" in text
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in run(f"--model={MODEL}", f"--port={port}")
 
 
-async def test_the_processes_meet_also_where_paths_of_temporary_files_are_too_long_for_sockets(
+async def test_the_processes_connect_even_if_temporary_paths_are_too_long_for_sockets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     temporary = tmp_path / ("t" * 100)

@@ -1,4 +1,4 @@
-"""`baton serve` as a user sees it: what it prints at its start, and at its end."""
+"""The output of `baton serve` at its start and at its end."""
 
 import asyncio
 import signal
@@ -10,11 +10,11 @@ import httpx
 from benchmarks.server import free_port
 
 DEADLINE_S = 120.0
-KV_BYTES = 8 << 20  # less than one request of the checkpoint's context takes, which is a warning
+KV_BYTES = 8 << 20  # less than one request of the full context needs, which causes a warning
 
 
 async def read_until(process: Process, text: str) -> str:
-    """What the process prints up to the line with the text."""
+    """Return the output up to and including the line with the text."""
     assert process.stdout is not None
     printed = ""
     async with asyncio.timeout(DEADLINE_S):
@@ -25,7 +25,7 @@ async def read_until(process: Process, text: str) -> str:
     return printed
 
 
-async def test_the_console_says_what_serves_what_to_know_and_what_the_end_waits_for() -> None:
+async def test_the_console_shows_endpoints_warnings_and_what_shutdown_waits_for() -> None:
     port = free_port()
     options = ("--both=1", f"--port={port}", f"--kv-cache-memory-bytes={KV_BYTES}", "--log-level=warning")
     process = await asyncio.create_subprocess_exec(

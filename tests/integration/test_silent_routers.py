@@ -1,4 +1,4 @@
-"""A router process that is stopped or stands still is replaced; one that is only busy is not."""
+"""A router process that is stopped or hangs is replaced; a busy one is not."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from tests.integration.router_process import RouterProcess, wait_workers
 from tests.integration.test_router_processes import ROLES, SPEC, client_of, group, processes, wait_gone
 
 NUM_CONNECTIONS = 30
-# As if a bug let the event loop stand still.
+# Blocks the event loop as a bug might.
 STALL_ON_SIGNAL = "import signal, time\nsignal.signal(signal.SIGUSR1, lambda *_: time.sleep(3600))\n"
 BUSY_TIMEOUT_S = 3.0
 
@@ -29,7 +29,7 @@ async def assert_new_connections_succeed(router: RouterProcess) -> None:
 
 
 async def assert_is_replaced(router: RouterProcess, stack: AsyncExitStack, silent: psutil.Process) -> None:
-    """A silent process 0 ends, and all new connections succeed from then on, at first without it."""
+    """Check that a silent process 0 is ended, and that new connections succeed before and after its replacement."""
     await wait_gone(silent)
     await assert_new_connections_succeed(router)
     again = await client_of(router, 0, stack)
@@ -52,9 +52,7 @@ async def test_a_stopped_process_is_replaced(tmp_path: Path) -> None:
         assert second in processes(router)
 
 
-async def test_a_process_whose_event_loop_stands_still_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_process_whose_event_loop_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(STALL_ON_SIGNAL)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     async with group(tmp_path, SPEC, "--heartbeat-timeout-s=1") as router, AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""`baton simulate --trace` as people run it; without --trace it serves as before."""
+"""The command `baton simulate`, with --trace and without, where it serves."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ def simulate(*flags: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_a_trace_is_simulated_and_told(tmp_path: Path) -> None:
+def test_a_trace_is_simulated_and_reported(tmp_path: Path) -> None:
     figures, page = tmp_path / "twin.json", tmp_path / "twin.html"
     flags = ("--slo", "ttft=2s,tpot=50ms", "--gpus", "4", "--autoscale", "--seconds", "60", "--start-s", "10")
     result = simulate("--trace", str(TRACE), *flags, "--json", str(figures), "--html", str(page))
@@ -33,7 +33,7 @@ def test_a_trace_is_simulated_and_told(tmp_path: Path) -> None:
     assert page.read_text().count("<svg") == 5
 
 
-def test_a_fixed_split_and_the_workers_own_options(tmp_path: Path) -> None:
+def test_a_fixed_split_and_worker_options(tmp_path: Path) -> None:
     figures, config = tmp_path / "twin.json", tmp_path / "config.yaml"
     config.write_text("prefill: 1\nspec:\n  step_s: 0.02\n  sequence_s: 0\n")
     common = ("--trace", str(TRACE), "--gpus", "3", "--seconds", "20", "--config", str(config), "--json", str(figures))
@@ -45,22 +45,22 @@ def test_a_fixed_split_and_the_workers_own_options(tmp_path: Path) -> None:
     assert content["asked"]["gpu_hours"] == pytest.approx(3 * content["asked"]["ended_s"] / 3600)
 
 
-async def test_the_benchmark_says_that_its_workers_ended() -> None:
-    """There is no worker to simulate."""
+async def test_the_benchmark_reports_that_its_workers_ended() -> None:
+    """The simulation is given no workers."""
     with pytest.raises(RuntimeError, match="the simulated workers ended with status 2"):
         async with simulated_workers(0):
             pass
 
 
 def test_workers_are_served_as_before() -> None:
-    """The command's other half."""
+    """Without --trace the command serves."""
     with subprocess.Popen(
         [sys.executable, "-m", "baton", "simulate", "--both", "1", "--decode", "1"], stdout=subprocess.PIPE, text=True
     ) as process:
         try:
             assert process.stdout is not None
-            told = json.loads(process.stdout.readline())
+            reported = json.loads(process.stdout.readline())
         finally:
             process.terminate()
         assert process.wait(60) == 0
-    assert [each["role"] for each in told["workers"]] == ["decode", "both"]
+    assert [each["role"] for each in reported["workers"]] == ["decode", "both"]

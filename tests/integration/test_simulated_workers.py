@@ -1,4 +1,4 @@
-"""Simulated workers in a process of their own, behind a real router."""
+"""Simulated workers in a separate process, with a real router."""
 
 import asyncio
 import sys
@@ -24,7 +24,7 @@ MODEL = Path(__file__).parents[2] / "baton" / "bundled_model"
 
 @asynccontextmanager
 async def router_of(addresses: str, directory: Path) -> AsyncIterator[str]:
-    """A router process before the workers; yields its URL."""
+    """Run a router for the workers and yield its URL."""
     log = directory / "router.log"
     argv = (sys.executable, "-m", "baton.router", f"--model={MODEL}", "--port=0", f"--workers={addresses}")
     child = await ChildProcess.start(ProcessSpec("router", argv, log))
@@ -45,7 +45,7 @@ async def router_of(addresses: str, directory: Path) -> AsyncIterator[str]:
 
 
 async def ask(client: httpx.AsyncClient, prompt: str, max_tokens: int) -> dict[str, Any]:
-    """One completion."""
+    """Request one completion."""
     body = {"model": "bundled_model", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
     response = await client.post("/v1/completions", json=body)
     assert response.status_code == 200, response.text
@@ -54,10 +54,10 @@ async def ask(client: httpx.AsyncClient, prompt: str, max_tokens: int) -> dict[s
 
 
 async def test_router_serves_through_simulated_workers(tmp_path: Path) -> None:
-    # Slow at prompts, so that what is cached is worth more than what is idle.
+    # Slow prefill, so that a cache hit is worth more than an idle worker.
     flags = ("--prefill=2", "--decode=2", "--both=1", "--step-s=0.002", "--prefill-tokens-per-s=4000")
-    async with simulated(*flags) as told, router_of(told["addresses"], tmp_path) as url:
-        assert [worker["role"] for worker in told["workers"]] == ["prefill"] * 2 + ["decode"] * 2 + ["both"]
+    async with simulated(*flags) as simulation, router_of(simulation["addresses"], tmp_path) as url:
+        assert [worker["role"] for worker in simulation["workers"]] == ["prefill"] * 2 + ["decode"] * 2 + ["both"]
         async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
             prompts = [f"Once upon a time there was a number {index % 8}. " * 30 for index in range(40)]
             first = await asyncio.gather(*(ask(client, prompt, 12) for prompt in prompts))
@@ -75,11 +75,11 @@ async def test_router_serves_through_simulated_workers(tmp_path: Path) -> None:
         assert sum(int(worker["load"]["num_generated_tokens"]) for worker in seen) >= 48 * 12
 
 
-async def test_no_tenant_learns_by_the_time_what_another_asked(tmp_path: Path) -> None:
+async def test_no_tenant_can_infer_anothers_prompts_from_timing(tmp_path: Path) -> None:
     prompt = "The password of the house by the sea is a word that nobody would guess. " * 12
     async with (
-        simulated("--both=1", "--prefill-tokens-per-s=1000") as told,
-        router_of(told["addresses"], tmp_path) as url,
+        simulated("--both=1", "--prefill-tokens-per-s=1000") as simulation,
+        router_of(simulation["addresses"], tmp_path) as url,
         httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client,
     ):
 
@@ -92,7 +92,7 @@ async def test_no_tenant_learns_by_the_time_what_another_asked(tmp_path: Path) -
         for salt in ("one tenant", "another", ""):
             elapsed_s, usage = await took(salt)
             assert usage["prompt_tokens_details"]["cached_tokens"] == 0
-            assert elapsed_s > usage["prompt_tokens"] / 1000 > 0.1  # all of it was computed
+            assert elapsed_s > usage["prompt_tokens"] / 1000 > 0.1  # the whole prompt was prefilled
             _, usage = await took(salt)
             assert usage["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] - 16
 
@@ -107,9 +107,9 @@ async def test_router_finds_simulated_workers_in_redis(tmp_path: Path) -> None:
         await wait_ready_workers(client)
 
 
-async def test_workers_leave_a_registry_that_stands_still_together(tmp_path: Path) -> None:
+async def test_workers_leave_an_unresponsive_registry_concurrently(tmp_path: Path) -> None:
     async with redis_server(tmp_path / "redis") as redis:
-        async with asyncio.timeout(60) as limit:  # a fifth of 100 time-outs of Redis, one after the other
+        async with asyncio.timeout(60) as limit:  # a fifth of 100 sequential Redis timeouts
             async with simulated("--both=100", "--num-blocks=64", f"--registry={redis.url}"):
                 redis.pause()
         assert not limit.expired()
@@ -117,8 +117,8 @@ async def test_workers_leave_a_registry_that_stands_still_together(tmp_path: Pat
 
 
 async def test_two_thousand_workers_in_a_process() -> None:
-    async with simulated("--both=2000", "--num-blocks=256") as told:
-        addresses = told["addresses"].split(",")
+    async with simulated("--both=2000", "--num-blocks=256") as simulation:
+        addresses = simulation["addresses"].split(",")
         assert len(set(addresses)) == 2000
         ids: set[str] = set()
 

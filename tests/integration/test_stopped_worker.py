@@ -1,4 +1,4 @@
-"""A worker that is stopped, not dead: its connections stay open, and only silence tells of it."""
+"""A stopped worker, whose connections stay open: only its silence reveals it."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ BODY = {
 
 
 def worker_pid(url: str, worker_id: str) -> int:
-    """The process of a worker of the cluster served at this address; other tests' clusters may live beside it."""
+    """Return the process id of a worker of the cluster at `url`; other tests' clusters may run concurrently."""
     port = str(httpx.URL(url).port)
     [cluster] = [child for child in psutil.Process().children() if port in child.cmdline()]
     [worker] = [child for child in cluster.children() if f"--worker-id={worker_id}" in child.cmdline()]
@@ -35,7 +35,7 @@ def worker_pid(url: str, worker_id: str) -> int:
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """The process stands still."""
+    """Stop the process during the block."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -44,7 +44,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 async def tokens_of(response: httpx.Response) -> AsyncIterator[int]:
-    """The tokens of a streamed completion."""
+    """Yield the tokens of a streamed completion."""
     async for line in response.aiter_lines():
         if line.startswith("data: {"):
             body = orjson.loads(line.removeprefix("data: "))
@@ -54,7 +54,7 @@ async def tokens_of(response: httpx.Response) -> AsyncIterator[int]:
                     yield token
 
 
-async def test_a_stopped_decode_workers_requests_go_on_elsewhere() -> None:
+async def test_a_stopped_decode_workers_requests_continue_elsewhere() -> None:
     async with (
         served("", "--prefill", "1", "--decode", "2", "--dtype", "float32") as url,
         httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,

@@ -1,4 +1,4 @@
-"""Workers of several ranks: handovers between any two shapes, and what becomes of a worker that loses a rank."""
+"""Workers of several ranks: handovers between different numbers of ranks, and the loss of a rank."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ def followers_of(worker: WorkerProcess) -> list[psutil.Process]:
         ("deepseek-v3", 2, 2, "tcp"),
     ],
 )
-async def test_a_handover_between_workers_of_other_shapes(
+async def test_a_handover_between_workers_of_different_shapes(
     architecture: str, num_prefill: int, num_decode: int, transport: str, tmp_path: Path
 ) -> None:
     model = make_checkpoint(architecture, tmp_path / "model")
@@ -71,7 +71,7 @@ async def test_a_handover_between_workers_of_other_shapes(
     assert not any(follower.is_running() for follower in followers)
 
 
-async def test_a_prefix_is_pulled_from_a_worker_of_another_shape(tmp_path: Path) -> None:
+async def test_a_prefix_is_pulled_from_a_worker_of_a_different_shape(tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     oracle = Oracle(model)
     flags = ("--kv-parts=2", *SMALL)
@@ -91,7 +91,7 @@ async def test_a_prefix_is_pulled_from_a_worker_of_another_shape(tmp_path: Path)
             await puller.wait_idle()
 
 
-async def test_aborts_in_mid_handover_leave_nothing_behind(tmp_path: Path) -> None:
+async def test_aborts_during_handovers_leave_nothing_held(tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     oracle = Oracle(model)
     rng = random.Random(7)
@@ -102,7 +102,7 @@ async def test_aborts_in_mid_handover_leave_nothing_behind(tmp_path: Path) -> No
         peer = await prefill.peer()
         for _ in range(8):
             generation = await client.submit(random_prompt(rng, 400, 500), GREEDY, peer)
-            await asyncio.sleep(rng.uniform(0, 0.1))  # wherever it is by then
+            await asyncio.sleep(rng.uniform(0, 0.1))  # a random moment of the handover
             await client.abort(generation)
         await decode.wait_idle()
         await prefill.wait_idle()
@@ -111,12 +111,12 @@ async def test_aborts_in_mid_handover_leave_nothing_behind(tmp_path: Path) -> No
 
 
 async def lose_a_rank(model: Path, directory: Path) -> None:
-    """Kills one follower of an idle worker, and sees the worker and the others end."""
+    """Kill one follower of an idle worker, and check that the worker and the other ranks end."""
     async with worker_processes(model, directory, ("decode", "--tensor-parallel=4", *SMALL)) as [decode]:
         killed, *left = followers_of(decode)
         async with decode_client(decode) as client:
             assert (await client.generate([5, 6, 7], GREEDY)).finish_reason == common_pb2.FINISH_REASON_LENGTH
-        killed.kill()  # no step tells
+        killed.kill()  # the worker is idle, so no step detects it
         async with asyncio.timeout(20):
             assert await decode.child.wait() == 1
             while any(follower.is_running() for follower in left):
@@ -131,17 +131,17 @@ async def test_a_worker_that_loses_a_rank_ends(tmp_path: Path) -> None:
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where processes that are started make their temporary files; of a short name, since sockets stand there."""
+    """Use a new directory for temporary files of subprocesses, with a short path, since it holds sockets."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as directory:
         monkeypatch.setenv("TMPDIR", directory)
         yield Path(directory)
 
 
-async def test_all_ranks_told_to_end_at_once_end_when_the_requests_have(tmp_path: Path, temporary: Path) -> None:
-    """As a service manager does that knows all processes."""
+async def test_ranks_that_are_terminated_together_end_after_their_requests(tmp_path: Path, temporary: Path) -> None:
+    """A service manager that knows all processes terminates them together."""
     model = make_checkpoint("llama3", tmp_path / "model")
     async with worker_processes(model, tmp_path, ("decode", "--tensor-parallel=2", *SMALL)) as [decode]:
-        assert not list(temporary.glob("baton-ranks-*"))  # it would stay if nobody is left to remove it
+        assert not list(temporary.glob("baton-ranks-*"))  # removed early: later no rank might be left to remove it
         async with decode_client(decode) as client:
             sampling = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
             generation = await client.submit([5, 6, 7], sampling)
@@ -153,7 +153,7 @@ async def test_all_ranks_told_to_end_at_once_end_when_the_requests_have(tmp_path
         assert await decode.child.wait() == 0
 
 
-async def test_a_rank_that_is_stopped_keeps_nobody_from_ending(tmp_path: Path) -> None:
+async def test_a_stopped_rank_does_not_keep_others_from_ending(tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     async with worker_processes(model, tmp_path, ("decode", "--tensor-parallel=2", *SMALL)) as [decode]:
         [stopped] = followers_of(decode)
@@ -164,11 +164,11 @@ async def test_a_rank_that_is_stopped_keeps_nobody_from_ending(tmp_path: Path) -
         assert not stopped.is_running()
 
 
-async def test_who_kills_a_workers_process_group_leaves_no_rank(tmp_path: Path) -> None:
+async def test_killing_a_workers_process_group_leaves_no_rank(tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     async with worker_processes(model, tmp_path, ("decode", "--tensor-parallel=2", *SMALL)) as [decode]:
         [follower] = followers_of(decode)
-        follower.suspend()  # it could not end itself
+        follower.suspend()  # a suspended process cannot end itself
         decode.child.kill()
         async with asyncio.timeout(20):
             while follower.is_running() and follower.status() != psutil.STATUS_ZOMBIE:
@@ -177,8 +177,8 @@ async def test_who_kills_a_workers_process_group_leaves_no_rank(tmp_path: Path) 
 
 async def test_serve_divides_the_model_and_survives_the_loss_of_a_rank(cluster_url: str) -> None:
     expected = await completions(cluster_url)
-    prefill = ("--prefill", "1", "--prefill-tensor-parallel", "2", "--prefill-expert-parallel", "2")  # experts whole
-    decode = ("--decode", "2", "--tensor-parallel", "2")  # a part of each expert
+    prefill = ("--prefill", "1", "--prefill-tensor-parallel", "2", "--prefill-expert-parallel", "2")  # whole experts
+    decode = ("--decode", "2", "--tensor-parallel", "2")  # a shard of each expert
     async with (
         served("", *prefill, *decode, "--dtype", "float32", "--num-threads", "1", "--local-prefill-below", "0") as url,
         httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,
@@ -190,7 +190,7 @@ async def test_serve_divides_the_model_and_survives_the_loss_of_a_rank(cluster_u
             incarnation = await incarnation_of("decode-1", url)
             [follower] = psutil.Process(pid_of("decode-1", url)).children()
             os.kill(follower.pid, signal.SIGKILL)
-            await load.more(3)  # with the worker that is left
+            await load.more(3)  # with the remaining worker
             async with asyncio.timeout(60):
                 while await incarnation_of("decode-1", url) in (incarnation, None):
                     await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""A cluster whose processes speak mutual TLS: the KV arrives, and who is no member is not heard."""
+"""A cluster with mutual TLS: handovers work, and calls without a certificate fail."""
 
 from pathlib import Path
 
@@ -19,13 +19,13 @@ BODY = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
 
 
 def flags(directory: Path, authority: trustme.CA) -> tuple[str, ...]:
-    """The options of a process with a certificate of its own."""
+    """Return the options of a process with its own certificate."""
     files = write(directory, authority)
     return (f"--tls-cert={files.cert}", f"--tls-key={files.key}", f"--tls-ca={files.ca}", f"--tls-server-name={NAME}")
 
 
-async def is_unheard(address: str) -> bool:
-    """Whether a call without a certificate comes to nothing."""
+async def is_refused(address: str) -> bool:
+    """Return whether a call without a certificate fails."""
     async with grpc.aio.insecure_channel(address) as channel:
         try:
             await WorkerStub(channel).Describe(DescribeRequest(), timeout=10)
@@ -47,8 +47,8 @@ async def test_every_hop_is_encrypted_and_closed_to_others(tmp_path: Path) -> No
         answer = await client.post("/v1/completions", json=BODY, headers={"x-baton-plan": "remote"})
         assert answer.status_code == httpx.codes.OK, answer.text
         assert int(answer.headers["x-baton-handed-over-tokens"]) == len(PROMPT)
-        assert await is_unheard(prefill.address)
-        assert await is_unheard(decode.address)
+        assert await is_refused(prefill.address)
+        assert await is_refused(decode.address)
         [name] = [each["worker_id"] for each in await workers(router.url) if each["role"] == "decode"]
         assert "Error" in await drain(router.url, name)
         assert await drain(router.url, name, "--force", *own) == f"{name} is drained\n"

@@ -1,4 +1,4 @@
-"""Two routers over the same workers: the registry's end, or that of one of them, costs no request at the other."""
+"""Two routers with the same workers: the loss of the registry or of one router costs the other no request."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,24 +23,24 @@ from tests.redis_server import RedisServer, redis_server
 NUM_WORKERS = 4
 WORKERS = ("--prefill=2", "--decode=2", "--step-s=0.004", "--prefill-tokens-per-s=100000")
 BLOCK_SIZE = 16
-RECOVERY_S = 2.0  # within which a restarted router knows every cache
+RECOVERY_S = 2.0  # limit for a restarted router to know every cache
 CLIENTS_EACH = 3
 
 
 @dataclass(frozen=True)
 class TwoRouters:
-    """What a test works with."""
+    """Two routers and the registry of a test."""
 
     redis: RedisServer
     routers: tuple[RouterProcess, RouterProcess]
-    stack: AsyncExitStack  # ends before the routers do
+    stack: AsyncExitStack  # closed before the routers end
 
     async def clients(self, number: int, count: int = CLIENTS_EACH) -> list[httpx.AsyncClient]:
-        """Clients of one of the routers."""
+        """Return `count` clients of one router."""
         return [await self.stack.enter_async_context(self.routers[number].client()) for _ in range(count)]
 
     async def watchers(self) -> list[httpx.AsyncClient]:
-        """A client of each that waits behind no request."""
+        """Return one client per router for /workers, on separate connections."""
         return [(await self.clients(number, 1))[0] for number in range(2)]
 
 
@@ -48,7 +48,7 @@ class TwoRouters:
 async def two_routers(
     directory: Path, *simulations: tuple[str, ...], policy: str = "cost"
 ) -> AsyncIterator[TwoRouters]:
-    """Two routers that find the simulated workers of each given process in a Redis."""
+    """Run two routers that find the simulated workers of the given processes in Redis."""
     async with AsyncExitStack() as stack:
         redis = await stack.enter_async_context(redis_server(directory / "redis"))
         registry = f"--registry={redis.url}"
@@ -86,10 +86,10 @@ async def test_redis_ends_and_comes_back_under_load(tmp_path: Path) -> None:
                 await load.more(20)
     for router in two.routers:
         lost = [line for line in router.log().splitlines() if "no connection to" in line]
-        assert all(line.endswith("the router closed the connection") for line in lost), lost  # at its end, not before
+        assert all(line.endswith("the router closed the connection") for line in lost), lost  # at shutdown
 
 
-async def test_a_killed_router_costs_the_other_nothing_and_comes_back_knowing(tmp_path: Path) -> None:
+async def test_a_killed_router_does_not_affect_the_other_and_recovers_its_index(tmp_path: Path) -> None:
     async with two_routers(tmp_path, WORKERS) as two:
         one, other = two.routers
         for watcher in await two.watchers():

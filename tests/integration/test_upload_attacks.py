@@ -1,4 +1,4 @@
-"""What clients without manners cost a real router: memory, time of other clients, and lines of its log."""
+"""The cost of upload attacks for a real router: memory, delays for other clients, and log lines."""
 
 import asyncio
 from pathlib import Path
@@ -26,7 +26,7 @@ async def test_aborted_uploads_leave_no_memory(tmp_path: Path) -> None:
         await aborted_uploads(address_of(router), num_uploads=3)
         before = rss(router)
         await aborted_uploads(address_of(router), num_uploads=60)
-        assert rss(router) - before < 60 * MIB  # of the 900 that came
+        assert rss(router) - before < 60 * MIB  # of 900 MiB received
 
 
 async def test_uploads_at_once_have_a_bound(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ async def test_uploads_at_once_have_a_bound(tmp_path: Path) -> None:
             most = max(most, rss(router))
             await asyncio.wait((holding,), timeout=0.01)
         assert (await holding).keys() == {429, None}
-        assert most - before < 300 * MIB  # of the 900 that were sent
+        assert most - before < 300 * MIB  # of 900 MiB sent
 
 
 async def test_poisoned_bodies_are_responded_to(tmp_path: Path) -> None:

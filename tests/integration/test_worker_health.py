@@ -1,4 +1,4 @@
-"""What workers say of their health, by grpc.health.v1."""
+"""Health status of workers over grpc.health.v1."""
 
 import grpc
 import pytest

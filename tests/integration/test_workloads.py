@@ -19,7 +19,7 @@ SMALL_POOL = "--kv-cache-memory-bytes=340KiB"  # 27 blocks of the tiny model: tw
 
 
 def workload(rng: random.Random, count: int) -> list[tuple[list[int], SamplingParams]]:
-    """Prompts that share prefixes and repeat, half of them sampled with a seed."""
+    """Generate prompts that share prefixes and repeat, half of them sampled with a seed."""
     bases = [[rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(20, 150))] for _ in range(4)]
     requests = []
     for _ in range(count):
@@ -44,7 +44,7 @@ def workload(rng: random.Random, count: int) -> list[tuple[list[int], SamplingPa
 async def run_one(
     client: DecodeClient, request: tuple[list[int], SamplingParams], prefill: worker_pb2.PeerWorker | None, cut: int
 ) -> Generation:
-    """Runs a request to its end, or cancels it once `cut` tokens have come (0: runs to its end)."""
+    """Run a request to its end, or cancel it after `cut` tokens; 0: run to its end."""
     generation = await client.submit(*request, prefill)
     while not generation.ended.is_set():
         if cut and len(generation.token_ids) >= cut:
@@ -81,7 +81,7 @@ async def test_disaggregated_equals_colocated_equals_transformers(transport: str
             if sampling.temperature == 0:
                 assert expected == oracle.greedy(prompt, sampling.max_tokens)
             assert ours.token_ids == (expected[: len(ours.token_ids)] if cut else expected)
-        # However the others met: these three start together and grow beyond the pool.
+        # Whatever the others did: these three start together and outgrow the pool, which forces preemption.
         greedy = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
         crowd = [[rng.randrange(3, VOCAB_SIZE) for _ in range(110)] for _ in range(3)]
         crowded = await asyncio.gather(*(run_one(client, (prompt, greedy), None, 0) for prompt in crowd))
@@ -94,7 +94,7 @@ async def test_disaggregated_equals_colocated_equals_transformers(transport: str
         assert load.handover_failures == 0
 
 
-async def test_a_request_goes_on_elsewhere_with_the_same_tokens(tmp_path: Path) -> None:
+async def test_a_request_continues_elsewhere_with_the_same_tokens(tmp_path: Path) -> None:
     model = make_checkpoint("llama3", tmp_path / "model")
     rng = random.Random(4)
     async with (
@@ -107,7 +107,7 @@ async def test_a_request_goes_on_elsewhere_with_the_same_tokens(tmp_path: Path) 
             whole = await client.generate(prompt, sampling)
             for num_known in (1, 7, 19):
                 known = whole.token_ids[:num_known]
-                salt = f"cold {num_known}"  # or the cache would have it all
+                salt = f"cold {num_known}"  # otherwise the whole prompt would be cached
                 rest = await client.submit(
                     prompt + known, sampling, peer, num_prompt_tokens=len(prompt), cache_salt=salt
                 )
@@ -119,7 +119,7 @@ async def test_a_request_goes_on_elsewhere_with_the_same_tokens(tmp_path: Path) 
                 )
 
 
-async def test_prompt_logprobs_come_through_a_handover(tmp_path: Path) -> None:
+async def test_prompt_logprobs_survive_a_handover(tmp_path: Path) -> None:
     model = make_checkpoint("mistral", tmp_path / "model")
     oracle = Oracle(model)
     prompt = [random.Random(5).randrange(3, VOCAB_SIZE) for _ in range(120)]
@@ -129,7 +129,7 @@ async def test_prompt_logprobs_come_through_a_handover(tmp_path: Path) -> None:
         decode_client(decode) as client,
     ):
         peer = await prefill.peer()
-        for plan in (peer, None, peer):  # the caches know the prompt from the second time on
+        for plan in (peer, None, peer):  # the prompt is cached from the second time on
             generation = await client.generate(prompt, sampling, plan)
             tokens = prompt + generation.token_ids
             positions = [*generation.prompt_logprobs, *generation.logprobs]
@@ -163,7 +163,7 @@ async def test_a_prefill_worker_pulls_what_a_decode_worker_has(tmp_path: Path) -
 
 
 async def test_one_engine_prefills_for_another_and_decodes(tmp_path: Path) -> None:
-    """Both at once, in a pool that is too small for all of it: every token is the one that it would be elsewhere."""
+    """Concurrently, in a pool that is too small for both: every token must equal that of an undisturbed engine."""
     model = make_checkpoint("qwen3", tmp_path / "model")
     oracle = Oracle(model)
     rng = random.Random(11)
@@ -177,7 +177,7 @@ async def test_one_engine_prefills_for_another_and_decodes(tmp_path: Path) -> No
         peer, elsewhere = await both.peer(), await decode.peer()
 
         async def decode_there(number: int) -> None:
-            """Grows beyond the pool. A plan that names another for the prompt is not followed."""
+            """Outgrow the pool; a plan that names another worker for the prefill is not followed."""
             for _ in range(3):
                 prompt = [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(5, 20))]
                 greedy = SamplingParams(temperature=0, max_tokens=rng.randint(60, 120), ignore_eos=True)
@@ -195,9 +195,9 @@ async def test_one_engine_prefills_for_another_and_decodes(tmp_path: Path) -> No
                 assert generation.token_ids == expected[: len(generation.token_ids)]
 
         await asyncio.gather(*(decode_there(number) for number in range(9)), *(prefill_there() for _ in range(4)))
-        taken, given = await asyncio.gather(decode.wait_idle(), both.wait_idle())
-        assert given.num_preemptions > 0, "the pool was meant to be too small"
-        assert given.num_prefills == 0
-        assert taken.handovers > 15
-        assert taken.handover_failures == 0
-        assert given.handovers == 0
+        decode_load, both_load = await asyncio.gather(decode.wait_idle(), both.wait_idle())
+        assert both_load.num_preemptions > 0, "the pool was meant to be too small"
+        assert both_load.num_prefills == 0
+        assert decode_load.handovers > 15
+        assert decode_load.handover_failures == 0
+        assert both_load.handovers == 0

@@ -1,4 +1,4 @@
-"""Things that take long to start, and need not wait for each other."""
+"""Concurrent entry of slow context managers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def together(*contexts: AbstractAsyncContextManager[T]) -> AsyncIterator[list[T]]:
-    """Enters all at the same time, and leaves them so; whatever happens, each that was entered is left."""
+    """Enter and exit all contexts concurrently; each that was entered is exited, whatever happens."""
     stacks = [AsyncExitStack() for _ in contexts]
     starts = [
         asyncio.create_task(stack.enter_async_context(context)) for stack, context in zip(stacks, contexts, strict=True)

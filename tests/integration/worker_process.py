@@ -16,7 +16,7 @@ from baton.rpc.grpc_options import CHANNEL_OPTIONS
 from baton.settings.worker_config import Role
 from tests.integration.together import together
 
-# What gRPC itself prints of a call that was cancelled in the moment of its coming, before any of our code ran.
+# Logged by gRPC itself for a call that is cancelled as it arrives, before any of our code runs.
 CANCELLED_EARLY = re.compile(
     r'Traceback \(most recent call last\):\n  File "src/python/grpcio/[^\n]*_schedule_rpc_coro\n'
     r"asyncio\.exceptions\.CancelledError\n"
@@ -33,18 +33,18 @@ class WorkerProcess:
         self.worker = worker_pb2_grpc.WorkerStub(self.channel)
 
     async def describe(self) -> worker_pb2.WorkerDescription:
-        """Who it is."""
+        """Return the worker's description."""
         return await self.worker.Describe(worker_pb2.DescribeRequest())
 
     async def peer(self) -> worker_pb2.PeerWorker:
-        """The worker, as a plan names it."""
+        """Return the PeerWorker by which a plan names this worker."""
         description = await self.describe()
         return worker_pb2.PeerWorker(
             worker_id=description.worker_id, address=self.address, incarnation=description.incarnation
         )
 
     async def updates(self) -> AsyncIterator[worker_pb2.WorkerUpdate]:
-        """What it says of its load and cache."""
+        """Yield the worker's reports of load and cache."""
         call = self.worker.Watch(worker_pb2.WatchRequest(interval_ms=10))
         try:
             async for update in call:
@@ -53,7 +53,7 @@ class WorkerProcess:
             call.cancel()
 
     async def wait_idle(self) -> worker_pb2.WorkerLoad:
-        """Returns once it has no request, every block is free again, and no lease is held."""
+        """Wait until the worker has no request, no lease and only free blocks."""
         async for update in self.updates():
             load = update.load
             if load.num_running == load.num_waiting == 0 and load.num_free_blocks == load.num_blocks:
@@ -63,7 +63,7 @@ class WorkerProcess:
 
 @asynccontextmanager
 async def worker_process(role: Role, model: Path, directory: Path, *flags: str) -> AsyncIterator[WorkerProcess]:
-    """A worker that serves `model`; ended at the end, and its log must be free of tracebacks."""
+    """Run a worker that serves `model`; on exit its log must be free of tracebacks."""
     name = f"{role}-{len(list(directory.glob('*.log')))}"
     log = directory / f"{name}.log"
     argv = [sys.executable, "-m", *WORKER_COMMANDS[role], "--role", role, "--worker-id", name, "--model", str(model)]
@@ -91,5 +91,5 @@ async def worker_process(role: Role, model: Path, directory: Path, *flags: str) 
 def worker_processes(
     model: Path, directory: Path, *workers: tuple[Role, *tuple[str, ...]]
 ) -> AbstractAsyncContextManager[list[WorkerProcess]]:
-    """Several workers, each by its role and flags; they start at the same time, and end so."""
+    """Run several workers, given by role and flags; they start and end concurrently."""
     return together(*(worker_process(role, model, directory, *flags) for role, *flags in workers))

@@ -1,4 +1,4 @@
-"""A cluster's workers, as its router shows them."""
+"""A cluster's workers, as its router reports them."""
 
 import asyncio
 from typing import Any
@@ -7,19 +7,19 @@ import httpx
 
 
 async def workers(url: str) -> list[dict[str, Any]]:
-    """The workers, from GET /workers."""
+    """Return the workers from GET /workers."""
     async with httpx.AsyncClient(trust_env=False) as client:
         return list((await client.get(f"{url}/workers")).json()["workers"])
 
 
 async def wait_all_ready(url: str) -> None:
-    """Returns once every worker is attached."""
+    """Wait until every worker is ready."""
     while not all(worker["state"] == "ready" for worker in await workers(url)):
         await asyncio.sleep(0.05)
 
 
 async def wait_idle(url: str) -> list[dict[str, Any]]:
-    """Returns once no worker has a request and every block of every pool is free again."""
+    """Wait until no worker has a request and every block of every pool is free; return the workers."""
     while True:
         seen = await workers(url)
         loads = [worker["load"] for worker in seen]

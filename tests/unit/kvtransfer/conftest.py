@@ -1,4 +1,4 @@
-"""The transports are tested on the event loop that workers run on."""
+"""The event loop for the transports' tests: the one that workers use."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -8,5 +8,5 @@ import uvloop
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """libuv's loop: unlike asyncio's own, it makes every descriptor that it watches non-blocking."""
+    """Use uvloop, which unlike asyncio's own loop makes every descriptor that it watches non-blocking."""
     return {"uvloop": uvloop.new_event_loop}

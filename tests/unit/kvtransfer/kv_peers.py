@@ -1,4 +1,4 @@
-"""Peers to read from: real processes that serve a pool, and their twins within this process."""
+"""Peers to read from: processes that serve a pool, and their in-memory twins in this process."""
 
 import asyncio
 import logging
@@ -34,9 +34,9 @@ STAGED_BACKENDS = ("staged_tcp", "staged_shared_memory")
 PROCESS_BACKENDS = ("shared_memory", "tcp", "nixl", "auto", "nixl_emulated", "gloo", *STAGED_BACKENDS)
 BACKENDS = ("in_memory", *PROCESS_BACKENDS)
 CONNECT_DEADLINE_S = 10.0
-CHUNK_TIMEOUT_S = 2.0  # gloo cannot abort what waits for a peer that is stopped
+CHUNK_TIMEOUT_S = 2.0  # gloo cannot abort a call that waits for a stopped peer
 STAGING_BYTES = 16 << 20
-STOP_S = 10.0  # until all threads of a process have taken a signal
+STOP_S = 10.0  # for all threads of a process to handle a signal
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "nixl", __name__])
@@ -45,7 +45,7 @@ CONTEXT.set_forkserver_preload(["torch", "nixl", __name__])
 def create(
     backend: str, identity: PoolIdentity, memory: SharedPool, network: InMemoryNetwork, connect_deadline_s: float
 ) -> KVTransport:
-    """A transport of any backend; `auto` over all backends that cross processes."""
+    """Create a transport of any backend; `auto` is over shared memory and TCP."""
     quarantine = Quarantine()
     if backend == "in_memory":
         return InMemoryTransport(identity, network, quarantine, connect_deadline_s)
@@ -72,47 +72,47 @@ def create(
 
 
 def fill(pool: Tensor, seed: int) -> None:
-    """Gives every word of an int64 pool a number of its own."""
+    """Fill an int64 pool with consecutive numbers, which differ between seeds."""
     torch.arange(pool.numel(), out=pool.view(-1))
     pool.add_(first_word(seed))
 
 
 def first_word(seed: int) -> int:
-    """The first number in a pool that was filled by `seed`; the others follow."""
+    """Return the first number in a pool that was filled with `seed`."""
     return (seed << 40) + 1
 
 
 def holds(pool: Tensor, block: int, seed: int, remote: int) -> bool:
-    """Whether a block is block `remote`, every byte of it, of a peer whose blocks have the same size."""
+    """Return whether every byte of a block equals block `remote` of a peer with the same block size."""
     return holds_unit(pool, block, seed, remote, pool.shape[1])
 
 
 def holds_unit(pool: Tensor, unit: int, seed: int, remote: int, unit_words: int) -> bool:
-    """Whether a unit of so many words is the peer's unit `remote`, every byte of it."""
+    """Return whether every byte of a unit of `unit_words` words equals the peer's unit `remote`."""
     start = first_word(seed) + remote * unit_words
     return torch.equal(pool.view(-1, unit_words)[unit], torch.arange(start, start + unit_words))
 
 
 class Peer(Protocol):
-    """Somebody with a pool."""
+    """The owner of a pool."""
 
     description: PoolDescription
 
     def kill(self) -> None:
-        """Ends it at once; returns when it has ended."""
+        """Kill it, and return when it has ended."""
 
     def stop(self) -> None:
-        """It does nothing from now on, but is there."""
+        """Suspend it, as SIGSTOP does."""
 
     def resume(self) -> None:
-        """It goes on."""
+        """Resume it, as SIGCONT does."""
 
     async def close(self) -> None:
-        """Has it close its transport; it lives on."""
+        """Close its transport without ending it."""
 
 
 class InProcessPeer:
-    """A twin without a process."""
+    """A peer in this process."""
 
     def __init__(self, transport: KVTransport, network: InMemoryNetwork, description: PoolDescription) -> None:
         self.description = description
@@ -156,7 +156,7 @@ class ProcessPeer:
     def stop(self) -> None:
         assert self._process.pid is not None
         os.kill(self._process.pid, signal.SIGSTOP)
-        # On a busy machine one of its threads may still answer before another takes the signal.
+        # On a busy machine a thread may still respond until the signal has stopped all of them.
         end_s = time.monotonic() + STOP_S
         while thread_states(self._process.pid) != {"T"}:
             assert time.monotonic() < end_s, "the peer does not stop"
@@ -174,7 +174,7 @@ class ProcessPeer:
         await self._ask("close")
 
     async def num_descriptors(self) -> int:
-        """Open file descriptors of the process."""
+        """Return the number of open file descriptors of the process."""
         return int(await self._ask("descriptors"))
 
     async def _ask(self, command: str) -> str:
@@ -183,18 +183,18 @@ class ProcessPeer:
 
 
 def thread_states(pid: int) -> set[str]:
-    """The states of a process's threads, as proc(5) has them."""
+    """Return the states of a process's threads, see proc(5)."""
     states = set()
     for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has just ended
             states.add(stat.read_text().rpartition(")")[2].split()[0])
     return states
 
 
 def serve(pipe: Connection, backend: str, identity: PoolIdentity, shape: tuple[int, int], seed: int) -> None:
-    """The peer's process."""
+    """Run the peer's process."""
     torch.set_num_threads(1)
-    # Half a second in each process, for UCX to watch memory that is registered without our saying so: peers have none.
+    # Saves half a second per process: UCX need not watch for unmapped memory, since pools live as long as the peer.
     os.environ["UCX_MEM_EVENTS"] = "n"
     if backend == "nixl_emulated":
         os.environ["UCX_TLS"] = "tcp"
@@ -217,11 +217,11 @@ async def _serve(pipe: Connection, backend: str, identity: PoolIdentity, shape: 
             pipe.send("closed")
         else:
             pipe.send(str(len(os.listdir("/proc/self/fd"))))
-    os._exit(0)  # the test is over; its processes need no leave-taking
+    os._exit(0)  # the test has ended; no clean shutdown is needed
 
 
 def receive(pipe: Connection) -> str:
-    """A command; the parent's end is one too."""
+    """Receive a command; `end` if the parent has ended."""
     try:
         return str(pipe.recv())
     except EOFError:
@@ -229,7 +229,7 @@ def receive(pipe: Connection) -> str:
 
 
 class Cluster:
-    """Our transport and the peers of one test; takes care that no process outlives it."""
+    """The local transport and the peers of one test; no process outlives it."""
 
     def __init__(self, backend: str, identity: PoolIdentity, shape: tuple[int, int], connect_deadline_s: float) -> None:
         self.backend = backend
@@ -244,7 +244,7 @@ class Cluster:
     async def start_peer(
         self, shape: tuple[int, int] | None = None, seed: int = 1, fingerprint: str | None = None
     ) -> Peer:
-        """A peer with pool `shape`, ours by default, whose blocks are filled by `seed`."""
+        """Start a peer with a pool of `shape`, by default ours, filled with `seed`."""
         identity = PoolIdentity(uuid.uuid4().hex, fingerprint or self.identity.fingerprint)
         shape = shape or (self.pool.shape[0], self.pool.shape[1])
         peer: Peer
@@ -262,7 +262,7 @@ class Cluster:
         return InProcessPeer(transport, self.network, transport.register_pool(pool))
 
     async def end(self) -> None:
-        """Ends everything; SIGKILL reaches stopped processes too."""
+        """End everything; SIGKILL also ends stopped processes."""
         for kill in self._peers:
             kill()
         await self.transport.close()

@@ -13,7 +13,7 @@ from tests.unit.kvtransfer.read_rig import LARGE_SHAPE, UNTOUCHED
 
 
 class Side:
-    """A pool in host memory, read over gloo."""
+    """A pool in host memory with a gloo transport."""
 
     def __init__(self, seed: int, connect_deadline_s: float = 15.0) -> None:
         identity = PoolIdentity(uuid.uuid4().hex, "model")

@@ -1,4 +1,4 @@
-"""A cluster of pools to read from, and a gate that holds a read in its middle."""
+"""A cluster of pools to read from, and a gate that pauses a read midway."""
 
 import asyncio
 import random
@@ -16,12 +16,12 @@ from tests.unit.kvtransfer.kv_peers import BACKENDS, PROCESS_BACKENDS, Cluster, 
 SHAPE = (64, 8192)  # blocks of 64 KiB
 LARGE_SHAPE = (64, 131072)  # blocks of 1 MiB: several steps of every transport
 UNTOUCHED = -7
-PATIENCE_S = 30.0  # for what must happen, on a busy machine
+PATIENCE_S = 30.0  # for expected events on a busy machine
 STOPPED_PEER_IS_READABLE = ("shared_memory", "auto")
 
 
 class Gate:
-    """Holds a read in the middle: some bytes have come, and no more will before it is opened."""
+    """A gate that pauses a read midway: some bytes have arrived, the others arrive once it is opened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -39,7 +39,7 @@ class Gate:
         monkeypatch.setattr(Transfer, "check", check)
 
     async def hold(self, block: int, peer: Peer) -> None:
-        """Returns when the read has reached the gate; `block` is the read's first local block."""
+        """Wait until the read has reached the gate; `block`: the read's first local block."""
         self._block = self._cluster.pool[block]
         if self._cluster.backend == "in_memory":
             while not self._has_changed():
@@ -50,7 +50,7 @@ class Gate:
             assert await asyncio.to_thread(self._reached.wait, PATIENCE_S)
 
     def open(self) -> None:
-        """The read may go on."""
+        """Let the read continue."""
         self._opened.set()
         if self._cluster.backend == "in_memory":
             self._resume()
@@ -74,7 +74,7 @@ async def cluster_of(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Returns once it is so. Raises TimeoutError if it does not become so."""
+    """Wait until the condition is true. Raises TimeoutError after 30 s."""
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.001)

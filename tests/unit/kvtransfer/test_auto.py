@@ -41,7 +41,7 @@ class Side:
         self.memory.close()
 
 
-async def test_the_best_transport_that_reaches_the_peer_is_chosen_and_said(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_best_transport_that_reaches_the_peer_is_chosen_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     ours, theirs = Side("ours", 0), Side("theirs", 7)
     assert set(ours.description.endpoints) == {"shared_memory", "tcp"}
@@ -57,7 +57,7 @@ async def test_the_best_transport_that_reaches_the_peer_is_chosen_and_said(caplo
     assert choice.transport == "tcp"
     assert "on another host" in choice.reason
     assert "nixl: no RDMA device" in choice.reason
-    assert f"KV from peer theirs comes over tcp: {choice.reason}" in caplog.text
+    assert f"KV from peer theirs is read over tcp: {choice.reason}" in caplog.text
     assert "KV transport nixl is not used: no RDMA device on this host" in caplog.text
     await ours.transport.read(peer, [0, 1], [2, 3], 5.0)
     assert bool((ours.pool[2:4] == 7).all())
@@ -76,7 +76,7 @@ async def test_a_refusal_or_a_dead_peer_does_not_lead_to_the_next_transport() ->
     await ours.close()
 
 
-async def test_no_transport_at_all_says_why() -> None:
+async def test_without_any_transport_the_error_has_the_reasons() -> None:
     nowhere = AutoTransport([Unavailable("nixl", "not installed")], Quarantine())
     with pytest.raises(TransportUnavailable, match="not installed"):
         nowhere.register_pool(torch.zeros(2, 2))
@@ -92,7 +92,7 @@ async def test_no_transport_at_all_says_why() -> None:
     await ours.close()
 
 
-async def test_what_did_not_reach_a_peer_is_not_tried_again_unless_nothing_else_does(
+async def test_a_transport_that_did_not_reach_a_peer_is_not_tried_again_unless_no_other_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ours, theirs = Side("ours", 0), Side("theirs", 7)
@@ -118,7 +118,7 @@ async def test_what_did_not_reach_a_peer_is_not_tried_again_unless_nothing_else_
     await theirs.close()
 
 
-async def test_what_cannot_register_the_pool_is_closed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_transport_that_cannot_register_the_pool_is_closed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_args: object) -> None:
         raise TransportUnavailable("no libuct_cuda")
 

@@ -1,4 +1,4 @@
-"""Slices of blocks, by brute force over groups of any size."""
+"""Slices of blocks, tested by brute force over groups of 1 to 8 ranks."""
 
 import pytest
 
@@ -23,14 +23,14 @@ GROUPS = [
 
 
 def held_parts(num_parts: int, num_ranks: int, rank: int) -> list[int]:
-    """By the definition, not by the code."""
+    """Compute the held parts from the definition, independently of the code."""
     if num_ranks > num_parts:
         return [rank * num_parts // num_ranks]
     return list(range(rank * num_parts // num_ranks, (rank + 1) * num_parts // num_ranks))
 
 
 def pool_of(num_parts: int, num_ranks: int, rank: int) -> list[tuple[int, int]]:
-    """What a rank's pool holds: (block, part), one after the other as they lie in memory."""
+    """Return the contents of a rank's pool as (block, part), in memory order."""
     return [(block, part) for block in range(NUM_BLOCKS) for part in held_parts(num_parts, num_ranks, rank)]
 
 
@@ -43,7 +43,7 @@ def test_every_reader_gets_each_of_its_parts_once(parts: int, sources: int, read
         assert len({each.source for each in slices}) == len(slices)
         for each in slices:
             held = pool_of(parts, sources, each.source)
-            # The units are those of the two block sizes, here of a byte for each part.
+            # Units follow from the two block sizes; here a part is one byte.
             peer = PoolDescription("peer", "model", NUM_BLOCKS, len(held) // NUM_BLOCKS, {})
             units = Units.of(NUM_BLOCKS, len(pool) // NUM_BLOCKS, peer)
             assert (units.remote_per_block, units.local_per_block) == (each.remote_per_block, each.local_per_block)
@@ -73,7 +73,7 @@ def test_readers_spread_over_replicas(parts: int, sources: int, readers: int) ->
         assert max(loads) - min(loads) <= 1
 
 
-def test_a_latent_is_read_whole_from_one_rank_each() -> None:
+def test_an_indivisible_block_is_read_whole_from_one_rank() -> None:
     for reader in range(6):
         (only,) = slices_of(PartGroup(1, 4), PartGroup(1, 6), reader)
         assert only == BlockSlice(reader % 4, 1, 0, 1, 0, 1)

@@ -1,4 +1,4 @@
-"""What every transport promises, with peers in processes of their own."""
+"""The contract of every transport, tested with peers in other processes."""
 
 import asyncio
 import gc
@@ -51,12 +51,12 @@ async def test_random_blocks_arrive_and_no_other_block_changes(backend: str, mon
 
 
 def note_landed(pool: Tensor, pairs: Iterator[tuple[int, int]], landed: list[bool], num_blocks: int) -> None:
-    """Looks whether the next blocks hold what they should."""
+    """Record whether the next `num_blocks` blocks have the expected contents."""
     landed += [holds(pool, ours, 1, theirs) for ours, theirs in islice(pairs, num_blocks)]
 
 
 @every_backend
-async def test_blocks_are_here_when_they_are_said_to_have_landed(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_blocks_are_complete_when_reported_as_landed(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(3)
     async with cluster_of(backend, monkeypatch, LARGE_SHAPE) as cluster:
         peer = await cluster.transport.connect((await cluster.start_peer(shape=LARGE_SHAPE)).description)
@@ -74,7 +74,7 @@ async def test_blocks_are_here_when_they_are_said_to_have_landed(backend: str, m
 async def test_concurrent_reads_from_two_peers(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with cluster_of(backend, monkeypatch) as cluster:
         sources = [await cluster.start_peer(seed=seed) for seed in (1, 2)]
-        # Twice the same peer at once: one connection has to do for both.
+        # Connecting twice at once to the same peer opens one connection.
         connected = await asyncio.gather(*(cluster.transport.connect(source.description) for source in sources * 2))
         peers = connected[:2]
         assert connected[2:] == peers
@@ -91,7 +91,7 @@ async def test_concurrent_reads_from_two_peers(backend: str, monkeypatch: pytest
 
 
 @every_backend
-async def test_a_peer_that_is_not_whom_we_mean_is_refused(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_other_than_described_is_refused(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with cluster_of(backend, monkeypatch) as cluster:
         source = await cluster.start_peer()
         right = source.description
@@ -131,7 +131,7 @@ async def test_a_peer_with_another_model_or_block_size_is_refused(
         for peer in (stranger, odd):
             with pytest.raises(PeerRefused):
                 await cluster.transport.connect(peer.description)
-        # Descriptions that lie in our favour: then the greeting has to show it.
+        # The description matches ours although the pool does not: the handshake must detect it.
         for lie in (
             replace(stranger.description, fingerprint="model"),
             replace(odd.description, block_bytes=SHAPE[1] * 8),
@@ -167,7 +167,7 @@ async def test_wrong_blocks_are_refused(backend: str, monkeypatch: pytest.Monkey
 
 
 @every_process_backend
-async def test_thousands_of_reads_leave_nothing_behind(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_thousands_of_reads_leak_nothing(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(6)
     async with cluster_of(backend, monkeypatch) as cluster:
         source = await cluster.start_peer()
@@ -198,7 +198,7 @@ async def test_thousands_of_reads_leave_nothing_behind(backend: str, monkeypatch
         await reconnect(20)
         after, end_s = await resources(), time.monotonic() + PATIENCE_S
         while any(now > then + 6 for then, now in zip(before, after, strict=True)) and time.monotonic() < end_s:
-            await asyncio.sleep(0.01)  # communicators end on threads of their own
+            await asyncio.sleep(0.01)  # communicators are aborted in background threads
             after = await resources()
         for then, now in zip(before, after, strict=True):
             assert now <= then + 6, (before, after)
@@ -212,7 +212,7 @@ def resident_bytes() -> int:
 
 
 @every_backend
-async def test_only_plain_pools_are_registered(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_contiguous_pools_are_registered(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with cluster_of(backend, monkeypatch) as cluster:
         for pool in (torch.zeros(8, 16).t(), torch.zeros(0, 4), torch.zeros(4), torch.zeros(4, 4, device="meta")):
             with pytest.raises(ValueError, match="pool"):

@@ -1,4 +1,4 @@
-"""How CUDA is asked for streams and locked memory; it is written down here, since there may be no GPU to ask."""
+"""Calls to CUDA for streams and pinned memory, with stubs, since there may be no GPU."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -12,20 +12,20 @@ GPU = torch.device("cuda", 1)
 
 
 class Stream:
-    """What torch would hand out."""
+    """Stub of torch's stream."""
 
     def __init__(self, device: torch.device, priority: int = 0) -> None:
         self.device = device
         self.priority = priority
 
 
-def test_streams_are_of_another_priority_than_the_engines_and_nccls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_side_streams_differ_in_priority_from_the_engines_and_nccls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     stream = side_stream(GPU)
     assert (stream.device, stream.priority) == (GPU, -1)
 
 
-def test_streams_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_are_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     streams = SideStreams(GPU)
     first, second = streams.take(), streams.take()
@@ -38,7 +38,7 @@ def test_streams_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert none.take() is None
 
 
-def test_a_process_on_a_cpu_asks_nothing_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_process_does_not_touch_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_stream: object) -> None:
         pytest.fail("CUDA was asked, which starts it up")
 
@@ -47,7 +47,7 @@ def test_a_process_on_a_cpu_asks_nothing_of_cuda(monkeypatch: pytest.MonkeyPatch
         pass
 
 
-def test_memory_is_unlocked_in_its_gpus_context(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_unpinned_in_its_gpus_context(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     cudart = SimpleNamespace(cudaHostUnregister=lambda address: asked.append("unlocked"))
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)

@@ -1,4 +1,4 @@
-"""Every transport, with peers that die, stand still or are given up."""
+"""Every transport with peers that die, are stopped or are dropped."""
 
 import asyncio
 import random
@@ -96,7 +96,7 @@ async def test_peer_stopped_during_a_read(backend: str, monkeypatch: pytest.Monk
         if backend in STOPPED_PEER_IS_READABLE:
             await cluster.transport.read(peer, remote, local, PATIENCE_S)
         elif backend == "nixl":
-            # The kernel reads a stopped process too, but UCX may want a word with it first.
+            # The kernel can read a stopped process, but UCX may have to exchange messages with it first.
             with suppress(TransferDeadline):
                 await cluster.transport.read(peer, remote, local, 0.5)
         else:
@@ -108,7 +108,7 @@ async def test_peer_stopped_during_a_read(backend: str, monkeypatch: pytest.Monk
         free = [block for block in range(64) if block not in local]
         await cluster.transport.read(await cluster.transport.connect(source.description), free, free, PATIENCE_S)
         assert all(holds(cluster.pool, block, 1, block) for block in free)
-        # Nothing of the first read lands any more, now that the peer has answered once again.
+        # The peer has served a read since, so nothing of the first read can land any more.
         assert bool((cluster.pool[local] == UNTOUCHED).all())
 
 
@@ -187,8 +187,8 @@ async def test_closing_ends_reads_on_both_sides(backend: str, monkeypatch: pytes
 
 
 @every_process_backend
-async def test_who_is_closed_connects_nobody(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody would close that connection."""
+async def test_a_closed_transport_does_not_connect(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection opened after `close` would leak."""
     async with cluster_of(backend, monkeypatch) as cluster:
         source = await cluster.start_peer()
         await cluster.transport.close()

@@ -17,7 +17,7 @@ from baton.kvtransfer.receiver import BlockReceiver
 
 
 class Pair:
-    """A pool that is read, and the one that it is read into."""
+    """A pool that is read, and the pool that it is read into."""
 
     def __init__(self, block_elements: int = 64) -> None:
         self.network = InMemoryNetwork()
@@ -65,7 +65,7 @@ async def test_only_what_is_both_read_and_expected_counts() -> None:
     assert receiver.num_blocks_received == 3
 
 
-async def test_blocks_that_are_here_already_are_not_read_again() -> None:
+async def test_blocks_that_were_received_before_are_not_read_again() -> None:
     pair = Pair()
     receiver = await pair.receiver([0, 1, 2, 3], num_blocks_received=2)
     await receiver.read(0, [5, 6, 7])
@@ -89,7 +89,7 @@ async def test_announcements_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize("reads_first", [True, False])
-async def test_what_came_before_a_wrong_block_counts(reads_first: bool) -> None:
+async def test_blocks_before_a_corrupt_one_count(reads_first: bool) -> None:
     pair = Pair()
     receiver = await pair.receiver([3, 4, 5, 6])
     checksums = pair.checksums([8, 9, 10, 11])
@@ -105,7 +105,7 @@ async def test_what_came_before_a_wrong_block_counts(reads_first: bool) -> None:
     assert receiver.num_blocks_received == 2
 
 
-async def test_a_lost_peer_leaves_what_came_and_another_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_blocks_from_a_lost_peer_are_kept_and_another_peer_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair()
     monkeypatch.setattr("baton.kvtransfer.receiver.MAX_READ_BYTES", 2 * pair.theirs[0].nbytes)
     receiver = await pair.receiver([0, 1, 2, 3, 4])
@@ -127,7 +127,7 @@ async def test_a_lost_peer_leaves_what_came_and_another_goes_on(monkeypatch: pyt
 
 
 class Ranks:
-    """Ranks of two groups: each of one group's holds its parts of the same blocks; the other's read them."""
+    """Two groups of ranks: those of one hold their parts of the same blocks, those of the other read them."""
 
     def __init__(self, sources: PartGroup, readers: PartGroup) -> None:
         self._sources, self._readers = sources, readers
@@ -147,7 +147,7 @@ class Ranks:
     async def read(
         self, rank: int, remote: list[int], local: list[int], last: list[int] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """What the rank has after all reads, and what it should have; `last`: checksums announced of the last block."""
+        """Return the rank's blocks after all reads, and the expected ones; `last`: checksums of the last block."""
         reader = InMemoryTransport(PoolIdentity(f"reader-{rank}", "model"), self._network)
         ours = torch.full((6, self._readers.parts_per_rank, 8), -1)
         reader.register_pool(ours)
@@ -170,14 +170,14 @@ class Ranks:
 
 
 @pytest.mark.parametrize(("num_parts", "num_sources", "num_readers"), [(8, 2, 4), (8, 4, 1), (6, 2, 3), (2, 4, 8)])
-async def test_a_rank_puts_its_blocks_together_from_several(num_parts: int, num_sources: int, num_readers: int) -> None:
+async def test_a_rank_assembles_blocks_from_several_ranks(num_parts: int, num_sources: int, num_readers: int) -> None:
     ranks = Ranks(PartGroup(num_parts, num_sources), PartGroup(num_parts, num_readers))
     for rank in range(num_readers):
         ours, expected = await ranks.read(rank, [4, 0, 3], [1, 5, 2])
         assert torch.equal(ours, expected)
 
 
-async def test_a_wrong_unit_or_half_a_blocks_checksums_are_noticed() -> None:
+async def test_a_corrupt_unit_and_incomplete_checksums_are_detected() -> None:
     network = InMemoryNetwork()
     theirs, ours = torch.arange(4 * 16).view(4, 16), torch.full((4, 4), -1)
     owner = InMemoryTransport(PoolIdentity("owner", "model"), network)
@@ -186,10 +186,10 @@ async def test_a_wrong_unit_or_half_a_blocks_checksums_are_noticed() -> None:
     reader.register_pool(ours)
     (block_slice,) = slices_of(PartGroup(4, 1), PartGroup(4, 4), 2)
     receiver = BlockReceiver(reader, await reader.connect(description), ours, [3, 1], 5.0, block_slice=block_slice)
-    with pytest.raises(PeerRefused, match="7 checksums came of blocks of 4 units each"):
+    with pytest.raises(PeerRefused, match="received 7 checksums of blocks of 4 units each"):
         receiver.expect(0, list(range(7)))
     receiver.expect(0, block_checksums(theirs, [0, 2], 4))
-    theirs[0, :8] = theirs[2, 12:] = -5  # not ours to read
+    theirs[0, :8] = theirs[2, 12:] = -5  # outside of our slice
     await receiver.read(0, [0])
     theirs[2, 11] = -5
     with pytest.raises(ChecksumMismatch, match="block 1 of the request, in block 1"):
@@ -209,7 +209,7 @@ async def test_every_unit_of_a_slice_is_compared(part: int) -> None:
     await ranks.read(0, [4, 3], [1, 5], announced)
 
 
-async def test_the_peer_says_what_kind_of_checksums_it_makes() -> None:
+async def test_the_peer_names_its_kind_of_checksums() -> None:
     pair = Pair()
     peer = await pair.reader.connect(pair.description)
     made = UnitChecksums(pair.theirs, 512, WORDS)
@@ -219,12 +219,12 @@ async def test_the_peer_says_what_kind_of_checksums_it_makes() -> None:
     assert receiver.num_blocks_received == 2
     await receiver.read(2, [4])
     with pytest.raises(ChecksumMismatch, match="block 2 of the request"):
-        receiver.expect(2, pair.checksums([4]))  # of the other kind
+        receiver.expect(2, pair.checksums([4]))  # xxh3, not words
     with pytest.raises(PeerRefused, match="kind 'crc32'"):
         BlockReceiver(pair.reader, peer, pair.ours, [7], 5.0, checksum_kind="crc32")
 
 
-async def test_on_a_gpu_checksums_are_made_when_all_is_here() -> None:
+async def test_on_a_gpu_checksums_are_computed_after_the_read() -> None:
     pair = Pair()
     peer = await pair.reader.connect(pair.description)
     receiver = BlockReceiver(pair.reader, peer, pair.ours, [7, 3, 9], 5.0, checksum_kind=WORDS)
@@ -238,4 +238,4 @@ async def test_on_a_gpu_checksums_are_made_when_all_is_here() -> None:
     await receiver.read(0, [15, 2, 4])
     receiver.expect(0, UnitChecksums(pair.theirs, 512, WORDS).of([15, 2, 4]))
     assert receiver.num_blocks_received == 3
-    assert made == [(False, [7, 3, 9])]  # together, and beside the event loop
+    assert made == [(False, [7, 3, 9])]  # in one call, not on the event loop's thread

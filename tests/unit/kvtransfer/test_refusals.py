@@ -7,7 +7,7 @@ from baton.kvtransfer.base import PeerId
 PEER, OTHER = PeerId("peer"), PeerId("other")
 
 
-def test_what_was_found_of_a_peer_holds_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reason_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
     monkeypatch.setattr(refusals.time, "monotonic", lambda: now_s)
     known, for_ever = Refusals(retry_s=10.0), Refusals(retry_s=None)
@@ -21,7 +21,7 @@ def test_what_was_found_of_a_peer_holds_for_a_while(monkeypatch: pytest.MonkeyPa
     assert for_ever.reason("nixl", PEER) == "no RDMA"
 
 
-def test_it_is_dropped_for_one_peer() -> None:
+def test_reasons_are_dropped_for_one_peer() -> None:
     known = Refusals()
     for transport in ("nixl", "nccl"):
         known.note(transport, PEER, "x")
@@ -30,7 +30,7 @@ def test_it_is_dropped_for_one_peer() -> None:
     assert [known.reason("nixl", PEER), known.reason("nccl", PEER), known.reason("nixl", OTHER)] == [None, None, "y"]
 
 
-def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_reasons_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refusals, "MAX_KNOWN", 3)
     known = Refusals()
     for number in range(4):

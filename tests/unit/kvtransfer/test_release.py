@@ -1,4 +1,4 @@
-"""A closed transport gives its pool back at once: pools are large, and the garbage collector may not run for long."""
+"""A closed transport frees its pool at once: pools are large, and the garbage collector may run late."""
 
 import asyncio
 import gc
@@ -33,21 +33,21 @@ def _without_collector() -> Iterator[None]:
 
 
 def num_mapped_pools() -> int:
-    """Mappings of pools, others' included, in this process."""
+    """Return the number of mapped pools in this process, including those of peers."""
     return sum("memfd:baton-kv-pool" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
 def new_cluster(backend: str) -> Cluster:
-    """Our side."""
+    """Create the local side."""
     return Cluster(backend, PoolIdentity(uuid.uuid4().hex, "model"), LARGE_SHAPE, CONNECT_DEADLINE_S)
 
 
 async def stays_unused(cluster: Cluster) -> None:
-    """Nobody reads."""
+    """Close without any read."""
 
 
 async def reads(cluster: Cluster) -> None:
-    """All goes well."""
+    """Read successfully."""
     source = await cluster.start_peer()
     peer = await cluster.transport.connect(source.description)
     await cluster.transport.read(peer, BLOCKS, BLOCKS, PATIENCE_S)
@@ -55,7 +55,7 @@ async def reads(cluster: Cluster) -> None:
 
 
 async def is_refused(cluster: Cluster) -> None:
-    """The peer is another one than was meant, and lacks a block."""
+    """Be refused by a peer: wrong incarnation, then an unknown block."""
     source = await cluster.start_peer()
     with suppress(PeerLost, PeerRefused):
         await cluster.transport.connect(replace(source.description, incarnation="another life"))
@@ -67,7 +67,7 @@ async def is_refused(cluster: Cluster) -> None:
 
 
 async def loses_the_peer(cluster: Cluster) -> None:
-    """Before a read, and before a connection."""
+    """Lose the peer before a read, and before connecting."""
     source = await cluster.start_peer()
     peer = await cluster.transport.connect(source.description)
     source.kill()
@@ -80,7 +80,7 @@ async def loses_the_peer(cluster: Cluster) -> None:
 
 
 async def waits_in_vain(cluster: Cluster) -> None:
-    """For a peer that is stopped, in a read and in connecting."""
+    """Time out with a stopped peer, in a read and while connecting."""
     source, another = await cluster.start_peer(), await cluster.start_peer()
     peer = await cluster.transport.connect(source.description)
     for each in (source, another):
@@ -93,7 +93,7 @@ async def waits_in_vain(cluster: Cluster) -> None:
 
 
 async def is_cancelled(cluster: Cluster) -> None:
-    """In a read and in connecting."""
+    """Be cancelled in a read and while connecting."""
     source, another = await cluster.start_peer(), await cluster.start_peer()
     peer = await cluster.transport.connect(source.description)
     reading = asyncio.create_task(cluster.transport.read(peer, BLOCKS, BLOCKS, PATIENCE_S))
@@ -106,7 +106,7 @@ async def is_cancelled(cluster: Cluster) -> None:
 
 
 async def closes_in_the_middle(cluster: Cluster) -> None:
-    """Of a read."""
+    """Close during a read."""
     peer = await cluster.transport.connect((await cluster.start_peer()).description)
     reading = asyncio.create_task(cluster.transport.read(peer, BLOCKS, BLOCKS, PATIENCE_S))
     await asyncio.sleep(0)
@@ -119,7 +119,7 @@ LIVES = (stays_unused, reads, is_refused, loses_the_peer, waits_in_vain, is_canc
 
 
 async def live(backend: str, life: Life) -> "weakref.ref[Tensor]":
-    """A transport from beginning to end; returns what tells whether its pool is still there."""
+    """Run a transport from creation to close; return a weak reference to its pool."""
     cluster = new_cluster(backend)
     pool = weakref.ref(cluster.pool)
     try:
@@ -131,7 +131,7 @@ async def live(backend: str, life: Life) -> "weakref.ref[Tensor]":
 
 @every_backend
 @pytest.mark.parametrize("life", LIVES)
-async def test_the_pool_goes_with_the_transport(backend: str, life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_the_transport_frees_the_pool(backend: str, life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     if backend == "nixl_emulated":
         monkeypatch.setenv("UCX_TLS", "tcp")
     before = num_mapped_pools()
@@ -141,7 +141,7 @@ async def test_the_pool_goes_with_the_transport(backend: str, life: Life, monkey
 
 
 @every_process_backend
-async def test_the_pool_goes_though_it_was_read(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_frees_a_pool_that_was_read(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if backend == "nixl_emulated":
         monkeypatch.setenv("UCX_TLS", "tcp")
     before = num_mapped_pools()

@@ -1,4 +1,4 @@
-"""Reads between pools whose blocks have different sizes, as every transport promises them."""
+"""Reads between pools with different block sizes, over every transport."""
 
 import asyncio
 import random
@@ -18,15 +18,15 @@ from tests.unit.kvtransfer.kv_peers import holds_unit
 from tests.unit.kvtransfer.read_rig import PATIENCE_S, UNTOUCHED, Gate, cluster_of, every_backend, soon
 
 PART_WORDS = 1024  # 8 KiB
-LARGE_PART_WORDS = 3 << 17  # 3 MiB: 14 of them are more than the sockets of two processes hold
+LARGE_PART_WORDS = 3 << 17  # 3 MiB: 14 of them exceed the socket buffers of two processes
 OUR_PARTS = 12  # in each of our blocks
-# What peers have in theirs: the same, a half, a quarter, a third; twice, four times, three times; two thirds.
+# Parts per block of the peers: equal, 1/2, 1/4, 1/3, 2, 4, 3 and 2/3 times ours.
 THEIR_PARTS = (12, 6, 3, 4, 24, 48, 36, 8)
 NUM_BLOCKS = 10
 
 
 def note_landed(pool: Tensor, pairs: Iterator[tuple[int, int]], words: int, landed: list[bool], num_units: int) -> None:
-    """Looks whether the next units hold what they should."""
+    """Record whether the next `num_units` units have the expected contents."""
     landed += [holds_unit(pool, ours, 1, theirs, words) for ours, theirs in islice(pairs, num_units)]
 
 
@@ -43,7 +43,7 @@ async def test_random_units_arrive_and_nothing_else_changes(
         words = unit_parts * PART_WORDS
         num_remote, num_local = (NUM_BLOCKS + 1) * parts // unit_parts, NUM_BLOCKS * OUR_PARTS // unit_parts
         most = min(num_remote, num_local)
-        # Scattered units, neighbours on both sides across the blocks' borders, the last one, and none.
+        # Scattered units, runs across block boundaries on both sides, the last unit, and an empty list.
         lists = [(rng.sample(range(num_remote), count), rng.sample(range(num_local), count)) for count in (1, 7, most)]
         lists += [(list(range(1, most)), list(range(most - 1))), ([num_remote - 1], [num_local - 1]), ([], [])]
         for remote, local in lists:
@@ -145,7 +145,7 @@ async def test_an_abandoned_read_keeps_the_blocks_of_its_units(
         assert bool((cluster.pool[blocks] == UNTOUCHED).all())
 
 
-def test_a_unit_is_what_both_blocks_are_made_of() -> None:
+def test_a_unit_is_the_greatest_common_divisor_of_block_sizes() -> None:
     for ours, theirs, unit in ((64, 64, 64), (64, 32, 32), (16, 64, 16), (24, 16, 8), (256, 1, 1)):
         assert unit_bytes_of(ours, theirs) == unit_bytes_of(theirs, ours) == unit
     for wrong in (0, -64, 63, 64 * MAX_BLOCK_UNITS * 2 - 1, 10**400 + 1):
@@ -154,7 +154,7 @@ def test_a_unit_is_what_both_blocks_are_made_of() -> None:
         assert len(str(raised.value)) < 1000
 
 
-def test_units_name_our_blocks() -> None:
+def test_units_map_to_our_blocks() -> None:
     peer = PoolDescription("peer", "model", 7, 300, {})
     units = Units.of(4, 200, peer)
     assert units == Units(unit_bytes=100, local_per_block=2, remote_per_block=3, num_local=8, num_remote=21)
@@ -162,5 +162,5 @@ def test_units_name_our_blocks() -> None:
     same = Units.of(4, 300, peer)
     assert list(same.local_blocks([2, 0])) == [2, 0]
     for num_blocks in (0, -1, MAX_PEER_UNITS // 3 + 1):
-        with pytest.raises(PeerRefused, match="says that it has"):
+        with pytest.raises(PeerRefused, match="claims to have"):
             Units.of(4, 200, replace(peer, num_blocks=num_blocks))

@@ -12,7 +12,7 @@ def test_matches_the_published_vectors() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_every_byte_of_a_block_counts_and_no_other_block(dtype: torch.dtype) -> None:
+def test_a_checksum_depends_on_every_byte_of_its_block_only(dtype: torch.dtype) -> None:
     pool = torch.zeros(4, 2, 3, 8, dtype=dtype)
     pool[:] = torch.arange(4).view(4, 1, 1, 1)
     before = block_checksums(pool, [0, 1, 2, 3])
@@ -26,7 +26,7 @@ def test_every_byte_of_a_block_counts_and_no_other_block(dtype: torch.dtype) -> 
     assert block_checksums(pool, [3, 3, 0]) == [before[3], before[3], before[0]]
 
 
-def test_units_have_checksums_of_their_own() -> None:
+def test_each_unit_has_its_own_checksum() -> None:
     pool = torch.arange(3 * 8).view(3, 8)
     halves = block_checksums(pool.view(6, 4), range(6))
     assert block_checksums(pool, [2, 0], 2) == [halves[4], halves[5], halves[0], halves[1]]

@@ -17,7 +17,7 @@ NUM_WORDS = 2048
 
 
 def splitmix64(index: int) -> int:
-    """The published generator's number `index`, in whole numbers."""
+    """Return number `index` of the published generator, computed with Python integers."""
     z = (index + 1) * GOLDEN & MASK
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK
     z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK
@@ -25,7 +25,7 @@ def splitmix64(index: int) -> int:
 
 
 def by_definition(words: Sequence[int]) -> int:
-    """The checksum as its description says, without torch."""
+    """Compute the checksum from its definition, without torch."""
     total = 0
     for index, word in enumerate(words):
         mixed = (word & MASK) * 0xD6E8FEB86659FD93 & MASK
@@ -44,7 +44,7 @@ def checksums(words: Tensor) -> list[int]:
     return word_checksums(words.view(torch.uint8), list(range(len(words))))
 
 
-def test_it_is_what_it_is_said_to_be() -> None:
+def test_checksums_match_the_definition() -> None:
     words = random_words(7, 300)
     words[1] = 0
     words[2] = -1
@@ -55,7 +55,7 @@ def test_it_is_what_it_is_said_to_be() -> None:
     assert word_checksums(words.view(torch.uint8), []) == []
 
 
-def test_every_changed_word_is_found_wherever_it_is() -> None:
+def test_every_changed_word_is_detected() -> None:
     words = random_words(NUM_WORDS)
     (before,) = checksums(words[None])
     for flipped in (1, 1 << 31, 1 << 32, -(1 << 63), -1):
@@ -66,7 +66,7 @@ def test_every_changed_word_is_found_wherever_it_is() -> None:
         assert len(set(found)) == NUM_WORDS
 
 
-def test_words_that_changed_places_are_found_even_if_they_differ_in_their_top_bit_alone() -> None:
+def test_swapped_words_are_detected_even_if_only_their_top_bits_differ() -> None:
     words = random_words(NUM_WORDS)
     words[1::2] = words[0::2] ^ -(1 << 63)
     (before,) = checksums(words[None])
@@ -80,7 +80,7 @@ def test_words_that_changed_places_are_found_even_if_they_differ_in_their_top_bi
     assert len(set(found)) == len(found)
 
 
-def test_shifted_torn_and_shortened_units_are_found() -> None:
+def test_shifted_torn_and_shortened_units_are_detected() -> None:
     words, other = random_words(2, NUM_WORDS)
     (before,) = checksums(words[None])
     shifted = torch.stack([words.roll(shift) for shift in range(1, 64)])
@@ -92,7 +92,7 @@ def test_shifted_torn_and_shortened_units_are_found() -> None:
     assert len({checksums(ends[:, :count].contiguous())[0] for count in range(1, 65)}) == 64
 
 
-def test_units_that_do_not_end_with_a_word_end_in_zeros() -> None:
+def test_units_of_partial_words_are_padded_with_zeros() -> None:
     rows = random_words(4, 5).view(torch.uint8)[:, :37].contiguous()
     padded = torch.nn.functional.pad(rows, (0, 3)).contiguous()
     assert word_checksums(rows, [2, 0]) == word_checksums(padded, [2, 0])
@@ -105,7 +105,7 @@ def test_many_large_units_are_summed_in_steps() -> None:
     assert torch.equal(multipliers(9, words.device), multipliers(32768, words.device)[:9])
 
 
-def test_a_peer_says_which_kind_it_makes() -> None:
+def test_the_kind_is_chosen_by_the_peer() -> None:
     pool = random_words(6, 64)
     assert LocalPool.of(pool, PoolIdentity("a", "b")).describe("tcp", b"").checksum == XXH3 == kind_for(pool)
     assert UnitChecksums(pool, 512, XXH3).of([4, 2]) == block_checksums(pool, [4, 2])
@@ -116,7 +116,7 @@ def test_a_peer_says_which_kind_it_makes() -> None:
     with pytest.raises(PeerRefused, match="'crc32', known are xxh3 and words"):
         UnitChecksums(pool, 512, "crc32")
     assert kind_for(pool.to("meta")) == WORDS
-    with pytest.raises(PeerRefused, match="xxh3, which are not made of a pool on meta"):
+    with pytest.raises(PeerRefused, match="xxh3, which a pool on meta does not support"):
         UnitChecksums(pool.to("meta"), 512, XXH3)
 
 
@@ -133,8 +133,8 @@ print("equal")
 """
 
 
-def test_tritons_kernel_sums_the_same() -> None:
-    """In Triton's interpreter, which has to be chosen before Triton is imported: in a process of its own."""
+def test_the_triton_kernel_matches_torch() -> None:
+    """Run Triton's interpreter in a subprocess, since it must be selected before Triton is imported."""
     pytest.importorskip("triton", reason="Triton comes with torch for GPUs")
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", IN_TRITON],

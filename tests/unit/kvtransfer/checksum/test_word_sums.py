@@ -1,4 +1,4 @@
-"""Triton's kernel is used only where it does what it should, which only running it tells."""
+"""Selection of the Triton kernel, which is used only if a trial run gives the right sums."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -36,25 +36,25 @@ def wrong_sums() -> SumWords:
 
 
 @pytest.mark.parametrize(
-    ("load", "said"),
+    ("load", "reason"),
     [
         (no_triton, "ImportError: No module named 'triton'"),
         (no_compiler, "RuntimeError: Failed to find C compiler. Please specify via CC environment variable."),
         (wrong_sums, "ArithmeticError: its sums are wrong"),
     ],
 )
-def test_a_kernel_that_does_not_do_is_not_used_and_the_log_says_why(
-    load: Callable[[], SumWords], said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_kernel_that_fails_is_not_used_and_the_reason_is_logged(
+    load: Callable[[], SumWords], reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(word_sums, "load_kernel", load)
     assert word_sums_kernel(CPU, sum_words_in_torch) is None
     assert word_sums_kernel(CPU, sum_words_in_torch) is None
-    (record,) = caplog.records  # once, not at every request
+    (record,) = caplog.records  # once, not per request
     assert record.levelno == logging.WARNING
-    assert record.getMessage().endswith(f"Triton does not do here: {said}")
+    assert record.getMessage().endswith(f"Triton does not work here: {reason}")
 
 
-def test_a_kernel_that_sums_rightly_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_with_right_sums_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     def kernel(words: Tensor, units: Tensor) -> Tensor:
         return sum_words_in_torch(words, units)
 

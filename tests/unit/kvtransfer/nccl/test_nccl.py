@@ -1,4 +1,4 @@
-"""Two-sided reads, over gloo: what the conformance suite does not ask of every transport."""
+"""Two-sided reads over gloo, beyond the conformance suite."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ from tests.unit.kvtransfer.pair_rig import sides
 from tests.unit.kvtransfer.read_rig import PATIENCE_S, UNTOUCHED, soon
 
 
-async def test_a_read_that_was_given_up_leaves_the_communicator_to_the_next() -> None:
+async def test_an_aborted_read_leaves_the_communicator_usable() -> None:
     async with sides() as (ours, theirs):
         peer = await ours.transport.connect(theirs.description)
         blocks = list(range(64))
@@ -36,7 +36,7 @@ async def test_a_read_that_was_given_up_leaves_the_communicator_to_the_next() ->
             await soon(ours.transport.quarantine.wait_clear(blocks))
             ours.pool.fill_(UNTOUCHED)
             assert peer in ours.transport.choices  # it is the same connection
-            # What the first had asked for and did not want is not taken for what this one asks for.
+            # The chunks that the aborted read had requested do not end up in this read.
             await ours.transport.read(peer, [63, 62, 61], [0, 1, 2], PATIENCE_S)
             assert all(holds(ours.pool, block, 1, 63 - block) for block in range(3))
             assert bool((ours.pool[3:] == UNTOUCHED).all())
@@ -45,44 +45,44 @@ async def test_a_read_that_was_given_up_leaves_the_communicator_to_the_next() ->
 async def test_reads_from_one_peer_wait_for_each_other_no_longer_than_their_deadlines() -> None:
     async with sides() as (ours, theirs):
         peer = await ours.transport.connect(theirs.description)
-        line = ours.transport._connections.get(peer).line
-        await line.acquire()
-        with pytest.raises(TransferDeadline, match="reads to answer that were before"):
+        read_lock = ours.transport._connections.get(peer).read_lock
+        await read_lock.acquire()
+        with pytest.raises(TransferDeadline, match="still busy with earlier reads"):
             await ours.transport.read(peer, [0], [0], 0.05)
         waiting = asyncio.create_task(ours.transport.read(peer, [0], [0], PATIENCE_S))
         await asyncio.sleep(0)
         ours.transport.forget(peer)
-        line.release()
+        read_lock.release()
         with pytest.raises(PeerLost, match="forgotten"):
             await waiting
 
 
-@pytest.mark.parametrize("said", [[0], [1 << 20], [1, 64], [2, 0]])
-async def test_nonsense_ends_the_connection_and_nothing_else(said: list[int]) -> None:
+@pytest.mark.parametrize("words", [[0], [1 << 20], [1, 64], [2, 0]])
+async def test_an_invalid_request_ends_only_its_connection(words: list[int]) -> None:
     async with sides() as (ours, theirs):
         address = endpoint.decode(Endpoint, theirs.description, "gloo")
         assert address.chunk_bytes == CHUNK_BYTES
         local = ours.transport._require_pool()
         sock = await open_connection(address.host, address.port, address.key, local, theirs.description)
         loop = asyncio.get_running_loop()
-        await loop.sock_sendall(sock, np.array(said, "<u4").tobytes())
-        assert len(await loop.sock_recv(sock, 4)) == 4  # where the store is
+        await loop.sock_sendall(sock, np.array(words, "<u4").tobytes())
+        assert len(await loop.sock_recv(sock, 4)) == 4  # the port of the store
         sock.close()
         peer = await ours.transport.connect(theirs.description)
         await ours.transport.read(peer, [5], [6], PATIENCE_S)
         assert holds(ours.pool, 6, 1, 5)
 
 
-async def test_nccl_moves_no_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nccl_rejects_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl, "nccl_type", lambda: None)
     transport = PairTransport(PoolIdentity("a", "b"), HOST)
-    with pytest.raises(TransportUnavailable, match="NCCL moves GPU memory, this pool is on cpu"):
+    with pytest.raises(TransportUnavailable, match="NCCL transfers GPU memory, this pool is on cpu"):
         transport.register_pool(torch.zeros(4, 4))
     await transport.close()
 
 
 def failing_once(method: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has the first call of a group's method fail, before it has done anything."""
+    """Make the first call of a group's method fail before it does anything."""
     real, errors = getattr(PairGroup, method), [error]
 
     def fail(self: PairGroup, *args: object) -> object:
@@ -94,7 +94,7 @@ def failing_once(method: str, error: Exception, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("method", ["scatter", "receive"])
-async def test_after_an_error_nobody_had_thought_of_the_next_read_gets_its_own_blocks(
+async def test_after_an_unexpected_error_the_next_read_gets_its_own_blocks(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with sides() as (ours, theirs):
@@ -102,7 +102,7 @@ async def test_after_an_error_nobody_had_thought_of_the_next_read_gets_its_own_b
         failing_once(method, torch.OutOfMemoryError("CUDA out of memory"), monkeypatch)
         with pytest.raises(torch.OutOfMemoryError):
             await ours.transport.read(peer, list(range(32)), list(range(32)), PATIENCE_S)
-        assert peer not in ours.transport.choices  # chunks that nobody takes are on their way over this one
+        assert peer not in ours.transport.choices  # requested chunks are still in flight over this communicator
         await ours.transport.connect(theirs.description)
         ours.pool.fill_(UNTOUCHED)
         await ours.transport.read(peer, list(range(40, 48)), list(range(8)), PATIENCE_S)
@@ -111,7 +111,7 @@ async def test_after_an_error_nobody_had_thought_of_the_next_read_gets_its_own_b
 
 
 @pytest.mark.parametrize("method", ["scatter", "receive"])
-async def test_after_an_error_of_ours_the_communicator_is_kept_once_all_has_come(
+async def test_after_a_transfer_failure_the_communicator_is_kept_once_drained(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with sides() as (ours, theirs):
@@ -126,11 +126,11 @@ async def test_after_an_error_of_ours_the_communicator_is_kept_once_all_has_come
         assert ours.transport._connections.get(peer).group is group
 
 
-async def test_what_fails_in_torch_is_an_error_of_transfer() -> None:
+async def test_torch_failures_become_transfer_failures() -> None:
     async with sides() as (ours, theirs):
         peer = await ours.transport.connect(theirs.description)
         group, rows = ours.transport._connections.get(peer).group, ours.pool.view(torch.uint8)
         with pytest.raises(TransferFailed, match="receiving blocks failed: "):
             group.receive(-1, 8)
-        with pytest.raises(TransferFailed, match="copying blocks that were received failed: "):
+        with pytest.raises(TransferFailed, match="copying received blocks failed: "):
             group.scatter(torch.zeros(1, 8, dtype=torch.uint8), rows, [0])

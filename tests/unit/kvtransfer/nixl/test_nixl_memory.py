@@ -1,4 +1,4 @@
-"""What NIXL says of memory that it cannot read by itself; the GPUs' part of it, as far as it goes without one."""
+"""NIXL and memory that it cannot read one-sidedly; the parts for GPUs that can be tested without one."""
 
 import asyncio
 import uuid
@@ -25,19 +25,19 @@ from tests.unit.kvtransfer.read_rig import PATIENCE_S, SHAPE
 VRAM = MemoryPlace("VRAM", 0)
 
 
-def reader(tries_at_rest: bool, one_sided_only: bool = True, connect_deadline_s: float = 10.0) -> NixlTransport:
-    """Ours, with a pool in host memory."""
+def reader(probe_while_idle: bool, one_sided_only: bool = True, connect_deadline_s: float = 10.0) -> NixlTransport:
+    """Create a transport with a pool in host memory."""
     identity = PoolIdentity(uuid.uuid4().hex, "model")
     transport = NixlTransport(
-        identity, HOST, None, connect_deadline_s, one_sided_only=one_sided_only, tries_at_rest=tries_at_rest
+        identity, HOST, None, connect_deadline_s, one_sided_only=one_sided_only, probe_while_idle=probe_while_idle
     )
     transport.register_pool(torch.zeros(SHAPE, dtype=torch.int64))
     return transport
 
 
-async def test_reads_that_need_no_help_are_told_by_a_peer_at_rest() -> None:
+async def test_one_sided_reads_are_detected_while_the_peer_is_idle() -> None:
     peer = await ProcessPeer.start("nixl", PoolIdentity(uuid.uuid4().hex, "model"), SHAPE, 1)
-    transport = reader(tries_at_rest=True)
+    transport = reader(probe_while_idle=True)
     try:
         found = await transport.connect(peer.description)
         assert transport.choices[found].reason == "memory to memory on one host, by devices alone"
@@ -48,7 +48,7 @@ async def test_reads_that_need_no_help_are_told_by_a_peer_at_rest() -> None:
 
 
 @pytest.mark.parametrize("one_sided_only", [True, False])
-async def test_what_ucx_stages_is_refused_or_named(one_sided_only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reads_staged_by_ucx_are_refused_or_named(one_sided_only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
     peer = await ProcessPeer.start("nixl_emulated", PoolIdentity(uuid.uuid4().hex, "model"), SHAPE, 1)
     transport = reader(True, one_sided_only)
@@ -69,9 +69,9 @@ async def test_what_ucx_stages_is_refused_or_named(one_sided_only: bool, monkeyp
         peer.kill()
 
 
-async def test_pools_in_other_kinds_of_memory_are_not_read_over_nixl() -> None:
+async def test_pools_in_different_kinds_of_memory_are_not_read_over_nixl() -> None:
     peer = await ProcessPeer.start("nixl", PoolIdentity(uuid.uuid4().hex, "model"), SHAPE, 1)
-    transport = reader(tries_at_rest=False)
+    transport = reader(probe_while_idle=False)
     try:
         address = replace(endpoint.decode(Endpoint, peer.description, NAME), memory="VRAM", device=3)
         described = replace(peer.description, endpoints={NAME: endpoint.encode(address)})
@@ -83,7 +83,7 @@ async def test_pools_in_other_kinds_of_memory_are_not_read_over_nixl() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="UCX has its CUDA support here")
-def test_gpu_memory_is_not_registered_where_ucx_does_not_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_memory_is_not_registered_if_ucx_does_not_support_it(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, memory = NixlAgent(uuid.uuid4().hex), torch.zeros(4096, dtype=torch.uint8)
 
     def register() -> "Future[None]":
@@ -93,7 +93,7 @@ def test_gpu_memory_is_not_registered_where_ucx_does_not_know_it(monkeypatch: py
         assert not has_ucx_cuda()
         with pytest.raises(TransportUnavailable, match=r"has not loaded its CUDA support.*libcuda"):
             register().result()
-        # As if the module were there: then it is UCX itself that does not take it for a GPU's.
+        # With the module check bypassed, UCX itself rejects host memory as GPU memory.
         monkeypatch.setattr("baton.kvtransfer.nixl.agent.has_ucx_cuda", lambda: True)
         monkeypatch.setattr("baton.kvtransfer.nixl.agent.bind_thread", lambda device: None)
         with pytest.raises(TransportUnavailable, match="cannot register GPU memory"):
@@ -110,7 +110,7 @@ def test_descriptors_name_the_device() -> None:
 
 @asynccontextmanager
 async def owner() -> AsyncIterator[tuple[NixlTransport, PoolDescription]]:
-    """A peer in this process, so that one can have it poll."""
+    """Run a peer in this process, so that the test can make it poll."""
     transport = NixlTransport(PoolIdentity(uuid.uuid4().hex, "model"), HOST)
     try:
         yield transport, transport.register_pool(torch.ones(SHAPE, dtype=torch.int64))
@@ -118,33 +118,33 @@ async def owner() -> AsyncIterator[tuple[NixlTransport, PoolDescription]]:
         await transport.close()
 
 
-async def test_a_peer_that_polls_for_others_all_the_time_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UCX_TLS", "tcp")  # what it hides: every read needs its help
+async def test_a_probe_of_a_peer_that_always_polls_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")  # every read needs the peer's help, which its polling hides
     async with owner() as (theirs, description):
         theirs._agent.poll_for_peer(1)
         transport = reader(True, connect_deadline_s=2.0)
-        with pytest.raises(TransportUnavailable, match=r"NIXL read nothing of peer .* on trial within 1.6 s"):
+        with pytest.raises(TransportUnavailable, match=r"NIXL's probe of peer .* did not end within 1.6 s"):
             await transport.connect(description)
         await transport.close()
 
 
-async def test_a_peer_that_polls_for_others_in_every_trial_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_probe_of_a_peer_that_polls_in_every_round_is_inconclusive(monkeypatch: pytest.MonkeyPatch) -> None:
     async with owner() as (theirs, description):
-        real = NixlPeer.polls_at_rest
+        real = NixlPeer.num_polls_when_idle
 
         async def polls_once_more(self: NixlPeer) -> int:
             theirs._agent.poll_for_peer(1)
             theirs._agent.poll_for_peer(-1)
             return await real(self)
 
-        monkeypatch.setattr(NixlPeer, "polls_at_rest", polls_once_more)
+        monkeypatch.setattr(NixlPeer, "num_polls_when_idle", polls_once_more)
         transport = reader(True)
-        with pytest.raises(TransportUnavailable, match="polled for others in each of 5 trials"):
+        with pytest.raises(TransportUnavailable, match="polled for other peers in each of 5 probes"):
             await transport.connect(description)
         await transport.close()
 
 
-async def test_a_trial_waits_until_the_peer_rests() -> None:
+async def test_a_probe_waits_until_the_peer_is_idle() -> None:
     async with owner() as (theirs, description):
         theirs._agent.poll_for_peer(1)
         transport = reader(True)
@@ -158,40 +158,40 @@ async def test_a_trial_waits_until_the_peer_rests() -> None:
         await transport.close()
 
 
-def test_an_agent_says_how_often_it_has_polled_once_it_rests() -> None:
-    agent, told = NixlAgent(uuid.uuid4().hex), []
+def test_an_agent_reports_its_polls_once_idle() -> None:
+    agent, reports = NixlAgent(uuid.uuid4().hex), []
 
     def polls() -> int:
-        asked: Future[int] = Future()
-        agent.count_at_rest(asked.set_result)
-        return asked.result(PATIENCE_S)
+        count: Future[int] = Future()
+        agent.report_polls_when_idle(count.set_result)
+        return count.result(PATIENCE_S)
 
     try:
         before = polls()
         assert polls() == before
         agent.poll_for_peer(1)
-        agent.count_at_rest(told.append)
+        agent.report_polls_when_idle(reports.append)
         agent.call(lambda: None).result()
-        assert not told
+        assert not reports
         agent.poll_for_peer(-1)
         assert polls() > before
-        assert len(told) == 1
+        assert len(reports) == 1
     finally:
         agent.close()
 
 
 @pytest.mark.parametrize("device", [-1, 1 << 10, 1 << 70])
-async def test_a_device_that_there_is_not_is_refused(device: int) -> None:
+async def test_an_impossible_device_is_refused(device: int) -> None:
     async with owner() as (_, description):
         address = replace(endpoint.decode(Endpoint, description, NAME), device=device)
-        transport = reader(tries_at_rest=False)
-        with pytest.raises(PeerRefused, match=f"says that its pool is on device {device}"):
+        transport = reader(probe_while_idle=False)
+        with pytest.raises(PeerRefused, match=f"claims that its pool is on device {device}"):
             await transport.connect(replace(description, endpoints={NAME: endpoint.encode(address)}))
         assert not transport.choices
         await transport.close()
 
 
-def test_an_agent_has_the_context_of_its_gpu_before_nixl_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agents_thread_binds_its_gpu_before_nixl_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[object] = []
     create = nixl_agent.create_agent
     monkeypatch.setattr(nixl_agent, "bind_thread", order.append)
@@ -202,7 +202,7 @@ def test_an_agent_has_the_context_of_its_gpu_before_nixl_starts(monkeypatch: pyt
     assert order == [3, "created", "created"]
 
 
-def test_a_gpus_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu_number(torch.device("cpu")) is None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu_number(torch.device("cuda", 2)) is None

@@ -31,15 +31,15 @@ def test_a_shared_pool_holds_one_zeroed_tensor() -> None:
     assert not memory.holds(torch.zeros(4, 3, 5, dtype=torch.bfloat16))
     tensor[3] = 1
     assert os.pread(memory.fd, 2, tensor.nbytes - 2) == b"\x80\x3f"  # 1 in bfloat16: the file is the tensor
-    with pytest.raises(ValueError, match="allocated before"):
+    with pytest.raises(ValueError, match="allocated already"):
         memory.allocate((4, 3), torch.float32)
     with pytest.raises(OSError, match="not permitted"):
-        os.ftruncate(memory.fd, 4096)  # sealed: no reader can be killed by a file that shrinks
+        os.ftruncate(memory.fd, 4096)  # sealed: the file cannot shrink, which would kill readers
     with pytest.raises(OSError, match="not permitted"):
-        os.pwrite(memory.fd, b"x", 0)  # nor can anybody write who was passed the file
+        os.pwrite(memory.fd, b"x", 0)  # nor can a holder of the descriptor write
     memory.close()
     memory.close()
-    assert float(tensor[3, 0, 0]) == 1  # the memory goes with the last tensor
+    assert float(tensor[3, 0, 0]) == 1  # the memory is freed with the last tensor
 
 
 def test_only_the_pools_own_tensor_is_registered() -> None:
@@ -48,7 +48,7 @@ def test_only_the_pools_own_tensor_is_registered() -> None:
         transport.register_pool(torch.zeros(4, 4))
 
 
-async def test_nothing_is_left_of_a_killed_owner() -> None:
+async def test_a_killed_owner_leaves_nothing_behind() -> None:
     cluster = Cluster("shared_memory", IDENTITY, (64, 8192), 10.0)
     source = await cluster.start_peer()
     peer = await cluster.transport.connect(source.description)
@@ -58,7 +58,7 @@ async def test_nothing_is_left_of_a_killed_owner() -> None:
     async with asyncio.timeout(10):
         while peer in cluster.transport.choices:
             await asyncio.sleep(0.001)
-    assert num_pool_mappings() == before - 1  # the last mapping of the owner's pages: they are free now
+    assert num_pool_mappings() == before - 1  # that was the last mapping, so the owner's pages are free
     name = json.loads(source.description.endpoints["shared_memory"])["name"]
     assert name not in Path("/proc/net/unix").read_text()
     await cluster.end()
@@ -68,7 +68,7 @@ def num_pool_mappings() -> int:
     return Path("/proc/self/maps").read_text().count("baton-kv-pool")
 
 
-async def test_a_peer_on_another_host_is_out_of_reach() -> None:
+async def test_a_peer_on_another_host_is_unreachable() -> None:
     cluster = Cluster("shared_memory", IDENTITY, (8, 1024), 10.0)
     source = await cluster.start_peer()
     address = json.loads(source.description.endpoints["shared_memory"])

@@ -1,4 +1,4 @@
-"""Reads through windows of host memory: who has which frame, and what is said of it."""
+"""Reads through windows of host memory: ownership of frames, and the control protocol."""
 
 import asyncio
 import logging
@@ -39,7 +39,7 @@ def _small_window(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Side:
-    """A pool that is "on another device": it is read through a window alone."""
+    """A pool that stands for one on a GPU: it is read only through a window."""
 
     def __init__(self, seed: int, window_bytes: int = 0) -> None:
         identity = PoolIdentity(uuid.uuid4().hex, "model")
@@ -53,7 +53,7 @@ class Side:
         self.description = self.transport.register_pool(self.pool)
 
     async def control(self, reader: "Side") -> StagingControl:
-        """A connection of a reader that knows no better than what is sent over it by hand."""
+        """Open a reader's control connection that the test drives by hand."""
         address = endpoint.decode(Endpoint, self.description, NAME)
         local = reader.transport._require_local().pool
         return StagingControl(await open_connection(address.host, address.port, address.key, local, self.description))
@@ -61,7 +61,7 @@ class Side:
 
 @asynccontextmanager
 async def sides(window_bytes: int = 0) -> AsyncIterator[tuple[Side, Side]]:
-    """Ours and a peer's."""
+    """Create our side and a peer's."""
     both = Side(0, window_bytes), Side(1, window_bytes)
     try:
         yield both
@@ -70,7 +70,7 @@ async def sides(window_bytes: int = 0) -> AsyncIterator[tuple[Side, Side]]:
             await side.transport.close()
 
 
-async def test_more_reads_than_frames_all_end() -> None:
+async def test_more_reads_than_frames_all_complete() -> None:
     async with sides() as (ours, theirs):
         peer = await ours.transport.connect(theirs.description)
         blocks = list(range(64))
@@ -99,28 +99,28 @@ async def test_both_sides_read_each_other_at_once() -> None:
         assert all(holds(theirs.pool, block + 32, 2, block) for block in range(32))
 
 
-async def test_a_reader_that_stands_still_loses_its_frames_and_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stalled_reader_loses_its_frames_and_notices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging_owner, "LEND_S", 0.3)
     async with sides() as (ours, theirs):
         idle = await theirs.control(ours)
-        await idle.ask([0, 1])
-        await idle.ask([2, 3])
+        await idle.request([0, 1])
+        await idle.request([2, 3])
         frames = {await idle.staged(), await idle.staged()}
-        assert len(frames) == 2  # all that readers may have
+        assert len(frames) == 2  # all frames for readers
         peer = await ours.transport.connect(theirs.description)
         await soon(ours.transport.read(peer, [5, 6, 7], [5, 6, 7], PATIENCE_S))
         assert all(holds(ours.pool, block, 1, block) for block in (5, 6, 7))
-        with pytest.raises((PeerLost, OSError)):  # so it knows that what it read may have been another's
+        with pytest.raises((PeerLost, OSError)):  # so it knows that the frame may have been reused
             await soon(idle.give_back())
         idle.sock.close()
 
 
-async def test_a_frame_comes_back_when_its_reader_ends() -> None:
+async def test_a_frame_is_freed_when_its_reader_ends() -> None:
     async with sides() as (ours, theirs):
         for _ in range(5):
             gone = await theirs.control(ours)
-            await gone.ask([0])
-            await gone.ask([1])
+            await gone.request([0])
+            await gone.request([1])
             await gone.staged()
             gone.sock.close()
         peer = await ours.transport.connect(theirs.description)
@@ -128,19 +128,19 @@ async def test_a_frame_comes_back_when_its_reader_ends() -> None:
         assert holds(ours.pool, 63, 1, 63)
 
 
-async def test_a_reader_that_stands_still_keeps_a_share_of_the_frames_however_many_connections_it_has() -> None:
+async def test_a_stalled_reader_holds_at_most_its_share_of_frames_over_all_connections() -> None:
     frame_bytes = 2 * SHAPE[1] * 8
     async with sides(window_bytes=16 * frame_bytes) as (ours, theirs):
         stopped = Side(0)
         controls = [await theirs.control(stopped) for _ in range(5)]
         for control in controls:
-            await control.ask([0])
-            await control.ask([1])
+            await control.request([0])
+            await control.request([1])
         frames = theirs.transport._require_local().window.for_readers
         await until(lambda: len(frames) == 6)
         peer = await ours.transport.connect(theirs.description)
         await ours.transport.read(peer, list(range(64)), list(range(64)), staging_owner.LEND_S / 2)
-        assert len(frames) == 6  # of eight
+        assert len(frames) == 6  # of 8
         for control in controls:
             control.sock.close()
         await until(lambda: len(frames) == 8)
@@ -148,20 +148,20 @@ async def test_a_reader_that_stands_still_keeps_a_share_of_the_frames_however_ma
 
 
 @pytest.mark.parametrize(
-    "said",
+    "words",
     [
-        (9,),  # no word of the protocol
-        (2,),  # a frame back that it does not have
+        (9,),  # an unknown message
+        (2,),  # the return of a frame that was not lent
         (1, 0),  # no units
-        (1, 3, 0, 1, 2),  # more than a frame has
+        (1, 3, 0, 1, 2),  # more units than a frame has
         (1, 1, 0, 1, 1, 0, 1, 1, 0),  # a third frame
         (1, 1 << 31),
     ],
 )
-async def test_nonsense_ends_the_connection_and_nothing_else(said: tuple[int, ...]) -> None:
+async def test_an_invalid_message_ends_only_its_connection(words: tuple[int, ...]) -> None:
     async with sides() as (ours, theirs):
         wrong = await theirs.control(ours)
-        await send_words(wrong.sock, *said)
+        await send_words(wrong.sock, *words)
         with suppress(TransferError, OSError):
             for _ in range(3):
                 await soon(wrong.staged())
@@ -172,31 +172,31 @@ async def test_nonsense_ends_the_connection_and_nothing_else(said: tuple[int, ..
         assert holds(ours.pool, 4, 1, 3)
 
 
-async def test_blocks_that_there_are_not_are_refused_by_the_owner_too() -> None:
+async def test_the_owner_refuses_unknown_blocks_too() -> None:
     async with sides() as (ours, theirs):
         control = await theirs.control(ours)
-        await control.ask([64])
+        await control.request([64])
         with pytest.raises(PeerRefused, match=r"block 64 is not one of the pool's 64"):
             await soon(control.staged())
         control.sock.close()
 
 
-async def test_as_a_last_resort_it_is_said_loudly(caplog: pytest.LogCaptureFixture) -> None:
+async def test_use_as_a_last_resort_is_logged_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     async with sides() as (ours, theirs):
         auto = AutoTransport(
             [Unavailable("nixl", "UCX has no CUDA"), Backend("staged", ours.transport, STAGING_COSTS)], Quarantine()
         )
         peer = await auto.connect(theirs.description)
         (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-        said = warning.getMessage()
-        assert "over staged_shared_memory as a last resort" in said
-        assert "twice over PCIe" in said
-        assert "nixl: UCX has no CUDA" in said
+        message = warning.getMessage()
+        assert "over staged_shared_memory as a last resort" in message
+        assert "twice over PCIe" in message
+        assert "nixl: UCX has no CUDA" in message
         assert auto.choices[peer].transport == "staged_shared_memory"
 
 
 @pytest.mark.parametrize("name", ["tcp", "shared_memory"])
-async def test_a_transport_of_host_memory_says_what_serves_a_gpu(name: str) -> None:
+async def test_a_host_memory_transport_names_those_for_gpus(name: str) -> None:
     memory = SharedPool()
     transport = create_transport(name, PoolIdentity("a", "b"), memory, HOST)
     with pytest.raises(ValueError, match=r"on the CPU for this transport.*meta.*nixl, nccl, staged and auto"):
@@ -206,17 +206,17 @@ async def test_a_transport_of_host_memory_says_what_serves_a_gpu(name: str) -> N
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-async def test_a_gpus_auto_is_made_of_what_reads_gpus() -> None:
+async def test_auto_on_a_gpu_consists_of_gpu_transports() -> None:
     async with pools("auto", GPU) as (ours, theirs):
         assert set(theirs.description.endpoints) >= {"staged"}
-        assert "tcp" not in theirs.description.endpoints  # of the window, whose blocks mean something else
+        assert "tcp" not in theirs.description.endpoints  # the endpoint of the window, whose blocks are staging frames
         peer = await ours.transport.connect(theirs.description)
         await ours.transport.read(peer, [3], [4], PATIENCE_S)
         assert holds(ours.pool, 4, 1, 3)
 
 
 class Pooled:
-    """A transport by its name, with a pool of its own."""
+    """A transport by name, with a registered pool."""
 
     def __init__(self, name: str, device: torch.device, seed: int) -> None:
         self.memory = SharedPool()
@@ -240,7 +240,7 @@ async def pools(name: str, device: torch.device) -> AsyncIterator[tuple[Pooled, 
             each.memory.close()
 
 
-async def test_staged_is_a_transport_to_ask_for() -> None:
+async def test_staged_can_be_selected_by_name() -> None:
     async with pools("staged", torch.device("cpu")) as (ours, theirs):
         assert set(theirs.description.endpoints) == {"staged"}
         peer = await ours.transport.connect(theirs.description)
@@ -249,7 +249,7 @@ async def test_staged_is_a_transport_to_ask_for() -> None:
         assert ours.transport.choices[peer].transport == "staged_shared_memory"
 
 
-async def test_who_has_no_window_is_not_read_through_one() -> None:
+async def test_a_peer_without_a_window_is_not_read_through_one() -> None:
     async with sides() as (ours, _), pools("tcp", torch.device("cpu")) as (_, theirs):
         with pytest.raises(TransportUnavailable, match="does not offer staged"):
             await ours.transport.connect(theirs.description)
@@ -260,7 +260,7 @@ def a_staged_transport(port: int = 0) -> tuple[StagedTransport, SharedPool]:
     return StagedTransport(identity, SharedMemoryTransport(identity, window), window, HOST, port=port), window
 
 
-async def test_without_memory_for_a_window_another_transport_may_do(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_memory_for_a_window_staged_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: SharedPool, *_args: object) -> None:
         raise MemoryError("no memory for a pool of 1 bytes")
 
@@ -272,16 +272,16 @@ async def test_without_memory_for_a_window_another_transport_may_do(monkeypatch:
     await transport.close()
 
 
-async def test_a_window_goes_when_the_pool_is_not_registered() -> None:
-    with closing(socket.create_server((HOST, 0))) as taken:
-        transport, window = a_staged_transport(taken.getsockname()[1])
+async def test_the_window_is_freed_if_the_pool_cannot_be_registered() -> None:
+    with closing(socket.create_server((HOST, 0))) as listener:
+        transport, window = a_staged_transport(listener.getsockname()[1])
         with pytest.raises(OSError, match="cannot listen on port"):
             transport.register_pool(torch.zeros(SHAPE))
         assert window.fd == -1
         await transport.close()
 
 
-def test_a_copy_that_fails_is_an_error_of_transfer() -> None:
+def test_a_failed_copy_is_a_transfer_failure() -> None:
     pool = LocalPool.of(torch.zeros(4, 8), PoolIdentity("a", "b"))
     copy = StagingCopy(pool, torch.zeros(4, 32, dtype=torch.uint8))
     with pytest.raises(TransferFailed, match="copying blocks between GPU and host failed: "):

@@ -41,7 +41,7 @@ def greeting(cluster: Cluster, **changes: object) -> bytes:
 
 
 def exchange(cluster: Cluster, sent: bytes) -> bytes:
-    """Everything that the server says to these bytes, until it closes."""
+    """Send bytes and return everything that the server sends until it closes."""
     address = json.loads(cluster.description.endpoints["tcp"])
     received = b""
     sock = socket.create_connection((address["host"], address["port"]), 20)
@@ -59,7 +59,7 @@ async def assert_serves(cluster: Cluster) -> None:
     assert received.endswith(cluster.pool[5].numpy().tobytes() + cluster.pool[0].numpy().tobytes())
 
 
-async def test_garbage_ends_the_connection_and_nothing_else(cluster: Cluster) -> None:
+async def test_garbage_ends_only_its_connection(cluster: Cluster) -> None:
     rng = random.Random(1)
     garbage = [rng.randbytes(rng.randint(1, 300)) for _ in range(40)]
     garbage += [b"", b"\xff\xff\xff\xff", b"\x02\x00\x00\x00[]", b"\x04\x00\x00\x00null", b"GET / HTTP/1.1\r\n\r\n"]
@@ -70,7 +70,7 @@ async def test_garbage_ends_the_connection_and_nothing_else(cluster: Cluster) ->
 
 
 @pytest.mark.parametrize("what", ["protocol", "key", "incarnation", "fingerprint", "block_bytes"])
-async def test_a_wrong_greeting_is_answered_with_the_reason(cluster: Cluster, what: str) -> None:
+async def test_a_wrong_greeting_is_refused_with_the_reason(cluster: Cluster, what: str) -> None:
     for wrong in ("x", None, 7, {"a": []}):
         answer = await asyncio.to_thread(exchange, cluster, greeting(cluster, **{what: wrong}))
         refusal = json.loads(answer[4:])["refused"]
@@ -79,7 +79,7 @@ async def test_a_wrong_greeting_is_answered_with_the_reason(cluster: Cluster, wh
     await assert_serves(cluster)
 
 
-async def test_a_caller_says_who_it_is(cluster: Cluster) -> None:
+async def test_a_caller_must_send_its_incarnation(cluster: Cluster) -> None:
     for wrong in (None, 7, {"a": []}, "", "x" * 201):
         answer = await asyncio.to_thread(exchange, cluster, greeting(cluster, caller=wrong))
         assert "caller must be an incarnation" in json.loads(answer[4:])["refused"]
@@ -93,14 +93,14 @@ async def test_the_serving_side_checks_the_blocks(cluster: Cluster) -> None:
         assert answer.endswith(f"block {block} is not one of the pool's 16".encode())
     too_many = tcp_frames.REQUEST.pack(tcp_frames.MAX_REQUEST_UNITS + 1)
     answer = await asyncio.to_thread(exchange, cluster, greeting(cluster) + too_many)
-    assert json.loads(answer[4:])["num_blocks"] == 16  # let in, and then nothing more
+    assert json.loads(answer[4:])["num_blocks"] == 16  # admitted, but no response to the request
     cut_off = tcp_frames.REQUEST.pack(5) + b"\1\0\0\0"
     await asyncio.to_thread(exchange, cluster, greeting(cluster) + cut_off)
     await assert_serves(cluster)
 
 
-async def test_a_serving_side_that_answers_wrongly_is_refused(cluster: Cluster) -> None:
-    """A peer that greets rightly, and then sends too much, too little, or a refusal of its own."""
+async def test_a_wrong_response_is_refused(cluster: Cluster) -> None:
+    """The peer greets correctly, and then sends too much, too little, or a refusal."""
     for status, num_bytes, error in ((0, 9, PeerRefused), (7, 0, PeerRefused), (0, SHAPE[1] * 8, PeerLost)):
         listener = socket.create_server(("127.0.0.1", 0))
         address = json.loads(cluster.description.endpoints["tcp"])
@@ -128,7 +128,7 @@ def answer_wrongly(listener: socket.socket, incarnation: str, status: int, num_b
         sock.sendall(tcp_frames.RESPONSE.pack(status, num_bytes) + b"x" * 9)
 
 
-async def test_many_reads_at_once_keep_few_connections(cluster: Cluster) -> None:
+async def test_many_concurrent_reads_leave_few_idle_connections(cluster: Cluster) -> None:
     source = await cluster.start_peer()
     peer = await cluster.transport.connect(source.description)
     cluster.pool.fill_(-1)
@@ -136,8 +136,8 @@ async def test_many_reads_at_once_keep_few_connections(cluster: Cluster) -> None
     assert all(holds(cluster.pool, block, 1, 15 - block) for block in range(16))
 
 
-async def test_a_cancel_harms_no_other_read_of_the_peer(cluster: Cluster) -> None:
-    """A read that is cancelled just when it has ended must not touch the connection that another read has by then."""
+async def test_a_cancel_does_not_affect_other_reads_of_the_peer(cluster: Cluster) -> None:
+    """A read cancelled just after its end must not touch its connection, which another read may use by then."""
     source = await cluster.start_peer()
     peer = await cluster.transport.connect(source.description)
     rng = random.Random(4)
@@ -151,7 +151,7 @@ async def test_a_cancel_harms_no_other_read_of_the_peer(cluster: Cluster) -> Non
     assert peer in cluster.transport.choices
 
 
-async def test_a_silent_peer_leaves_the_others_their_reads(cluster: Cluster) -> None:
+async def test_a_silent_peer_does_not_block_reads_from_others(cluster: Cluster) -> None:
     silent, lively = await cluster.start_peer(seed=1), await cluster.start_peer(seed=2)
     peers = [await cluster.transport.connect(source.description) for source in (silent, lively)]
     silent.stop()

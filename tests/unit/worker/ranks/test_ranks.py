@@ -185,7 +185,7 @@ async def test_after_clearing_nothing_is_written_any_more(tmp_path: Path) -> Non
 async def test_a_rank_that_cannot_reach_the_peer_says_so(tmp_path: Path) -> None:
     async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
         await it.peer_transports[2].close()  # of which only our second rank reads
-        with pytest.raises(PeerLost, match="rank 1: peer peer-2 is gone"):
+        with pytest.raises(PeerLost, match="rank 1: peer peer-2 has ended"):
             await it.ranks.receive(it.descriptions, [2], 0, 5.0)
         with pytest.raises(PeerRefused, match="cannot be divided among 3 ranks"):
             await it.ranks.receive(it.descriptions[:3], [2], 0, 5.0)

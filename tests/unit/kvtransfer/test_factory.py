@@ -34,7 +34,7 @@ async def test_every_named_transport_serves_a_pool(name: str) -> None:
 
 
 @pytest.mark.parametrize("has_device", [False, True])
-async def test_auto_says_once_that_nixl_is_missing(
+async def test_auto_logs_once_that_nixl_is_missing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, has_device: bool
 ) -> None:
     monkeypatch.setitem(sys.modules, "nixl", None)
@@ -43,8 +43,8 @@ async def test_auto_says_once_that_nixl_is_missing(
     memory = SharedPool()
     transport = create_transport("auto", IDENTITY, memory, "127.0.0.1")
     transport.register_pool(memory.allocate((4, 64), torch.float32))
-    said = [each for each in caplog.records if 'pip install "baton-serve[nixl]"' in each.getMessage()]
-    assert [each.levelname for each in said] == (["WARNING"] if has_device else ["INFO"])
+    records = [each for each in caplog.records if 'pip install "baton-serve[nixl]"' in each.getMessage()]
+    assert [each.levelname for each in records] == (["WARNING"] if has_device else ["INFO"])
     await transport.close()
     memory.close()
 
@@ -57,12 +57,12 @@ async def test_a_transport_that_does_not_work_is_an_error(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "nixl", None)
     with pytest.raises(TransportUnavailable, match=r'nixl needs nixl, .*: pip install "baton-serve\[nixl\]"'):
         create_transport("nixl", IDENTITY, memory, "127.0.0.1")
-    # The choice of `auto` goes on without it, and says so.
+    # `auto` works without it and logs so.
     monkeypatch.setattr(registry, "has_rdma_device", lambda: True)
     transport = create_transport("auto", IDENTITY, memory, "127.0.0.1")
     assert set(transport.register_pool(pool).endpoints) == {"shared_memory", "tcp"}
     await transport.close()
-    # A documentation address is nobody's, and the unspecified one is everybody's.
+    # No host has a documentation address, and peers cannot connect to the unspecified address.
     for host, words in (("192.0.2.1", "cannot listen on"), ("0.0.0.0", "not an address that peers can reach")):
         tcp = create_transport("tcp", IDENTITY, memory, host)
         with pytest.raises(TransportUnavailable, match=words):
@@ -72,7 +72,7 @@ async def test_a_transport_that_does_not_work_is_an_error(monkeypatch: pytest.Mo
 
 
 def neighbours(count: int = 2) -> int:
-    """The first of some ports, one after the other, that nobody listens on."""
+    """Return the first of `count` consecutive free ports."""
     while True:
         with closing(socket.create_server((HOST, 0))) as first:
             port: int = first.getsockname()[1]
@@ -90,12 +90,12 @@ def port_of(description: PoolDescription, transport: str) -> int:
 
 
 def create(name: str, life: str, port: int) -> tuple[KVTransport, SharedPool]:
-    """A transport for a pool that is not registered yet."""
+    """Create a transport without a registered pool, and its memory."""
     memory = SharedPool()
     return create_transport(name, PoolIdentity(life, "model"), memory, HOST, port), memory
 
 
-async def test_peers_come_in_at_the_given_port(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_transports_listen_on_the_given_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "has_rdma_device", lambda: True)
     port = neighbours()
     for name, expected in (("tcp", {"tcp": port}), ("nixl", {"nixl": port}), ("auto", {"tcp": port, "nixl": port + 1})):
@@ -106,7 +106,7 @@ async def test_peers_come_in_at_the_given_port(monkeypatch: pytest.MonkeyPatch) 
         memory.close()
 
 
-async def test_the_next_life_has_the_port_though_readers_were_connected() -> None:
+async def test_a_restarted_process_gets_its_port_although_readers_were_connected() -> None:
     port = neighbours()
     reader, reader_memory = create("tcp", "reader", 0)
     pool = reader_memory.allocate((4, 64), torch.float32)
@@ -123,9 +123,9 @@ async def test_the_next_life_has_the_port_though_readers_were_connected() -> Non
 
 
 @pytest.mark.parametrize("name", ["tcp", "nixl", "auto"])
-async def test_a_port_that_is_taken_is_an_error_even_where_another_transport_would_do(name: str) -> None:
-    with closing(socket.create_server((HOST, 0))) as taken:
-        port = taken.getsockname()[1]
+async def test_a_port_in_use_is_an_error_even_if_another_transport_would_work(name: str) -> None:
+    with closing(socket.create_server((HOST, 0))) as listener:
+        port = listener.getsockname()[1]
         transport, memory = create(name, "life", port)
         pool = memory.allocate((4, 64), torch.float32)
         with pytest.raises(OSError, match=f"cannot listen on port {port} of 127.0.0.1 for readers of KV") as caught:
@@ -136,18 +136,18 @@ async def test_a_port_that_is_taken_is_an_error_even_where_another_transport_wou
 
 
 @pytest.mark.skipif(torch.distributed.is_nccl_available(), reason="this torch has NCCL")
-async def test_nccl_needs_a_torch_that_has_it_and_auto_on_a_gpu_does_without() -> None:
+async def test_nccl_needs_torch_with_nccl_and_auto_on_a_gpu_works_without() -> None:
     memory = SharedPool()
     with pytest.raises(TransportUnavailable, match=r"this torch \(.*\) has no NCCL"):
         create_transport("nccl", IDENTITY, memory, HOST)
     transport = create_transport("auto", IDENTITY, memory, HOST, device=torch.device("cuda", 0))
-    # A pool in host memory, since there is no GPU: every one of these takes it.
+    # A pool in host memory, since there may be no GPU; all of these transports accept it.
     assert set(transport.register_pool(torch.zeros(4, 64)).endpoints) == {"nixl", "staged"}
     await transport.close()
     memory.close()
 
 
-async def test_ports_of_a_gpus_transports_follow_each_other() -> None:
+async def test_ports_of_gpu_transports_are_consecutive() -> None:
     port = neighbours(4)
     for name, expected in (("staged", {"staged": 2}), ("auto", {"nixl": 1, "staged": 2})):
         memory = SharedPool()

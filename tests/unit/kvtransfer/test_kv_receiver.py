@@ -1,4 +1,4 @@
-"""Blocks that come from several ranks of a peer: whole once all parts are, and nothing from who fails."""
+"""Blocks read from several ranks of a peer: received once all parts are, and not after a failure."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ NUM_BLOCKS, WORDS = 6, 8
 
 
 class Peer:
-    """A worker's ranks, each with its parts of blocks in which every number is another one."""
+    """A worker's ranks, each with its parts of blocks of distinct numbers."""
 
     def __init__(self, ranks: PartGroup, network: InMemoryNetwork) -> None:
         self.blocks = torch.arange(NUM_BLOCKS * ranks.num_parts * WORDS).view(NUM_BLOCKS, ranks.num_parts, WORDS)
@@ -30,7 +30,7 @@ class Peer:
         ]
 
     def checksums(self, blocks: list[int], units: int) -> list[int]:
-        """All of the first rank, then all of the next."""
+        """Return the checksums of all blocks on the first rank, then on the next."""
         return [each for pool in self.pools for each in block_checksums(pool, blocks, units)]
 
 
@@ -69,7 +69,7 @@ async def test_every_rank_gets_its_parts(num_parts: int, num_sources: int, num_r
         assert torch.equal(ours, expected)
 
 
-async def test_a_block_counts_once_it_is_whole() -> None:
+async def test_a_block_counts_once_it_is_complete() -> None:
     network = InMemoryNetwork()
     readers = PartGroup(2, 1)
     peer = Peer(PartGroup(2, 2), network)
@@ -83,7 +83,7 @@ async def test_a_block_counts_once_it_is_whole() -> None:
     assert intake.num_blocks_received == 1
 
 
-async def test_when_one_rank_is_gone_nothing_more_is_read_from_the_other() -> None:
+async def test_a_lost_rank_ends_the_reads_from_the_others() -> None:
     network = InMemoryNetwork()
     readers = PartGroup(2, 1)
     peer = Peer(PartGroup(2, 2), network)
@@ -96,7 +96,7 @@ async def test_when_one_rank_is_gone_nothing_more_is_read_from_the_other() -> No
     await asyncio.wait_for(reader.quarantine.wait_clear([3, 4]), 5)
 
 
-async def test_what_does_not_fit_the_peers_ranks_is_refused() -> None:
+async def test_a_mismatch_with_the_peers_ranks_is_refused() -> None:
     network = InMemoryNetwork()
     readers = PartGroup(4, 2)
     peer = Peer(PartGroup(4, 2), network)
@@ -104,6 +104,6 @@ async def test_what_does_not_fit_the_peers_ranks_is_refused() -> None:
     with pytest.raises(PeerRefused, match="4 parts of a block cannot be divided among 3 ranks"):
         await KVReceiver.connect(reader, ours, [*peer.descriptions, peer.descriptions[0]], readers, 0, [0], 0, 5.0)
     intake = await KVReceiver.connect(reader, ours, peer.descriptions, readers, 0, [0, 1], 0, 5.0)
-    with pytest.raises(PeerRefused, match="3 checksums came of blocks on 2 ranks"):
+    with pytest.raises(PeerRefused, match="received 3 checksums of blocks on 2 ranks"):
         intake.expect(0, [1, 2, 3])
-    assert PeerId("peer-1") not in reader.choices  # of which this rank reads nothing
+    assert PeerId("peer-1") not in reader.choices  # this rank reads nothing from it

@@ -1,4 +1,4 @@
-"""One communicator, and what torch and NCCL are told of it."""
+"""One communicator, and its configuration of torch and NCCL."""
 
 import logging
 from datetime import timedelta
@@ -9,14 +9,14 @@ import torch
 
 from baton.kvtransfer.base import PoolIdentity
 from baton.kvtransfer.errors import TransportUnavailable
-from baton.kvtransfer.nccl import communicator as pair_group
+from baton.kvtransfer.nccl import communicator
 from baton.kvtransfer.nccl import transport as nccl
 from baton.kvtransfer.nccl.communicator import BLOCKING_WAIT, MAX_CTAS, PairGroup, load_kernels
 from baton.kvtransfer.nccl.transport import PairTransport
 from tests.unit.kvtransfer.kv_peers import HOST
 
 
-def test_an_abort_that_fails_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_abort_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     group = PairGroup.__new__(PairGroup)
 
     def abort() -> None:
@@ -27,21 +27,21 @@ def test_an_abort_that_fails_is_said(caplog: pytest.LogCaptureFixture) -> None:
     group.abort()
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert record.getMessage() == "a communicator does not end: NCCL error: unhandled system error"
+    assert record.getMessage() == "cannot abort a communicator: NCCL error: unhandled system error"
 
 
-@pytest.mark.parametrize("said", ["0", "false", "", "perhaps"])
-def test_nccl_is_not_used_where_torch_would_end_the_process(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("value", ["0", "false", "", "perhaps"])
+def test_nccl_is_unavailable_if_torch_would_end_the_process(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl, "nccl_type", lambda: None)
-    monkeypatch.setenv(BLOCKING_WAIT, said)
-    with pytest.raises(TransportUnavailable, match=r"TORCH_NCCL_BLOCKING_WAIT is .*leave it out, or set 1"):
+    monkeypatch.setenv(BLOCKING_WAIT, value)
+    with pytest.raises(TransportUnavailable, match=r"TORCH_NCCL_BLOCKING_WAIT is .*unset it, or set it to 1"):
         PairTransport(PoolIdentity("a", "b"), HOST)
     monkeypatch.setenv(BLOCKING_WAIT, "Yes")
     PairTransport(PoolIdentity("a", "b"), HOST)
 
 
-def test_a_communicator_over_nccl_takes_little_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What NCCL is told; there may be no GPU to tell it on."""
+def test_a_communicator_over_nccl_uses_few_gpu_resources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check the options passed to NCCL, with a stub, since there may be no GPU."""
     made: list[SimpleNamespace] = []
 
     class Group:
@@ -56,10 +56,10 @@ def test_a_communicator_over_nccl_takes_little_of_a_gpu(monkeypatch: pytest.Monk
         def eager_connect_single_device(self, device: torch.device) -> None:
             assert device.index == 1
 
-    monkeypatch.setattr(pair_group, "nccl_type", lambda: Group)
+    monkeypatch.setattr(communicator, "nccl_type", lambda: Group)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     store = torch.distributed.HashStore()
-    pair_group._nccl(store, 1, HOST, torch.device("cuda", 1), timedelta(seconds=3))
+    communicator._nccl(store, 1, HOST, torch.device("cuda", 1), timedelta(seconds=3))
     (options,) = made
     assert options.is_high_priority_stream
     assert options.config.max_ctas == MAX_CTAS

@@ -1,4 +1,4 @@
-"""Making communicators, over gloo: in time, no more than there is room for, and to their end."""
+"""Creation of communicators over gloo: deadlines, limits and aborts."""
 
 import asyncio
 import threading
@@ -13,10 +13,7 @@ from baton.kvtransfer import endpoint
 from baton.kvtransfer.auto import AutoTransport, Backend
 from baton.kvtransfer.base import KVTransport, PoolIdentity
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
-from baton.kvtransfer.nccl import communicator as pair_group
-from baton.kvtransfer.nccl import communicator_factory as pair_making
-from baton.kvtransfer.nccl import communicator_limit as pair_seats
-from baton.kvtransfer.nccl import owner as pair_owner
+from baton.kvtransfer.nccl import communicator, communicator_factory, communicator_limit, owner
 from baton.kvtransfer.nccl import transport as nccl
 from baton.kvtransfer.nccl.communicator import PairGroup
 from baton.kvtransfer.nccl.communicator_limit import CommunicatorLimit
@@ -31,8 +28,8 @@ from tests.unit.kvtransfer.read_rig import PATIENCE_S, UNTOUCHED, soon, until
 
 @pytest.fixture
 def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """As NCCL when a firewall drops what it sends: making a communicator does not end, on either side."""
-    none_is_made()  # for a peer of an earlier test
+    """Make the creation of communicators hang on both sides, as NCCL does if a firewall drops its packets."""
+    none_is_made()  # in case a peer of an earlier test still creates one
     over = threading.Event()
 
     def wait(*_args: object) -> None:
@@ -40,17 +37,17 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         raise RuntimeError("it is over")
 
     with monkeypatch.context() as patched:
-        patched.setattr(pair_group, "_gloo", wait)
+        patched.setattr(communicator, "_gloo", wait)
         yield over
         over.set()
     none_is_made()
 
 
 def none_is_made() -> None:
-    """Returns once no communicator is being made."""
+    """Wait until no communicator is being created."""
     end_s = time.monotonic() + PATIENCE_S
     while num_making():
-        assert time.monotonic() < end_s, "a thread is left"
+        assert time.monotonic() < end_s, "a thread is still running"
         time.sleep(0.001)
 
 
@@ -58,11 +55,11 @@ def num_making() -> int:
     return sum(thread.name == "baton-kv-pair" for thread in threading.enumerate())
 
 
-async def test_a_communicator_that_is_not_made_in_time_is_for_another_transport(stuck: threading.Event) -> None:
+async def test_a_communicator_that_is_late_makes_the_transport_unavailable(stuck: threading.Event) -> None:
     async with sides(connect_deadline_s=1.5) as (ours, theirs):
         with pytest.raises(TransportUnavailable, match=r"no communicator with peer .* within 1 s"):
             await ours.transport.connect(theirs.description)
-        for _ in range(3):  # and is not tried again
+        for _ in range(3):  # without trying again
             with pytest.raises(TransportUnavailable, match="within"):
                 await ours.transport.connect(theirs.description)
         assert num_making() == 2
@@ -70,7 +67,7 @@ async def test_a_communicator_that_is_not_made_in_time_is_for_another_transport(
         await until(lambda: num_making() == 0)
 
 
-async def test_auto_goes_on_when_no_communicator_comes(stuck: threading.Event) -> None:
+async def test_auto_uses_the_next_transport_if_no_communicator_is_created(stuck: threading.Event) -> None:
     async def side(seed: int) -> tuple[KVTransport, torch.Tensor]:
         pool, quarantine = torch.full((8, 512), UNTOUCHED), Quarantine()
         if seed:
@@ -94,7 +91,7 @@ async def test_auto_goes_on_when_no_communicator_comes(stuck: threading.Event) -
     await theirs.close()
 
 
-async def test_an_owner_waits_for_no_reader_that_has_gone(stuck: threading.Event) -> None:
+async def test_an_owner_does_not_wait_for_disconnected_readers(stuck: threading.Event) -> None:
     async with sides() as (ours, theirs):
         address, local = endpoint.decode(Endpoint, theirs.description, "gloo"), ours.transport._require_pool()
         listener = theirs.transport._listener
@@ -103,14 +100,14 @@ async def test_an_owner_waits_for_no_reader_that_has_gone(stuck: threading.Event
             sock = await open_connection(address.host, address.port, address.key, local, theirs.description)
             assert len(await asyncio.get_running_loop().sock_recv(sock, 4)) == 4
             sock.close()
-        await until(lambda: len(listener._tasks) == 1)  # it accepts
+        await until(lambda: len(listener._tasks) == 1)  # only the accepting task is left
         assert not stuck.is_set()
 
 
-async def test_an_owner_makes_no_more_communicators_than_it_can(
+async def test_an_owner_limits_the_communicators_being_created(
     stuck: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pair_making, "MAX_MAKING", 1)
+    monkeypatch.setattr(communicator_factory, "MAX_MAKING", 1)
     async with sides() as (ours, theirs):
         reading = asyncio.create_task(ours.transport.connect(theirs.description))
         await until(lambda: num_making() == 2)
@@ -123,30 +120,30 @@ async def test_an_owner_makes_no_more_communicators_than_it_can(
         await another.transport.close()
 
 
-async def test_an_owner_without_a_store_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_owner_that_cannot_open_a_store_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_args: object) -> None:
         raise RuntimeError("no store")
 
     async with sides() as (ours, theirs):
         with monkeypatch.context() as patched:
-            patched.setattr(pair_owner, "own_store", refuse)
+            patched.setattr(owner, "own_store", refuse)
             with pytest.raises(TransportUnavailable, match="has no communicator to spare"):
                 await ours.transport.connect(theirs.description)
         peer = await ours.transport.connect(theirs.description)
         await ours.transport.read(peer, [5], [6], PATIENCE_S)
 
 
-async def test_a_port_that_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_impossible_port_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async def say(_sock: object) -> int:
         return 70000
 
     async with sides() as (ours, theirs):
         monkeypatch.setattr(nccl, "receive_word", say)
-        with pytest.raises(PeerRefused, match="listens on port 70000"):
+        with pytest.raises(PeerRefused, match="listen on port 70000"):
             await ours.transport.connect(theirs.description)
 
 
-async def test_two_gpus_without_a_communicator_are_for_another_transport(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_communicator_makes_the_transport_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     async with sides() as (ours, theirs):
 
         def refuse(*_args: object) -> PairGroup:
@@ -157,38 +154,38 @@ async def test_two_gpus_without_a_communicator_are_for_another_transport(monkeyp
             with pytest.raises(TransportUnavailable, match=r"no communicator with peer .*Duplicate GPU detected$"):
                 await ours.transport.connect(theirs.description)
         assert not ours.transport.choices
-        peer = await ours.transport.connect(theirs.description)  # the owner has taken no harm
+        peer = await ours.transport.connect(theirs.description)  # the owner is unaffected
         await ours.transport.read(peer, [5], [6], PATIENCE_S)
         assert holds(ours.pool, 6, 1, 5)
 
 
-async def test_an_idle_communicator_makes_room_on_either_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_seats, "IDLE_S", 0.0)
+async def test_an_idle_communicator_is_evicted_on_either_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(communicator_limit, "IDLE_S", 0.0)
     async with sides() as (ours, theirs), sides() as (others, more):
-        ours.transport._seats = CommunicatorLimit(1)
+        ours.transport._limit = CommunicatorLimit(1)
         assert theirs.transport._owner is not None
-        theirs.transport._owner.seats = CommunicatorLimit(1)
+        theirs.transport._owner.limit = CommunicatorLimit(1)
         first = await ours.transport.connect(theirs.description)
         second = await ours.transport.connect(more.description)
         assert set(ours.transport.choices) == {second}
         await ours.transport.connect(theirs.description)
         assert set(ours.transport.choices) == {first}
         await ours.transport.read(first, [5], [6], PATIENCE_S)
-        again = await others.transport.connect(theirs.description)  # which has a seat for one reader
+        again = await others.transport.connect(theirs.description)  # whose limit is one reader
         await others.transport.read(again, [7], [8], PATIENCE_S)
         assert holds(others.pool, 8, 1, 7)
         await until(lambda: not ours.transport.choices)
 
 
-async def test_a_communicator_that_does_not_end_keeps_nobody(
+async def test_a_hanging_abort_does_not_block_close(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pair_making, "END_S", 0.1)
+    monkeypatch.setattr(communicator_factory, "END_S", 0.1)
     over, real = threading.Event(), PairGroup.abort
     async with sides() as (ours, theirs):
         await ours.transport.connect(theirs.description)
         with monkeypatch.context() as patched:
             patched.setattr(PairGroup, "abort", lambda self: over.wait() and real(self))
             await soon(ours.transport.close())
-        assert "1 communicators do not end" in caplog.text
+        assert "the abort of 1 communicators hangs" in caplog.text
         over.set()
