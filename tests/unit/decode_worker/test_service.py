@@ -67,4 +67,4 @@ async def test_the_requests_of_a_router_that_does_not_read_end(
     finally:
         await server.stop(None)
     assert requests.submitted.empty(), "a session that has ended takes no commands"
-    assert [record.message for record in caplog.records] == ["session 1 is ended: its router does not read"]
+    assert [record.message for record in caplog.records] == ["closing session 1: its router does not read its messages"]

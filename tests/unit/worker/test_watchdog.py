@@ -26,7 +26,7 @@ def test_a_stuck_engine_ends_its_process_and_says_where_it_was(checkpoint: Path)
     ended = run(checkpoint, "engine")
     assert ended.returncode == 1
     assert ended.stdout == "not ready\n"
-    assert "the engine is at one step for over 0.4 s" in ended.stderr
+    assert "the engine's current step has taken over 0.4 s" in ended.stderr
     assert "watched_engine.py" in ended.stderr  # where each thread was
 
 

@@ -24,10 +24,10 @@ async def main(model: str, what: str) -> None:
     host = EngineHost(engine, transport, MAX_STEP_S)
     host.start()
 
-    async def tell_ready(is_ready: bool) -> None:
+    async def set_ready(is_ready: bool) -> None:
         print("ready" if is_ready else "not ready", flush=True)
 
-    watching = asyncio.create_task(Watchdog(host, Drain(), ProgressReporter(None), tell_ready).run())
+    watching = asyncio.create_task(Watchdog(host, Drain(), ProgressReporter(None), set_ready).run())
     await asyncio.sleep(0)  # it begins
     if what == "engine":
         await host.call(lambda _: time.sleep(60))

@@ -81,7 +81,7 @@ async def worker(directory: Path) -> AsyncIterator[Worker]:
     follower = RemoteRank(1, channel, lambda error: lost.append(str(error)))
     server.add_insecure_port(f"unix:{directory}/1")  # the first rank is there before
     await server.start()
-    await follower.listens()
+    await follower.wait_listening()
     follower.join("here:1")
     async with asyncio.timeout(WAIT_S):
         await follower.loaded()
@@ -216,14 +216,14 @@ async def test_when_a_rank_is_gone_nobody_waits_for_it(tmp_path: Path) -> None:
 
 async def test_a_rank_that_says_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.worker.ranks.remote_receiver.SLACK_S", 0.1)
-    monkeypatch.setattr("baton.worker.ranks.remote_rank.ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("baton.worker.ranks.remote_rank.RESPONSE_TIMEOUT_S", 0.2)
     async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
         it.network.stop("peer-3")  # what only the second rank reads; nor does that say that it is late
-        with pytest.raises(TransferDeadline, match="said nothing for"):
+        with pytest.raises(TransferDeadline, match="no message from a rank of this worker"):
             await it.ranks.receive(it.descriptions, [2], 0, 0.1)
         it.follower.gone.set()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(it.service, "_obey", lambda *_: None)
+            patch.setattr(it.service, "_execute", lambda *_: None)
             with pytest.raises(PeerLost, match="rank 1 of this worker does not answer"):
                 await it.ranks.checksums([2], 1)
         assert it.lost == ["rank 1 of this worker does not answer"]
@@ -242,7 +242,7 @@ async def test_nothing_is_kept_of_receives_that_failed_or_are_over(tmp_path: Pat
             with pytest.raises(TransferError):
                 await it.ranks.receive(it.descriptions, [4, 5], known, 5.0)
         await it.ranks.clear([4, 5])
-        assert not it.follower._intakes
+        assert not it.follower._receivers
         assert not it.service._receives
 
 

@@ -8,20 +8,20 @@ import pytest
 from baton.engine.config import EngineConfig
 from baton.settings.values import OptionError
 from baton.settings.worker_config import WorkerConfig
-from baton.worker.ranks.worker_ranks import with_threads_of_its_own
+from baton.worker.ranks.worker_ranks import with_thread_share
 
 ONE = WorkerConfig(role="decode", worker_id="w", engine=EngineConfig(model="m"))
 
 
 def test_ranks_share_the_cores() -> None:
-    assert with_threads_of_its_own(ONE) is ONE
-    two = with_threads_of_its_own(replace(ONE, tensor_parallel=2))
+    assert with_thread_share(ONE) is ONE
+    two = with_thread_share(replace(ONE, tensor_parallel=2))
     assert two.engine.num_threads == max(1, len(os.sched_getaffinity(0)) // 2)
-    assert with_threads_of_its_own(replace(ONE, tensor_parallel=64)).engine.num_threads == max(
+    assert with_thread_share(replace(ONE, tensor_parallel=64)).engine.num_threads == max(
         1, len(os.sched_getaffinity(0)) // 64
     )
     told = replace(ONE, tensor_parallel=2, engine=replace(ONE.engine, num_threads=7))
-    assert with_threads_of_its_own(told) is told
+    assert with_thread_share(told) is told
 
 
 def test_whole_experts_are_on_all_ranks_or_on_other_workers() -> None:
