@@ -54,7 +54,7 @@ def test_huge_pages_are_read(tmp_path: Path) -> None:
     setting.write_text("always within_size [advise] never deny force\n")
     meminfo.write_text("MemTotal: 1 kB\nHugePages_Total:      12\n")
     assert check_huge_pages(setting, meminfo).found == "transparent ones for pools: advise; reserved: 12"
-    assert "not said" in check_huge_pages(tmp_path / "absent", tmp_path / "absent").found
+    assert "unknown" in check_huge_pages(tmp_path / "absent", tmp_path / "absent").found
 
 
 @pytest.mark.parametrize(
