@@ -64,7 +64,7 @@ async def test_one_request_that_is_none(method: str, caplog: pytest.LogCaptureFi
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await channel.unary_stream(method)(NONE).read()
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "no message of this method" in str(raised.value.details())
+    assert "not a message of this method" in str(raised.value.details())
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
@@ -80,7 +80,7 @@ async def test_a_stream_ends_before_what_is_none(caplog: pytest.LogCaptureFixtur
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await call.read()
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "no message of this method" in str(raised.value.details())
+    assert "not a message of this method" in str(raised.value.details())
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
