@@ -30,7 +30,9 @@ def config(device: str, transport: str, kv_port: int = 0, tensor_parallel: int =
 def test_a_transport_that_does_not_move_this_memory_is_refused_before_anything_is_loaded(
     device: str, transport: str
 ) -> None:
-    with pytest.raises(OptionError, match=rf"transport: {transport} does not move KV that is on {device}; take one of"):
+    with pytest.raises(
+        OptionError, match=rf"transport: {transport} does not move KV that is on {device}; choose one of"
+    ):
         config(device, transport)
 
 

@@ -47,7 +47,7 @@ def test_other_devices_are_refused(device: str) -> None:
         ("cpu", 4, NONE, None),
         ("cuda", 2, TWO, None),
         ("cuda:1", 1, TWO, None),
-        ("cuda", 1, NONE, "device: cuda needs a GPU, but no NVIDIA driver is installed; take auto or cpu"),
+        ("cuda", 1, NONE, "device: cuda needs a GPU, but no NVIDIA driver is installed; use auto or cpu"),
         ("cuda:2", 1, TWO, "device: cuda:2 needs 3 GPUs, but torch sees 2 GPUs"),
         ("cuda:1", 2, TWO, "device: cuda:1 with 2 ranks needs 3 GPUs, but torch sees 2 GPUs"),
     ],

@@ -41,7 +41,7 @@ async def test_nobody_is_out_for_what_could_not_be_heard() -> None:
     assert [session.end for session in sessions] == [None, None]
     await asyncio.sleep(0.3)
     group.look(late_s=0)
-    assert all("silent" in str(session.end) for session in sessions)
+    assert all("no heartbeat" in str(session.end) for session in sessions)
     group.close()
 
 
@@ -85,5 +85,5 @@ async def test_a_closed_group_begins_no_epoch() -> None:
     group.close()
     for session in sessions:
         group.remove(session)
-        assert str(session.end) == "the rendezvous ends"
+        assert str(session.end) == "the rendezvous is shutting down"
         assert [message async for message in session.messages()] == []

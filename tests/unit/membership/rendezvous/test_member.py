@@ -114,10 +114,10 @@ async def test_a_refused_member_fails_and_says_why() -> None:
         group = [members.join("r-0", 1)]
         await wait_all(group, ["r-0"])
         wrong = members.join("r-1", 2)
-        with pytest.raises(GroupRefused, match=r"refuses us: the size is 2, that of group g 1"):
+        with pytest.raises(GroupRefused, match=r"refuses us: the size is 2, that of group g is 1"):
             await asyncio.wait_for(wrong.failed, 10)
         twin = members.join("r-0", 1, life="2")
-        with pytest.raises(GroupRefused, match=r"another life of r-0 has joined"):
+        with pytest.raises(GroupRefused, match=r"another process has joined as r-0"):
             await asyncio.wait_for(group[0].failed, 10)
         await wait_all([twin], ["r-0"])
 

@@ -84,7 +84,7 @@ async def test_members_that_do_not_fit_are_refused(served: Served) -> None:
     assert (await first.epoch()).number == 1
     for fields, words in (
         ({"fingerprint": "other"}, "the fingerprint is other, that of group g is f"),
-        ({"size": 2}, "the size is 2, that of group g 1"),
+        ({"size": 2}, "the size is 2, that of group g is 1"),
     ):
         stream = Stream(channel)
         await stream.join(life=life("b"), **fields)
@@ -118,7 +118,7 @@ async def test_the_first_message_must_be_a_join_and_no_other(served: Served) -> 
 
 async def test_a_stream_without_a_join_ends(hasty: Served) -> None:
     _, channel = hasty
-    assert await Stream(channel).refusal() == (grpc.StatusCode.DEADLINE_EXCEEDED, "no join came in time")
+    assert await Stream(channel).refusal() == (grpc.StatusCode.DEADLINE_EXCEEDED, "no join message in time")
 
 
 async def test_what_is_no_message_is_refused(served: Served) -> None:
@@ -142,7 +142,7 @@ async def test_numbers_are_bounded(served: Served) -> None:
     assert len((await streams[0].epoch()).members) == 4
     fifth = Stream(channel)
     await fifth.join(life=life("b"), size=4)
-    assert await fifth.refusal() == (grpc.StatusCode.RESOURCE_EXHAUSTED, "group g has its 4 members already")
+    assert await fifth.refusal() == (grpc.StatusCode.RESOURCE_EXHAUSTED, "group g is full with 4 members")
     for group in ("h", "i"):
         stream = Stream(channel)
         await stream.join(group=group)
@@ -150,7 +150,7 @@ async def test_numbers_are_bounded(served: Served) -> None:
         stream.call.cancel()
     fourth = Stream(channel)
     await fourth.join(group="j")
-    assert await fourth.refusal() == (grpc.StatusCode.RESOURCE_EXHAUSTED, "the rendezvous has its 3 groups already")
+    assert await fourth.refusal() == (grpc.StatusCode.RESOURCE_EXHAUSTED, "the rendezvous is full with 3 groups")
 
 
 async def test_groups_without_members_are_forgotten(hasty: Served) -> None:
@@ -202,7 +202,7 @@ async def test_another_life_replaces_a_member_for_good(served: Served) -> None:
     assert (await old.epoch()).number == 1
     await new.join(life=life("a", "2"))
     assert (await new.epoch()).members == [life("a", "2")]
-    text = "another life of a has joined; each member needs a name of its own"
+    text = "another process has joined as a; each member needs a unique name"
     assert await old.refusal() == (PRECONDITION, text)
     again = Stream(channel)
     await again.join(life=life("a", "1"))
@@ -239,6 +239,6 @@ async def test_who_is_silent_is_out(hasty: Served) -> None:
     await silent.join(life=life("a"), size=2)
     await alive.join(life=life("b"), size=2)
     async with beating(alive):
-        assert await silent.refusal() == (grpc.StatusCode.ABORTED, "the member was silent for 0.5 s")
+        assert await silent.refusal() == (grpc.StatusCode.ABORTED, "no heartbeat from the member for 0.5 s")
         epochs = [await alive.epoch(), await alive.epoch()]
     assert [len(epoch.members) for epoch in epochs] == [2, 1]

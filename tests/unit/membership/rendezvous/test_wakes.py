@@ -101,7 +101,7 @@ async def test_a_wake_waits_for_a_server_that_is_coming() -> None:
 @pytest.mark.parametrize(("group", "incarnation"), [("h", "a-1"), ("g", "a-2"), ("g", "ü" * 1000)])
 async def test_a_wake_for_somebody_else_is_refused(group: str, incarnation: str) -> None:
     async with sleeper("a") as a, grpc.aio.insecure_channel(a.life.address) as channel:
-        with pytest.raises(grpc.aio.AioRpcError, match="here is a-1 of group g") as caught:
+        with pytest.raises(grpc.aio.AioRpcError, match="this is a-1 of group g") as caught:
             await group_pb2_grpc.GroupPeerStub(channel).Wake(
                 group_pb2.WakeRequest(group=group, incarnation=incarnation, epoch=1, round_number=1)
             )

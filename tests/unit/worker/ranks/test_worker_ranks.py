@@ -27,7 +27,9 @@ def test_ranks_share_the_cores() -> None:
 def test_whole_experts_are_on_all_ranks_or_on_other_workers() -> None:
     assert replace(ONE, tensor_parallel=4, expert_parallel=4).group_size == 1  # and needs no rendezvous
     assert replace(ONE, expert_parallel=4, rendezvous="127.0.0.1:7300").group_size == 4
-    with pytest.raises(OptionError, match=r"expert_parallel: 2, but the 4 ranks .* give 4 to keep each whole"):
+    with pytest.raises(
+        OptionError, match=r"expert_parallel: 2, but the experts are on the 4 ranks .* set 4 to keep each expert whole"
+    ):
         replace(ONE, tensor_parallel=4, expert_parallel=2, rendezvous="127.0.0.1:7300")
     with pytest.raises(OptionError, match="rendezvous: expert_parallel needs"):
         replace(ONE, expert_parallel=2)
