@@ -33,7 +33,7 @@ class RequestTable:
         drain.listen(self.hand_off)
 
     def enter(self, entry: DecodeRequest) -> bool:
-        """Add a request and return True. A repeated one is ignored; a draining worker hands it off at once."""
+        """Add a request and return True; False for a repeated one, and on a draining worker, which hands it off."""
         if entry.request.request_id in self._requests:
             return False
         if self._drain.has_begun:
@@ -47,7 +47,7 @@ class RequestTable:
         return True
 
     def note_taken(self, entry: DecodeRequest) -> None:
-        """Record that the request is in the engine or refused: load reports from now on include it."""
+        """Record that the engine has the request or never will; load reports from now on account for it."""
         self._counters.taken.note(entry.session.router_id, entry.command.number)
 
     def fail(self, entry: DecodeRequest, error: BaseException) -> None:

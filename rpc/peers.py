@@ -102,7 +102,7 @@ MAX_WORD_CHARS = 100  # of a caller's text repeated in an error, since gRPC limi
 MAX_CHANNELS = 256  # kept, in addition to those used within SOON_S: an idle one costs some memory and a connection
 IDLE_S = 600.0  # a channel unused for this long is closed
 SOON_S = 60.0  # a channel used within this time may be about to carry a call and stays open
-LOOK_INTERVAL_S = 10.0  # between two checks for unused channels
+CHECK_INTERVAL_S = 10.0  # between two checks for unused channels
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -135,13 +135,13 @@ class Channels:
         self._channels: dict[str, CountedChannel] = {}
         self._replaced: list[CountedChannel] = []  # have old certificates, but may still have open calls
         self._closing: set[asyncio.Task[None]] = set()
-        self._next_look_s = 0.0  # event loop's clock
+        self._next_check_s = 0.0  # event loop's clock
 
     def get(self, address: str) -> grpc.aio.Channel:
         """Return the channel to host:port, for calls that begin within SOON_S; call again for later ones."""
         now_s = asyncio.get_running_loop().time()
-        if now_s >= self._next_look_s:
-            self._next_look_s = now_s + LOOK_INTERVAL_S
+        if now_s >= self._next_check_s:
+            self._next_check_s = now_s + CHECK_INTERVAL_S
             self._close_unused()
         if self._version != self._security.version:
             self._version = self._security.version

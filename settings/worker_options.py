@@ -12,7 +12,7 @@ ENGINE_OPTIONS = {
         "Type of weights and activations; auto is the checkpoint's.", choices=("auto", "bfloat16", "float32")
     ),
     "quantization": OptionInfo(
-        "int8, on CPUs: 8-bit weights and activations. Default: as dtype says.",
+        "int8, on CPUs: 8-bit weights and activations. Default: those of dtype.",
         choices=("int8",),
         aliases=("-q",),
     ),

@@ -119,7 +119,7 @@ class Drain:
         await self._idle.wait()
 
     async def run(self, timeout_s: float, final: bool = False) -> int:
-        """Drain, and return the number of requests that did not finish and were handed off.
+        """Drain, and return the number of requests that did not finish in time.
 
         Requests have `timeout_s` to finish; of several callers the earliest deadline counts. The drain continues if
         the caller is cancelled. Raises DrainConflict if the drain is undone meanwhile.
@@ -147,7 +147,7 @@ class Drain:
         return num_left
 
     async def _finish(self) -> int:
-        """Wait for requests until the deadline, then hand off the rest; return how many were handed off."""
+        """Wait for requests until the deadline, then hand off the rest; return how many did not finish."""
         while not self._idle.is_set():
             self._deadline_changed.clear()
             left_s = self._end_s - asyncio.get_running_loop().time()

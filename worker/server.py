@@ -278,7 +278,7 @@ async def _raise_root_cause(ranks: WorkerGroup | WorkerRanks) -> None:
 
 
 async def _drain(core: WorkerCore) -> None:
-    """Return once the worker is idle, or its remaining requests are handed off. Raises if the engine fails."""
+    """Return once the worker is idle, or other workers continue its requests. Raises if the engine fails."""
     drained = asyncio.ensure_future(core.drain.run(core.config.drain_timeout_s, final=True))
     waits: list[asyncio.Future[Any]] = [drained, core.host.failed]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -286,4 +286,6 @@ async def _drain(core: WorkerCore) -> None:
         drained.cancel()
         core.host.failed.result()
     elif num_handed_off := drained.result():
-        logger.warning("%d requests did not finish within the drain timeout and were handed off", num_handed_off)
+        logger.warning(
+            "%d requests did not finish within the drain timeout; other workers continue them", num_handed_off
+        )

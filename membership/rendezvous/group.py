@@ -74,7 +74,7 @@ class Group:
         """Record the store that the epoch's first member has opened. Stores of older epochs are ignored."""
         epoch = self._epoch
         if epoch is not None and epoch.number == number and epoch.lives[0] == session.life and self._has(session):
-            self._show(Epoch(number, epoch.lives, address))
+            self._set_epoch(Epoch(number, epoch.lives, address))
 
     def note_broken(self, session: MemberSession, number: int, reason: str) -> None:
         """Begin another epoch because a member reports this one as broken. Reports on older epochs are ignored."""
@@ -85,7 +85,7 @@ class Group:
             self._is_broken = True
             self._consider()
 
-    def look(self, late_s: float) -> None:
+    def remove_silent(self, late_s: float) -> None:
         """Remove silent members. `late_s`: delay of this check, by which we may also have received messages late."""
         now_s = self._loop.time()
         timeout_s = self._settings.timeout_s
@@ -93,8 +93,8 @@ class Group:
             self._waits_until_s = now_s + self._settings.return_s
             self._consider()
         for session in list(self._sessions.values()):
-            session.heard_s = min(session.heard_s + late_s, now_s)
-            if now_s - session.heard_s > timeout_s:
+            session.heartbeat_at_s = min(session.heartbeat_at_s + late_s, now_s)
+            if now_s - session.heartbeat_at_s > timeout_s:
                 self.remove(
                     session, Refused(grpc.StatusCode.ABORTED, f"no heartbeat from the member for {timeout_s:g} s")
                 )
@@ -105,7 +105,7 @@ class Group:
         return len(self._sessions)
 
     @property
-    def is_forgotten(self) -> bool:
+    def is_expired(self) -> bool:
         """Whether the group was without members for `forget_s`, so that it can be dropped."""
         return not self._sessions and self._loop.time() - self._empty_since_s > self._settings.forget_s
 
@@ -142,9 +142,9 @@ class Group:
                 self._waits_until_s = self._loop.time() + self._settings.return_s
             logger.info("group %s: adopted epoch %d of %d members", self._name, known.number, len(known.lives))
             self._last_number = known.number
-            self._show(known)
+            self._set_epoch(known)
         elif current is not None and known.store and current == Epoch(known.number, known.lives):
-            self._show(known)  # its store was reported before this rendezvous restarted
+            self._set_epoch(known)  # its store was reported before this rendezvous restarted
 
     def _consider(self) -> None:
         """Schedule a new epoch if one is needed."""
@@ -179,9 +179,9 @@ class Group:
         self._changed_s, self._begun_s = math.inf, self._loop.time()
         lives = in_rank_order(self._lives())
         logger.info("group %s: epoch %d with %s", self._name, self._last_number, ", ".join(map(str, lives)))
-        self._show(Epoch(self._last_number, lives))
+        self._set_epoch(Epoch(self._last_number, lives))
 
-    def _show(self, epoch: Epoch) -> None:
+    def _set_epoch(self, epoch: Epoch) -> None:
         """Set the epoch and send it to its members."""
         self._epoch = epoch
         for session in self._sessions.values():

@@ -13,15 +13,15 @@ class MemberSession:
 
     def __init__(self, life: Life, now_s: float) -> None:
         self.life = life
-        self.heard_s = now_s  # time of the last heartbeat, by the event loop's clock
+        self.heartbeat_at_s = now_s  # time of the last heartbeat, by the event loop's clock
         self.end: Refused | None = None  # why the session was closed
         self._is_closed = False
         self._epoch: Epoch | None = None  # not sent yet
         self._wake = asyncio.Event()
 
-    def hear(self, now_s: float) -> None:
+    def note_heartbeat(self, now_s: float) -> None:
         """Record a heartbeat and answer it."""
-        self.heard_s = now_s
+        self.heartbeat_at_s = now_s
         self._wake.set()
 
     def show(self, epoch: Epoch) -> None:

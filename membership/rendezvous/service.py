@@ -45,8 +45,8 @@ class RendezvousService(group_pb2_grpc.RendezvousServicer):
             await asyncio.sleep(pause_s)
             late_s = max(now_s() - due_s, 0.0)
             for name, group in list(self._groups.items()):
-                group.look(late_s)
-                if group.is_forgotten:
+                group.remove_silent(late_s)
+                if group.is_expired:
                     del self._groups[name]
 
     async def Join(  # noqa: N802  # the service's name
@@ -107,7 +107,7 @@ class RendezvousService(group_pb2_grpc.RendezvousServicer):
         end: Refused | None = None
         try:
             async for message in messages:
-                session.hear(now_s())
+                session.note_heartbeat(now_s())
                 _handle(message, group, session)
         except Refused as refusal:
             end = refusal

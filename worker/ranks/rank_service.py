@@ -32,7 +32,7 @@ class RankService(rank_pb2_grpc.RankServicer):
     def __init__(self, load: Callable[[str], Awaitable[InProcessRank]]) -> None:
         """`load` joins the group at the first rank's store, and returns when this rank has loaded its shard."""
         self._load = load
-        self._news: asyncio.Queue[rank_pb2.RankNews] = asyncio.Queue()  # bounded by the commands in progress
+        self._results: asyncio.Queue[rank_pb2.RankNews] = asyncio.Queue()  # bounded by the commands in progress
         self._receives: dict[int, RankReceive] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.is_followed = False  # the first rank's stream is open
@@ -45,14 +45,14 @@ class RankService(rank_pb2_grpc.RankServicer):
         self.is_followed = True
         await context.send_initial_metadata(())  # connected: the first rank may send its store's address
         following = asyncio.create_task(self._follow(request_iterator))
-        following.add_done_callback(lambda _: self._news.put_nowait(rank_pb2.RankNews()))
+        following.add_done_callback(lambda _: self._results.put_nowait(rank_pb2.RankNews()))
         try:
             while True:
-                news = await self._news.get()
+                result = await self._results.get()
                 if following.done():
                     following.result()
                     return
-                yield news
+                yield result
         except Exception as error:
             kind = "" if isinstance(error, EngineError) else f"{type(error).__name__}: "
             logger.error("rank failed: %s%s", kind, error, exc_info=bool(kind))
@@ -124,4 +124,4 @@ class RankService(rank_pb2_grpc.RankServicer):
 
     def _send(self, number: int, message: Message) -> None:
         field = FIELDS[type(message)]
-        self._news.put_nowait(rank_pb2.RankNews(number=number, **{field: message}))  # type: ignore[arg-type]
+        self._results.put_nowait(rank_pb2.RankNews(number=number, **{field: message}))  # type: ignore[arg-type]

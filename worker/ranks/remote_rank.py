@@ -134,8 +134,8 @@ class RemoteRank:
     async def _listen(self) -> None:
         reason = "its process ended"
         try:
-            async for news in self._call:
-                self._on_news(news)
+            async for result in self._call:
+                self._on_result(result)
         except asyncio.CancelledError:
             reason = "the worker is shutting down"
         except grpc.aio.AioRpcError as error:
@@ -143,40 +143,40 @@ class RemoteRank:
         finally:
             self._lose(PeerLost(f"rank {self.rank} of this worker is gone: {reason}"))
 
-    def _on_news(self, news: rank_pb2.RankNews) -> None:
-        kind = news.WhichOneof("news")
+    def _on_result(self, result: rank_pb2.RankNews) -> None:
+        kind = result.WhichOneof("news")
         if kind == "pool":
-            self._pool.set_result(pool_from_proto(news.pool))
-        elif news.number in self._responses:
-            self._on_response(self._responses[news.number], news)
+            self._pool.set_result(pool_from_proto(result.pool))
+        elif result.number in self._responses:
+            self._on_response(self._responses[result.number], result)
         elif kind in ("progress", "failure"):
-            self._on_receive(news)
+            self._on_receive(result)
 
-    def _on_response(self, response: "asyncio.Future[rank_pb2.RankNews]", news: rank_pb2.RankNews) -> None:
+    def _on_response(self, response: "asyncio.Future[rank_pb2.RankNews]", result: rank_pb2.RankNews) -> None:
         if response.done():
             return
-        if news.HasField("failure"):
-            error = PeerLost(str(error_of(news.failure, self.rank)))
+        if result.HasField("failure"):
+            error = PeerLost(str(error_of(result.failure, self.rank)))
             response.set_exception(error)
             self._lose(error)  # after any failure the state of its memory is unknown
         else:
-            response.set_result(news)
+            response.set_result(result)
 
-    def _on_receive(self, news: rank_pb2.RankNews) -> None:
-        receiver = self._receivers.get(news.number)
+    def _on_receive(self, result: rank_pb2.RankNews) -> None:
+        receiver = self._receivers.get(result.number)
         if receiver is None:
             return  # its receive has been aborted
-        if news.HasField("failure"):
-            receiver.fail(error_of(news.failure, self.rank))
+        if result.HasField("failure"):
+            receiver.fail(error_of(result.failure, self.rank))
         else:
-            receiver.take(news.progress)
-            if news.progress.peers:
+            receiver.take(result.progress)
+            if result.progress.peers:
                 self.choices = {
                     PeerId(each.incarnation): TransportChoice(each.transport, each.reason)
-                    for each in news.progress.peers
+                    for each in result.progress.peers
                 }
         if receiver.is_complete or not receiver.blocks:
-            del self._receivers[news.number]  # a failed one stays until its blocks are cleared
+            del self._receivers[result.number]  # a failed one stays until its blocks are cleared
 
     def _lose(self, error: PeerLost) -> None:
         if self._error is not None:

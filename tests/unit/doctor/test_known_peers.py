@@ -1,4 +1,4 @@
-"""A worker reads only from workers that its registry or its routers name, whatever address a caller gives."""
+"""A worker reads only from workers of its registry or its routers, for any address that a caller gives."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""URLs of registries."""
+"""Registry URLs."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from baton.settings.worker_config import WorkerConfig
         ("redis+cluster://:secret@a:7000,b:7001", "redis+cluster://a:7000,b:7001"),
     ],
 )
-def test_its_text_has_all_but_secrets(text: str, told: str) -> None:
+def test_its_text_has_no_secrets(text: str, told: str) -> None:
     url = parse_registry_url(text)
     assert str(url) == told
     assert "cret" not in repr(url)

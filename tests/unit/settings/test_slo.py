@@ -1,4 +1,4 @@
-"""`ttft=1s,tpot=50ms`, wherever it is taken."""
+"""Service level objectives such as `ttft=1s,tpot=50ms`, in all commands."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_times_have_units(text: str, limits_s: dict[str, float]) -> None:
         ("", "it is empty; write ttft=1s,tpot=50ms"),
     ],
 )
-def test_anything_else_is_refused_with_what_is_right(text: str, message: str) -> None:
+def test_invalid_objectives_are_refused_with_an_example(text: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         parse_slo(text)
 

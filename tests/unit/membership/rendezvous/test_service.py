@@ -1,4 +1,4 @@
-"""What the rendezvous says over its streams, to members and to strangers."""
+"""Streams of the rendezvous, with valid and invalid clients."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ from baton.protos import group_pb2
 from baton.rpc.grpc_options import CHANNEL_OPTIONS
 from tests.unit.membership.rendezvous.rendezvous_rig import Stream, join_message, life, rendezvous, until
 
-SETTINGS = RendezvousSettings(timeout_s=60, max_groups=3, max_members=4)  # streams here are silent for long
+SETTINGS = RendezvousSettings(timeout_s=60, max_groups=3, max_members=4)  # streams in these tests are silent for long
 HASTY = replace(SETTINGS, timeout_s=0.5, forget_s=0.3)
 INVALID, PRECONDITION = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
 EPOCH = group_pb2.Epoch(number=1, members=[life("a")])
@@ -66,7 +66,7 @@ async def hasty() -> AsyncIterator[Served]:
         ({"last_epoch": group_pb2.Epoch(number=1, store="x")}, "last_epoch.store is 'x'"),
     ],
 )
-async def test_a_join_that_none_can_be_is_refused(served: Served, fields: dict[str, object], words: str) -> None:
+async def test_an_invalid_join_is_refused(served: Served, fields: dict[str, object], words: str) -> None:
     service, channel = served
     stream = Stream(channel)
     await stream.join(**fields)
@@ -121,7 +121,7 @@ async def test_a_stream_without_a_join_ends(hasty: Served) -> None:
     assert await Stream(channel).refusal() == (grpc.StatusCode.DEADLINE_EXCEEDED, "no join message in time")
 
 
-async def test_what_is_no_message_is_refused(served: Served) -> None:
+async def test_malformed_messages_are_refused(served: Served) -> None:
     _, channel = served
     method = f"/{group_pb2.DESCRIPTOR.services_by_name['Rendezvous'].full_name}/Join"
     for messages in ([b"\xff\xff"], [join_message().SerializeToString(), b"\xff\xff"]):
@@ -153,7 +153,7 @@ async def test_numbers_are_bounded(served: Served) -> None:
     assert await fourth.refusal() == (grpc.StatusCode.RESOURCE_EXHAUSTED, "the rendezvous is full with 3 groups")
 
 
-async def test_groups_without_members_are_forgotten(hasty: Served) -> None:
+async def test_groups_without_members_are_dropped(hasty: Served) -> None:
     service, channel = hasty
     kept, left = Stream(channel), Stream(channel)
     await kept.join()
@@ -167,7 +167,7 @@ async def test_groups_without_members_are_forgotten(hasty: Served) -> None:
 
 @asynccontextmanager
 async def beating(*streams: Stream) -> AsyncIterator[None]:
-    """Keeps members alive."""
+    """Send heartbeats for members."""
 
     async def beat() -> None:
         while True:
@@ -195,7 +195,7 @@ async def test_only_the_first_member_opens_the_store_of_the_newest_epoch(served:
     assert (told.number, told.store) == (1, "h:3")
 
 
-async def test_another_life_replaces_a_member_for_good(served: Served) -> None:
+async def test_a_new_incarnation_replaces_a_member_permanently(served: Served) -> None:
     _, channel = served
     old, new = Stream(channel), Stream(channel)
     await old.join(life=life("a", "1"))
@@ -233,7 +233,7 @@ async def test_an_epoch_is_past_all_that_any_member_has_seen(served: Served) -> 
     assert told == group_pb2.Epoch(number=10, members=[life("a"), life("b")])
 
 
-async def test_who_is_silent_is_out(hasty: Served) -> None:
+async def test_silent_members_are_removed(hasty: Served) -> None:
     _, channel = hasty
     silent, alive = Stream(channel), Stream(channel)
     await silent.join(life=life("a"), size=2)

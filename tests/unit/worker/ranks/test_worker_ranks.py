@@ -1,4 +1,4 @@
-"""What the ranks of a worker are told."""
+"""Configs of a worker's ranks."""
 
 import os
 from dataclasses import replace
