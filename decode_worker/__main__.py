@@ -12,7 +12,7 @@ ROLES: tuple[Role, ...] = ("decode",)
 
 
 def start(config: WorkerConfig) -> Coroutine[object, object, None]:
-    """Makes the worker; imports torch only once the options are known to be good."""
+    """Return the worker's main coroutine. Torch is imported here, after the options have been validated."""
     from baton.decode_worker.worker import run
 
     return run(config)
@@ -22,7 +22,7 @@ def start(config: WorkerConfig) -> Coroutine[object, object, None]:
 @worker_command(ROLES)
 @plain_errors
 def main(**flags: object) -> None:
-    """Decodes what others have prefilled, and prefills what is left to it."""
+    """Run a decode worker: it receives KV from prefill workers, and computes prompts that have no prefill worker."""
     run_worker(flags, ROLES, start)
 
 

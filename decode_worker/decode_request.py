@@ -1,4 +1,4 @@
-"""A request in a decode worker: whose it is, how it is computed, and what was said about it."""
+"""A request in a decode worker: its router session, its command, and the deltas it sends."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from baton.engine.scheduling.schedule import Received
 from baton.protos import common_pb2, worker_pb2
 from baton.rpc.requests import logprobs_to_proto, sampling_from_proto
 
-ENGINE_IDS = "decode/"  # what our requests' ids in the engine begin with; it may have requests of others too
+ENGINE_IDS = "decode/"  # prefix of this service's request ids in the engine, which other services may share
 FINISH_REASONS = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
@@ -21,19 +21,19 @@ FINISH_REASONS = {
 
 @dataclass(slots=True, eq=False)
 class DecodeRequest:
-    """Turns what happens to a request into news for its router."""
+    """One request of a router, and the deltas that the router receives about it."""
 
     request: Request
     session: RouterSession
     command: worker_pb2.GenerateCommand
     served_by: common_pb2.ServedBy
     handover: "asyncio.Task[None] | None" = None
-    is_served_by_sent: bool = field(default=False)  # as it is now, with a token
-    recalled: worker_pb2.RecalledOutput | None = None  # its output so far; None: it cannot be recalled
+    is_served_by_sent: bool = field(default=False)  # the current `served_by` went out with a token
+    recalled: worker_pb2.RecalledOutput | None = None  # its output so far; None: the request is not resumable
 
     @classmethod
     def of(cls, command: worker_pb2.GenerateCommand, session: RouterSession, worker_id: str) -> "DecodeRequest":
-        """The request that a command asks this worker for."""
+        """Return the request that a command describes."""
         return cls(
             request=Request(
                 request_id=engine_request_id(session, command.request_id),
@@ -55,7 +55,10 @@ class DecodeRequest:
     def prefill_request(
         self, peer: worker_pb2.PeerWorker, fingerprint: str, num_ranks: int, num_cached_tokens: int
     ) -> worker_pb2.PrefillRequest:
-        """What a prefill worker is asked; this worker, of so many ranks, has the KV of the first tokens."""
+        """Return the message for a prefill worker.
+
+        This worker has `num_ranks` ranks, and already has the KV of the first `num_cached_tokens` tokens.
+        """
         command = self.command
         has_source = command.HasField("prefix_source") and command.prefix_source.incarnation != peer.incarnation
         return worker_pb2.PrefillRequest(
@@ -75,7 +78,7 @@ class DecodeRequest:
         )
 
     def say_output(self, output: RequestOutput) -> None:
-        """Passes on what a step did for the request."""
+        """Send a step's output for this request to its router; no-op if the step brought nothing to report."""
         delta = worker_pb2.RequestDelta(request_id=self.command.request_id)
         if output.sampled is not None:
             delta.token_ids.append(output.sampled.token_id)
@@ -93,7 +96,7 @@ class DecodeRequest:
         self._send_output(delta)
 
     def say_first_token(self, first: worker_pb2.FirstToken, finish_reason: FinishReason | None) -> None:
-        """Passes on the token that a prefill worker sampled, and that it is the last one if it is."""
+        """Send the token that a prefill worker sampled, with a finish reason if it ends the request."""
         self.is_served_by_sent = True
         delta = worker_pb2.RequestDelta(
             request_id=self.command.request_id, token_ids=[first.token_id], served_by=self.served_by
@@ -105,11 +108,11 @@ class DecodeRequest:
         self._send_output(delta)
 
     def say_prompt_logprobs(self, positions: Sequence[common_pb2.PositionLogprobs]) -> None:
-        """Passes on what a prefill worker says about the prompt."""
+        """Send prompt logprobs from a prefill worker."""
         self.session.add(worker_pb2.RequestDelta(request_id=self.command.request_id, prompt_logprobs=positions))
 
     def say_error(self, code: int, message: str) -> None:
-        """The request failed; these are its last news."""
+        """Send the error that ends the request; its last delta."""
         self.session.add(
             worker_pb2.RequestDelta(
                 request_id=self.command.request_id,
@@ -120,7 +123,7 @@ class DecodeRequest:
         )
 
     def say_handed_off(self) -> None:
-        """Another worker is to go on with the request; these are its last news here."""
+        """Ask the router to continue the request on another worker; the last delta from this one."""
         self.session.add(
             worker_pb2.RequestDelta(
                 request_id=self.command.request_id,
@@ -146,8 +149,9 @@ def _recalled(command: worker_pb2.GenerateCommand) -> worker_pb2.RecalledOutput:
 
 
 def receives_kv(command: worker_pb2.GenerateCommand) -> bool:
-    """Whether others have KV for the request. The logprobs of a prompt come with its computation: none of it is pulled
-    here then.
+    """Return whether the request's KV, or part of it, comes from another worker.
+
+    Prompt logprobs are a by-product of computing the prompt, so a request that asks for them pulls no prefix.
     """
     if command.HasField("prefill"):
         return True
@@ -155,15 +159,15 @@ def receives_kv(command: worker_pb2.GenerateCommand) -> bool:
 
 
 def engine_request_id(session: RouterSession, request_id: str) -> RequestId:
-    """A request's id in the engine: routers choose ids without knowing of each other's."""
+    """Return a request's id in the engine. It has the session id, since two routers may choose the same request id."""
     return RequestId(f"{ENGINE_IDS}{session.session_id}/{request_id}")
 
 
-LEAST_TOKENS = 256  # fewer are computed here sooner than another worker is asked for them
+MIN_REMOTE_TOKENS = 256  # computing fewer here is faster than asking another prefill worker
 
 
 class PrefillWorkers:
-    """Knows who was not asked yet; each is asked once."""
+    """The prefill workers of a plan, each of them asked at most once."""
 
     def __init__(self, entry: DecodeRequest) -> None:
         self.first = entry.command.prefill
@@ -171,11 +175,11 @@ class PrefillWorkers:
         self._others = iter(entry.command.prefill_fallbacks)
 
     def next_after(self, received: Received) -> worker_pb2.PeerWorker | None:
-        """Whom to ask for the rest when one has failed; None if the rest is computed here.
+        """Return the worker to ask for the rest after a failure; None if the rest is computed here.
 
-        The logprobs of a prompt come in one piece, from one worker.
+        Prompt logprobs must all come from one worker, so such requests have no second one.
         """
         missing = self._request.num_tokens - received.num_tokens
-        if missing < LEAST_TOKENS or self._request.sampling.prompt_logprobs is not None:
+        if missing < MIN_REMOTE_TOKENS or self._request.sampling.prompt_logprobs is not None:
             return None
         return next(self._others, None)

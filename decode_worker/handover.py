@@ -1,11 +1,11 @@
-"""One prompt's KV on its way from a prefill worker to this one.
+"""The handover of one prompt's KV from a prefill worker to this decode worker.
 
-1. `Prefill` is called at the prefill worker with the tokens and how many of them have their KV here already.
-2. It accepts and says how its pool is read; the transport connects.
-3. It announces blocks chunk by chunk. Announcements are read one after the other into the request's own blocks while
-   the prefill worker computes the next chunk. Their checksums come a little later, and are compared.
-4. The token that follows the prompt comes as soon as it is sampled, and is passed on at once.
-5. When the last block is in, the call is ended, which ends the lease at the prefill worker.
+1. The decode worker calls `Prefill` with the tokens and the number of them whose KV it already has.
+2. The prefill worker accepts and describes its pool; the transport connects.
+3. The prefill worker announces blocks chunk by chunk. The decode worker reads them, one announcement at a time, into
+   the request's own blocks while the prefill worker computes the next chunk. Checksums follow and are compared.
+4. The prefill worker sends the first output token as soon as it is sampled; the router gets it at once.
+5. After the last block the decode worker ends the call, which releases the lease on the prefill worker's blocks.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from baton.rpc.requests import logprobs_from_proto
 from baton.worker.engine_host import EngineHost
 from baton.worker.ranks.ranks import GroupReceiver
 
-MAX_ANNOUNCE_S = 10.0  # from computed to announced; beyond it the two clocks are of different hosts
+MAX_ANNOUNCE_S = 10.0  # from computed to announced; a longer time means that the two clocks are of different hosts
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One read; monotonic seconds."""
+    """One read of announced blocks; seconds of the monotonic clock."""
 
     end_s: float
     duration_s: float
@@ -39,64 +39,67 @@ class Read:
 
 @dataclass(slots=True)
 class ReadTimes:
-    """All times are of this host's monotonic clock."""
+    """Durations and milestones of a handover, by this host's monotonic clock."""
 
     reads: list[Read] = field(default_factory=list)
-    last_computed_at_s: float = 0.0  # when the prefill worker had computed the last announced block
-    complete_at_s: float = 0.0  # when the last block was in and checked; 0: never
+    last_computed_at_s: float = 0.0  # when the last announced block was computed
+    complete_at_s: float = 0.0  # when the last block was received and checked; 0: never
 
     def note_computed(self, computed_at_s: float, announced_at_s: float) -> None:
-        """Blocks were computed at one time, by the announcer's clock, and announced here at another.
+        """Record an announcement: `computed_at_s` by the prefill worker's clock, `announced_at_s` by ours.
 
-        The announcer's clock counts only if it can be ours: monotonic clocks of two hosts have nothing in common.
+        `computed_at_s` is used only if both run on one host: monotonic clocks of two hosts are unrelated.
         """
         is_same_clock = 0 <= announced_at_s - computed_at_s <= MAX_ANNOUNCE_S
         self.last_computed_at_s = max(self.last_computed_at_s, computed_at_s if is_same_clock else announced_at_s)
 
     def note_read(self, end_s: float, duration_s: float) -> None:
-        """A read ended."""
+        """Record a finished read."""
         self.reads.append(Read(end_s, duration_s))
 
     @property
     def transfer_s(self) -> float:
-        """Time spent reading."""
+        """Seconds spent reading."""
         return sum(read.duration_s for read in self.reads)
 
     @property
     def exposed_transfer_s(self) -> float:
-        """The part of it after the last block was computed, that no computation hid."""
+        """Seconds of `transfer_s` after the last block was computed, when no computation hid the transfer."""
         return sum(max(0.0, min(read.duration_s, read.end_s - self.last_computed_at_s)) for read in self.reads)
 
     @property
     def handover_s(self) -> float:
-        """From "the last block computed" to "all blocks here and checked"; 0 if they never were."""
+        """Seconds from the last block computed to all blocks received and checked; 0 if they never were."""
         return self.complete_at_s - self.last_computed_at_s if self.complete_at_s else 0.0
 
 
-SILENCE_S = 5.0  # without any event: the prefill worker is lost, it would say that it lives
+SILENCE_S = 5.0  # without an event or keep-alive the prefill worker counts as lost
 
 PrefillCall = grpc.aio.UnaryStreamCall[worker_pb2.PrefillRequest, worker_pb2.PrefillEvent]
 
 
 class HandoverListener(Protocol):
-    """Hears what comes ahead of the KV."""
+    """The receiver of tokens and logprobs that arrive ahead of the KV."""
 
     def on_first_token(self, first: worker_pb2.FirstToken) -> None:
-        """The token that follows the prompt."""
+        """Take the first output token."""
         ...
 
     def on_prompt_logprobs(self, positions: Sequence[common_pb2.PositionLogprobs]) -> None:
-        """Logprobs of the next prompt positions."""
+        """Take the logprobs of the next prompt positions."""
         ...
 
 
 class Handover:
-    """Owns the call to the prefill worker; `received` says at any time what has come and been checked."""
+    """One call to a prefill worker; `received` is at any time what has arrived and passed its checksum."""
 
     def __init__(
         self, host: EngineHost, request: Request, listener: HandoverListener, deadline_s: float, known: Received
     ) -> None:
-        """`known`: what is here already; a token that follows the prompt is not passed on a second time."""
+        """Prepare a handover for a request whose block table is allocated.
+
+        deadline_s: of each read; known: what earlier handovers brought. A first token in it is not sent again.
+        """
         self.times = ReadTimes()
         self.peer_transport = ""
         self._host = host
@@ -116,22 +119,25 @@ class Handover:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that are here, whole and checked, those that were here before included."""
+        """Blocks received and checked, including those known from the start."""
         return self._receiver.num_blocks_received if self._receiver else self._num_known_blocks
 
     @property
     def received(self) -> Received:
-        """What is here."""
+        """Tokens with checked KV, the first output token, and the number of prompt logprobs."""
         num_tokens = min(self.num_blocks * self._host.config.block_size, self._num_tokens)
         return Received(num_tokens, self._sampled, self._num_prompt_logprobs)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the blocks that came."""
+        """Bytes of the blocks that this handover brought."""
         return (self.num_blocks - self._num_known_blocks) * self._host.block_bytes
 
     async def run(self, channels: Channels, address: str, message: worker_pb2.PrefillRequest) -> None:
-        """Returns when all is here; raises AioRpcError or TransferError, with `received` saying what came."""
+        """Return when all blocks are received and checked.
+
+        Raises AioRpcError or TransferError; `received` then has what arrived before.
+        """
         call: PrefillCall = worker_pb2_grpc.PrefillStub(channels.get(address)).Prefill(message)
         tasks = [asyncio.create_task(each) for each in (self._listen(call), self._pull())]
         try:
@@ -146,7 +152,7 @@ class Handover:
             await asyncio.wait(tasks)
 
     async def _listen(self, call: PrefillCall) -> None:
-        """Takes the call's events, until the last block's checksum and the token are here."""
+        """Handle the call's events until the last block's checksum and the first token have arrived."""
         num_announced = num_expected = self._num_known_blocks
         while event := await next_event(call, "the prefill worker", SILENCE_S):
             if event.HasField("accepted"):
@@ -164,7 +170,7 @@ class Handover:
                 receiver.expect(event.checksums.first_index, event.checksums.checksums)
                 num_expected = receiver.num_blocks_expected
                 if num_expected > num_announced:
-                    raise PeerRefused("the prefill worker sent checksums of blocks that it had not announced")
+                    raise PeerRefused("the prefill worker sent checksums of blocks that it has not announced")
             if num_expected == len(self._blocks):
                 self._all_expected.set()
                 if self._has_token:
@@ -188,16 +194,16 @@ class Handover:
 
     def _take_token(self, first: worker_pb2.FirstToken) -> None:
         if self._has_token or first.token_id >= self._host.vocab_size:
-            raise PeerRefused(f"the prefill worker sent token {first.token_id}, a second one or none of the model's")
+            raise PeerRefused(f"the prefill worker sent token {first.token_id}: a second one, or not in the vocabulary")
         self._has_token = True
         if self._sampled is not None:
-            return  # another worker sent it, and it was passed on
+            return  # an earlier prefill worker sent it, and the router has it
         logprobs = logprobs_from_proto(first.logprobs) if first.HasField("logprobs") else None
         self._sampled = SampledToken(first.token_id, logprobs)
         self._listener.on_first_token(first)
 
     async def _pull(self) -> None:
-        """Reads what is announced, until the last block is here and its checksum is known."""
+        """Read announced blocks until the last one is here and all checksums have been compared."""
         num_read = self._num_known_blocks
         while num_read < len(self._blocks):
             blocks = await self._announced.get()
@@ -212,7 +218,7 @@ class Handover:
                 if self._receiver is not None:
                     await self._receiver.settled()
         except TimeoutError as error:
-            raise TransferDeadline(f"no checksums came within {self._deadline_s:.3f} s of the last block") from error
+            raise TransferDeadline(f"checksums missing {self._deadline_s:.3f} s after the last block") from error
 
     def _connected(self) -> GroupReceiver:
         if self._receiver is None:

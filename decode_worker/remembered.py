@@ -1,6 +1,6 @@
-"""The output of requests that ended a short while ago, for a client that comes back to another router.
+"""Outputs of recently finished requests, for a client that reconnects through another router.
 
-Only tokens are kept. Slots and KV blocks are given up when a request ends, as always: its blocks stay in the prefix
+Only tokens are kept. Slots and KV blocks are released when a request ends, as usual; the blocks stay in the prefix
 cache, where the next command finds them.
 """
 
@@ -12,19 +12,19 @@ from baton.protos.worker_pb2 import RecalledOutput
 from baton.worker.reporting import WorkerCounters
 
 MAX_REQUESTS = 4096
-MAX_TOKENS = 1 << 21  # of all outputs together; a few bytes each
+MAX_TOKENS = 1 << 21  # over all outputs; a few bytes each
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """An output, and the event loop's time at which it is forgotten."""
+    """An output, and the event loop's time at which it expires."""
 
     output: RecalledOutput
     expires_s: float
 
 
 class RememberedOutputs:
-    """Outputs by their resume keys, the oldest first; bounded in number, tokens and time."""
+    """Outputs by resume key, oldest first; bounded in number, tokens and time."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class RememberedOutputs:
         max_requests: int = MAX_REQUESTS,
         max_tokens: int = MAX_TOKENS,
     ) -> None:
-        """`keep_s`: 0 keeps nothing."""
+        """`keep_s`: seconds that an output is kept; 0 keeps none."""
         self._counters = counters
         self._keep_s = keep_s
         self._max_requests = max_requests
@@ -43,7 +43,7 @@ class RememberedOutputs:
         self._timer: asyncio.TimerHandle | None = None
 
     def keep(self, output: RecalledOutput) -> None:
-        """Remember the output of a request that has ended, instead of an earlier one with the same key."""
+        """Keep the output of a finished request; it replaces an earlier one with the same key."""
         if not self._keep_s or not output.token_ids or len(output.token_ids) > self._max_tokens:
             return
         self._drop(output.resume_key)
@@ -57,12 +57,12 @@ class RememberedOutputs:
         self._counters.num_remembered = len(self._kept)
 
     def find(self, resume_key: bytes) -> RecalledOutput | None:
-        """Return what is remembered of a request. It stays: the next router may be lost too."""
+        """Return a request's output, or None. It stays: the next router may fail too."""
         kept = self._kept.get(resume_key)
         return None if kept is None else kept.output
 
     def close(self) -> None:
-        """Forget everything."""
+        """Drop all outputs and stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""A prompt's KV from the prefill workers of its plan, one after the other until all is here."""
+"""Remote prefill of one prompt: the prefill workers of its plan, one after the other, until all KV is received."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class HandoverReporter:
-    """Passes on what comes ahead of the KV, and keeps the request's record of who computed it."""
+    """The forwarder of first tokens and prompt logprobs, and the keeper of the request's `served_by` record."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class HandoverReporter:
         counters: WorkerCounters,
         end: Callable[[DecodeRequest], None],
     ) -> None:
-        """`end` takes the request out of the engine, and cancels the handover."""
+        """`end` removes the request from the engine and cancels the handover."""
         self.entry = entry
         self._finish_rule = finish_rule
         self._counters = counters
@@ -39,7 +39,7 @@ class HandoverReporter:
 
     @contextmanager
     def from_peer(self, peer: worker_pb2.PeerWorker, handover: Handover) -> Iterator[None]:
-        """A handover, from beginning to end. A failure is logged and counted; what came before it counts too."""
+        """Count one handover and its bytes. A failure is logged and counted; the bytes before it count too."""
         self._peer = peer
         self._handovers.append(handover)
         try:
@@ -55,7 +55,7 @@ class HandoverReporter:
             self._counters.note_read(handover.num_bytes, handover.times.transfer_s)
 
     def on_first_token(self, first: worker_pb2.FirstToken) -> None:
-        """Passes the token on; one that ends the request needs no KV."""
+        """Send the token to the router. If it ends the request, the rest of the KV is not needed."""
         served_by = self.entry.served_by
         served_by.prefill_worker = self._peer.worker_id
         served_by.kv_transport = self._handovers[-1].peer_transport
@@ -69,11 +69,11 @@ class HandoverReporter:
             self._end(self.entry)
 
     def on_prompt_logprobs(self, positions: Sequence[common_pb2.PositionLogprobs]) -> None:
-        """Passes them on."""
+        """Send the logprobs to the router."""
         self.entry.say_prompt_logprobs(positions)
 
     def ended(self) -> None:
-        """Nothing more comes."""
+        """Complete the `served_by` record after the last handover."""
         if self._handovers and self._handovers[-1].received.sampled is None:
             self.entry.served_by.prefill_worker = self.entry.served_by.decode_worker  # which computes the rest
         self._note_transfer()
@@ -88,7 +88,7 @@ class HandoverReporter:
             logger.error("handover from %s failed", worker_id, exc_info=error)
 
     def _note_transfer(self) -> None:
-        """Tells what has really come, and how long it took."""
+        """Record in `served_by` what was transferred and how long it took."""
         if not self._handovers:
             return
         self.entry.is_served_by_sent = False
@@ -104,7 +104,7 @@ class HandoverReporter:
 
 
 class RemotePrefill:
-    """Owns one request's handovers; each one begins with what the ones before it brought."""
+    """The handovers of one request; each starts from what the earlier ones received."""
 
     def __init__(self, host: EngineHost, channels: Channels, incoming: HandoverReporter, deadline_s: float) -> None:
         self._host = host
@@ -119,11 +119,14 @@ class RemotePrefill:
 
     @property
     def received(self) -> Received:
-        """What is here."""
+        """What the handovers have received so far."""
         return self._received if self._handover is None else self._handover.received
 
     async def run(self) -> None:
-        """Returns when all is here; raises the last worker's AioRpcError or TransferError if no other is left."""
+        """Return when all KV is received.
+
+        Raises the last worker's AioRpcError or TransferError if no other worker is left.
+        """
         peer = self._workers.first
         while True:
             try:
@@ -134,7 +137,7 @@ class RemotePrefill:
                 if following is None:
                     raise
             peer = following
-            # What the last worker's transfer may still write must not land on the next one's blocks.
+            # Late writes of the failed transfer must not overwrite blocks of the next one.
             await self._host.ranks.clear(self._blocks)
 
     async def _hand_over(self, peer: worker_pb2.PeerWorker) -> None:

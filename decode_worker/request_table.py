@@ -1,4 +1,4 @@
-"""The requests that a decode worker has from routers, whoever computes them."""
+"""The table of a decode worker's requests; the simulated decode worker uses it too."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from baton.worker.reporting import WorkerCounters
 
 
 class RequestTable:
-    """Owns who is waiting for what; a request is in it from its command until its last news or its abort."""
+    """Requests by engine id, from the router's command until the last delta or the abort."""
 
     def __init__(
         self,
@@ -23,17 +23,17 @@ class RequestTable:
         abort_in_engine: Callable[[RequestId], object],
         remembered: RememberedOutputs,
     ) -> None:
-        """`abort_in_engine` takes a request out of the engine, if it is there."""
+        """`abort_in_engine` removes a request from the engine; no-op if the engine does not have it."""
         self._counters = counters
         self._drain = drain
         self._abort_in_engine = abort_in_engine
-        self._remembered = remembered  # of those that have ended
+        self._remembered = remembered  # outputs of requests that have ended
         self._requests: dict[RequestId, DecodeRequest] = {}
         self._by_resume_key: dict[bytes, DecodeRequest] = {}
         drain.listen(self.hand_off)
 
     def enter(self, entry: DecodeRequest) -> bool:
-        """Takes a request, unless it came before, or the worker drains: then another one is to have it."""
+        """Add a request and return True; False for a repeated one, and on a draining worker, which hands it off."""
         if entry.request.request_id in self._requests:
             return False
         if self._drain.has_begun:
@@ -47,16 +47,16 @@ class RequestTable:
         return True
 
     def note_taken(self, entry: DecodeRequest) -> None:
-        """The engine has the request, or nobody will have it: loads that are told from now on include it."""
+        """Record that the engine has the request or never will; load reports from now on account for it."""
         self._counters.taken.note(entry.session.router_id, entry.command.number)
 
     def fail(self, entry: DecodeRequest, error: BaseException) -> None:
-        """Ends a request, unless it has ended, and tells why."""
+        """End a request with an error, unless it has already ended."""
         if self.end(entry):
             entry.say_error(code_number(error), str(error))
 
     def end(self, entry: DecodeRequest) -> bool:
-        """Forgets a request; False if that was done before."""
+        """Remove a request, and keep its output if it is resumable; return False if it is not in the table."""
         if self._requests.pop(entry.request.request_id, None) is None:
             return False
         if entry.recalled is not None:
@@ -67,53 +67,53 @@ class RequestTable:
         return True
 
     def find(self, request_id: RequestId) -> DecodeRequest | None:
-        """The request that the engine calls so."""
+        """Return the request with this engine id, or None."""
         return self._requests.get(request_id)
 
     def abort(self, entry: DecodeRequest) -> None:
-        """Ends a request wherever it stands; nothing more is told about it."""
+        """End a request in any state, without another delta."""
         self._abort_in_engine(entry.request.request_id)
         if entry.handover is not None:
             entry.handover.cancel()
         self.end(entry)
 
     def recall(self, resume_key: bytes) -> RecalledOutput | None:
-        """Return the output of a request that runs or ran here; None if there is none.
+        """Return the output of a running or remembered request; None if there is none.
 
-        One that runs is ended: the router that asks goes on with it, and the one that had it must not.
+        A running request is aborted: the router that asks continues it, so its former router must not.
         """
         entry = self._by_resume_key.get(resume_key)
         if entry is None:
             return self._remembered.find(resume_key)
         self.abort(entry)
-        error = Conflict("the request was taken over by another router, to which its client has come")
+        error = Conflict("the request continues on another router, to which its client has reconnected")
         entry.say_error(code_number(error), str(error))
         return entry.recalled
 
     def abort_named(self, request_id: str, session: RouterSession) -> None:
-        """The same for the request that the session's router calls so, if it has not ended."""
+        """Abort the request that the session's router calls `request_id`; no-op if it has ended."""
         entry = self.find(engine_request_id(session, request_id))
         if entry is not None:
             self.abort(entry)
 
     def abort_session(self, session: RouterSession) -> None:
-        """The same for every request of a router's stream."""
+        """Abort every request of a router's session."""
         for entry in [entry for entry in self._requests.values() if entry.session is session]:
             self.abort(entry)
 
     def abort_all(self) -> None:
-        """The same for every request."""
+        """Abort every request."""
         for entry in list(self._requests.values()):
             self.abort(entry)
 
     def hand_off(self) -> None:
-        """Gives every request away: routers send them to others, with what they have so far."""
+        """Hand off every request: routers continue them on other workers, with the output so far."""
         for entry in list(self._requests.values()):
             self.abort(entry)
             entry.say_handed_off()
 
     def tell(self, step: StepOutput) -> None:
-        """Tells what the step brought, and ends the requests that it finished."""
+        """Send a step's outputs to the routers, and end the requests that it finished."""
         for output in step.outputs:
             entry = self.find(output.request_id)
             if entry is not None:

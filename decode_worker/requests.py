@@ -1,16 +1,18 @@
 """The life of a request in a decode worker.
 
-1. A router's command arrives on its stream; the engine queues the request, or refuses it, which is told at once.
-2. The engine admits it when there are blocks for all its tokens, and takes what its prefix cache has.
-3. If the plan names a prefill worker, a handover fills the blocks (see `handover`); if it names only a worker that has
-   more of the prefix, that is pulled; else the engine computes the prompt itself, in chunks, batched with all others.
-4. When its KV is here it takes part in every step. After each step, each router gets one message with the new tokens of
-   all of its requests.
-5. It ends by a stop condition, or is aborted: by its router, or with its router's stream. A worker that drains gives
-   away what does not end in time; its cache keeps the KV, from where the next worker pulls it.
+1. A router sends a command on its stream. The engine queues the request, or refuses it and the router gets the error.
+2. The engine admits the request when it has blocks for all its tokens. It reuses cached prefix blocks.
+3. The remaining blocks are filled in one of three ways:
+   - The plan names a prefill worker: a handover fills them (see `handover.py`).
+   - The plan names only a worker with a longer cached prefix: that prefix is pulled; the engine computes the rest.
+   - Otherwise the engine computes the prompt itself, in chunks, batched with the other requests.
+4. Once its KV is complete, the request decodes in every step. After each step, each router gets one message with the
+   new tokens of all of its requests.
+5. The request ends by a stop condition or an abort: its router sends an abort, or its router's stream ends. A draining
+   worker hands off the requests that do not finish in time. Its cache keeps their KV, and the next worker pulls it.
 
-A handover that fails costs time only: what has come stays, another prefill worker is asked for the rest if the plan
-names one, and in the end the engine computes it.
+A failed handover costs only time. The blocks received so far stay, the plan's next prefill worker is asked for the
+rest, and if there is none the engine computes it.
 """
 
 import asyncio
@@ -33,7 +35,7 @@ from baton.worker.reporting import WorkerCounters
 
 
 class DecodeRequests:
-    """Owns every request that routers gave to this worker."""
+    """The requests that routers have sent to this worker, and the tasks that fill their blocks."""
 
     def __init__(
         self,
@@ -46,9 +48,11 @@ class DecodeRequests:
         takes_handovers: bool = True,
         orphan_timeout_s: float = 0.0,
     ) -> None:
-        """Without `takes_handovers` every prompt is computed here, whatever a command says.
+        """Serve requests with the engine of `host`.
 
-        `orphan_timeout_s`: how long the output of a resumable request is remembered after its end.
+        deadline_s: of each KV read.
+        takes_handovers: False ignores the prefill workers of commands; the engine computes every prompt.
+        orphan_timeout_s: how long the output of a resumable request is kept after its end; 0 keeps none.
         """
         self._host = host
         self._channels = channels
@@ -67,7 +71,7 @@ class DecodeRequests:
         host.listen(self._on_step)
 
     def submit(self, command: worker_pb2.GenerateCommand, session: RouterSession) -> None:
-        """Takes a request; whatever becomes of it is told over the session."""
+        """Start a request; its deltas, errors included, go to the session."""
         if not self._takes_handovers:
             command.ClearField("prefill")
         entry = DecodeRequest.of(command, session, self._worker_id)
@@ -76,19 +80,19 @@ class DecodeRequests:
             adding.add_done_callback(partial(self._on_added, entry))
 
     def abort(self, request_id: str, session: RouterSession) -> None:
-        """Ends a request; nothing more is told about it."""
+        """Abort a request; no more deltas follow."""
         self._table.abort_named(request_id, session)
 
     def abort_all(self, session: RouterSession) -> None:
-        """Ends every request of a session."""
+        """Abort every request of a session."""
         self._table.abort_session(session)
 
     def recall(self, resume_key: bytes) -> worker_pb2.RecalledOutput | None:
-        """Return the output of a request that runs or ran here, and end it if it runs."""
+        """Return the output of a running or remembered request, or None; a running one is aborted."""
         return self._table.recall(resume_key)
 
     async def close(self) -> None:
-        """Aborts what is left; returns when nothing is written into any block any more."""
+        """Abort all requests. Return when no transfer writes into any block any more."""
         self._table.abort_all()
         self._remembered.close()
         await self._fills.close()
@@ -111,7 +115,7 @@ class DecodeRequests:
                 self._begin_fill(entry)
 
     def _begin_fill(self, entry: DecodeRequest) -> None:
-        """Has the request's blocks filled by those whom its plan names."""
+        """Start the handover or the prefix pull that the request's plan names."""
         entry.served_by.decode_cached_tokens = entry.request.num_cached_tokens
         if entry.command.HasField("prefill"):
             entry.handover = self._hand_over(entry)
@@ -119,22 +123,24 @@ class DecodeRequests:
             entry.handover = self._pull_prefix(entry)
 
     def _hand_over(self, entry: DecodeRequest) -> "asyncio.Task[None]":
-        """Has prefill workers compute the prompt, and takes over its KV."""
+        """Start the remote prefill of the prompt."""
         request = entry.request
-        entry.served_by.handed_over_tokens = request.num_tokens - request.num_computed_tokens  # as is expected
+        entry.served_by.handed_over_tokens = (
+            request.num_tokens - request.num_computed_tokens
+        )  # expected; corrected at the end
         incoming = HandoverReporter(entry, self._host.finish_rule, self._counters, self._table.abort)
         fill = RemotePrefill(self._host, self._channels, incoming, self._deadline_s)
 
         def outcome(task: "asyncio.Task[None]") -> Received:
             if not task.cancelled():
-                task.exception()  # asked for, or asyncio would log it; it was, with its prefill worker's name
+                task.exception()  # retrieved, so that asyncio does not log what HandoverReporter has logged
             incoming.ended()
             return fill.received
 
         return self._fills.start(request, fill.run(), outcome)
 
     def _pull_prefix(self, entry: DecodeRequest) -> "asyncio.Task[None]":
-        """Takes from another worker's cache what that has, to compute the rest here."""
+        """Start pulling cached prefix blocks from another worker; the engine computes the rest."""
         pull = PrefixPull(self._host, entry.request, entry.command.prefix_source, self._deadline_s)
 
         def outcome(task: "asyncio.Task[None]") -> Received:

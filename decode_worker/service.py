@@ -16,34 +16,34 @@ from baton.rpc.peers import MAX_WORD_CHARS, Context
 
 logger = logging.getLogger(__name__)
 
-MAX_PENDING_BYTES = 64 << 20  # of news that a router may lag behind
-DELTA_BYTES = 256  # that each takes in memory, besides what it says
+MAX_PENDING_BYTES = 64 << 20  # of deltas that a router has not read yet
+DELTA_BYTES = 256  # memory overhead of one delta, in addition to its serialized size
 
 
 @dataclass(slots=True)
 class _Pending:
-    """The deltas of a message."""
+    """Deltas of one message that has not been sent."""
 
     deltas: list[worker_pb2.RequestDelta] = field(default_factory=list)
     num_bytes: int = 0
 
 
 class RouterSession:
-    """Collects news for one router; all that came since the last message goes into the next, or the next few.
+    """Pending deltas of one router, merged into as few messages as their size allows.
 
-    A router that lags too far behind loses its session, and with it its requests.
+    A router with more than `MAX_PENDING_BYTES` unread loses its session and the session's requests.
     """
 
     def __init__(self, session_id: str, router_id: str = "") -> None:
         self.session_id = session_id
         self.router_id = router_id
         self._pending: deque[_Pending] = deque()
-        self._pending_bytes = 0  # of all of them
+        self._pending_bytes = 0  # over all of `_pending`
         self._wake = asyncio.Event()
         self._closed = asyncio.Event()
 
     def add(self, delta: worker_pb2.RequestDelta) -> None:
-        """News of one request; no-op once the session is closed."""
+        """Queue a delta of one request; no-op once the session is closed."""
         if self._closed.is_set():
             return
         num_bytes = delta.ByteSize() + DELTA_BYTES
@@ -55,12 +55,12 @@ class RouterSession:
         self._pending_bytes += num_bytes
         self._wake.set()
         if self._pending_bytes > MAX_PENDING_BYTES:
-            logger.warning("session %s is ended: its router does not read", self.session_id)
+            logger.warning("closing session %s: its router does not read its messages", self.session_id)
             self._pending.clear()
             self.close()
 
     def close(self) -> None:
-        """Ends `messages`."""
+        """End `messages` after the pending ones."""
         self._closed.set()
         self._wake.set()
 
@@ -69,7 +69,7 @@ class RouterSession:
         await self._closed.wait()
 
     async def messages(self) -> AsyncIterator[worker_pb2.WorkerMessage]:
-        """The stream to the router, until `close`."""
+        """Yield the messages to the router until the session is closed."""
         while True:
             await self._wake.wait()
             if self._pending:
@@ -82,31 +82,31 @@ class RouterSession:
                 self._wake.clear()
 
 
-MAX_RECALLS = 1 << 16  # requests of one call
+MAX_RECALLS = 1 << 16  # resume keys in one call
 
 
 class Requests(Protocol):
-    """Whoever computes what routers ask for: a decode worker's requests, or a simulated one's."""
+    """The request handler behind the service: a real decode worker's, or a simulated one's."""
 
     def submit(self, command: worker_pb2.GenerateCommand, session: RouterSession) -> None:
-        """Takes a request; whatever becomes of it is told over the session."""
+        """Start a request; its deltas, errors included, go to the session."""
         ...
 
     def abort(self, request_id: str, session: RouterSession) -> None:
-        """Ends a request; nothing more is told about it."""
+        """Abort a request; no more deltas follow."""
         ...
 
     def abort_all(self, session: RouterSession) -> None:
-        """Ends every request of a session."""
+        """Abort every request of a session."""
         ...
 
     def recall(self, resume_key: bytes) -> worker_pb2.RecalledOutput | None:
-        """Return the output of a request that runs or ran here, and end it if it runs."""
+        """Return the output of a running or remembered request, or None; a running one is aborted."""
         ...
 
 
 class DecodeService(worker_pb2_grpc.DecodeServicer):
-    """One session a stream; the requests of a session end with it."""
+    """The Decode service: one session for each router stream. A session's requests end with it."""
 
     def __init__(self, requests: Requests, incarnation: str) -> None:
         self._requests = requests
@@ -116,13 +116,13 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
     async def Attach(  # noqa: N802
         self, request_iterator: AsyncIterator[worker_pb2.RouterMessage], context: Context
     ) -> AsyncIterator[worker_pb2.WorkerMessage]:
-        """Commands in, news out."""
+        """Receive a router's commands and stream its deltas."""
         first = await anext(request_iterator, None)
         if first is None or not first.HasField("hello"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a hello")
         elif first.hello.incarnation != self._incarnation:
             text = (
-                f"meant for incarnation {first.hello.incarnation[:MAX_WORD_CHARS]}, but this worker is in another life"
+                f"the stream is for incarnation {first.hello.incarnation[:MAX_WORD_CHARS]}; this worker has restarted"
             )
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
         session = RouterSession(f"{next(self._numbers)}", first.hello.router_id)
@@ -140,9 +140,9 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
     async def Recall(  # noqa: N802
         self, request: worker_pb2.RecallRequest, context: Context
     ) -> worker_pb2.RecallResponse:
-        """The outputs of requests whose client has come to another router."""
+        """Return the outputs of requests whose client has reconnected to another router."""
         if len(request.resume_keys) > MAX_RECALLS:
-            text = f"{len(request.resume_keys)} requests are over the limit of {MAX_RECALLS} in one call"
+            text = f"{len(request.resume_keys)} resume keys exceed the limit of {MAX_RECALLS} in one call"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         outputs = map(self._requests.recall, request.resume_keys)
         return worker_pb2.RecallResponse(outputs=[each for each in outputs if each is not None])
@@ -158,7 +158,7 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
             session.close()
 
     async def _end_requests(self, session: RouterSession, reading: "asyncio.Task[None]") -> None:
-        """End the session's requests as soon as it is closed: while the router does not read, `Attach` cannot go on."""
+        """Abort the session's requests once it is closed; `Attach` is blocked while the router does not read."""
         await session.wait_closed()
         reading.cancel()
         self._requests.abort_all(session)

@@ -1,4 +1,4 @@
-"""A worker that decodes, and prefills what a plan leaves to it."""
+"""The decode role: decoding, and prefill of prompts whose plan names no prefill worker."""
 
 import grpc
 
@@ -26,14 +26,14 @@ class DecodeWorker:
         self._service = DecodeService(self._requests, core.host.pool.incarnation)
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Adds the role's services to the server."""
+        """Add the Decode service to the server."""
         worker_pb2_grpc.add_DecodeServicer_to_server(self._service, server)
 
     async def close(self) -> None:
-        """Aborts what is left."""
+        """Abort the requests that are left."""
         await self._requests.close()
 
 
 async def run(config: WorkerConfig) -> None:
-    """Serves until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT."""
     await serve_worker(config, DecodeWorker)

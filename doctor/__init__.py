@@ -1,1 +1,1 @@
-"""Examines a machine and the links between workers: measures instead of trusting, and says what to do."""
+"""`baton doctor`: checks and measurements of machines and of the links between workers, with remedies."""

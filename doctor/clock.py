@@ -1,16 +1,16 @@
-"""How far another machine's clock is from ours."""
+"""The clock offset of another machine."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from baton.doctor.finding import Finding, ok, warning
 
-MOST_OFFSET_S = 0.5  # beyond what the round trip leaves open
+MAX_OFFSET_S = 0.5  # in addition to the reading's uncertainty
 
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """Another clock, read between two looks at ours; all in seconds since 1970."""
+    """A remote clock read between two readings of the local one; seconds since 1970."""
 
     sent_s: float
     theirs_s: float
@@ -18,31 +18,31 @@ class ClockReading:
 
     @property
     def round_trip_s(self) -> float:
-        """From the question to the answer."""
+        """Seconds from request to response."""
         return self.received_s - self.sent_s
 
     @property
     def offset_s(self) -> float:
-        """How much theirs is ahead, if the answer took as long as the question (as NTP, RFC 5905, assumes)."""
+        """Seconds that the remote clock is ahead, assuming symmetric delays (as NTP does, RFC 5905)."""
         return self.theirs_s - (self.sent_s + self.received_s) / 2
 
     @property
     def uncertainty_s(self) -> float:
-        """The offset is right within this."""
+        """Largest error of the offset, in seconds."""
         return self.round_trip_s / 2
 
 
 def best(readings: Iterable[ClockReading]) -> ClockReading:
-    """The one that says most."""
+    """Return the most precise reading."""
     return min(readings, key=lambda reading: reading.round_trip_s)
 
 
 def check_clock(reading: ClockReading, check: str = "clock-skew") -> Finding:
-    """Whether the two agree; tokens do not depend on it, but leases in Redis, logs and traces do."""
+    """Check that the clocks agree. Tokens do not depend on it, but leases in Redis, logs and traces do."""
     found = (
         f"{reading.offset_s * 1e3:+.1f} ms from this machine's clock, within {reading.uncertainty_s * 1e3:.1f} ms "
         f"(round trip {reading.round_trip_s * 1e3:.1f} ms)"
     )
-    if abs(reading.offset_s) - reading.uncertainty_s <= MOST_OFFSET_S:
+    if abs(reading.offset_s) - reading.uncertainty_s <= MAX_OFFSET_S:
         return ok(check, found)
-    return warning(check, found, "let both machines follow one time source: chrony, or systemd-timesyncd")
+    return warning(check, found, "synchronize both machines with the same time source, by chrony or systemd-timesyncd")

@@ -1,11 +1,11 @@
-"""A running cluster, examined: its router, each worker, what they have in common, and every link between two of them.
+"""The examination of a running cluster: router, workers, their consistency, and the links between them.
 
-1. The router says which workers there are.
-2. Each worker is asked about itself, all at once.
-3. What they said is compared.
-4. One link after the other is measured, so that none is in the way of another: for every ordered pair of workers with
-   equal blocks, the one reads from the other. A handed-over prompt goes from a prefill to a decode worker; a prefix is
-   pulled by any worker from any other.
+1. The router lists its workers.
+2. All workers examine themselves at the same time.
+3. Their reports are compared.
+4. The links are measured one after the other, so that measurements do not disturb each other. For every ordered pair
+   of workers with equal fingerprints, one reads from the other: a handover goes from a prefill to a decode worker,
+   and any worker may pull a prefix from any other.
 """
 
 import asyncio
@@ -28,22 +28,22 @@ from baton.rpc.tls import Security
 
 READ_TIMEOUT_S = 10.0
 
-Told = Callable[[str], None]  # hears what is being done
+OnProgress = Callable[[str], None]  # called with a line of text before each step
 
 
 @dataclass(frozen=True, slots=True)
 class RouterAddress:
-    """Where a router is, and what it and its workers want to see."""
+    """A router's URL, and the credentials for it and its workers."""
 
     url: str
     api_key: str | None = None
-    security: Security | None = None  # None: workers speak plaintext
-    https: ssl.SSLContext | None = None  # how an https:// router is checked; None: as the system does
+    security: Security | None = None  # None: workers use plaintext
+    https: ssl.SSLContext | None = None  # verifies an https:// router; None: the system's defaults
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two workers, one of which reads from the other."""
+    """An ordered pair of workers: `reader` reads KV from `owner`."""
 
     reader: ExaminedWorker
     owner: ExaminedWorker
@@ -52,8 +52,8 @@ class Pair:
         return f"{self.reader.name} ({self.reader.role}) reads from {self.owner.name} ({self.owner.role})"
 
 
-def examine_cluster(router: RouterAddress, max_links: int, told: Told) -> list[Section]:
-    """Examines a router's cluster, at most `max_links` links of it."""
+def examine_cluster(router: RouterAddress, max_links: int, on_progress: OnProgress) -> list[Section]:
+    """Examine a router's cluster, with at most `max_links` of its links."""
     url = router.url
     try:
         with connect(url, READ_TIMEOUT_S, router.api_key, router.https) as client:
@@ -61,45 +61,52 @@ def examine_cluster(router: RouterAddress, max_links: int, told: Told) -> list[S
             check(response)
             content: object = response.json()
     except (httpx.TransportError, ServerError, ValueError) as error:
-        remedy = "name the router by --url, and see whether `baton status` reaches it"
+        remedy = "pass the router's URL as --url, and check that `baton status` reaches it"
         return [Section("router", [failure("router-unreachable", f"{url}: {error}", remedy)])]
     match content:
         case {"router": Mapping() as state, "workers": list() as workers}:
             sections = [Section("router", check_router(url, state, workers))]
             if restarts := check_processes(process_reports(content)):
                 sections.append(Section("processes", restarts))
-            return [*sections, *asyncio.run(_examine_workers(workers, Channels(router.security), max_links, told))]
-    return [Section("router", [failure("router-unreachable", f"{url} is no router", "name the router by --url")])]
+            return [
+                *sections,
+                *asyncio.run(_examine_workers(workers, Channels(router.security), max_links, on_progress)),
+            ]
+    return [
+        Section("router", [failure("router-unreachable", f"{url} is not a router", "pass the router's URL as --url")])
+    ]
 
 
 def check_router(url: str, state: Mapping[str, object], workers: Sequence[Mapping[str, object]]) -> list[Finding]:
-    """What the router says of itself and of its connections."""
+    """Check the router's own state and its connections, from its `/workers` response."""
     findings = [
         failure(
             "worker-not-connected",
             f"{worker.get('address')}: {worker.get('last_error') or worker.get('state')}",
-            "see the worker's log, and whether the router's machine reaches its address",
+            "see the worker's log, and check that the router's machine can reach its address",
         )
         for worker in workers
         if worker.get("state") not in ("ready", "draining", "drained")
     ]
     if not state.get("ready"):
-        findings.append(failure("router-not-ready", "it takes no requests", "start a decode worker that it can reach"))
+        findings.append(
+            failure("router-not-ready", "it accepts no requests", "start a decode worker that it can reach")
+        )
     if state.get("degraded"):
-        remedy = "wait a moment; if it stays so, a worker's snapshot does not come: see the router's log"
-        findings.append(warning("router-degraded", "it does not know yet what every worker has cached", remedy))
+        remedy = "wait a moment; if it persists, a worker's snapshot is missing: see the router's log"
+        findings.append(warning("router-degraded", "it does not have the cache contents of every worker yet", remedy))
     registry = state.get("registry")
     if isinstance(registry, Mapping) and not registry.get("connected", True):
         found = f"the router has lost {registry.get('name')}: {registry.get('error')}"
         findings.append(
-            warning("registry-lost", found, "baton doctor --registry URL on the router's machine says more")
+            warning("registry-lost", found, "run baton doctor --registry URL on the router's machine for details")
         )
     return findings or [ok("router", f"{url} serves {state.get('model')} with {len(workers)} workers")]
 
 
 def check_processes(reports: Sequence[ProcessReport]) -> list[Finding]:
-    """Return a finding for each process that died lately; its supervisor goes on to restart it."""
-    remedy = "see its log: `baton serve` prints where the logs are"
+    """Return a finding for each process that died recently; its supervisor keeps restarting it."""
+    remedy = "see its log; `baton serve` prints the log directory"
     down = [failure("process-down", report.describe(), remedy) for report in reports if report.is_down]
     return down + [
         warning("process-restarted", report.describe(), remedy)
@@ -109,30 +116,30 @@ def check_processes(reports: Sequence[ProcessReport]) -> list[Finding]:
 
 
 async def _examine_workers(
-    rows: Sequence[Mapping[str, object]], channels: Channels, max_links: int, told: Told
+    rows: Sequence[Mapping[str, object]], channels: Channels, max_links: int, on_progress: OnProgress
 ) -> list[Section]:
     try:
-        told(f"asking {len(rows)} workers")
+        on_progress(f"asking {len(rows)} workers")
         addresses = [str(row.get("address")) for row in rows]
-        answers = await asyncio.gather(*(examine_worker(address, channels) for address in addresses))
-        sections = [_about(address, answer) for address, answer in zip(addresses, answers, strict=True)]
-        workers = [answer for answer in answers if isinstance(answer, ExaminedWorker)]
+        results = await asyncio.gather(*(examine_worker(address, channels) for address in addresses))
+        sections = [_section(address, result) for address, result in zip(addresses, results, strict=True)]
+        workers = [result for result in results if isinstance(result, ExaminedWorker)]
         if not workers:
             return sections
         sections.append(Section("workers compared", compare(workers)))
-        return [*sections, *await _measure_links(workers, max_links, channels, told)]
+        return [*sections, *await _measure_links(workers, max_links, channels, on_progress)]
     finally:
         await channels.close()
 
 
-def _about(address: str, answer: ExaminedWorker | Finding) -> Section:
-    if isinstance(answer, Finding):
-        return Section(f"worker at {address}", [answer])
-    return Section(f"{answer.role} worker {answer.name}", answer.findings, versions=answer.versions)
+def _section(address: str, result: ExaminedWorker | Finding) -> Section:
+    if isinstance(result, Finding):
+        return Section(f"worker at {address}", [result])
+    return Section(f"{result.role} worker {result.name}", result.findings, versions=result.versions)
 
 
 def choose_pairs(workers: Sequence[ExaminedWorker], max_links: int) -> list[Pair]:
-    """Every ordered pair of workers that may exchange KV and can be asked; where that is too many, an even choice."""
+    """Return the ordered pairs of workers that may exchange KV and serve the doctor, evenly thinned to `max_links`."""
     pairs = [
         Pair(reader, owner)
         for reader, owner in permutations((worker for worker in workers if worker.versions), 2)
@@ -144,12 +151,12 @@ def choose_pairs(workers: Sequence[ExaminedWorker], max_links: int) -> list[Pair
 
 
 async def _measure_links(
-    workers: Sequence[ExaminedWorker], max_links: int, channels: Channels, told: Told
+    workers: Sequence[ExaminedWorker], max_links: int, channels: Channels, on_progress: OnProgress
 ) -> list[Section]:
     sections = []
     pairs = choose_pairs(workers, max_links)
     for number, pair in enumerate(pairs, 1):
-        told(f"link {number} of {len(pairs)}: {pair}")
+        on_progress(f"link {number} of {len(pairs)}: {pair}")
         links = await probe_link(pair.reader, pair.owner, channels)
         if isinstance(links, Finding):
             sections.append(Section(str(pair), [links]))

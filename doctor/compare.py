@@ -1,4 +1,4 @@
-"""What the workers of a cluster should have in common: pure functions over what they said."""
+"""Consistency checks over the workers of a cluster: pure functions over their reports."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -11,16 +11,16 @@ ABSENT = "not installed"
 
 
 def compare(workers: Sequence[ExaminedWorker]) -> list[Finding]:
-    """Everything in which they differ, and whether they can serve together at all."""
+    """Return a finding for each difference, and for each reason why the workers cannot serve together."""
     findings = [*_roles(workers), *_names(workers), *_fingerprints(workers), *_versions(workers)]
-    for check, what, remedy, told in (
-        ("models-differ", "the model", "give each model a router of its own", lambda each: each.model),
-        ("block-sizes-differ", "the tokens a block", "start all with one --block-size", lambda each: each.block_size),
-        ("transports-differ", "the transport setting", "start all with one --transport", lambda each: each.transport),
+    for check, what, remedy, value_of in (
+        ("models-differ", "the model", "use a separate router for each model", lambda each: each.model),
+        ("block-sizes-differ", "the block size", "start all with the same --block-size", lambda each: each.block_size),
+        ("transports-differ", "the transport", "start all with the same --transport", lambda each: each.transport),
     ):
-        findings += _differing(workers, check, what, remedy, told)
+        findings += _differing(workers, check, what, remedy, value_of)
     return findings or [
-        ok("workers-alike", f"{len(workers)} workers of one model, fingerprint, transport setting and version")
+        ok("workers-alike", f"{len(workers)} workers with the same model, fingerprint, transport and versions")
     ]
 
 
@@ -32,44 +32,44 @@ def _roles(workers: Sequence[ExaminedWorker]) -> list[Finding]:
 
 
 def _names(workers: Sequence[ExaminedWorker]) -> list[Finding]:
-    shared = {name: said for name, said in _grouped(workers, lambda worker: worker.name).items() if len(said) > 1}
+    shared = {name: group for name, group in _grouped(workers, lambda worker: worker.name).items() if len(group) > 1}
     return [
         warning(
             "worker-id-shared",
-            f"{name} is the id of {', '.join(worker.address for worker in several)}",
-            "give each worker a --worker-id of its own: hints and answers name workers by it",
+            f"{name} is the id of {', '.join(worker.address for worker in group)}",
+            "give each worker a unique --worker-id: hints and responses refer to workers by it",
         )
-        for name, several in shared.items()
+        for name, group in shared.items()
     ]
 
 
 def _fingerprints(workers: Sequence[ExaminedWorker]) -> list[Finding]:
-    """KV goes only between equal fingerprints; a prefill worker without an equal decode worker is idle for ever."""
+    """Check fingerprints: KV is exchanged only between equal ones, so a prefill worker needs an equal decode worker."""
     groups = _grouped(workers, lambda worker: worker.description.fingerprint)
     if len(groups) < 2:
         return []
-    remedy = "serve the same checkpoint, dtypes and block size everywhere, or wait until the upgrade is through"
-    lonely = [
+    remedy = "serve the same checkpoint, dtypes and block size everywhere, or wait until the upgrade is complete"
+    unmatched = [
         worker.name
         for group in groups.values()
         for worker in group
         if worker.role == "prefill" and not any(each.role == "decode" for each in group)
     ]
-    findings = [warning("fingerprints-differ", _said("the fingerprint", groups), remedy)]
-    if lonely:
-        found = f"no decode worker has the fingerprint of {', '.join(lonely)}, which can prefill for nobody"
+    findings = [warning("fingerprints-differ", _values_by_worker("the fingerprint", groups), remedy)]
+    if unmatched:
+        found = f"no decode worker has the fingerprint of {', '.join(unmatched)}: their prefills cannot be used"
         findings.append(failure("fingerprint-unmatched", found, remedy))
     return findings
 
 
 def _versions(workers: Sequence[ExaminedWorker]) -> list[Finding]:
-    telling = [worker for worker in workers if worker.versions]
-    packages = sorted({name for worker in telling for name in worker.versions})
-    remedy = "install the same everywhere: make setup from one checkout, or one container image"
+    reporting = [worker for worker in workers if worker.versions]
+    packages = sorted({name for worker in reporting for name in worker.versions})
+    remedy = "install the same versions everywhere: make setup from one checkout, or one container image"
     return [
-        warning("versions-differ", _said(package, groups), remedy)
+        warning("versions-differ", _values_by_worker(package, groups), remedy)
         for package in packages
-        if len(groups := _by_version(telling, package)) > 1
+        if len(groups := _by_version(reporting, package)) > 1
     ]
 
 
@@ -82,21 +82,21 @@ def _differing(
     check: str,
     what: str,
     remedy: str,
-    told: Callable[[WorkerDescription], object],
+    value_of: Callable[[WorkerDescription], object],
 ) -> list[Finding]:
-    groups = _grouped(workers, lambda worker: str(told(worker.description)))
-    return [warning(check, _said(what, groups), remedy)] if len(groups) > 1 else []
+    groups = _grouped(workers, lambda worker: str(value_of(worker.description)))
+    return [warning(check, _values_by_worker(what, groups), remedy)] if len(groups) > 1 else []
 
 
 def _grouped(
-    workers: Sequence[ExaminedWorker], told: Callable[[ExaminedWorker], str]
+    workers: Sequence[ExaminedWorker], key: Callable[[ExaminedWorker], str]
 ) -> dict[str, list[ExaminedWorker]]:
     groups: defaultdict[str, list[ExaminedWorker]] = defaultdict(list)
     for worker in workers:
-        groups[told(worker)].append(worker)
+        groups[key(worker)].append(worker)
     return dict(groups)
 
 
-def _said(what: str, groups: dict[str, list[ExaminedWorker]]) -> str:
-    said = [f"{value} ({', '.join(worker.name for worker in group)})" for value, group in groups.items()]
-    return f"{what} is {', '.join(said)}"
+def _values_by_worker(what: str, groups: dict[str, list[ExaminedWorker]]) -> str:
+    values = [f"{value} ({', '.join(worker.name for worker in group)})" for value, group in groups.items()]
+    return f"{what} is {', '.join(values)}"

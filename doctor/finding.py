@@ -1,4 +1,4 @@
-"""What the doctor says: one finding a check."""
+"""The doctor's findings: one for each check."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,47 +8,47 @@ from baton.process.errors import PlainError
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     OK = "ok"
-    WARNING = "warning"  # it works, but worse than it could, or not for sure
-    FAILURE = "failure"  # it does not work, or not as it was asked to
+    WARNING = "warning"  # works, but slower than it could, or not reliably
+    FAILURE = "failure"  # does not work, or not as configured
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found, and what to do about it."""
+    """The result of a check, and its remedy."""
 
     check: str  # stable name, such as shared-memory-size
     level: Level
     found: str
-    remedy: str | None = None  # None: nothing has to be done
+    remedy: str | None = None  # None: nothing to do
 
     def __str__(self) -> str:
         return f"{self.check}: {self.found}" + (f" ({self.remedy})" if self.remedy else "")
 
 
 class Unfit(PlainError):
-    """The machine is not as a strict start wants it; the text has every finding that says so."""
+    """A machine that fails a strict start; the text lists the findings."""
 
 
 def ok(check: str, found: str) -> Finding:
-    """All is well."""
+    """Return a finding without a problem."""
     return Finding(check, Level.OK, found)
 
 
 def warning(check: str, found: str, remedy: str) -> Finding:
-    """It works, but worse than it could, or not for sure."""
+    """Return a finding of something that works, but slower than it could, or not reliably."""
     return Finding(check, Level.WARNING, found, remedy)
 
 
 def failure(check: str, found: str, remedy: str) -> Finding:
-    """It does not work, or not as it was asked to."""
+    """Return a finding of something that does not work, or not as configured."""
     return Finding(check, Level.FAILURE, found, remedy)
 
 
 def require_fit(findings: Iterable[Finding]) -> None:
-    """Raises Unfit unless every finding is ok: what a strict start asks before it says that it is ready."""
+    """Raise Unfit unless every finding is ok; a strict start checks this before it reports ready."""
     bad = [str(finding) for finding in findings if finding.level is not Level.OK]
     if bad:
         raise Unfit("; ".join(bad))

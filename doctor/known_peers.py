@@ -1,4 +1,4 @@
-"""The workers from which a worker may be asked to read: no caller can have it connect to any other address."""
+"""The peers that a worker may connect to for a probe, so that a caller cannot make it connect anywhere else."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,20 +11,20 @@ REGISTRY_TIMEOUT_S = 5.0
 
 
 class UnknownPeer(Exception):
-    """A caller named an address that is no peer's; the text says why."""
+    """An address that is not a peer's; the text gives the reason."""
 
 
 class KnownPeers:
-    """Addresses of a worker's peers: those in its registry, or without one those that its routers were given."""
+    """Addresses of a worker's peers: from its registry, or without one from the routers that watch it."""
 
     def __init__(self, registry: str | None) -> None:
-        """`registry`: its URL, None for a cluster of fixed addresses."""
+        """registry: URL; None for a cluster with fixed addresses."""
         self._registry = registry
-        self._named: Counter[str] = Counter()  # by how many watching routers
+        self._named: Counter[str] = Counter()  # address -> number of watching routers
 
     @contextmanager
     def named(self, addresses: Sequence[str]) -> Iterator[None]:
-        """A router that was given these workers watches this one, to the end of the block."""
+        """Count these addresses as peers during a `with` block, while a router with these workers watches this one."""
         self._named.update(addresses)
         try:
             yield
@@ -32,18 +32,18 @@ class KnownPeers:
             self._named -= Counter(addresses)
 
     async def check(self, address: str) -> None:
-        """Raises UnknownPeer unless a peer is at the address."""
+        """Raise UnknownPeer unless the address is a peer's."""
         if self._registry is None:
             if address not in self._named:
                 raise UnknownPeer(
-                    "no registry, and no router that watches this worker was given a worker at this address"
+                    "there is no registry, and no router that watches this worker has a worker at this address"
                 )
             return
         registry = open_registry(self._registry)
         try:
             view = await first_view(registry, REGISTRY_TIMEOUT_S)
         except TimeoutError as error:
-            raise UnknownPeer(f"{registry.name} does not answer") from error
+            raise UnknownPeer(f"{registry.name} does not respond") from error
         if not view.is_listed:
             raise UnknownPeer(f"{registry.name} cannot be read: {view.error}")
         if address not in {member.address for member in view.members}:

@@ -1,4 +1,4 @@
-"""What a link should give: measured beside the transport where it can be, else what the hardware is rated at."""
+"""The expected bandwidth of a link: measured next to the transport if possible, otherwise the hardware's rating."""
 
 import socket
 import threading
@@ -22,7 +22,7 @@ DISCARD_PORT = 9  # RFC 863; nothing is sent to it
 
 
 def peer_host(peer: PoolDescription) -> str | None:
-    """The address where a peer's transports listen; None if it has none that other machines could reach."""
+    """Return the address on which a peer's transports listen; None if other machines cannot reach any of them."""
     with suppress(TransferError):
         return decode(tcp.Endpoint, peer, tcp.NAME).host
     with suppress(TransferError):
@@ -31,22 +31,22 @@ def peer_host(peer: PoolDescription) -> str | None:
 
 
 def is_same_host(peer: PoolDescription) -> bool:
-    """Whether a peer runs under our kernel, in another network namespace perhaps."""
+    """Return whether a peer runs on this machine's kernel, perhaps in another network namespace."""
     try:
-        theirs = decode(shared_memory.Endpoint, peer, shared_memory.NAME).host
+        peer_id = decode(shared_memory.Endpoint, peer, shared_memory.NAME).host
     except TransferError:
         host = peer_host(peer)
         return host is not None and is_this_machine(host)
-    return theirs.partition(" ")[0] == shared_memory.host_id().partition(" ")[0]  # the kernel's boot
+    return peer_id.partition(" ")[0] == shared_memory.host_id().partition(" ")[0]  # the kernel's boot id
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether an address is one of ours."""
+    """Return whether an address belongs to this machine."""
     return local_address(host) == host
 
 
 def local_address(host: str) -> str | None:
-    """The address by which we would reach a host; nothing is sent."""
+    """Return the local address from which this machine would reach a host; None if unreachable. Sends nothing."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             sock.connect((host, DISCARD_PORT))
@@ -55,44 +55,44 @@ def local_address(host: str) -> str | None:
         return str(sock.getsockname()[0])
 
 
-ONE_STREAM_BYTES_PER_S = 2.5e9  # about what a core puts through one TCP connection, however fast the network
-STEP_BYTES = 1 << 20  # copied at once, as the transports do
+ONE_STREAM_BYTES_PER_S = 2.5e9  # about the most that one core moves over one TCP connection on any network
+STEP_BYTES = 1 << 20  # bytes per copy, as in the transports
 
 
 class LinkLimit(Protocol):
-    """What no transport over a link can exceed by much."""
+    """A bandwidth that no transport over a link can exceed by much."""
 
     @property
     def name(self) -> str:
-        """In words."""
+        """Description for the report."""
         ...
 
     def bytes_per_s(self) -> float:
-        """Now; blocks for as long as it takes to measure."""
+        """Return the current limit; blocks while it measures."""
         ...
 
     def close(self) -> None:
-        """Gives back what it measures with."""
+        """Release the resources of the measurement."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RatedLimit:
-    """What the hardware says of itself."""
+    """The rated bandwidth of the hardware."""
 
     name: str
     rated_bytes_per_s: float
 
     def bytes_per_s(self) -> float:
-        """As rated."""
+        """Return the rating."""
         return self.rated_bytes_per_s
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: it holds no resources."""
 
 
 class MemoryCopyLimit:
-    """One thread copies from memory to memory."""
+    """The bandwidth of a memory copy by one thread."""
 
     name = "a memory copy"
 
@@ -101,44 +101,44 @@ class MemoryCopyLimit:
         self._target = np.zeros(num_bytes, np.uint8)
 
     def bytes_per_s(self) -> float:
-        """Measured."""
+        """Return the measured bandwidth."""
         started_s = time.perf_counter()
         for start in range(0, len(self._source), STEP_BYTES):
             np.copyto(self._target[start : start + STEP_BYTES], self._source[start : start + STEP_BYTES])
         return len(self._source) / (time.perf_counter() - started_s)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: it holds no resources."""
 
 
 class LoopbackLimit:
-    """A plain socket from a thread to another, within this machine."""
+    """The bandwidth of a plain TCP socket between two threads of this process."""
 
     name = "a loopback socket"
 
     def __init__(self, num_bytes: int) -> None:
-        """Raises OSError where there is no loopback."""
+        """Connect the two threads. Raises OSError if there is no loopback interface."""
         self._buffer = memoryview(bytearray(num_bytes))
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            self._ours = socket.create_connection(listener.getsockname())
-            theirs, _ = listener.accept()
-        threading.Thread(target=_send_on_request, args=(theirs, bytes(num_bytes)), daemon=True).start()
+            self._sock = socket.create_connection(listener.getsockname())
+            accepted, _ = listener.accept()
+        threading.Thread(target=_send_on_request, args=(accepted, bytes(num_bytes)), daemon=True).start()
 
     def bytes_per_s(self) -> float:
-        """Measured."""
+        """Return the measured bandwidth."""
         started_s = time.perf_counter()
-        self._ours.sendall(b"?")
+        self._sock.sendall(b"?")
         received = 0
         while received < len(self._buffer):
-            num_bytes = self._ours.recv_into(self._buffer[received:], 0, socket.MSG_WAITALL)
+            num_bytes = self._sock.recv_into(self._buffer[received:], 0, socket.MSG_WAITALL)
             if num_bytes == 0:
                 raise ConnectionError("the loopback socket was closed")
             received += num_bytes
         return len(self._buffer) / (time.perf_counter() - started_s)
 
     def close(self) -> None:
-        """Ends the connection, and the thread with it."""
-        self._ours.close()
+        """Close the connection, which ends the thread."""
+        self._sock.close()
 
 
 def _send_on_request(sock: socket.socket, content: bytes) -> None:
@@ -149,7 +149,7 @@ def _send_on_request(sock: socket.socket, content: bytes) -> None:
 
 
 def link_limit(transport: str, peer: PoolDescription, num_bytes: int) -> LinkLimit | None:
-    """The limit of a transport to a peer, measured with so many bytes; None where nothing can be said."""
+    """Return the limit of a transport to a peer, measured with `num_bytes`; None if it is unknown."""
     host = peer_host(peer)
     if transport == shared_memory.NAME or (transport == nixl.NAME and is_same_host(peer)):
         return MemoryCopyLimit(num_bytes)
@@ -160,10 +160,10 @@ def link_limit(transport: str, peer: PoolDescription, num_bytes: int) -> LinkLim
 
 
 def _network_limit(host: str) -> RatedLimit | None:
-    ours = local_address(host)
+    local = local_address(host)
     speeds = psutil.net_if_stats()
     for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address.partition("%")[0] == ours for each in addresses) and name in speeds and speeds[name].speed:
+        if any(each.address.partition("%")[0] == local for each in addresses) and name in speeds and speeds[name].speed:
             gigabits = speeds[name].speed / 1e3
             return RatedLimit(
                 f"one stream over {name} ({gigabits:g} Gb/s)", min(gigabits * 1e9 / 8, ONE_STREAM_BYTES_PER_S)

@@ -1,4 +1,4 @@
-"""The transports between two processes of this machine."""
+"""Measurement of the transports between two processes of this machine."""
 
 import asyncio
 import multiprocessing
@@ -25,32 +25,32 @@ END_DEADLINE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class OwnedPool:
-    """What the other process offers."""
+    """The pool of the other process, and the transports that do not work there."""
 
     pool: PoolDescription
-    unavailable: Mapping[str, str]  # transport to why it does not work
+    unavailable: Mapping[str, str]  # transport -> reason
 
 
 def measure_local_links(setting: str) -> list[Link]:
-    """Reads from another process of this machine: as the transport setting chooses, then by every other transport.
+    """Read from another process of this machine: first by the transport setting, then by every other transport.
 
-    Blocks for some seconds; to be called in a thread that runs no event loop. Raises OSError or EOFError if the other
-    process does not start, or ends.
+    Blocks for some seconds; to be called in a thread without an event loop. Raises OSError or EOFError if the other
+    process does not start or dies.
     """
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_own_pool, args=(theirs,), daemon=True)
+    pipe, owner_pipe = context.Pipe()
+    process = context.Process(target=_own_pool, args=(owner_pipe,), daemon=True)
     process.start()
-    theirs.close()
+    owner_pipe.close()
     try:
-        if not ours.poll(START_DEADLINE_S):
-            raise TimeoutError(f"a process of our own did not start within {START_DEADLINE_S:g} s")
-        owned = ours.recv()
+        if not pipe.poll(START_DEADLINE_S):
+            raise TimeoutError(f"the other process of the measurement did not start within {START_DEADLINE_S:g} s")
+        owned = pipe.recv()
         assert isinstance(owned, OwnedPool)
         links = probe(Reader(FINGERPRINT, BLOCK_BYTES, HOST), owned.pool, setting)
         return [*links, *_missing(owned, setting, links[0])]
     finally:
-        ours.close()
+        pipe.close()
         process.join(END_DEADLINE_S)
         if process.is_alive():
             process.kill()
@@ -58,7 +58,7 @@ def measure_local_links(setting: str) -> list[Link]:
 
 
 def _missing(owned: OwnedPool, setting: str, like: Link) -> list[Link]:
-    """The transports that the other process could not even start."""
+    """Return failed links for the transports that the other process could not start."""
     return [
         replace(like, asked=name, transport=None, reason=reason, rates=None)
         for name, reason in owned.unavailable.items()
@@ -67,7 +67,7 @@ def _missing(owned: OwnedPool, setting: str, like: Link) -> list[Link]:
 
 
 def _own_pool(pipe: Connection) -> None:
-    """The other process: one pool, and every transport that works here, until the reader has ended."""
+    """Run the other process: one pool, served by every working transport until the reader closes the pipe."""
     torch.set_num_threads(1)
     asyncio.run(_serve(pipe))
 

@@ -1,4 +1,4 @@
-"""All checks of one machine that need nothing but a look at it."""
+"""Checks of one machine that only inspect it, without measurements."""
 
 import os
 import platform
@@ -22,14 +22,14 @@ from baton.doctor.system_limits import (
     shared_memory_space,
 )
 
-# What a worker uses.
+# Compiled modules of a worker.
 ENGINE_MODULES = tuple(
     f"baton.engine.native.{name}" for name in ("block_hash", "thread_team", "paged_attention", "layer_ops", "products")
 )
 
 
 def check_compiled(modules: Sequence[str]) -> Finding:
-    """Whether the modules were compiled at installation, and load; their twins in Python or torch are slower."""
+    """Check that the modules were compiled at installation and load; their fallbacks in Python or torch are slower."""
     missing: list[str] = []
     for name in modules:
         try:
@@ -40,8 +40,8 @@ def check_compiled(modules: Sequence[str]) -> Finding:
         return ok("compiled-modules", f"{', '.join(modules)}")
     return warning(
         "compiled-modules",
-        f"{', '.join(missing)} cannot be loaded; Python or torch serves in its place, several times slower",
-        "install a C++ compiler and Python's headers, then Baton again; the log of the installation says what failed",
+        f"{', '.join(missing)} cannot be loaded; the fallback in Python or torch is several times slower",
+        "install a C++ compiler and Python's headers, then reinstall Baton; the installation log has the error",
     )
 
 
@@ -49,7 +49,7 @@ DRIVER = Path("/proc/driver/nvidia")
 
 
 def check_gpus(driver: Path = DRIVER) -> Finding:
-    """Which there are, and whether a driver is there that torch makes nothing of."""
+    """Report the GPUs; warn if a driver is loaded but torch finds no GPU."""
     built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     if torch.cuda.is_available():
         return ok("gpus", f"{torch.cuda.device_count()}: {', '.join(_models(driver))}; torch is {built}")
@@ -59,12 +59,12 @@ def check_gpus(driver: Path = DRIVER) -> Finding:
         "gpu-unused",
         f"an NVIDIA driver is loaded ({', '.join(_models(driver))}), but torch, {built}, finds no GPU",
         "install a torch build for the driver's CUDA version (in a clone: rm -r .venv && make setup TORCH_INDEX=), and "
-        "let the container have the GPUs (docker run --gpus all)",
+        "give the container access to the GPUs (docker run --gpus all)",
     )
 
 
 def _models(driver: Path) -> list[str]:
-    """What the driver calls its GPUs."""
+    """Return the model names of the driver's GPUs."""
     texts = [file.read_text() for file in sorted(driver.glob("gpus/*/information"))]
     return [model[1] for text in texts if (model := re.search(r"^Model:\s+(.+?)\s*$", text, re.MULTILINE))] or [
         "unnamed"
@@ -78,15 +78,15 @@ BFLOAT16 = ("amx_bf16", "avx512_bf16", "avx_ne_convert", "bf16")  # bf16: of ARM
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """What the kernel says of a processor."""
+    """A processor as described by the kernel."""
 
     name: str
-    num_cores: int  # that we may use
+    num_cores: int  # available to this process
     flags: frozenset[str]
 
 
 def this_processor(cpuinfo: Path = CPUINFO) -> Processor:
-    """The processor that we run on; without flags where the kernel does not say."""
+    """Return this machine's processor; without flags if the kernel does not report them."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
@@ -101,24 +101,24 @@ def this_processor(cpuinfo: Path = CPUINFO) -> Processor:
 
 
 def check_processor(processor: Processor) -> Finding:
-    """Whether it has the vector instructions that torch's fast paths need."""
+    """Check for the vector instructions that torch's fast paths need."""
     bfloat16 = [flag for flag in BFLOAT16 if flag in processor.flags]
     vectors = [flag for flag in VECTORS if flag in processor.flags]
-    of_bfloat16 = ", ".join(bfloat16) or "no bfloat16 instructions, so that --dtype float32 may be faster"
-    found = f"{processor.name}, {processor.num_cores} cores; {', '.join(vectors)}; {of_bfloat16}"
+    bfloat16_support = ", ".join(bfloat16) or "no bfloat16 instructions, so --dtype float32 may be faster"
+    found = f"{processor.name}, {processor.num_cores} cores; {', '.join(vectors)}; {bfloat16_support}"
     if vectors or not processor.flags:
         return ok("processor", found)
     return warning(
         "processor",
         f"{processor.name} has neither AVX2 nor newer vector instructions: torch computes many times slower",
-        "use a processor with AVX2 or AVX-512; a virtual machine must pass the host's instructions on",
+        "use a processor with AVX2 or AVX-512; a virtual machine must expose the host's instructions",
     )
 
 
 def examine_machine(pool_bytes: int | None = None, modules: Sequence[str] = ENGINE_MODULES) -> list[Finding]:
-    """What this process finds where it runs; takes a fraction of a second, in any thread.
+    """Check the machine of this process; takes a fraction of a second, on any thread.
 
-    `pool_bytes`: of the KV pool that the process has or will have. `modules`: compiled ones that it uses.
+    pool_bytes: size of the process's KV pool; None: unknown. modules: compiled modules that it uses.
     """
     limits = process_limits()
     ports = rdma_ports()

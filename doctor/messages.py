@@ -1,4 +1,4 @@
-"""The doctor's findings and measurements, between their messages and their types."""
+"""Conversion of findings and measurements to and from protobuf."""
 
 from baton.doctor.finding import Finding, Level
 from baton.doctor.link import LimitShare, Link, LinkRates
@@ -13,20 +13,20 @@ NUMBERS = {number: level for level, number in LEVELS.items()}
 
 
 def finding_to_proto(finding: Finding) -> doctor_pb2.Finding:
-    """The message of a finding."""
+    """Return a finding's message."""
     return doctor_pb2.Finding(
         check=finding.check, level=LEVELS[finding.level], found=finding.found, remedy=finding.remedy
     )
 
 
 def finding_from_proto(proto: doctor_pb2.Finding) -> Finding:
-    """The finding of a message; a level that is not known here is a warning."""
+    """Return a message's finding; an unknown level becomes a warning."""
     level = NUMBERS.get(proto.level, Level.WARNING)
     return Finding(proto.check, level, proto.found, proto.remedy if proto.HasField("remedy") else None)
 
 
 def link_to_proto(link: Link) -> doctor_pb2.Link:
-    """The message of a link."""
+    """Return a link's message."""
     return doctor_pb2.Link(
         asked=link.asked,
         transport=link.transport,
@@ -38,7 +38,7 @@ def link_to_proto(link: Link) -> doctor_pb2.Link:
 
 
 def link_from_proto(proto: doctor_pb2.Link) -> Link:
-    """The link of a message."""
+    """Return a message's link."""
     return Link(
         asked=proto.asked,
         transport=proto.transport if proto.HasField("transport") else None,

@@ -1,4 +1,4 @@
-"""The packages that Baton runs with: whether what it requires is there, and in which versions."""
+"""Checks of the installed packages against Baton's requirements."""
 
 import platform
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ REINSTALL = "install the versions that Baton asks for: make setup, or pip instal
 
 
 def package_versions(distribution: str = DISTRIBUTION) -> dict[str, str]:
-    """Versions of Python, the distribution, what it requires, and what it could use; what is not there is left out."""
+    """Return the installed versions of Python, the distribution, its requirements and the optional packages."""
     versions = {"python": platform.python_version()}
     for name in (distribution, *(requirement.name for requirement in _requirements(distribution)), *OPTIONAL):
         found = _version(name)
@@ -26,7 +26,7 @@ def package_versions(distribution: str = DISTRIBUTION) -> dict[str, str]:
 
 
 def check_packages(distribution: str = DISTRIBUTION) -> list[Finding]:
-    """Every requirement, and the requirements of what is required: those can be broken by a later installation."""
+    """Check the requirements, and their own requirements, which a later installation may have broken."""
     if _version(distribution) is None:
         return [failure("package-missing", f"{distribution} is not installed as a package", REINSTALL)]
     findings: list[Finding] = []
@@ -41,7 +41,7 @@ def check_packages(distribution: str = DISTRIBUTION) -> list[Finding]:
 
 
 def check_extras() -> list[Finding]:
-    """One finding for each optional package that is not installed: what it is for, and how to install it."""
+    """Return a finding for each missing optional package, with its purpose and the command to install it."""
     missing = [
         ok("extra-missing", f"{package.distribution} is not installed, optional: {package.purpose} ({package.command})")
         for package in OPTIONAL_PACKAGES
@@ -60,16 +60,16 @@ def _check(owner: str, requirement: Requirement) -> Iterator[Finding]:
 
 
 def _requirements(distribution: str, extra: str = "") -> list[Requirement]:
-    """What it requires on this platform, and for an extra; nothing of a package that is not there."""
+    """Return a distribution's requirements on this platform and for an extra; none if it is not installed."""
     try:
-        given = [Requirement(text) for text in requires(distribution) or ()]
+        declared = [Requirement(text) for text in requires(distribution) or ()]
     except PackageNotFoundError:
         return []
-    return [each for each in given if each.marker is None or each.marker.evaluate({"extra": extra})]
+    return [each for each in declared if each.marker is None or each.marker.evaluate({"extra": extra})]
 
 
 def _installed_extras(distribution: str) -> list[Requirement]:
-    """The versions required of optional packages, for those that are installed."""
+    """Return the requirements on those optional packages that are installed."""
     return [
         requirement
         for package in OPTIONAL_PACKAGES

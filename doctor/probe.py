@@ -1,14 +1,14 @@
-"""Reads some blocks of a peer's pool by each transport, into memory of its own.
+"""The link probe: reads some blocks of a peer's pool by each transport into a scratch pool.
 
-1. A second transport is made in this process, with a small scratch pool. The worker's own pool and transport take no
-   part: no block that is in use is written, and no connection that is in use is touched.
-2. It connects to the owner as any reader does; so fingerprint, block size and the owner's key are checked.
-3. It reads the pool's first blocks, in rounds, each beside a measurement of what the link should give. Nobody holds a
-   lease on them: their contents mean nothing here, and go nowhere.
-4. The transport is closed, which waits until no write can land, and the scratch pool is given back.
+1. The probe creates a second transport in this process, with a small scratch pool. The worker's pool and transport are
+   not involved: no used block is written, and no open connection is touched.
+2. The transport connects to the owner like any reader, so fingerprint, block size and the owner's key are checked.
+3. It reads the pool's first blocks in rounds, each next to a measurement of the expected bandwidth. It takes no lease:
+   the contents are discarded.
+4. The transport is closed, which waits until no write can land, and the scratch pool is freed.
 
-All of it runs on an event loop of its own, in a thread of its own, so that a backend that blocks while it starts does
-not block the worker. Nothing here computes with torch: a further team of OpenMP threads would slow the engine's steps.
+The probe runs on a separate event loop in a separate thread, so that a backend whose start blocks does not block the
+worker. It does not compute with torch: another team of OpenMP threads would slow the engine's steps.
 """
 
 import asyncio
@@ -32,15 +32,15 @@ from baton.kvtransfer.shared_memory.pool import SharedPool
 from baton.kvtransfer.units import unit_bytes_of
 
 ROUND_BYTES = 8 << 20
-NUM_ROUNDS = 5  # and one before them that warms up
-NUM_LATENCIES = 5  # a round
-ATTEMPT_DEADLINE_S = 10.0  # one transport
+NUM_ROUNDS = 5  # after one warm-up round
+NUM_LATENCIES = 5  # per round
+ATTEMPT_DEADLINE_S = 10.0  # per transport
 READ_DEADLINE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Who reads: what its blocks are, and where its transports may listen."""
+    """The reading side: fingerprint and size of its blocks, and the host on which its transports may listen."""
 
     fingerprint: str
     block_bytes: int
@@ -49,22 +49,22 @@ class Reader:
 
 @dataclass(slots=True)
 class Samples:
-    """What the rounds gave."""
+    """Measurements of the rounds."""
 
     bytes_per_s: list[float] = field(default_factory=list)
     limit_bytes_per_s: list[float] = field(default_factory=list)
     latency_s: list[float] = field(default_factory=list)
 
     def share_of(self, limit: LinkLimit) -> LimitShare:
-        """How much of the limit came, at best: what else the machine does can only take away from either."""
+        """Return the best bandwidth as a share of the best limit: other load can only lower both."""
         best_limit = max(self.limit_bytes_per_s)
         return LimitShare(limit.name, best_limit, max(self.bytes_per_s) / best_limit)
 
 
 def probe(reader: Reader, owner: PoolDescription, setting: str) -> list[Link]:
-    """The link as `setting` chooses it, then by every other transport that the owner offers.
+    """Measure the link by the transport setting, then by every other transport that the owner offers.
 
-    Blocks, at most ATTEMPT_DEADLINE_S a transport; to be called in a thread that runs no event loop.
+    Blocks for at most ATTEMPT_DEADLINE_S per transport; to be called in a thread without an event loop.
     """
     links = [asyncio.run(_attempt(reader, owner, setting))]
     others = [name for name in TRANSPORTS if name in owner.endpoints and name not in (setting, links[0].transport)]
@@ -91,12 +91,12 @@ async def _attempt(reader: Reader, owner: PoolDescription, asked: str) -> Link:
             peer = await transport.connect(owner)
             choice = transport.choices.get(peer)
             if choice is None:
-                raise PeerLost(f"peer {peer} ended as soon as it was connected")
+                raise PeerLost(f"peer {peer} disconnected right after connecting")
             unit_bytes = unit_bytes_of(reader.block_bytes, owner.block_bytes)
             rates = await _measure(transport, peer, owner, choice.transport, num_blocks, unit_bytes)
             return link(choice.transport, choice.reason, rates)
     except TimeoutError:
-        return link(None, f"it was not done within {ATTEMPT_DEADLINE_S:g} s", None)
+        return link(None, f"the measurement did not finish within {ATTEMPT_DEADLINE_S:g} s", None)
     except (TransferError, OSError) as error:
         return link(None, str(error), None)
     finally:
@@ -107,10 +107,10 @@ async def _attempt(reader: Reader, owner: PoolDescription, asked: str) -> Link:
 async def _measure(
     transport: KVTransport, peer: PeerId, owner: PoolDescription, used: str, num_units: int, unit_bytes: int
 ) -> LinkRates:
-    units = list(range(num_units))  # blocks, if the two sides' have one size
+    units = list(range(num_units))  # whole blocks, if both sides' blocks have the same size
     num_bytes = num_units * unit_bytes
     samples = Samples()
-    received = received_bytes()
+    received_before = received_bytes()
     with ExitStack() as stack:
         limit = link_limit(used, owner, num_bytes)
         if limit is not None:
@@ -119,14 +119,14 @@ async def _measure(
             if number == 1:
                 samples = Samples()
             await _round(transport, peer, units, num_bytes, limit, samples)
-    received_then = received_bytes()
+    received_after = received_bytes()
     num_read = (NUM_ROUNDS + 1) * (num_bytes + NUM_LATENCIES * unit_bytes)
     return LinkRates(
         block_bytes=unit_bytes,
         latency_s=median(samples.latency_s),
         bytes_per_s=max(samples.bytes_per_s),
         read_bytes=num_read,
-        rdma_bytes=None if received is None or received_then is None else received_then - received,
+        rdma_bytes=None if received_before is None or received_after is None else received_after - received_before,
         limit=None if limit is None else samples.share_of(limit),
     )
 

@@ -1,4 +1,4 @@
-"""RDMA devices, as the kernel shows them below /sys/class/infiniband."""
+"""RDMA devices from /sys/class/infiniband."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from baton.kvtransfer.nixl.rdma import DEVICES
 SYSFS = Path(DEVICES)
 VERBS = Path("/dev/infiniband")
 WORD_BYTES = 4  # port_rcv_data counts words (InfiniBand specification, PortCounters)
-# What a port received, by the names that drivers give it, and bytes a count.
+# Counters of received data, by the names that drivers use; the value is bytes per count.
 COUNTERS = {"counters/port_rcv_data": WORD_BYTES, "hw_counters/rx_bytes": 1}
 
 
@@ -23,7 +23,7 @@ class RdmaPort:
     device: str
     number: int
     state: str  # as the kernel names it, such as ACTIVE
-    bytes_per_s: float  # 0 where the kernel does not say
+    bytes_per_s: float  # 0: unknown
 
     @property
     def is_active(self) -> bool:
@@ -35,18 +35,18 @@ class RdmaPort:
 
 
 def rdma_ports(devices: Path = SYSFS) -> list[RdmaPort]:
-    """Every port of every device."""
+    """Return every port of every device."""
     ports = []
     for directory in sorted(devices.glob("*/ports/*")):
         rate = re.match(r"([\d.]+) Gb/sec", _read(directory / "rate"))
         bytes_per_s = float(rate[1]) * 1e9 / 8 if rate else 0.0
-        state = _read(directory / "state").partition(":")[2].strip() or "of an unknown state"
+        state = _read(directory / "state").partition(":")[2].strip() or "in an unknown state"
         ports.append(RdmaPort(directory.parent.parent.name, int(directory.name), state, bytes_per_s))
     return ports
 
 
 def received_bytes(devices: Path = SYSFS) -> int | None:
-    """What all ports have received by now; None where no driver counts."""
+    """Return the bytes received by all ports since boot; None if no driver has counters."""
     counts = [
         int(text) * size
         for name, size in COUNTERS.items()
@@ -57,20 +57,20 @@ def received_bytes(devices: Path = SYSFS) -> int | None:
 
 
 def check_rdma(ports: Sequence[RdmaPort], verbs: Path = VERBS) -> list[Finding]:
-    """Whether the devices could be used: a port is up, and the process may open what leads to it."""
+    """Check that a port is active and that this process may open the device files."""
     if not ports:
         return [ok("rdma-devices", "none")]
     named = ", ".join(str(port) for port in ports)
     findings = []
     if not any(port.is_active for port in ports):
-        remedy = "see to the cable, the switch and (for InfiniBand) the subnet manager; ibstat shows the port's state"
+        remedy = "check the cable, the switch and (for InfiniBand) the subnet manager; ibstat shows the port's state"
         findings.append(failure("rdma-port-inactive", named, remedy))
     if not any(os.access(file, os.R_OK | os.W_OK) for file in verbs.glob("uverbs*")):
         findings.append(
             failure(
                 "rdma-access",
-                f"{named}, but this process may open none of {verbs}/uverbs*: UCX would take TCP",
-                "docker run --device=/dev/infiniband; in Kubernetes the RDMA device plugin's resource",
+                f"{named}, but this process may not open {verbs}/uverbs*: UCX would use TCP",
+                "docker run --device=/dev/infiniband; in Kubernetes, request the RDMA device plugin's resource",
             )
         )
     return findings or [ok("rdma-devices", named)]

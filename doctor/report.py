@@ -1,4 +1,4 @@
-"""What an examination found, section by section."""
+"""The report of an examination, as JSON, text or a table."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,7 +13,7 @@ from baton.doctor.link import Link
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What was found about one thing, and what was measured."""
+    """Findings and measurements of one subject."""
 
     about: str
     findings: Sequence[Finding]
@@ -21,7 +21,7 @@ class Section:
     versions: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
-        """All of it; what there is none of is left out."""
+        """Return the section as JSON, without empty parts."""
         return {
             "about": self.about,
             "findings": [asdict(finding) for finding in self.findings],
@@ -32,26 +32,26 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A whole examination."""
+    """All sections of an examination."""
 
     sections: Sequence[Section]
     is_strict: bool  # warnings count as failures
 
     def count(self, level: Level) -> int:
-        """Findings of a level."""
+        """Return the number of findings with a level."""
         return sum(finding.level is level for section in self.sections for finding in section.findings)
 
     @property
     def is_healthy(self) -> bool:
-        """Whether nothing failed."""
+        """Whether there are no failures, and no warnings if the report is strict."""
         return self.count(Level.FAILURE) == 0 and not (self.is_strict and self.count(Level.WARNING))
 
     def summary(self) -> str:
-        """In one line."""
+        """Return the counts by level in one line."""
         return ", ".join(f"{self.count(level)} {level}" for level in Level)
 
     def to_json(self) -> dict[str, object]:
-        """For programs; the names of checks are stable, texts are for people."""
+        """Return the report as JSON. The names of checks are stable; texts may change."""
         return {
             "healthy": self.is_healthy,
             "strict": self.is_strict,
@@ -65,7 +65,7 @@ STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILURE: "bold red"}
 
 
 def show(report: Report, console: Console) -> None:
-    """Prints the report as the console is."""
+    """Print the report: tables on a terminal, otherwise plain lines."""
     if console.is_terminal:
         for section in report.sections:
             console.print(_table(section), Text())
@@ -76,7 +76,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def plain_lines(report: Report) -> Iterator[str]:
-    """A line a finding, for grep; what to do stands indented below."""
+    """Yield one line per finding, for grep, each followed by its indented remedy."""
     for section in report.sections:
         yield f"== {section.about}"
         for finding in section.findings:
@@ -92,11 +92,11 @@ def _table(section: Section) -> RenderableType:
     table.add_column(no_wrap=True)
     table.add_column()
     for finding in section.findings:
-        table.add_row(Text(finding.level, STYLES[finding.level]), Text(finding.check), _told(finding))
+        table.add_row(Text(finding.level, STYLES[finding.level]), Text(finding.check), _text(finding))
     return Group(Text(section.about, "bold"), table)
 
 
-def _told(finding: Finding) -> Text:
+def _text(finding: Finding) -> Text:
     if finding.remedy is None:
         return Text(finding.found)
     return Text.assemble(finding.found, "\n", ("-> ", "bold"), (finding.remedy, "italic"))

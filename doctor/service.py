@@ -1,4 +1,4 @@
-"""A worker answers `baton doctor`."""
+"""The Doctor service of a worker, for `baton doctor`."""
 
 import asyncio
 import time
@@ -22,13 +22,13 @@ DESCRIBE_TIMEOUT_S = 5.0
 
 
 class DoctorService(doctor_pb2_grpc.DoctorServicer):
-    """Examines the worker's machine, and the links from others to it; runs one probe at a time."""
+    """The Doctor service: examines the worker's machine and its links from peers, one probe at a time."""
 
     def __init__(
         self, pool: PoolDescription, num_ranks: int, host: str, setting: str, channels: Channels, peers: KnownPeers
     ) -> None:
-        """`pool`: the worker's own, and like it those of its other ranks; `host`: where its transports listen;
-        `setting`: its transport setting; `channels`: to its peers.
+        """pool: of the first rank, equal in size to those of the `num_ranks` ranks; host: where transports listen;
+        setting: the worker's transport setting; channels: to its peers.
         """
         self._pool = pool
         self._num_ranks = num_ranks
@@ -36,18 +36,18 @@ class DoctorService(doctor_pb2_grpc.DoctorServicer):
         self._setting = setting
         self._channels = channels
         self._peers = peers
-        self._probing: asyncio.Future[list[Link]] | None = None  # may outlive the call that began it
+        self._probing: asyncio.Future[list[Link]] | None = None  # may outlive its call
 
     async def ReadClock(  # noqa: N802
         self, request: doctor_pb2.ReadClockRequest, context: Context
     ) -> doctor_pb2.ClockTime:
-        """The time now."""
+        """Return this machine's time."""
         return doctor_pb2.ClockTime(time_s=time.time())
 
     async def Examine(  # noqa: N802
         self, request: doctor_pb2.ExamineRequest, context: Context
     ) -> doctor_pb2.MachineReport:
-        """What this process finds where it runs."""
+        """Check the machine of this process and return the findings."""
         pool_bytes = self._num_ranks * self._pool.num_blocks * self._pool.block_bytes
         findings = await asyncio.to_thread(examine_machine, pool_bytes)
         return doctor_pb2.MachineReport(
@@ -58,18 +58,18 @@ class DoctorService(doctor_pb2_grpc.DoctorServicer):
     async def Probe(  # noqa: N802
         self, request: doctor_pb2.ProbeRequest, context: Context
     ) -> doctor_pb2.ProbeReport:
-        """Reads from the owner's pool; a probe that was given up by its caller still holds up the next one."""
+        """Measure reads from the owner's pool. A probe whose caller has given up still delays the next one."""
         try:
             await self._peers.check(request.address)
         except UnknownPeer as error:
             address = request.address[:MAX_WORD_CHARS]
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{address} is not known to be a peer: {error}")
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{address} is not a known peer: {error}")
         try:
             owner = await self._describe_pool(request.address)
         except grpc.aio.AioRpcError as error:
-            reason = f"{request.address} does not answer: {error.code().name}: {error.details()}"
-            silent = Link(self._setting, None, reason, is_same_host=False, has_rdma=has_rdma_device(), rates=None)
-            return doctor_pb2.ProbeReport(links=[link_to_proto(silent)])
+            reason = f"{request.address} does not respond: {error.code().name}: {error.details()}"
+            failed = Link(self._setting, None, reason, is_same_host=False, has_rdma=has_rdma_device(), rates=None)
+            return doctor_pb2.ProbeReport(links=[link_to_proto(failed)])
         links = await self._probe(owner)
         return doctor_pb2.ProbeReport(links=[link_to_proto(link) for link in links])
 

@@ -1,4 +1,4 @@
-"""Memory between processes: /dev/shm and huge pages."""
+"""Checks of system limits: /dev/shm, huge pages, open files and pinned memory."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 from baton.doctor.finding import Finding, failure, ok, warning
 
 SHARED_MEMORY = Path("/dev/shm")
-LEAST_SHARED_BYTES = 1 << 30
+MIN_SHARED_BYTES = 1 << 30
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 MEMINFO = Path("/proc/meminfo")
 REMEDY = "docker run --shm-size=8g (or --ipc=host); in Kubernetes an emptyDir of medium Memory at /dev/shm"
@@ -17,14 +17,14 @@ REMEDY = "docker run --shm-size=8g (or --ipc=host); in Kubernetes an emptyDir of
 
 @dataclass(frozen=True, slots=True)
 class FileSystemSpace:
-    """Room of a file system."""
+    """Size and free space of a file system."""
 
     size_bytes: int
     free_bytes: int
 
 
 def shared_memory_space(directory: Path = SHARED_MEMORY) -> FileSystemSpace | None:
-    """Room in /dev/shm; None if there is no such thing."""
+    """Return the space of /dev/shm; None if it does not exist."""
     try:
         stats = os.statvfs(directory)
     except OSError:
@@ -33,17 +33,17 @@ def shared_memory_space(directory: Path = SHARED_MEMORY) -> FileSystemSpace | No
 
 
 def check_shared_memory(space: FileSystemSpace | None) -> Finding:
-    """Whether what needs POSIX shared memory (UCX below NIXL, NCCL, Ray) has room; our own pools lie elsewhere."""
+    """Check the space for users of POSIX shared memory (UCX under NIXL, NCCL, Ray). KV pools do not use it."""
     if space is None:
-        return failure("shared-memory-size", f"{SHARED_MEMORY} is not there", REMEDY)
+        return failure("shared-memory-size", f"{SHARED_MEMORY} does not exist", REMEDY)
     found = f"{_mib(space.free_bytes)} of {_mib(space.size_bytes)} MiB of {SHARED_MEMORY} are free"
-    if space.free_bytes >= LEAST_SHARED_BYTES:
+    if space.free_bytes >= MIN_SHARED_BYTES:
         return ok("shared-memory-size", found)
-    return warning("shared-memory-size", f"{found}: NIXL, NCCL or Ray may fail in the middle of their work", REMEDY)
+    return warning("shared-memory-size", f"{found}: NIXL, NCCL or Ray may fail while running", REMEDY)
 
 
 def check_huge_pages(setting: Path = HUGE_PAGES, meminfo: Path = MEMINFO) -> Finding:
-    """Says whether pools may have huge pages; small ones cost some time at start and while copying, no more."""
+    """Report whether pools may use huge pages. Without them, startup and copies are somewhat slower, nothing else."""
     try:
         chosen = re.search(r"\[(\w+)\]", setting.read_text())
     except OSError:
@@ -52,7 +52,7 @@ def check_huge_pages(setting: Path = HUGE_PAGES, meminfo: Path = MEMINFO) -> Fin
         reserved = re.search(r"^HugePages_Total:\s+(\d+)", meminfo.read_text(), re.MULTILINE)
     except OSError:
         reserved = None
-    transparent = chosen[1] if chosen else "not said"
+    transparent = chosen[1] if chosen else "unknown"
     return ok("huge-pages", f"transparent ones for pools: {transparent}; reserved: {reserved[1] if reserved else 0}")
 
 
@@ -60,49 +60,49 @@ def _mib(num_bytes: int) -> int:
     return num_bytes >> 20
 
 
-LEAST_FILES = 256  # an engine, its gRPC server and a handful of peers
+MIN_FILES = 256  # an engine, its gRPC server and a handful of peers
 ENOUGH_FILES = 4096
-CAP_IPC_LOCK = 14  # linux/capability.h: its owner may pin without a limit
+CAP_IPC_LOCK = 14  # linux/capability.h: allows pinning without a limit
 STATUS = Path("/proc/self/status")
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
-    """The soft limits of a process; None: unlimited."""
+    """Soft limits of a process; None: unlimited."""
 
     open_files: int | None
     pinned_bytes: int | None
 
 
 def process_limits(status: Path = STATUS) -> ProcessLimits:
-    """Those of this process; one that may pin whatever it likes has no limit of pinned memory."""
+    """Return this process's limits. With CAP_IPC_LOCK pinned memory is unlimited."""
     pinned = None if _may_pin(status) else _soft(resource.RLIMIT_MEMLOCK)
     return ProcessLimits(_soft(resource.RLIMIT_NOFILE), pinned)
 
 
 def check_file_limit(limits: ProcessLimits) -> Finding:
-    """Every client, peer and KV connection is an open file."""
+    """Check the limit of open files: every client, peer and KV connection is one."""
     limit = limits.open_files
     remedy = f"ulimit -n {1 << 16}; LimitNOFILE= of a systemd unit; docker run --ulimit nofile={1 << 16}"
     if limit is None or limit >= ENOUGH_FILES:
         return ok("file-limit", f"{limit if limit is not None else 'unlimited'} open files")
-    if limit < LEAST_FILES:
+    if limit < MIN_FILES:
         return failure("file-limit", f"{limit} open files: not enough for a few peers and clients", remedy)
-    return warning("file-limit", f"{limit} open files: under load connections will be refused", remedy)
+    return warning("file-limit", f"{limit} open files: connections will be refused under load", remedy)
 
 
 def check_pinned_memory(limits: ProcessLimits, pool_bytes: int | None, has_rdma: bool) -> Finding:
-    """RDMA needs the whole pool pinned; without an RDMA device nothing is. `pool_bytes` None: not known."""
+    """Check that RDMA may pin the whole pool; without an RDMA device nothing is pinned. pool_bytes None: unknown."""
     limit = limits.pinned_bytes
     remedy = "ulimit -l unlimited; LimitMEMLOCK=infinity of a systemd unit; docker run --ulimit memlock=-1"
     if limit is None:
         return ok("memlock", "unlimited")
     if not has_rdma:
-        return ok("memlock", f"{limit >> 10} KiB; nothing has to be pinned without an RDMA device")
+        return ok("memlock", f"{limit >> 10} KiB; nothing is pinned without an RDMA device")
     if pool_bytes is None:
-        return warning("memlock", f"{limit >> 10} KiB may be pinned, and a pool of that size no larger", remedy)
+        return warning("memlock", f"{limit >> 10} KiB may be pinned, which limits the size of the KV pool", remedy)
     if limit < pool_bytes:
-        found = f"{limit >> 10} KiB may be pinned, the pool has {pool_bytes >> 10} KiB: RDMA cannot read it"
+        found = f"{limit >> 10} KiB may be pinned, but the pool has {pool_bytes >> 10} KiB: RDMA cannot use it"
         return failure("memlock", found, remedy)
     return ok("memlock", f"{limit >> 10} KiB, the pool has {pool_bytes >> 10} KiB")
 

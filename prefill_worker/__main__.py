@@ -12,7 +12,7 @@ ROLES: tuple[Role, ...] = ("prefill",)
 
 
 def start(config: WorkerConfig) -> Coroutine[object, object, None]:
-    """Makes the worker; imports torch only once the options are known to be good."""
+    """Return the worker's main coroutine. Torch is imported here, after the options have been validated."""
     from baton.prefill_worker.worker import run
 
     return run(config)
@@ -22,7 +22,7 @@ def start(config: WorkerConfig) -> Coroutine[object, object, None]:
 @worker_command(ROLES)
 @plain_errors
 def main(**flags: object) -> None:
-    """Computes prompts for decode workers."""
+    """Run a prefill worker: it computes prompts for decode workers."""
     run_worker(flags, ROLES, start)
 
 

@@ -1,14 +1,15 @@
 """The life of a request in a prefill worker.
 
-1. A decode worker calls `Prefill` with the tokens, and how many of them it has the KV of. While it has nothing else to
-   hear, it hears every quarter of a second that the engine steps.
-2. The engine takes what its prefix cache has. If the call names a worker that has more, that is pulled first.
-3. The engine computes the rest in chunks, batched with other prompts. After each chunk the blocks that became full are
-   announced, and then their checksums, while the next chunk computes.
-4. With the last chunk the next token is sampled and sent at once; then the last blocks are announced, partial or not.
-5. The decode worker reads the blocks and ends the call. Only then are they released; they stay in the prefix cache.
+1. A decode worker calls `Prefill` with the tokens and the number of them whose KV it already has. Whenever there is no
+   other event for a quarter of a second, it gets an empty event as a keep-alive, as long as the engine steps.
+2. The engine reuses cached prefix blocks. If the call names a worker with a longer cached prefix, it is pulled first.
+3. The engine computes the rest in chunks, batched with other prompts. After each chunk, the newly full blocks are
+   announced. Their checksums follow while the next chunk computes.
+4. The last chunk samples the first output token. It is sent at once, with the last blocks, full or partial.
+5. The decode worker reads the blocks and ends the call. Only then are the blocks released; they stay in the prefix
+   cache.
 
-However the call ends, its request is aborted in the engine, which frees whatever it still holds.
+However the call ends, its request is aborted in the engine, which frees everything that it still holds.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ from baton.worker.reporting import WorkerCounters
 
 @dataclass(frozen=True, slots=True)
 class PrefillStep:
-    """What a step did for the prompt, and the monotonic clock when it was done."""
+    """A step's output for one prompt, and the monotonic time at which the step finished."""
 
     output: RequestOutput
     computed_at_s: float
@@ -46,26 +47,26 @@ class PrefillStep:
 
 @dataclass(slots=True, eq=False)
 class PrefillJob:
-    """Turns a prompt's steps into the events of its call."""
+    """One prompt to compute, and the source of its call's events."""
 
     request: Request
-    num_caller_tokens: int  # whose KV the caller has already
+    num_caller_tokens: int  # tokens whose KV the caller already has
     prefix_source: worker_pb2.PeerWorker
     num_pulled_tokens: int = 0  # pulled from the prefix source
     pull: "asyncio.Task[None] | None" = None
-    steps: "asyncio.Queue[PrefillStep]" = field(default_factory=asyncio.Queue)  # at most one for each chunk
+    steps: "asyncio.Queue[PrefillStep]" = field(default_factory=asyncio.Queue)  # at most one item per chunk
 
     @classmethod
     def of(cls, message: worker_pb2.PrefillRequest, request_id: RequestId) -> "PrefillJob":
-        """The job that a message asks for: its tokens, and one more."""
+        """Return the job for a message: compute its tokens and sample one more."""
         return cls(engine_request(message, request_id), message.num_cached_tokens, message.prefix_source)
 
     async def events(
         self, announcements: Announcements, block_size: int, is_stuck: Callable[[], bool]
     ) -> AsyncIterator[worker_pb2.PrefillEvent]:
-        """The prompt's events from its first step to its last block. What a step did goes before older checksums.
+        """Yield the prompt's events from the first step to the last block; outputs go before older checksums.
 
-        `is_stuck`: whether the engine does not step; while it does, empty events say so.
+        is_stuck: whether the engine has stopped stepping; while it steps, empty events keep the call alive.
         """
         num_announced = self.num_caller_tokens // block_size
         is_last = False
@@ -100,11 +101,11 @@ class PrefillJob:
         )
 
 
-ENGINE_IDS = "prefill/"  # what our requests' ids in the engine begin with; it may have requests of others too
+ENGINE_IDS = "prefill/"  # prefix of this service's request ids in the engine, which other services may share
 
 
 class PrefillService(worker_pb2_grpc.PrefillServicer):
-    """Owns the prompts that others asked this worker to compute; a call is a lease on its prompt's blocks."""
+    """The Prefill service: one job for each call. An open call is a lease on its prompt's blocks."""
 
     def __init__(
         self, host: EngineHost, channels: Channels, counters: WorkerCounters, drain: Drain, deadline_s: float
@@ -115,7 +116,7 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         self._drain = drain
         self._deadline_s = deadline_s
         self._jobs: dict[RequestId, PrefillJob] = {}
-        self._uncomputed: set[RequestId] = set()  # of them
+        self._uncomputed: set[RequestId] = set()  # jobs whose prompt is not fully computed
         self._fills = KVReceives(host, drain)
         self._numbers = itertools.count(1)
         host.listen(self._on_step)
@@ -123,7 +124,7 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
     async def Prefill(  # noqa: N802
         self, request: worker_pb2.PrefillRequest, context: Context
     ) -> AsyncIterator[worker_pb2.PrefillEvent]:
-        """Computes a prompt and announces its blocks."""
+        """Compute a prompt and announce its blocks; they are held until the caller ends the call."""
         host = self._host
         await check_peer(context, host.pool, request.incarnation, request.fingerprint)
         if self._drain.has_begun:
@@ -132,7 +133,7 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker's group is short of ranks; ask another")
         request_id = RequestId(f"{ENGINE_IDS}{next(self._numbers)}/{request.request_id}")
         job = PrefillJob.of(request, request_id)
-        with self._drain.request():  # in the same turn of the event loop, so that a drain waits for it
+        with self._drain.request():  # no await since `has_begun`: a drain that begins now waits for it
             announcements = await announcements_for(context, host.ranks, request.num_ranks)
             self._jobs[request_id] = job
             self._uncomputed.add(request_id)
@@ -140,28 +141,28 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
             try:
                 try:
                     adding = host.call(lambda engine: engine.add(job.request))
-                    async for _ in beats_until(adding, self._stands_still):
+                    async for _ in beats_until(adding, self._is_stalled):
                         yield worker_pb2.PrefillEvent()
                     await adding
                 finally:
                     self._counters.taken.note(request.router_id, request.number)
                 yield worker_pb2.PrefillEvent(accepted=worker_pb2.PrefillAccepted(pools=host.ranks.describe()))
-                async for event in job.events(announcements, host.config.block_size, self._stands_still):
+                async for event in job.events(announcements, host.config.block_size, self._is_stalled):
                     yield event
                 await asyncio.Event().wait()  # the lease ends with the call
             except EngineError as error:
                 await context.abort(status_of(error).code, str(error))
-            except TransferError as error:  # one of our ranks is gone, or a GPU makes no checksums
+            except TransferError as error:  # a rank of this worker is lost, or its GPU cannot compute checksums
                 await context.abort(status_of(error).code, str(error))
             finally:
                 self._end(request_id)
 
-    def _stands_still(self) -> bool:
-        """Whether the engine computes nothing, for however long: the decode worker is to go elsewhere."""
+    def _is_stalled(self) -> bool:
+        """Whether the engine makes no progress, so that the decode worker should try another prefill worker."""
         return self._host.is_stuck or self._host.is_short_of_ranks
 
     async def close(self) -> None:
-        """Returns once no pull is under way."""
+        """Cancel all prefix pulls; return when none is running."""
         for request_id in list(self._jobs):
             self._cancel_pull(request_id)
         await self._fills.close()
@@ -169,10 +170,10 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
     def _end(self, request_id: RequestId) -> None:
         self._host.call(lambda engine: engine.abort(request_id))
         self._cancel_pull(request_id)
-        self._is_computed(request_id)
+        self._mark_computed(request_id)
         del self._jobs[request_id]
 
-    def _is_computed(self, request_id: RequestId) -> None:
+    def _mark_computed(self, request_id: RequestId) -> None:
         self._uncomputed.discard(request_id)
         self._counters.num_prefills = len(self._uncomputed)
 
@@ -186,7 +187,7 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
             if output.request_id in self._jobs:
                 self._jobs[output.request_id].steps.put_nowait(PrefillStep(output, step.finished_at_s))
                 if output.sampled is not None:
-                    self._is_computed(output.request_id)
+                    self._mark_computed(output.request_id)
         for request in step.receiving:
             if not request.request_id.startswith(ENGINE_IDS):
                 continue
@@ -197,7 +198,7 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
                 self._begin_pull(job)
 
     def _begin_pull(self, job: PrefillJob) -> None:
-        """Fills the prompt's first blocks from another worker's cache, as far as that has them."""
+        """Start pulling the prompt's first blocks from another worker's cache."""
         pull = PrefixPull(self._host, job.request, job.prefix_source, self._deadline_s)
 
         def outcome(task: "asyncio.Task[None]") -> Received:

@@ -1,4 +1,4 @@
-"""A worker that prefills for others."""
+"""The prefill role: computing prompts for decode workers."""
 
 import grpc
 
@@ -17,14 +17,14 @@ class PrefillWorker:
         )
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Adds the role's services to the server."""
+        """Add the Prefill service to the server."""
         worker_pb2_grpc.add_PrefillServicer_to_server(self._service, server)
 
     async def close(self) -> None:
-        """Ends every pull."""
+        """Cancel every prefix pull."""
         await self._service.close()
 
 
 async def run(config: WorkerConfig) -> None:
-    """Serves until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT."""
     await serve_worker(config, PrefillWorker)

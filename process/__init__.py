@@ -1,1 +1,1 @@
-"""The life of a process: entry, children, lifeline, progress, logs and end."""
+"""The life of a process: entry, children, lifeline, progress, logs and shutdown."""

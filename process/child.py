@@ -1,4 +1,4 @@
-"""One life of a process on this machine: its progress, its log, its end."""
+"""A child process on this machine: its progress, its log, its end."""
 
 import asyncio
 import os
@@ -19,18 +19,18 @@ OOM_KILLED = "was killed by the kernel because memory ran out (OOM killer)"
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """A process to run; its command line gets `--progress-fd` and `--lifeline-fd` with each start."""
+    """A process to run; `--progress-fd` and `--lifeline-fd` are appended to its command line."""
 
     name: str
     argv: tuple[str, ...]
-    log_path: Path | None  # None: it writes where we do
-    env: Mapping[str, str] = field(default_factory=dict)  # beside our own environment
-    has_own_session: bool = True  # a terminal's Ctrl-C, and who ends our process group, reaches us alone
-    heartbeat_timeout_s: float = 0.0  # silence after which its supervisor ends it; 0: it sends no heartbeats
+    log_path: Path | None  # None: inherits our standard output and error
+    env: Mapping[str, str] = field(default_factory=dict)  # in addition to our environment
+    has_own_session: bool = True  # a terminal's Ctrl-C or a kill of our process group does not reach it
+    heartbeat_timeout_s: float = 0.0  # its supervisor ends it after this long without a heartbeat; 0: it sends none
 
 
 class ChildProcess:
-    """A started process; owns the read end of its progress pipe and the write end of its lifeline."""
+    """A started process, with the read end of its progress pipe and the write end of its lifeline."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ChildProcess:
 
     @classmethod
     async def start(cls, spec: ProcessSpec) -> "ChildProcess":
-        """Starts the process. Raises OSError if it cannot be started."""
+        """Start the process. Raises OSError if it cannot be started."""
         progress_read, progress_write = os.pipe()
         try:
             lifeline_read, lifeline_write = os.pipe()
@@ -85,16 +85,16 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id, which is also its process group's if it has a session of its own."""
+        """Process id, which is also the process group's if it has its own session."""
         return self._process.pid
 
     @property
     def has_ended(self) -> bool:
-        """Whether its end is known."""
+        """Whether its exit status is known."""
         return self._process.returncode is not None
 
     async def progress(self) -> AsyncIterator[Progress]:
-        """What it says, until it ends or closes the pipe. Lines that are no progress messages are passed over."""
+        """Yield its progress until it ends or closes the pipe. Lines that are not progress messages are skipped."""
         while line := await self._progress.readline():
             try:
                 yield parse_progress(line)
@@ -102,59 +102,59 @@ class ChildProcess:
                 continue  # a line cut short by the process's death
 
     async def wait(self) -> int:
-        """Its exit status once it has ended, negative for a signal."""
+        """Wait for its end and return the exit status, negative for a signal."""
         return await self._process.wait()
 
     @property
     def is_oom_killed(self) -> bool:
-        """Whether it was killed while the kernel's out-of-memory killer was at work around it."""
+        """Whether it was killed while the kernel's out-of-memory killer was active in its control group."""
         return self._process.returncode == -signal.SIGKILL and self._oom_kills.has_grown
 
     @property
     def was_ended_from_outside(self) -> bool:
-        """Whether another program ended it: by a signal, which it may have followed in order."""
+        """Whether another program ended it by a signal, after which it may have shut down in order."""
         return self._process.returncode in (0, -signal.SIGTERM, -signal.SIGKILL) and not self.is_oom_killed
 
     def describe_end(self) -> str:
-        """How it ended, in words."""
+        """Return how it ended, for messages."""
         assert self._process.returncode is not None
         return OOM_KILLED if self.is_oom_killed else describe_exit(self._process.returncode)
 
     def close(self) -> None:
-        """Closes our ends of its pipes; once, after its end."""
+        """Close our ends of its pipes; to be called once, after its end."""
         self._pipe.close()
         os.close(self._lifeline)
 
     def terminate(self) -> None:
-        """Asks it to end (SIGTERM)."""
+        """Send SIGTERM if it runs."""
         if self._process.returncode is None:
             self._process.terminate()
 
     def dump_stacks(self) -> None:
-        """Ask a process of ours to write the stack of each thread to its log."""
+        """Make it write all stack traces to its log; for Baton's own processes."""
         if self._process.returncode is None:
             self._process.send_signal(DUMP_SIGNAL)
 
     def kill(self) -> None:
-        """Ends it and whatever it started in its session (SIGKILL to its process group)."""
+        """Send SIGKILL to its process group; without its own session, only to the process."""
         if self._process.returncode is not None:
             return
         if self._has_own_session:
-            with suppress(ProcessLookupError):  # it has just ended, which is known in a moment
+            with suppress(ProcessLookupError):  # it has just ended; `wait` will see it
                 os.killpg(self.pid, signal.SIGKILL)
         else:
             self._process.kill()
 
 
 def describe_exit(status: int) -> str:
-    """An exit status in words."""
+    """Return an exit status as text."""
     if status >= 0:
         return f"ended with status {status}"
     return f"was killed by {signal.Signals(-status).name}"
 
 
 def log_tail(path: Path, num_lines: int) -> str:
-    """Return the last lines of a log; none of one that cannot be read."""
+    """Return the last lines of a log; empty if it cannot be read."""
     try:
         with path.open("rb") as log:
             log.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""The signals by which a command that serves is told to end."""
+"""Signals that end a serving command."""
 
 import asyncio
 import signal
@@ -9,16 +9,16 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class EndSignals:
-    """The first signal asks for an end, the second for one at once."""
+    """The events of two signals: the first stops the command in order, the second kills it."""
 
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     kill: asyncio.Event = field(default_factory=asyncio.Event)
 
     def listen(self) -> None:
-        """Takes the signals of the running event loop's process."""
+        """Install the handlers on the running event loop."""
         loop = asyncio.get_running_loop()
         for number in END_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves SIGHUP
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 loop.add_signal_handler(number, self._take)
 
     def _take(self) -> None:

@@ -1,4 +1,4 @@
-"""How a worker's or router's process runs: logging, lifeline, and a failure that is told to the supervisor."""
+"""Entry of a worker's or router's process: logging, lifeline, and reporting of failures to the supervisor."""
 
 import functools
 import logging
@@ -24,11 +24,11 @@ from baton.process.progress import ProgressReporter
 from baton.settings.options import Command
 from baton.settings.values import OptionError
 
-GRACE_S = 3.0  # between the request to end and the end by force
+GRACE_S = 3.0  # from SIGTERM to the forced exit
 
 
 def hold_lifeline(fd: int) -> None:
-    """Watches the pipe's read end `fd` from a thread; at its end, sends this process SIGTERM and then ends it."""
+    """Watch a pipe's read end on a thread. When the pipe closes, send this process SIGTERM; exit after GRACE_S."""
     threading.Thread(target=_watch, args=(fd,), name="lifeline", daemon=True).start()
 
 
@@ -43,7 +43,7 @@ def _watch(fd: int) -> None:
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
-WAITING_THREADS = "group-"  # what the names of threads begin with that wait for ranks which may be gone
+WAITING_THREADS = "group-"  # name prefix of threads that may wait for lost ranks
 
 PLAIN_ERRORS = (
     EngineError,
@@ -51,12 +51,12 @@ PLAIN_ERRORS = (
     OptionError,
     PlainError,
     OSError,
-)  # say themselves what is wrong, mostly with what we were told
+)  # their text is enough without a traceback; mostly caused by options or the environment
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
-    """What a process is told beside its config."""
+    """Options of a process in addition to its config."""
 
     log_level: str = "info"
     config_file: Path | None = None
@@ -65,32 +65,32 @@ class ProcessOptions:
     name: str = "baton"  # in the log
 
     def named(self, name: str, progress_fd: int | None) -> "ProcessOptions":
-        """The same for a process of this name."""
+        """Return the options with a process name and its progress pipe."""
         return replace(self, name=name, progress_fd=progress_fd)
 
 
 def process_flags(command: Command) -> Command:
-    """Gives a click command the flags of `ProcessOptions`."""
+    """Add the flags of `ProcessOptions` to a click command."""
     command = click.option("--lifeline-fd", type=int, hidden=True)(command)
     return config_file_flag(log_level_flag(command))
 
 
 def config_file_flag(command: Command) -> Command:
-    """Gives a click command --config."""
+    """Add --config to a click command."""
     file = click.Path(exists=True, dir_okay=False, path_type=Path)
     return click.option("--config", "config_file", type=file, help="YAML file of options; flags win over it.")(command)
 
 
 def log_level_flag(command: Command) -> Command:
-    """Gives a click command --log-level."""
+    """Add --log-level to a click command."""
     level = click.Choice(LOG_LEVELS)
-    return click.option("--log-level", type=level, default="info", show_default=True, help="Least level logged.")(
-        command
-    )
+    return click.option(
+        "--log-level", type=level, default="info", show_default=True, help="Lowest level that is logged."
+    )(command)
 
 
 def take_process_flags(flags: dict[str, object]) -> ProcessOptions:
-    """Takes what `process_flags` added out of a command's flags."""
+    """Remove the flags of `process_flags` from a command's flags and return their values."""
     lifeline_fd, file = flags.pop("lifeline_fd"), flags.pop("config_file")
     assert lifeline_fd is None or isinstance(lifeline_fd, int)
     assert file is None or isinstance(file, Path)
@@ -98,7 +98,7 @@ def take_process_flags(flags: dict[str, object]) -> ProcessOptions:
 
 
 def plain_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Makes a wrong option a one-line error of the command line."""
+    """Wrap a command so that an OptionError becomes a one-line usage error."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -111,10 +111,10 @@ def plain_errors(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def run_process(options: ProcessOptions, start: Callable[[], Coroutine[object, object, None]]) -> None:
-    """Runs what `start` makes until it returns; `start` imports what is heavy.
+    """Run the coroutine of `start` until it returns; `start` does the heavy imports.
 
-    A failure is logged (with its traceback unless it is a plain one), told to the supervisor in one line and ends the
-    process with status 1.
+    A failure is logged (with a traceback unless it is in PLAIN_ERRORS), reported to the supervisor in one line, and
+    ends the process with status 1.
     """
     prepare_environment()
     set_up_logging(options.name, options.log_level)
@@ -138,8 +138,7 @@ def run_process(options: ProcessOptions, start: Callable[[], Coroutine[object, o
 
 
 def _end_with_threads() -> None:
-    """Ends the process at once where threads are left that wait in a library for somebody else: they would crash in
-    the interpreter's own end."""
+    """Exit at once if threads still wait for other ranks in a library: the interpreter's shutdown would crash."""
     if any(thread.name.startswith(WAITING_THREADS) for thread in threading.enumerate()):
         logging.shutdown()
         sys.stdout.flush()

@@ -2,4 +2,4 @@
 
 
 class PlainError(Exception):
-    """A failure whose text says what is wrong; a process that ends with it logs no traceback."""
+    """A failure whose text is enough: a process that ends with it logs no traceback."""

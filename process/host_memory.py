@@ -1,8 +1,8 @@
-"""Memory of this machine, or of the control groups around this process, and the kernel's out-of-memory kills in them.
+"""Free memory of this machine and its control groups, and the kernel's out-of-memory kills.
 
-Control groups of version 2 (`memory.max`, `memory.current`, `memory.events`) and of version 1
-(`memory.limit_in_bytes`, `memory.usage_in_bytes`, `memory.oom_control`) are read. A limit may be a process's own
-group's or that of any group above it.
+Reads control groups of version 2 (`memory.max`, `memory.current`, `memory.events`) and version 1
+(`memory.limit_in_bytes`, `memory.usage_in_bytes`, `memory.oom_control`). The limits of a process's own group and of
+all groups above it apply.
 """
 
 from dataclasses import dataclass
@@ -14,25 +14,25 @@ CGROUPS = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
 V2_ROOTS, V1_ROOT = (".", "unified"), "memory"  # below CGROUPS
 LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-# Pages of files, which the kernel drops before it runs out of memory, by version.
+# File cache, which the kernel drops before it runs out of memory; by version.
 CACHES = (("active_file", "inactive_file"), ("total_active_file", "total_inactive_file"))
 OOM_EVENTS = ("memory.events", "memory.oom_control")
 
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Memory that processes may still take."""
+    """Memory that processes may still allocate."""
 
     free_bytes: int
-    is_limited: bool  # by a control group, which has less left than the machine
+    is_limited: bool  # a control group has less left than the machine
 
     def __str__(self) -> str:
-        """The amount, for an error's text."""
+        """Return the amount, for error texts."""
         return f"{in_gib(self.free_bytes)} is free" + (" (control group's limit)" if self.is_limited else "")
 
 
 def host_memory(cgroups: Path = CGROUPS, proc: Path = PROC) -> HostMemory:
-    """The memory that this process and those that it starts may still take."""
+    """Return the memory that this process and its children may still allocate."""
     available_bytes = psutil.virtual_memory().available
     left = [left for group in _groups(cgroups, proc / "self") if (left := _bytes_left(group)) is not None]
     free_bytes = min((available_bytes, *left))
@@ -41,14 +41,14 @@ def host_memory(cgroups: Path = CGROUPS, proc: Path = PROC) -> HostMemory:
 
 @dataclass(frozen=True, slots=True)
 class OomKills:
-    """A count of kills by the kernel's out-of-memory killer: of a control group, otherwise of the whole machine."""
+    """A count of the kernel's out-of-memory kills in a control group, or else on the whole machine."""
 
     file: Path
     count: int
 
     @classmethod
     def around(cls, pid: int, cgroups: Path = CGROUPS, proc: Path = PROC) -> "OomKills":
-        """The count so far where a process runs; it never grows where the kernel counts none."""
+        """Return the count around a process; it never grows if the kernel has no counter."""
         events = (group / name for group in _groups(cgroups, proc / str(pid)) for name in OOM_EVENTS)
         files = [*events, proc / "vmstat"]
         file = next((file for file in files if "oom_kill" in _fields(file)), files[-1])
@@ -56,21 +56,21 @@ class OomKills:
 
     @property
     def has_grown(self) -> bool:
-        """Whether a process was killed since."""
+        """Whether a process was killed since the count was read."""
         return _fields(self.file).get("oom_kill", 0) > self.count
 
 
 def in_gib(num_bytes: int) -> str:
-    """A number of bytes in words."""
+    """Return a number of bytes as text in MiB or GiB."""
     if num_bytes < 1 << 30:
         return f"{num_bytes / (1 << 20):.0f} MiB"
     return f"{num_bytes / (1 << 30):.1f} GiB"
 
 
 def _groups(cgroups: Path, process: Path) -> list[Path]:
-    """Directories of a process's memory control groups, its own first, in each hierarchy.
+    """Return the directories of a process's memory control groups, its own first, in each hierarchy.
 
-    In a container the paths may be those of the host, which are not to be seen: its own group is then the root.
+    In a container the paths may be the host's, which are not visible there; its own group is then the root.
     """
     found: list[Path] = []
     for line in _text(process / "cgroup").splitlines() or ["0::/"]:
@@ -95,7 +95,7 @@ def _bytes_left(group: Path) -> int | None:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """A file of names and numbers."""
+    """Return the numbers in a file by name."""
     pairs = (line.split() for line in _text(path).splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
 

@@ -1,4 +1,4 @@
-"""Logging of every Baton process: one line a record, with time, level and process name."""
+"""Logging of every Baton process: one line per record, with time, level and process name."""
 
 import faulthandler
 import logging
@@ -8,27 +8,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-BURST = 20  # records of one kind at once
-PER_S = 1.0  # and then
-MAX_KINDS = 1024  # remembered
+BURST = 20  # records of one kind in a burst
+PER_S = 1.0  # records of one kind per second after that
+MAX_KINDS = 1024  # kinds that are tracked
 
 
 @dataclass(slots=True)
 class _Kind:
-    """Records with one text, whatever their arguments."""
+    """The rate limit of records with one message template."""
 
-    left: float  # records that may be written
-    since_s: float  # when `left` was right
+    left: float  # records that may be written, as of `since_s`
+    since_s: float
     num_dropped: int = 0
 
 
 class LogLimit(logging.Filter):
-    """Drops warnings and errors of a kind that come too fast; the next one that is written has their number."""
+    """The rate limit on warnings and errors of one kind; the next record written has the number of dropped ones."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._kinds: dict[tuple[str, str], _Kind] = {}  # by logger and text
+        self._kinds: dict[tuple[str, str], _Kind] = {}  # by logger and message template
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a record is written."""
@@ -59,22 +59,22 @@ class LogLimit(logging.Filter):
 LogLevel = Literal["debug", "info", "warning", "error"]
 LOG_LEVELS: tuple[str, ...] = get_args(LogLevel)
 
-DUMP_SIGNAL = signal.SIGUSR2  # has a process write the stack of each thread to standard error
-NOISY = ("httpx", "httpcore", "asyncio", "urllib3", "filelock")  # one record a request or a poll at info
+DUMP_SIGNAL = signal.SIGUSR2  # makes a process write all stack traces to standard error
+NOISY = ("httpx", "httpcore", "asyncio", "urllib3", "filelock")  # at info, one record per request or poll
 
 
 def log_level() -> str:
-    """The least level that this process logs, as one of `LOG_LEVELS`."""
+    """Return the lowest level that this process logs, as one of `LOG_LEVELS`."""
     return logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()
 
 
 def dump_stacks_on_signal() -> None:
-    """Have DUMP_SIGNAL write the stack of each thread, also while no Python code can run."""
+    """Make DUMP_SIGNAL write all stack traces, even while no Python code can run."""
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
 
 
 def set_up_logging(process_name: str, level: str) -> None:
-    """Sends the records of this process from `level` on to standard error, times in UTC, with a bound on floods."""
+    """Log records from `level` up to standard error, with times in UTC and a rate limit."""
     formatter = logging.Formatter(
         f"%(asctime)s.%(msecs)03dZ %(levelname)-7s {process_name} %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
     )

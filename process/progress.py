@@ -1,4 +1,4 @@
-"""How a starting process tells its supervisor where it stands: JSON lines over an inherited pipe."""
+"""Progress of a starting process: JSON lines to its supervisor over an inherited pipe."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ HEARTBEAT_S = 0.25
 
 
 async def beats_until(waiting: "asyncio.Future[T]", is_stuck: Callable[[], bool]) -> AsyncIterator[None]:
-    """Yields now and then until `waiting` is done, but not while the engine is stuck. Raises nothing of its own."""
+    """Yield every HEARTBEAT_S until `waiting` is done, except while the engine is stuck. Never raises its error."""
     while not waiting.done():
         await asyncio.wait((waiting,), timeout=HEARTBEAT_S)
         if not waiting.done() and not is_stuck():
@@ -24,24 +24,24 @@ async def beats_until(waiting: "asyncio.Future[T]", is_stuck: Callable[[], bool]
 
 
 MIN_INTERVAL_S = 0.1  # between two loading messages
-LAST_WORD_TIMEOUT_S = 5.0  # how long ready and failed wait for room in a full pipe
-MAX_MESSAGE_CHARS = 2000  # of a failure, so that a line stays below PIPE_BUF and is written whole
+FINAL_WRITE_TIMEOUT_S = 5.0  # for `ready` and `failed` while the pipe is full
+MAX_MESSAGE_CHARS = 2000  # of a failure; keeps a line below PIPE_BUF, so that it is written atomically
 
 
 class ProgressError(ValueError):
-    """A line is not a progress message."""
+    """A line that is not a progress message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """The process is getting ready; `fraction` of it is done, 0 to 1."""
+    """The process is loading; `fraction` is done, 0 to 1."""
 
     fraction: float
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The process serves at `address` (host:port); `details` is all it said."""
+    """The process serves at `address` (host:port); `details` are all fields of the message."""
 
     address: str
     details: Mapping[str, object] = field(default_factory=dict)
@@ -49,31 +49,31 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The process cannot serve, and says why."""
+    """The process cannot serve; `message` is the reason."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """A heartbeat: the process's event loop runs."""
+    """A heartbeat of the process's event loop."""
 
 
 Progress = Loading | Ready | Failed | Alive
 
 
 class ProgressReporter:
-    """The writing side; without a descriptor, or once the reader is gone, it says nothing."""
+    """The writing side; no-op without a descriptor, or after the reader has closed the pipe."""
 
     def __init__(self, fd: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._fd = fd
         self._clock = clock
         self._next_loading_s = -math.inf
         if fd is not None:
-            os.set_blocking(fd, False)  # a supervisor that does not read must not stop us
+            os.set_blocking(fd, False)  # a supervisor that does not read must not block us
 
     def loading(self, fraction: float) -> None:
-        """Says how much of the loading is done; messages that follow too closely are left out."""
+        """Report the loaded fraction, at most every MIN_INTERVAL_S except for the last one."""
         now_s = self._clock()
         if now_s < self._next_loading_s and fraction < 1:
             return
@@ -81,12 +81,12 @@ class ProgressReporter:
         self._write({"stage": "loading", "fraction": round(min(max(fraction, 0.0), 1.0), 4)}, timeout_s=0)
 
     def ready(self, **fields: object) -> None:
-        """Says that the process serves; `address="host:port"` says where."""
-        self._write({"stage": "ready", **fields}, timeout_s=LAST_WORD_TIMEOUT_S)
+        """Report that the process serves; `fields` has its `address` (host:port)."""
+        self._write({"stage": "ready", **fields}, timeout_s=FINAL_WRITE_TIMEOUT_S)
 
     def failed(self, message: str) -> None:
-        """Says why the process cannot serve."""
-        self._write({"stage": "failed", "message": message[:MAX_MESSAGE_CHARS]}, timeout_s=LAST_WORD_TIMEOUT_S)
+        """Report why the process cannot serve."""
+        self._write({"stage": "failed", "message": message[:MAX_MESSAGE_CHARS]}, timeout_s=FINAL_WRITE_TIMEOUT_S)
 
     async def send_heartbeats(self) -> None:
         """Send heartbeats from the event loop until cancelled."""
@@ -102,13 +102,13 @@ class ProgressReporter:
                 select.select([], [self._fd], [], timeout_s)
             os.write(self._fd, json.dumps(message).encode() + b"\n")
         except BlockingIOError:
-            return  # the pipe is full of older news; the next message says more
+            return  # the pipe is full; a later message supersedes this one
         except OSError:
-            self._fd = None  # the supervisor is gone; whether to go on is not decided here
+            self._fd = None  # the supervisor has ended; the lifeline decides what follows
 
 
 def parse_progress(line: bytes) -> Progress:
-    """Reads one line of the pipe. Raises ProgressError if it is not a progress message."""
+    """Return the message in one line of the pipe. Raises ProgressError if it is none."""
     try:
         message = json.loads(line)
     except ValueError as error:

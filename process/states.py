@@ -1,4 +1,4 @@
-"""The states of a supervisor's processes, in a file from which routers report them."""
+"""States of a supervisor's processes, in a file that routers read for their reports."""
 
 import json
 import os
@@ -11,19 +11,19 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """A process over its lives; times are in seconds since 1970."""
+    """A process over its restarts; times are in seconds since 1970."""
 
     name: str
     state: Literal["starting", "ready", "waiting"] = "starting"  # waiting: for its next start
     pid: int | None = None
     num_restarts: int = 0
     num_deaths: int = 0  # in a row
-    last_end: str | None = None  # in words
-    ended_at_s: float | None = None  # the last life
+    last_end: str | None = None  # text, such as "was killed by SIGKILL"
+    ended_at_s: float | None = None  # time of the last end
     next_start_at_s: float | None = None
 
     def report(self) -> dict[str, object]:
-        """Return the state as a router reports it, with times from now on instead of dates."""
+        """Return the state as a router reports it, with times relative to now."""
         now_s = time.time()
         return {
             "name": self.name,
@@ -38,14 +38,14 @@ class ProcessState:
 
 
 def write_states(path: Path, states: Iterable[ProcessState]) -> None:
-    """Replace the file as a whole. Raises OSError."""
+    """Replace the file atomically. Raises OSError."""
     new = path.with_name(f"{path.name}.new")
     new.write_text(json.dumps([asdict(state) for state in states]))
     os.replace(new, path)
 
 
 def read_states(path: Path) -> list[ProcessState]:
-    """Return the states in a file; none without a supervisor, or once that has ended."""
+    """Return the states in a file; none without a supervisor, or after it has ended."""
     try:
         return [ProcessState(**state) for state in json.loads(path.read_bytes())]
     except (OSError, ValueError, TypeError):
@@ -57,18 +57,18 @@ RECENT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class ProcessReport:
-    """One process; a router of another version may leave fields out."""
+    """The report of one process; fields may be missing if the router has another version."""
 
     process: Mapping[str, object]
 
     @property
     def name(self) -> str:
-        """Its name: a worker's id, or router, router-0, rendezvous."""
+        """Process name: a worker's id, or router, router-0, rendezvous."""
         return str(self.process.get("name"))
 
     @property
     def is_down(self) -> bool:
-        """Whether it died and does not serve again yet."""
+        """Whether it died and is not ready again."""
         return self.process.get("last_end") is not None and self.process.get("state") != "ready"
 
     @property
@@ -77,7 +77,7 @@ class ProcessReport:
         return 0 <= self._number("last_end_s_ago") < RECENT_S
 
     def describe(self) -> str:
-        """Return its last death and what follows, in words; nothing for a process that never died."""
+        """Return a text on its last death and its restart; empty for a process that never died."""
         if self.process.get("last_end") is None:
             return ""
         text = f"{self.name}: {self.process.get('last_end')} {self._number('last_end_s_ago'):.0f} s ago"

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class DoctorStub:
-    """Every worker, whatever its role.
+    """A worker of any role.
     """
 
     def __init__(self, channel):
@@ -53,25 +53,25 @@ class DoctorStub:
 
 
 class DoctorServicer:
-    """Every worker, whatever its role.
+    """A worker of any role.
     """
 
     def ReadClock(self, request, context):
-        """What the worker's clock says.
+        """Return the time of the worker's clock.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Examine(self, request, context):
-        """What the worker finds where it runs.
+        """Check the worker's machine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Probe(self, request, context):
-        """Reads some tens of MB of another worker's pool into memory made for it, by each transport. One at a time; others wait.
+        """Read some tens of MB of another worker's pool into scratch memory, by each transport. Concurrent calls wait.
         FAILED_PRECONDITION unless the owner is in this worker's registry, or, without one, among the workers of a router
         that watches this one.
         """
@@ -106,7 +106,7 @@ def add_DoctorServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Doctor:
-    """Every worker, whatever its role.
+    """A worker of any role.
     """
 
     @staticmethod

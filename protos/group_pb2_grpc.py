@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RendezvousStub:
-    """The process that knows who is in which group.
+    """The process that tracks the members of groups.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,11 @@ class RendezvousStub:
 
 
 class RendezvousServicer:
-    """The process that knows who is in which group.
+    """The process that tracks the members of groups.
     """
 
     def Join(self, request_iterator, context):
-        """The one stream of a member: its join first, then signs of life and news. It is a member for as long as the stream.
+        """The stream of a member: its join first, then heartbeats and reports. The membership lasts as long as the stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,7 +70,7 @@ def add_RendezvousServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Rendezvous:
-    """The process that knows who is in which group.
+    """The process that tracks the members of groups.
     """
 
     @staticmethod
@@ -123,7 +123,7 @@ class GroupPeerServicer:
     """
 
     def Wake(self, request, context):
-        """A step has begun: who sleeps must take part.
+        """Report that a step has begun, in which an idle member must take part.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

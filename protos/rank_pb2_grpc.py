@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RankStub:
-    """A rank that follows the first one of its worker.
+    """A follower rank.
     """
 
     def __init__(self, channel):
@@ -43,12 +43,12 @@ class RankStub:
 
 
 class RankServicer:
-    """A rank that follows the first one of its worker.
+    """A follower rank.
     """
 
     def Follow(self, request_iterator, context):
-        """The one stream between them, for life: commands in, carried out in their order; what came of them out. The first
-        thing that comes out is the rank's pool, once it has loaded.
+        """The only stream between the two, for the life of the worker: commands in, executed in order; results out. The first
+        result is the rank's pool, once it has loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -71,7 +71,7 @@ def add_RankServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Rank:
-    """A rank that follows the first one of its worker.
+    """A follower rank.
     """
 
     @staticmethod

@@ -47,7 +47,7 @@ class InferenceServicer:
     """
 
     def Generate(self, request, context):
-        """One prompt in, its output as it comes.
+        """Generate from one prompt and stream the output.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class WorkerStub:
-    """Every worker, whatever its role.
+    """A worker of any role.
     """
 
     def __init__(self, channel):
@@ -58,35 +58,35 @@ class WorkerStub:
 
 
 class WorkerServicer:
-    """Every worker, whatever its role.
+    """A worker of any role.
     """
 
     def Describe(self, request, context):
-        """Who this worker is.
+        """Return the worker's description.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Load and cache events, a snapshot first. A message after a step that changed something, but none sooner than the
-        interval after the last, unless more is to tell than a message of 1 MiB holds; while there is work, one every 100 ms
-        at least.
+        """Stream load and cache events, a snapshot first. Each step that changed something is reported, at most once per
+        interval, except that events beyond 1 MiB follow in further messages at once. While there is work, there is a
+        message at least every 100 ms.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stop taking new requests; returns once none is left. What does not end in time is given to other workers.
+        """Refuse new requests; return once none is left. Requests that do not end in time are handed off to other workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Undrain(self, request, context):
-        """Take requests again, after a drain or during one, whose callers then get FAILED_PRECONDITION. A worker that serves
-        stays as it is; one that is shutting down answers FAILED_PRECONDITION.
+        """Accept requests again, after a drain or during one, whose callers then get FAILED_PRECONDITION. No-op on a worker
+        that serves; FAILED_PRECONDITION on one that is shutting down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -124,7 +124,7 @@ def add_WorkerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Worker:
-    """Every worker, whatever its role.
+    """A worker of any role.
     """
 
     @staticmethod
@@ -263,17 +263,16 @@ class DecodeServicer:
     """
 
     def Attach(self, request_iterator, context):
-        """The one stream between a router and a decode worker: commands in, one message an engine step out, or several of
-        about 1 MiB.
-        Ending it cancels every request that came over it.
+        """The only stream between a router and a decode worker: commands in; one message per engine step out, or several of
+        about 1 MiB. The end of the stream cancels all of its requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Recall(self, request, context):
-        """The output of requests whose client has come to another router. A request that runs is taken over: it ends here, and
-        its router gets the error ABORTED.
+        """Return the outputs of requests whose client has reconnected to another router. A running request ends here, with
+        the error ABORTED for its former router.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -360,7 +359,7 @@ class Decode:
 
 
 class PrefillStub:
-    """A worker that prefills for others.
+    """A worker that computes prompts for decode workers.
     """
 
     def __init__(self, channel):
@@ -377,11 +376,11 @@ class PrefillStub:
 
 
 class PrefillServicer:
-    """A worker that prefills for others.
+    """A worker that computes prompts for decode workers.
     """
 
     def Prefill(self, request, context):
-        """Computes a prompt's KV and announces its blocks. The blocks stay pinned for the life of the call.
+        """Compute a prompt's KV and announce its blocks, which stay pinned until the call ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -404,7 +403,7 @@ def add_PrefillServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Prefill:
-    """A worker that prefills for others.
+    """A worker that computes prompts for decode workers.
     """
 
     @staticmethod
@@ -436,7 +435,7 @@ class Prefill:
 
 
 class KVSourceStub:
-    """A worker whose cached blocks others may pull.
+    """A worker from which others may pull cached blocks.
     """
 
     def __init__(self, channel):
@@ -453,11 +452,11 @@ class KVSourceStub:
 
 
 class KVSourceServicer:
-    """A worker whose cached blocks others may pull.
+    """A worker from which others may pull cached blocks.
     """
 
     def Lease(self, request, context):
-        """Pins the longest cached run of the given blocks for the life of the call, and announces it.
+        """Pin the longest cached prefix of the given blocks until the call ends, and announce it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -480,7 +479,7 @@ def add_KVSourceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KVSource:
-    """A worker whose cached blocks others may pull.
+    """A worker from which others may pull cached blocks.
     """
 
     @staticmethod

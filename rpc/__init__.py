@@ -1,1 +1,1 @@
-"""gRPC between processes: channels, TLS, status codes, conversion of messages."""
+"""gRPC between processes: channels, TLS, status codes, message conversion."""

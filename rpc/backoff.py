@@ -1,4 +1,4 @@
-"""The pause before something that failed is tried again."""
+"""Exponential backoff between retries."""
 
 import asyncio
 import math
@@ -6,16 +6,16 @@ import random
 
 
 class Backoff:
-    """Owns how long the next pause is: twice the last one, but short again after a time without any."""
+    """Exponential backoff in seconds from `first_s` to `last_s`; resets after `last_s` without a wait."""
 
     def __init__(self, first_s: float, last_s: float) -> None:
         self._first_s = first_s
         self._last_s = last_s
         self._next_s = first_s
-        self._ended_s = -math.inf  # the last pause
+        self._ended_s = -math.inf  # end of the last wait
 
     async def wait(self) -> None:
-        """Pauses; a random part keeps those apart that failed together."""
+        """Sleep for the next interval, with jitter of up to half of it."""
         loop = asyncio.get_running_loop()
         if loop.time() - self._ended_s > self._last_s:
             self._next_s = self._first_s

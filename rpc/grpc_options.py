@@ -1,13 +1,13 @@
-"""Options of the gRPC channels and servers between Baton's processes; without torch, so that a router has them too."""
+"""Options of the gRPC channels and servers between Baton's processes; imports no torch, since routers need them."""
 
-MAX_REQUEST_BYTES = 64 << 20  # of what a server takes; what a process is sent by a worker it called has no bound
-MAX_MESSAGE_BYTES = 1 << 20  # of a message of a stream, beyond which the rest goes into the next one
+MAX_REQUEST_BYTES = 64 << 20  # of a message that a server receives; responses from workers are unlimited
+MAX_MESSAGE_BYTES = 1 << 20  # of a message of a stream; the rest goes into the next message
 
-# A peer that is stopped (not dead) or whose host is gone is found out after 15 s: its calls end.
+# Calls to a peer that is suspended (not dead) or whose host is lost end after 15 s.
 _KEEPALIVE: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),  # the one of the two that ends the calls; its default is 60 s
+    ("grpc.http2.ping_timeout_ms", 5_000),  # of the two timeouts the one that ends calls; default: 60 s
 )
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -16,13 +16,13 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", -1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 5_000),  # despite its name, how long one attempt to connect may take
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # despite its name the timeout of one connection attempt
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.use_local_subchannel_pool", 1),  # a new channel really connects anew, without an earlier one's backoff
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel connects anew, without an earlier channel's backoff
 )
 
-# Between processes of one machine over a Unix socket, which closes when one of them ends: no keepalive, so that one
-# that is only stopped for a while is not given up.
+# Between processes of one machine over a Unix socket, which closes when either ends. No keepalive, so that a process
+# that is suspended for a while keeps its calls.
 LOCAL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),

@@ -1,4 +1,4 @@
-"""Where a process's gRPC server listens: at a port, or at a Unix socket."""
+"""Listening addresses of gRPC servers: a port or a Unix socket."""
 
 import grpc
 
@@ -8,9 +8,9 @@ from baton.settings.names import host_port
 
 
 def listen(server: grpc.aio.Server, security: Security, host: str, port: int, uds: str | None = None) -> str:
-    """Have the server listen at host:port, or at the Unix socket `uds`; return its address for channels.
+    """Make the server listen on host:port, or on the Unix socket `uds`; return its address for channels.
 
-    Raises RuntimeError if the address is taken.
+    Raises RuntimeError if the address is in use.
     """
     if uds is None:
         return host_port(host, security.bind(server, host_port(host, port)))

@@ -1,7 +1,7 @@
-"""Requests that are no messages: refused with INVALID_ARGUMENT, in every method of a server.
+"""Rejection of malformed requests with INVALID_ARGUMENT, in every method of a server.
 
-Left to itself, the gRPC library takes them for a failing of the server: it answers UNKNOWN with Python's words, and
-writes a traceback into the log for each.
+By default the gRPC library treats them as server errors: it responds UNKNOWN with the text of the Python exception,
+and logs a traceback for each.
 """
 
 import inspect
@@ -13,28 +13,28 @@ from typing import Any, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # at run time it takes no parameters
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # not generic at run time
 Context = grpc.aio.ServicerContext[Any, Any]
-Check = Callable[[str, bytes], None]  # of a method's message; raises MessageRefused or DecodeError
+Check = Callable[[str, bytes], None]  # (method, message); raises MessageRefused or DecodeError
 
 
 class MessageRefused(Exception):
-    """Raised for a message that exceeds a limit; its text is the error for the client."""
+    """A message that exceeds a limit; the text is the error for the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Stands for a request that cannot be read."""
+    """The placeholder of a request that cannot be parsed."""
 
-    text: str  # of the error
+    text: str  # error for the client
 
 
-class RefuseMalformed(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # at run time it takes no parameters
-    """Owns the careful twin of each method's handler."""
+class RefuseMalformed(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic at run time
+    """The interceptor that replaces each method's handler by one that rejects malformed requests."""
 
     def __init__(self, check: Check = lambda _method, _message: None) -> None:
         """`check` is called with each message before it is parsed."""
-        self._careful: dict[str, Handler] = {}
+        self._handlers: dict[str, Handler] = {}
         self._check = check
 
     async def intercept_service(
@@ -42,17 +42,17 @@ class RefuseMalformed(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        """The method's careful twin; None, which stands for an unknown method, is left as it is."""
+        """Return the method's replaced handler; None, which means an unknown method, is passed through."""
         method = handler_call_details.method
-        if method not in self._careful:
+        if method not in self._handlers:
             handler = await continuation(handler_call_details)
             if handler is None or not _is_async(_behavior(handler)):
                 return handler
-            self._careful[method] = _careful(handler, method, self._check)
-        return self._careful[method]
+            self._handlers[method] = _checked(handler, method, self._check)
+        return self._handlers[method]
 
 
-def _careful(handler: Handler, method: str, check: Check) -> Handler:
+def _checked(handler: Handler, method: str, check: Check) -> Handler:
     behavior, wrap = _behavior(handler), _from_stream if handler.request_streaming else _from_one
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,
@@ -60,19 +60,19 @@ def _careful(handler: Handler, method: str, check: Check) -> Handler:
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[handler.request_streaming, handler.response_streaming]
-    read = handler.request_deserializer
+    deserialize = handler.request_deserializer
 
-    def read_carefully(request: bytes) -> Any:
+    def parse(request: bytes) -> Any:
         try:
             check(method, request)
-            return read(request) if read is not None else request
+            return deserialize(request) if deserialize is not None else request
         except DecodeError as error:
-            return Malformed(f"the request is no message of this method: {error}")
+            return Malformed(f"the request is not a message of this method: {error}")
         except MessageRefused as error:
             return Malformed(str(error))
 
-    made: Handler = make(wrap(behavior), read_carefully, handler.response_serializer)
-    return made
+    checked: Handler = make(wrap(behavior), parse, handler.response_serializer)
+    return checked
 
 
 def _behavior(handler: Handler) -> Callable[..., Any]:
@@ -85,41 +85,41 @@ def _is_async(behavior: Callable[..., Any]) -> bool:
 
 
 def _from_one(behavior: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that takes one request."""
+    """Wrap a method with a single request."""
 
-    async def answers(request: Any, context: Context) -> AsyncIterator[Any]:
+    async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
         await _refuse(request, context)
-        async with aclosing(behavior(request, context)) as found:
-            async for answer in found:
-                yield answer
+        async with aclosing(behavior(request, context)) as responses:
+            async for response in responses:
+                yield response
 
-    async def answer(request: Any, context: Context) -> Any:
+    async def unary(request: Any, context: Context) -> Any:
         await _refuse(request, context)
         return await behavior(request, context)
 
-    return answers if inspect.isasyncgenfunction(behavior) else answer
+    return stream if inspect.isasyncgenfunction(behavior) else unary
 
 
 def _from_stream(behavior: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that takes a stream of requests; for it the stream ends before one that cannot be read."""
+    """Wrap a method with a stream of requests; the method sees the stream end before a malformed one."""
 
-    async def requests(given: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
-        async for request in given:
+    async def well_formed(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+        async for request in requests:
             if isinstance(request, Malformed):
                 context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
                 context.set_details(request.text)
                 return
             yield request
 
-    async def answers(given: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
-        async with aclosing(behavior(requests(given, context), context)) as found:
-            async for answer in found:
-                yield answer
+    async def stream(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+        async with aclosing(behavior(well_formed(requests, context), context)) as responses:
+            async for response in responses:
+                yield response
 
-    async def answer(given: AsyncIterator[Any], context: Context) -> Any:
-        return await behavior(requests(given, context), context)
+    async def unary(requests: AsyncIterator[Any], context: Context) -> Any:
+        return await behavior(well_formed(requests, context), context)
 
-    return answers if inspect.isasyncgenfunction(behavior) else answer
+    return stream if inspect.isasyncgenfunction(behavior) else unary
 
 
 async def _refuse(request: Any, context: Context) -> None:

@@ -1,4 +1,4 @@
-"""Channels to other workers, and the check that a caller means us."""
+"""Channels to other workers, and the check that a call is meant for this one."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,30 +15,30 @@ M = TypeVar("M", bound=Callable[..., grpc.aio.Call])
 
 
 class CountedChannel(grpc.aio.Channel):
-    """Owns a channel, passes everything on to it, and counts the calls that have not ended.
+    """A channel with a count of its open calls.
 
-    Callers get the channel's own calls; an interceptor's would be others, that end otherwise.
+    It is a wrapper, since callers must get the channel's own calls: those of an interceptor end differently.
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        """To be made on the event loop."""
+        """Wrap `channel`; to be called on the event loop."""
         self._channel = channel
         self._loop = asyncio.get_running_loop()
-        self._calls: set[object] = set()  # one of each call that has not ended
+        self._calls: set[object] = set()  # a mark for each open call
         self._used_at_s = self._loop.time()
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call has not ended."""
+        """Whether a call is open."""
         return bool(self._calls)
 
     @property
     def unused_s(self) -> float:
-        """Seconds since somebody wanted it or the last call ended."""
+        """Seconds since the last `note_use` or the end of the last call; 0 while a call is open."""
         return 0.0 if self.is_busy else self._loop.time() - self._used_at_s
 
     def note_use(self) -> None:
-        """Somebody wants it."""
+        """Reset `unused_s`."""
         self._used_at_s = self._loop.time()
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> grpc.aio.UnaryUnaryMultiCallable[Any, Any]:
@@ -98,50 +98,50 @@ class CountedChannel(grpc.aio.Channel):
         self.note_use()
 
 
-MAX_WORD_CHARS = 100  # of a caller's words that are repeated: gRPC sends no long texts of errors
-MAX_CHANNELS = 256  # beside those that were used just now: without a call each costs some memory and a connection
-IDLE_S = 600.0  # a channel that nobody wanted for so long is closed
-SOON_S = 60.0  # one that somebody wanted since then may be about to carry a call
-LOOK_INTERVAL_S = 10.0  # between two looks at what is unused
+MAX_WORD_CHARS = 100  # of a caller's text repeated in an error, since gRPC limits the length of error texts
+MAX_CHANNELS = 256  # kept, in addition to those used within SOON_S: an idle one costs some memory and a connection
+IDLE_S = 600.0  # a channel unused for this long is closed
+SOON_S = 60.0  # a channel used within this time may be about to carry a call and stays open
+CHECK_INTERVAL_S = 10.0  # between two checks for unused channels
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Identified(Protocol):
-    """One life of a worker: the description of it or of its pool; without torch, so that simulated ones have it too."""
+    """The identity of one life of a worker: its description or its pool's. No torch, for simulated workers."""
 
     @property
     def incarnation(self) -> str:
-        """The life."""
+        """Random id of this life of the worker."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Layout, model and version of its KV."""
+        """Fingerprint of the KV's layout, model and version."""
         ...
 
 
 class Channels:
-    """Owns the channels to other workers, one to each address.
+    """The channels to other workers, one for each address.
 
-    Workers come and go, each with an address of its own: at times `get` closes what nobody has used for long. A call is
-    never cut short by that.
+    Workers come and go with different addresses, so `get` also closes channels that were unused for long. A channel
+    with an open call is never closed by that.
     """
 
     def __init__(self, security: Security | None = None) -> None:
-        """Without `security` they are plaintext."""
+        """`security` defaults to plaintext."""
         self._security: Security = security or Plaintext()
         self._version = self._security.version
         self._channels: dict[str, CountedChannel] = {}
-        self._replaced: list[CountedChannel] = []  # would connect with old certificates, but have calls that may end
+        self._replaced: list[CountedChannel] = []  # have old certificates, but may still have open calls
         self._closing: set[asyncio.Task[None]] = set()
-        self._look_at_s = 0.0  # event loop's clock
+        self._next_check_s = 0.0  # event loop's clock
 
     def get(self, address: str) -> grpc.aio.Channel:
-        """The channel to host:port, for calls that begin soon; who is longer about the next one asks again."""
+        """Return the channel to host:port, for calls that begin within SOON_S; call again for later ones."""
         now_s = asyncio.get_running_loop().time()
-        if now_s >= self._look_at_s:
-            self._look_at_s = now_s + LOOK_INTERVAL_S
+        if now_s >= self._next_check_s:
+            self._next_check_s = now_s + CHECK_INTERVAL_S
             self._close_unused()
         if self._version != self._security.version:
             self._version = self._security.version
@@ -154,7 +154,7 @@ class Channels:
         return channel
 
     async def close(self) -> None:
-        """Ends all channels and the calls on them."""
+        """Close all channels and end their calls."""
         for channel in (*self._replaced, *self._channels.values()):
             await channel.close()
         self._replaced.clear()
@@ -162,7 +162,7 @@ class Channels:
         await asyncio.gather(*self._closing)
 
     def _close_unused(self) -> None:
-        """Closes what was replaced and has no call any more, what is unused for too long, and what is too much."""
+        """Close replaced channels without calls, those unused for too long, and those above MAX_CHANNELS."""
         old = [channel for channel in self._replaced if channel.unused_s > SOON_S]
         self._replaced = [channel for channel in self._replaced if channel not in old]
         num_surplus = len(self._channels) - MAX_CHANNELS
@@ -177,14 +177,14 @@ class Channels:
 
 
 async def check_peer(context: Context, ours: Identified, incarnation: str, fingerprint: str) -> None:
-    """Aborts the call with FAILED_PRECONDITION unless the caller means this life of ours and its blocks fit."""
+    """Abort the call with FAILED_PRECONDITION unless it is for this life of the worker and fingerprints are equal."""
     if incarnation != ours.incarnation:
         meant = incarnation[:MAX_WORD_CHARS]
-        text = f"meant for incarnation {meant}, but this worker is in another life: {ours.incarnation}"
+        text = f"the call is for incarnation {meant}; this worker has restarted as {ours.incarnation}"
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
     if fingerprint != ours.fingerprint:
-        theirs = fingerprint[:MAX_WORD_CHARS]
-        text = f"the caller's fingerprint is {theirs}, ours {ours.fingerprint}: model, dtype or layout differ"
+        caller = fingerprint[:MAX_WORD_CHARS]
+        text = f"the caller's fingerprint is {caller}, ours is {ours.fingerprint}: model, dtype or layout differ"
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
 
 
@@ -194,16 +194,21 @@ Event = TypeVar("Event", bound=Message)
 async def next_event(
     call: grpc.aio.UnaryStreamCall[Any, Event] | grpc.aio.StreamStreamCall[Any, Event], peer: str, deadline_s: float
 ) -> Event | None:
-    """None at the call's end. Raises TransferDeadline, AioRpcError, or PeerLost if the call's channel was closed."""
+    """Return the next event, or None at the call's end.
+
+    Raises TransferDeadline, AioRpcError, or PeerLost if the call's channel was closed.
+    """
     task = asyncio.current_task()
     assert task is not None
     try:
         async with asyncio.timeout(deadline_s):
             event = await call.read()
     except TimeoutError as error:
-        raise TransferDeadline(f"{peer} said nothing for {deadline_s:g} s") from error
+        raise TransferDeadline(f"{peer} sent nothing for {deadline_s:g} s") from error
     except asyncio.CancelledError as error:
         if task.cancelling():
             raise
-        raise PeerLost(f"the channel to {peer} was closed") from error  # gRPC says it so
-    return cast(Event, event) if isinstance(event, Message) else None  # else grpc.aio.EOF
+        raise PeerLost(
+            f"the channel to {peer} was closed"
+        ) from error  # gRPC reports a closed channel as a cancellation
+    return cast(Event, event) if isinstance(event, Message) else None  # otherwise grpc.aio.EOF

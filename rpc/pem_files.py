@@ -8,28 +8,28 @@ from typing import Generic, TypeVar
 
 
 def load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
-    """Loads a certificate and its key. Raises OSError for files that cannot be read or do not go together."""
+    """Load a certificate and its key. Raises OSError for files that cannot be read or do not match."""
     for path in (cert, key):
-        Path(path).open("rb").close()  # OpenSSL would not say which one it cannot open
+        Path(path).open("rb").close()  # OpenSSL's error does not name the file
 
     def no_password() -> str:
-        raise OSError(f"{key} is encrypted; a server needs a key that it can read by itself")
+        raise OSError(f"{key} is encrypted; a server needs a key without a password")
 
     try:
         context.load_cert_chain(cert, key, no_password)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise OSError(f"the key in {key} is not that of the certificate in {cert}: {error.reason}") from error
-        raise OSError(f"{cert} and {key} are no certificate and its key in PEM: {error}") from error
+        raise OSError(f"{cert} and {key} are not a certificate and its key in PEM: {error}") from error
 
 
 def load_authorities(context: ssl.SSLContext, path: str) -> None:
-    """Loads the authorities whose certificates are taken. Raises OSError for a file that has none."""
+    """Load the certificate authorities to trust. Raises OSError for a file without any."""
     Path(path).open("rb").close()
     try:
         context.load_verify_locations(path)
     except ssl.SSLError as error:
-        raise OSError(f"{path} has no authority's certificate in PEM: {error}") from error
+        raise OSError(f"{path} has no certificate of an authority in PEM: {error}") from error
 
 
 T = TypeVar("T")
@@ -40,39 +40,39 @@ Stamp = Sequence[tuple[int, int, int]]
 
 
 class FileWatch(Generic[T]):
-    """Owns what was last made of the files."""
+    """A value made from files, renewed when they change."""
 
     def __init__(self, what: str, paths: Sequence[str], make: Callable[[], T]) -> None:
-        """`what` names the files in the log; `make` raises OSError for files of which nothing can be made."""
-        self.version = 1  # one more whenever something else was made
+        """`what` names the files in the log; `make` raises OSError for files that it cannot use."""
+        self.version = 1  # incremented whenever the value changes
         self._what = what
         self._paths = paths
         self._make = make
-        self._stamp = self._told_stamp = _stamp(paths)
-        self._made = make()
+        self._stamp = self._logged_stamp = _stamp(paths)
+        self._value = make()
 
     def look(self) -> T:
-        """What is made of the files of now; of some that do not go together, as in mid-change, what was made before."""
+        """Return the value of the current files, or the previous one while they do not match, as in mid-change."""
         stamp = _stamp(self._paths)
         if stamp == self._stamp:
-            return self._made
+            return self._value
         try:
-            made = self._make()
+            value = self._make()
         except OSError as error:
-            if stamp != self._told_stamp:
-                logger.warning("%s changed and cannot be read; going on with those before: %s", self._what, error)
-                self._told_stamp = stamp
-            return self._made  # and the next look tries again: what failed may have been the lack of a descriptor
+            if stamp != self._logged_stamp:
+                logger.warning("%s changed and cannot be read; keeping the previous ones: %s", self._what, error)
+                self._logged_stamp = stamp
+            return self._value  # the next look tries again: the cause may be a lack of file descriptors
         self._stamp = stamp
-        if made != self._made:
-            self._made = made
+        if value != self._value:
+            self._value = value
             self.version += 1
             logger.info("%s were replaced", self._what)
-        return self._made
+        return self._value
 
 
 def _stamp(paths: Sequence[str]) -> Stamp:
-    """Something that differs once a file was replaced or written."""
+    """Return a value that changes when a file is replaced or written."""
     stamps = []
     for path in paths:
         try:

@@ -1,11 +1,11 @@
-"""Pool descriptions, between their message and the transport's type."""
+"""Conversion of pool descriptions to and from protobuf."""
 
 from baton.kvtransfer.base import PoolDescription
 from baton.protos import worker_pb2
 
 
 def pool_from_proto(proto: worker_pb2.KVPool) -> PoolDescription:
-    """How to read a peer's pool."""
+    """Return the description of a peer's pool."""
     return PoolDescription(
         incarnation=proto.incarnation,
         fingerprint=proto.fingerprint,
@@ -17,7 +17,7 @@ def pool_from_proto(proto: worker_pb2.KVPool) -> PoolDescription:
 
 
 def pool_to_proto(pool: PoolDescription) -> worker_pb2.KVPool:
-    """The message that lets a peer read our pool."""
+    """Return the message that describes a pool to a peer."""
     return worker_pb2.KVPool(
         incarnation=pool.incarnation,
         fingerprint=pool.fingerprint,

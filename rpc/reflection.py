@@ -25,7 +25,7 @@ def enable_reflection(server: grpc.aio.Server, names: Sequence[str]) -> None:
 
 
 def _describe_v1() -> None:
-    """Add v1's own description, which grpcio-reflection lacks: v1alpha's under the names of v1."""
+    """Register the description of v1, which grpcio-reflection lacks: v1alpha's, renamed."""
     file = descriptor_pb2.FileDescriptorProto()
     reflection_pb2.DESCRIPTOR.CopyToProto(file)
     file.ClearField("options")

@@ -1,4 +1,4 @@
-"""Sampling options and logprobs, between their messages and the engine's types."""
+"""Conversion of requests, sampling options and logprobs to and from protobuf."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ DEFAULTS = SamplingParams()
 
 
 def sampling_from_proto(proto: common_pb2.SamplingParams, defaults: SamplingParams = DEFAULTS) -> SamplingParams:
-    """The options of a message; what it leaves unset comes from `defaults`. Nothing is checked here."""
+    """Return a message's options, unset ones from `defaults`. They are not validated."""
 
     def scalar(name: str) -> bool:
         return proto.HasField(name)  # type: ignore[arg-type]  # one of the literal names below
@@ -37,7 +37,7 @@ def sampling_from_proto(proto: common_pb2.SamplingParams, defaults: SamplingPara
 
 
 def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
-    """A message with every option set; numbers must be in range (see `SamplingParams.validate`)."""
+    """Return a message with every option set; numbers must be in range (see `SamplingParams.validate`)."""
     return common_pb2.SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -58,7 +58,7 @@ def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
 
 
 def logprobs_from_proto(proto: common_pb2.PositionLogprobs) -> PositionLogprobs:
-    """The logprobs of one position."""
+    """Return the logprobs of one position."""
     return PositionLogprobs(
         TokenLogprob(proto.chosen.token_id, proto.chosen.logprob, proto.chosen.rank),
         tuple(TokenLogprob(each.token_id, each.logprob, each.rank) for each in proto.top),
@@ -66,7 +66,7 @@ def logprobs_from_proto(proto: common_pb2.PositionLogprobs) -> PositionLogprobs:
 
 
 def logprobs_to_proto(logprobs: PositionLogprobs) -> common_pb2.PositionLogprobs:
-    """The message of one position's logprobs."""
+    """Return the message of one position's logprobs."""
     return common_pb2.PositionLogprobs(
         chosen=_token_to_proto(logprobs.chosen), top=[_token_to_proto(each) for each in logprobs.top]
     )
@@ -77,7 +77,7 @@ def _token_to_proto(logprob: TokenLogprob) -> common_pb2.TokenLogprob:
 
 
 def engine_request(message: PrefillRequest, request_id: RequestId) -> Request:
-    """The message's tokens, and one more."""
+    """Return the engine's request: compute the message's tokens and sample one more."""
     sampling = sampling_from_proto(message.sampling)
     num_tokens = len(message.token_ids) - message.num_prompt_tokens + 1
     return Request(
@@ -87,7 +87,7 @@ def engine_request(message: PrefillRequest, request_id: RequestId) -> Request:
         sampling=replace(sampling, max_tokens=num_tokens, min_tokens=min(sampling.min_tokens, num_tokens)),
         cache_salt=message.cache_salt,
         priority=message.priority,
-        # The logprobs of a prompt come with its computation: nothing of it may be pulled then.
+        # Prompt logprobs are a by-product of computing the prompt, so no prefix may be pulled.
         receives_kv=message.HasField("prefix_source") and sampling.prompt_logprobs is None,
         keep_blocks=True,
     )

@@ -9,20 +9,20 @@ CONNECT_TIMEOUT_S = 5.0
 
 
 class ServerError(Exception):
-    """The server answered with an error; the text is its own."""
+    """An error response; the text is the server's."""
 
 
 def connect(
     url: str, read_timeout_s: float | None, api_key: str | None = None, https: ssl.SSLContext | None = None
 ) -> httpx.Client:
-    """A client for the server at `url`; proxies of the environment are not used for it.
+    """Return a client for the server at `url`, which ignores proxies from the environment.
 
-    Of several keys with commas between, as a router takes them, it shows the first. Without `https` a server at an
-    https:// URL needs a certificate that the system trusts. Raises UsageError for `https` at an http:// URL.
+    api_key: may be a comma-separated list, as for a router; the first key is sent. https: default for https:// URLs
+    is the system's trust store. Raises UsageError if it is given for an http:// URL.
     """
     is_plain = httpx.URL(url).scheme == "http"
     if is_plain and https is not None:
-        raise click.UsageError(f"certificates are for https:// URLs: at {url} nothing would be encrypted")
+        raise click.UsageError(f"certificates require an https:// URL: with {url} nothing would be encrypted")
     if https is None and not is_plain:
         https = ssl.create_default_context()
     timeout = httpx.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S)
@@ -31,14 +31,14 @@ def connect(
 
 
 def unreachable(url: str, error: httpx.TransportError) -> click.ClickException:
-    """What to tell a user when nobody answers, or one whose certificate is not trusted."""
+    """Return the error for a server that does not respond, or whose certificate is not trusted."""
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return click.ClickException(f"{url}: {error}; name who signed its certificate by --ssl-ca-certs")
+        return click.ClickException(f"{url}: {error}; pass the authority that signed its certificate by --ssl-ca-certs")
     return click.ClickException(f"no server answers at {url} ({error}); start one with `baton serve`, or set --url")
 
 
 def check(response: httpx.Response) -> None:
-    """Raises ServerError with the server's own words (OpenAI's error shape, or else its text) unless all is well."""
+    """Raise ServerError for an error status, with the message of OpenAI's error shape or else the response's text."""
     if response.is_success:
         return
     response.read()

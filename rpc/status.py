@@ -1,13 +1,13 @@
-"""The one table from errors to gRPC codes and HTTP statuses, and the errors that services raise themselves.
+"""The table from errors to gRPC codes and HTTP statuses, and the errors that services raise.
 
 ServiceError
-├── Unauthenticated   who asks is not known
-├── NotFound          there is no such model, request or worker
-├── Unavailable       nobody can serve this now (draining, no worker, connection lost); the same request may work soon
-├── Conflict          another call has taken what this one is about, or the two contradict each other
-├── Cancelled         the caller ended it
-├── DeadlineExceeded  the time that the caller gave, or the server gives, was over before the end
-└── Internal          it failed here, and the request was not to blame
+├── Unauthenticated   the caller's API key is missing or unknown
+├── NotFound          no such model, request or worker
+├── Unavailable       the request cannot be served now (draining, no worker, connection lost); a retry may succeed
+├── Conflict          another call has taken over the object of this one, or the two contradict each other
+├── Cancelled         the caller cancelled the request
+├── DeadlineExceeded  the caller's or the server's time limit has passed
+└── Internal          the server failed; the request was valid
 """
 
 from dataclasses import dataclass
@@ -24,45 +24,45 @@ from baton.kvtransfer.errors import (
     TransportUnavailable,
 )
 
-# A caller's own words come back in some texts, and gRPC carries a text in a header: none may be larger than 8 KiB.
+# Some texts repeat the caller's input, and gRPC sends texts in a header, which is limited to 8 KiB.
 MAX_MESSAGE_CHARS = 800
 
 
 class ServiceError(Exception):
-    """Root of the errors that services raise themselves."""
+    """Base of the errors that services raise."""
 
 
 class Unauthenticated(ServiceError):
-    """Who asks has not shown a key that is known; the text repeats nothing that was shown."""
+    """The caller's API key is missing or unknown; the text never repeats the key."""
 
 
 class NotFound(ServiceError):
-    """There is no such model, request or worker; the text names it."""
+    """No such model, request or worker; the text names it."""
 
 
 class Unavailable(ServiceError):
-    """Nobody can serve this now; the same request may work soon."""
+    """The request cannot be served now; a retry may succeed."""
 
 
 class Conflict(ServiceError):
-    """Another call has taken what this one is about, or the two contradict each other."""
+    """Another call has taken over the object of this one, or the two contradict each other."""
 
 
 class Cancelled(ServiceError):
-    """The caller ended it."""
+    """The caller cancelled the request."""
 
 
 class DeadlineExceeded(ServiceError):
-    """The time that the caller gave, or the server gives, was over before the end."""
+    """The caller's or the server's time limit has passed."""
 
 
 class Internal(ServiceError):
-    """It failed here, and the request was not to blame."""
+    """The server failed; the request was valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How an error is told over gRPC and over HTTP (`kind` is OpenAI's `error.type`)."""
+    """An error's gRPC code, HTTP status, and `kind`, which is OpenAI's `error.type`."""
 
     code: StatusCode
     http: int
@@ -92,7 +92,7 @@ _TABLE: dict[type[BaseException], Status] = {
     TransferError: _INTERNAL,
 }
 
-# The other way: what a peer's code is raised as here.
+# The reverse: the error to raise for a peer's code.
 _RAISED: dict[StatusCode, type[Exception]] = {
     StatusCode.INVALID_ARGUMENT: InvalidRequest,
     StatusCode.RESOURCE_EXHAUSTED: QueueFull,
@@ -106,29 +106,29 @@ _CODES: dict[int, StatusCode] = {code.value[0]: code for code in StatusCode}
 
 
 def status_of(error: BaseException) -> Status:
-    """The status of an error: that of its class or of the nearest base in the table, else internal."""
+    """Return the status of the error's class or nearest base in the table; internal by default."""
     return next((_TABLE[base] for base in type(error).__mro__ if base in _TABLE), _INTERNAL)
 
 
 def message_of(error: BaseException) -> str:
-    """What the caller is told: of a failing of our own nothing but that there was one."""
+    """Return the message for the caller; it gives no details of internal errors."""
     if status_of(error).http == 500 and not isinstance(error, ServiceError):
         return "internal error; the server's log has the details"
     return shortened(str(error))
 
 
 def shortened(text: str) -> str:
-    """A text for a caller, cut if it is far too long."""
+    """Return the text, cut to MAX_MESSAGE_CHARS."""
     return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[:MAX_MESSAGE_CHARS]}..."
 
 
 def code_number(error: BaseException) -> int:
-    """The error's google.rpc.Code, as it stands in a `RequestError`."""
+    """Return the error's google.rpc.Code, as in a `RequestError`."""
     number: int = status_of(error).code.value[0]
     return number
 
 
 def error_from_code(number: int, message: str) -> Exception:
-    """The error that a peer's google.rpc.Code stands for; `Internal` for codes without a class of their own."""
+    """Return the error for a peer's google.rpc.Code; `Internal` for codes without a class."""
     code = _CODES.get(number, StatusCode.UNKNOWN)
     return _RAISED.get(code, Internal)(message)

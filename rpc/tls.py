@@ -1,8 +1,8 @@
-"""How Baton's processes speak gRPC to each other: in the clear, or over mutual TLS.
+"""Security of gRPC between Baton's processes: plaintext or mutual TLS.
 
-With mutual TLS every process shows a certificate, and takes only peers whose certificate is signed by the cluster's own
-authority. The files are read again when they change: certificates can be replaced while everything runs. A connection
-that stands goes on with those that it began with.
+With mutual TLS every process presents a certificate, and accepts only peers whose certificate is signed by the
+cluster's authority. The files are read again when they change, so certificates can be replaced while the cluster runs.
+Open connections keep the certificates with which they began.
 """
 
 import ssl
@@ -18,39 +18,39 @@ from baton.settings.values import OptionError
 
 
 class Security(Protocol):
-    """How connections are made."""
+    """Security of channels and servers."""
 
     @property
     def version(self) -> int:
-        """Another one: channels made before would connect with files that have been replaced."""
+        """Version of the certificates; channels made with an older version would use replaced files."""
         ...
 
     def channel(self, address: str) -> grpc.aio.Channel:
-        """A channel to host:port."""
+        """Return a channel to host:port."""
         ...
 
     def bind(self, server: grpc.aio.Server, address: str) -> int:
-        """Has the server listen; returns the port. Raises RuntimeError if the address is taken."""
+        """Make the server listen; return the port. Raises RuntimeError if the address is in use."""
         ...
 
 
 class Plaintext:
-    """No encryption, and everybody is taken for whom he says he is: for one machine, or a network of one's own."""
+    """No encryption or authentication, for one machine or a trusted network."""
 
     version = 0
 
     def channel(self, address: str) -> grpc.aio.Channel:
-        """A channel to host:port."""
+        """Return a channel to host:port."""
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
     def bind(self, server: grpc.aio.Server, address: str) -> int:
-        """Has the server listen; returns the port."""
+        """Make the server listen; return the port."""
         return server.add_insecure_port(address)
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Where the PEM files are; `server_name`: a name in every peer's certificate, None: the host of its address."""
+    """Paths of PEM files. server_name: a name in every peer's certificate; None: the host of the peer's address."""
 
     cert: str
     key: str
@@ -66,10 +66,10 @@ class _Pems:
 
 
 class MutualTls:
-    """Owns the certificates that are in use."""
+    """Mutual TLS with certificates that are reloaded when their files change."""
 
     def __init__(self, files: TlsFiles) -> None:
-        """Raises OptionError for files that are missing or do not go together."""
+        """Load the files. Raises OptionError if they are missing or do not match."""
         self._files = files
         try:
             self._watch = FileWatch("certificates", (files.cert, files.key, files.ca), lambda: _read(files))
@@ -78,12 +78,12 @@ class MutualTls:
 
     @property
     def version(self) -> int:
-        """One more whenever the certificates were replaced."""
+        """Number that increases whenever the certificates are replaced."""
         self._watch.look()
         return self._watch.version
 
     def channel(self, address: str) -> grpc.aio.Channel:
-        """A channel to host:port, with the certificates of now."""
+        """Return a channel to host:port with the current certificates."""
         pems = self._watch.look()
         credentials = grpc.ssl_channel_credentials(pems.ca, pems.key, pems.cert)
         options: list[tuple[str, str | int]] = [*CHANNEL_OPTIONS]
@@ -92,17 +92,17 @@ class MutualTls:
         return grpc.aio.secure_channel(address, credentials, options=options)
 
     def bind(self, server: grpc.aio.Server, address: str) -> int:
-        """Has the server listen; each new connection gets the certificates of its time."""
-        told = self.version
+        """Make the server listen and return the port; new connections get the current certificates."""
+        served_version = self.version
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
-            nonlocal told
-            before, told = told, self.version
-            return None if before == told else self._server_configuration()
+            nonlocal served_version
+            before, served_version = served_version, self.version
+            return None if before == served_version else self._server_configuration()
 
         credentials = grpc.dynamic_ssl_server_credentials(
             self._server_configuration(),
-            fetch,  # type: ignore[arg-type]  # the stubs lack None, which stands for no change
+            fetch,  # type: ignore[arg-type]  # the stubs lack None, which means no change
             require_client_authentication=True,
         )
         return server.add_secure_port(address, credentials)
@@ -113,16 +113,16 @@ class MutualTls:
 
 
 def make_security(cert: str | None, key: str | None, ca: str | None, server_name: str | None) -> Security:
-    """Mutual TLS with these files, or plaintext without any. Raises OptionError if some are missing."""
+    """Return mutual TLS with these files, or plaintext without any. Raises OptionError if some are missing."""
     if cert is None and key is None and ca is None and server_name is None:
         return Plaintext()
     if cert is None or key is None or ca is None:
-        raise OptionError("tls_cert, tls_key, tls_ca: all three are needed, or nothing of TLS")
+        raise OptionError("tls_cert, tls_key, tls_ca: all three are needed for TLS")
     return MutualTls(TlsFiles(cert, key, ca, server_name))
 
 
 def _read(files: TlsFiles) -> _Pems:
-    """The files' contents. Raises OSError for those that cannot be read or do not go together."""
+    """Return the files' contents. Raises OSError for files that cannot be read or do not match."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     load_pair(context, files.cert, files.key)
     load_authorities(context, files.ca)

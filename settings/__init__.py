@@ -1,1 +1,1 @@
-"""Options and config files: what every process is configured with, and how values are read and checked."""
+"""Options and config files of every process: definitions, parsing and validation."""

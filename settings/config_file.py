@@ -1,4 +1,4 @@
-"""One YAML file and the flags of a command line, put together to a config; flags win."""
+"""Configs from a YAML file and command-line flags; flags win."""
 
 import difflib
 from collections.abc import Callable, Hashable, Mapping
@@ -13,14 +13,14 @@ from baton.settings.values import OptionError, Value, shown, shown_name
 Config = TypeVar("Config")
 
 BAD_SCALAR = (ValueError, LookupError, TypeError, AttributeError)  # a 13th month, 5,000 digits, !!bool x, !!timestamp x
-MAX_KEYS = 1000  # of one mapping; merged mappings could double it at every level
+MAX_KEYS = 1000  # of one mapping; YAML merges could double the size at every level
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses a mapping that has a key twice, where YAML libraries quietly take the last one."""
+    """A YAML loader that rejects duplicate keys, of which YAML libraries silently take the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
-        """The mapping's values."""
+        """Return the mapping. Raises YAMLError for duplicate keys."""
         if not isinstance(node, yaml.MappingNode):
             raise _wrong(f"expected a mapping, found {node.id}", node)
         seen = set()
@@ -28,18 +28,18 @@ class UniqueKeyLoader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 continue
             if key.value in seen:
-                raise _wrong(f"{shown_name(key.value)} stands there twice", key)
+                raise _wrong(f"{shown_name(key.value)} is given twice", key)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Puts merged mappings (<<) into the one that merges them."""
+        """Resolve merge keys (<<). Raises YAMLError above MAX_KEYS."""
         super().flatten_mapping(node)
         if len(node.value) > MAX_KEYS:
             raise _wrong(f"over {MAX_KEYS} keys in a mapping", node)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
-        """A value. PyYAML has no error of its own for a scalar that is not what it looks like or says to be."""
+        """Return a value. Raises YAMLError for a scalar that does not match its type, where PyYAML raises others."""
         try:
             return super().construct_object(node, deep)
         except BAD_SCALAR as error:
@@ -51,7 +51,7 @@ def _wrong(what: str, node: yaml.Node) -> yaml.YAMLError:
 
 
 def read_config_file(path: Path) -> dict[str, object]:
-    """The file's top level, dashes in its keys read as underscores. Raises OptionError if it is not a YAML mapping."""
+    """Return the top-level mapping, with dashes in keys read as underscores. Raises OptionError if there is none."""
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeyLoader)
     except OSError as error:
@@ -60,13 +60,13 @@ def read_config_file(path: Path) -> dict[str, object]:
         raise OptionError(f"{path} is not YAML: {error}") from error
     except RecursionError as error:
         raise OptionError(f"{path} is nested too deeply") from error
-    except (ValueError, OverflowError) as error:  # an escape of no character
+    except (ValueError, OverflowError) as error:  # an invalid character escape
         raise OptionError(f"{path} is not YAML: {error}") from error
     return as_section(content, str(path))
 
 
 def as_section(content: object, where: str) -> dict[str, object]:
-    """A section's values by option name; None is an empty one. Raises OptionError if it is no mapping."""
+    """Return a section's values by option name; None is an empty section. Raises OptionError if it is not a mapping."""
     if content is None:
         return {}
     if not isinstance(content, Mapping):
@@ -75,7 +75,7 @@ def as_section(content: object, where: str) -> dict[str, object]:
     for key, value in content.items():
         name = str(key).replace("-", "_")
         if name in section:
-            raise OptionError(f"{where}: {shown_name(name)} stands there twice, with a dash and with an underscore")
+            raise OptionError(f"{where}: {shown_name(name)} is given twice, with a dash and with an underscore")
         section[name] = value
     return section
 
@@ -86,10 +86,11 @@ def check_section(
     where: str = "",
     elsewhere: Mapping[str, str] | None = None,
 ) -> dict[str, Value]:
-    """The values as their fields have them; `where` stands before a key in errors ("engine.").
+    """Return the values converted to their fields' types.
 
-    An option's aliases are keys as well. `elsewhere` names, for options that belong to another section, that section.
-    Raises OptionError naming the first key that is unknown (with near matches), repeated or has a wrong value.
+    where: prefix of keys in errors, such as "engine."; elsewhere: section of each option that belongs to another one.
+    An option's aliases are keys as well. Raises OptionError naming the first key that is unknown (with near matches),
+    repeated or has a wrong value.
     """
     by_key = {key: option for option in options.values() for key in option.keys}
     checked: dict[str, Value] = {}
@@ -116,7 +117,7 @@ def _hint(name: str, known: list[str], elsewhere: Mapping[str, str]) -> str:
 
 
 def build(config: Callable[..., Config], options: Mapping[str, Option], *layers: Mapping[str, object]) -> Config:
-    """A config from checked values, later layers over earlier ones. Raises OptionError naming what is missing."""
+    """Return a config from checked values; later layers override earlier ones. Raises OptionError for missing ones."""
     values: dict[str, object] = {}
     for layer in layers:
         values.update(layer)
@@ -133,9 +134,9 @@ def load(
     flags: Mapping[str, object],
     defaults: Mapping[str, Value] | None = None,
 ) -> Config:
-    """A config from a file (nested dataclasses are its sections) and flags (flat, None where not given).
+    """Return a config from a file (sections are nested dataclasses) and flags (flat; None: not given).
 
-    `defaults` stand for the config's own ones. Raises OptionError naming the offending key.
+    `defaults` override those of the config's fields. Raises OptionError naming the offending key.
     """
     content = read_config_file(file) if file is not None else {}
     sections = sections_of(config)
@@ -151,7 +152,7 @@ def load(
 
 
 def pick(options: Mapping[str, Option], flags: Mapping[str, object]) -> dict[str, Value]:
-    """The given flags that are among the options. Raises OptionError naming a flag with a wrong value."""
+    """Return the given flags that belong to these options. Raises OptionError naming a flag with a wrong value."""
     chosen = {}
     for name, value in flags.items():
         if name in options and value is not None:

@@ -1,4 +1,4 @@
-"""What a worker or a request may be called: its name stands in logs, headers and metrics."""
+"""Names and addresses of workers and requests, as used in logs, headers and metrics."""
 
 import re
 from ipaddress import ip_address
@@ -12,7 +12,7 @@ NAME_RULE = f"1 to {MAX_NAME_CHARS} visible ASCII characters"
 
 
 def is_name(text: str) -> bool:
-    """Whether it may be a name."""
+    """Return whether the text is a valid name."""
     return NAME.fullmatch(text) is not None
 
 
@@ -22,12 +22,12 @@ UNIX_ADDRESS = re.compile(r"unix:/[\x21-\x7e]+")
 
 
 def host_port(host: str, port: int) -> str:
-    """HOST:PORT as gRPC and URLs take it: an IPv6 address stands in brackets."""
+    """Return HOST:PORT for gRPC and URLs, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_host_port(text: str) -> bool:
-    """Whether the text is HOST:PORT."""
+    """Return whether the text is HOST:PORT."""
     if len(text) > MAX_ADDRESS_CHARS or ADDRESS.fullmatch(text) is None:
         return False
     return 0 < int(text.rpartition(":")[2]) < 1 << 16
@@ -39,7 +39,7 @@ def is_worker_address(text: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches a server that listens at the host."""
+    """Return whether a server on this host is reachable only from this machine."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -47,19 +47,19 @@ def is_loopback(host: str) -> bool:
 
 
 def peer_address(peer: str) -> str:
-    """Return the IP address in gRPC's text for a peer, such as `ipv6:%5B::1%5D:5000`; empty if it has none."""
+    """Return the IP address in gRPC's peer text, such as `ipv6:%5B::1%5D:5000`; empty if there is none."""
     kind, _, address = unquote(peer).partition(":")
     return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
 
 
-REGISTRY = "registry"  # in place of an address
+REGISTRY = "registry"  # used instead of an address
 DEFAULT_NAME = "default"
 
 
 def registered_name(rendezvous: str | None) -> str | None:
-    """The name in the registry that `registry`, `registry/NAME` or nothing stands for; None for an address.
+    """Return the registry name for `registry/NAME`, the default one for `registry` or None; None for an address.
 
-    Raises OptionError for what cannot be a name.
+    Raises OptionError for an invalid name.
     """
     if rendezvous is None:
         return DEFAULT_NAME

@@ -1,4 +1,4 @@
-"""Options of the command line, generated from the fields of frozen config dataclasses."""
+"""Command-line options generated from the fields of frozen config dataclasses."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
@@ -27,16 +27,16 @@ MAX_METAVAR = 24  # columns; longer lists of choices are part of the help text
 
 @dataclass(frozen=True, slots=True)
 class OptionInfo:
-    """What a field's type does not say: help text, bounds, and whether people are shown it, or its value."""
+    """Properties of an option beyond its field's type: help text, bounds, visibility."""
 
     help: str
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
     hidden: bool = False
-    secret: bool = False  # never repeated
-    aliases: tuple[str, ...] = ()  # more flags for it, as vLLM names it ("--tensor-parallel-size")
-    synonyms: Mapping[str, str] = field(default_factory=dict)  # choices that mean another one, and become it
+    secret: bool = False  # its value is never shown
+    aliases: tuple[str, ...] = ()  # additional flags, mostly vLLM's names ("--tensor-parallel-size")
+    synonyms: Mapping[str, str] = field(default_factory=dict)  # choice -> the choice that replaces it
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Option:
     """One field of a config dataclass, settable by a flag or a file."""
 
     name: str
-    kind: type  # str, int, float, bool or tuple (of texts)
+    kind: type  # str, int, float, bool or tuple (of str)
     optional: bool
     required: bool
     default: object
@@ -53,17 +53,17 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """Its flag on a command line."""
+        """Command-line flag."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def keys(self) -> set[str]:
-        """Its names in a file: the field's own, and those of long aliases."""
+        """Keys in a file: the field's name and the long aliases."""
         return {self.name, *(alias[2:].replace("-", "_") for alias in self.info.aliases if alias.startswith("--"))}
 
     @property
     def allowed(self) -> str:
-        """What its value may be, in words."""
+        """Description of the allowed values, for errors."""
         is_size = self.name.endswith("_bytes")
         kinds = {
             int: "a whole number",
@@ -77,7 +77,7 @@ class Option:
         return limits if self.bounds.choices else f"{kind} {limits}".strip()
 
     def convert(self, value: object) -> Value:
-        """The value as the field has it. Raises OptionError saying what is allowed."""
+        """Return the value converted to the field's type. Raises OptionError with the allowed values."""
         if value is None and self.optional:
             return None
         try:
@@ -102,7 +102,7 @@ class Option:
 
 
 def _converter(option: Option) -> Callable[[str], Value]:
-    """Lets click convert and refuse a flag's text as the option does."""
+    """Return a click converter that uses the option's conversion."""
 
     def convert(text: str) -> Value:
         try:
@@ -114,7 +114,7 @@ def _converter(option: Option) -> Callable[[str], Value]:
 
 
 def options_of(config: type, infos: Mapping[str, OptionInfo]) -> dict[str, Option]:
-    """The options of a config dataclass by field name; nested dataclasses are sections of their own and left out."""
+    """Return the options of a config dataclass by field name, without nested dataclasses, which are sections."""
     hints = get_type_hints(config)
     return {
         entry.name: _option(entry, hints[entry.name], infos.get(entry.name, OptionInfo("")))
@@ -124,7 +124,7 @@ def options_of(config: type, infos: Mapping[str, OptionInfo]) -> dict[str, Optio
 
 
 def sections_of(config: type) -> dict[str, type]:
-    """The nested dataclasses of a config dataclass by field name."""
+    """Return the nested dataclasses of a config dataclass by field name."""
     hints = get_type_hints(config)
     return {entry.name: hints[entry.name] for entry in fields(config) if is_dataclass(hints[entry.name])}
 
@@ -150,7 +150,7 @@ def _option(entry: Field[object], hint: object, info: OptionInfo) -> Option:
 def click_options(
     options: Mapping[str, Option], leave_out: frozenset[str] = frozenset()
 ) -> Callable[[Command], Command]:
-    """A decorator that gives a click command a flag for each option; a flag that is not given arrives as None."""
+    """Return a decorator that adds a flag for each option to a click command; flags that are not given are None."""
 
     def decorate(command: Command) -> Command:
         for option in reversed(list(options.values())):
@@ -182,7 +182,7 @@ def _click_option(option: Option) -> Callable[[Command], Command]:
 
 
 def _choices_text(option: Option) -> str:
-    """The choices that are too long for the column of flags."""
+    """Return the list of choices for the help text if it is too long for the metavar."""
     return f" One of: {', '.join(option.bounds.choices)}." if _metavar(option) == "NAME" else ""
 
 
@@ -204,7 +204,7 @@ def _default_text(option: Option) -> str:
 
 
 def flags_of(config: object) -> list[str]:
-    """The command line from which the same config would be read: every value that is not its field's default."""
+    """Return the flags that reproduce a config: every value that differs from its field's default."""
     return list(_flags_of(config))
 
 
@@ -227,5 +227,5 @@ TLS_OPTIONS = {
     "tls_cert": OptionInfo("PEM file with this process's certificate, for mutual TLS between Baton's processes."),
     "tls_key": OptionInfo("PEM file with the certificate's key."),
     "tls_ca": OptionInfo("PEM file with the authority that signed the certificate of every process."),
-    "tls_server_name": OptionInfo("A name that is in every process's certificate; unset: the host of its address."),
+    "tls_server_name": OptionInfo("A name that is in every process's certificate. Default: the host of its address."),
 }

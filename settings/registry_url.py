@@ -1,7 +1,7 @@
-"""Where a registry is, as one URL.
+"""Registry URLs.
 
 redis://[[user]:password@]host[:6379][/db]                     one server
-redis+sentinel://[[user]:password@]host[:26379],.../service[/db]   the master that Sentinels name
+redis+sentinel://[[user]:password@]host[:26379],.../service[/db]   the master reported by Sentinels
 redis+cluster://[[user]:password@]host[:6379],...              a Redis Cluster
 rediss://, rediss+sentinel://, rediss+cluster://               the same over TLS
 """
@@ -27,17 +27,17 @@ DEFAULT_NAMESPACE = "default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryUrl:
-    """A registry's URL, taken apart; its text leaves every password out."""
+    """A parsed registry URL; its text contains no passwords."""
 
     kind: Kind
     hosts: tuple[tuple[str, int], ...]
     tls: bool = False
     username: str | None = None
     password: str | None = field(default=None, repr=False)
-    service: str = ""  # the master's name, as the Sentinels have it
+    service: str = ""  # the master's name in Sentinel
     db: int = 0
-    namespace: str = DEFAULT_NAMESPACE  # keeps clusters apart that share a Redis
-    options: Mapping[str, str] = field(default_factory=dict, repr=False)  # of TLS and Sentinel, as given
+    namespace: str = DEFAULT_NAMESPACE  # separates clusters that share a Redis
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)  # of TLS and Sentinel, unparsed
 
     def __str__(self) -> str:
         scheme = ("rediss" if self.tls else "redis") + ("" if self.kind == "server" else f"+{self.kind}")
@@ -48,11 +48,11 @@ class RegistryUrl:
 
 
 def parse_registry_url(text: str) -> RegistryUrl:
-    """The URL's parts. Raises OptionError, whose text repeats no password."""
+    """Return the parsed URL. Raises OptionError, whose text never contains a password."""
     try:
         parts = urlsplit(text)
         if parts.fragment or "@" in parts.path + parts.query:
-            raise ValueError("a password ended early")
+            raise ValueError("unescaped character in a password")
         base, _, suffix = parts.scheme.partition("+")
         if parts.scheme not in SCHEMES:
             raise OptionError(f"a registry's URL starts with {', '.join(f'{each}://' for each in SCHEMES)}")
@@ -75,28 +75,28 @@ def parse_registry_url(text: str) -> RegistryUrl:
     except OptionError as error:
         raise OptionError(f"registry: {error}") from None
     except ValueError:
-        # urllib's own words would repeat a part of the URL, perhaps of the password.
+        # urllib's message would repeat a part of the URL, perhaps of the password.
         raise OptionError(
             "registry: the URL cannot be read; a password's special characters must be %-escaped"
         ) from None
 
 
 def _host(text: str, default_port: int) -> tuple[str, int]:
-    place = urlsplit(f"//{text}")
-    if not place.hostname:
-        raise OptionError("the URL names no host")
-    return place.hostname, place.port or default_port
+    address = urlsplit(f"//{text}")
+    if not address.hostname:
+        raise OptionError("the URL has no host")
+    return address.hostname, address.port or default_port
 
 
 def _path(kind: Kind, parts: SplitResult) -> tuple[str, int]:
-    """The Sentinels' service and the number of the database."""
+    """Return the Sentinel service and the database number."""
     path = [unquote(each) for each in parts.path.split("/") if each]
     service = path.pop(0) if kind == "sentinel" and path else ""
     if kind == "sentinel" and not service:
         raise OptionError("a Sentinel URL ends with /SERVICE, the master's name")
     db = path.pop(0) if path else "0"
     if path or not db.isdecimal():
-        raise OptionError("the URL's path is no number of a database")
+        raise OptionError("the URL's path must be a database number")
     if kind == "cluster" and int(db):
         raise OptionError("a Redis Cluster has only database 0")
     return service, int(db)

@@ -1,4 +1,4 @@
-"""Service level objectives as every command takes them: `ttft=1s,tpot=50ms`."""
+"""Service level objectives on the command line: `ttft=1s,tpot=50ms`."""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ def parse_slo(text: str, names: Sequence[str] = ("ttft", "tpot")) -> dict[str, f
     for part in text.replace(",", " ").split():
         name, equals, value = part.partition("=")
         if not equals or name not in names:
-            raise OptionError(f"{shown(part)} is no objective; write {_example(names)} (names: {', '.join(names)})")
+            raise OptionError(f"{shown(part)} is not an objective; write {_example(names)} (names: {', '.join(names)})")
         if name in limits:
             raise OptionError(f"{name} is given twice")
         limits[name] = _seconds(part, value)

@@ -1,4 +1,4 @@
-"""Values of options, from a command line's text or a YAML file's scalars, checked against a field's type."""
+"""Parsing of option values from command-line text or YAML scalars."""
 
 import math
 import re
@@ -24,12 +24,12 @@ SIZE = re.compile(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECA
 
 
 class OptionError(ValueError):
-    """An option is unknown, missing or has a value that it cannot have; the text names it and what is allowed."""
+    """An unknown, missing or invalid option; the text has its name and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What an option's value may be, beyond its type."""
+    """Allowed values of an option beyond its type."""
 
     choices: tuple[str, ...] = ()
     minimum: float | None = None
@@ -45,7 +45,7 @@ class Bounds:
         return f"at most {self.maximum:g}" if self.maximum is not None else ""
 
     def allow(self, value: Value) -> bool:
-        """Whether a value of the right type is within the bounds."""
+        """Return whether a value of the right type is within the bounds."""
         if isinstance(value, str):
             return not self.choices or value in self.choices
         if isinstance(value, int | float):
@@ -54,31 +54,31 @@ class Bounds:
 
 
 class _Short(reprlib.Repr):
-    """Values in few words: aliases in a file can make a small one endless to print."""
+    """A repr of limited length: YAML aliases can make a small file endless to print."""
 
     def __init__(self) -> None:
         super().__init__()
         self.maxstring = self.maxlong = self.maxother = MAX_SHOWN_CHARS
 
     def repr_int(self, x: int, level: int) -> str:
-        """Python itself does not print numbers of over 4,300 digits."""
+        """Return a number's text; Python refuses to print those of over 4,300 digits."""
         return super().repr_int(x, level) if abs(x) <= MAX_INT else f"a number of {x.bit_length()} bits"
 
 
 def shown(value: object) -> str:
-    """A value in an error's text: shortened, and with what cannot be printed escaped."""
+    """Return a value's text for errors: shortened, with unprintable characters escaped."""
     return _Short().repr(value)
 
 
 def shown_name(name: str) -> str:
-    """The same for the name of an option, which stands there as it is if it can."""
+    """Return an option's name for errors: unchanged if it is printable and short, otherwise as `shown`."""
     return name if name.isprintable() and len(name) <= MAX_SHOWN_CHARS else shown(name)
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of a size such as 1048576, 1e9, 512M, 1.5GB (powers of 1000) or 4GiB (powers of 1024); else ValueError.
+    """Return the bytes of a size such as 1048576, 1e9, 512M, 1.5GB (powers of 1000) or 4GiB (powers of 1024).
 
-    OverflowError for a number that is none in floating point.
+    Raises ValueError for other texts, and OverflowError for a number beyond floating point.
     """
     match = SIZE.fullmatch(text)
     if match is None:
@@ -87,7 +87,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_int(value: object) -> int:
-    """A whole number of 64 bits; ValueError if it is none (a boolean is none)."""
+    """Return a 64-bit integer. Raises ValueError for anything else, booleans included."""
     if isinstance(value, str):
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_INT:
@@ -96,21 +96,21 @@ def parse_int(value: object) -> int:
 
 
 def parse_size(value: object) -> int:
-    """Bytes as a whole number (1e9 is one) or a text with a unit; ValueError if it is neither."""
+    """Return bytes from an integer, a float with an integer value (1e9), or a text with a unit. Raises ValueError."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return parse_int(parse_bytes(value) if isinstance(value, str) else value)
 
 
 def parse_float(value: object) -> float:
-    """A finite number; ValueError if it is none, OverflowError if it is too large for one."""
+    """Return a finite number. Raises ValueError, or OverflowError if it is too large."""
     if isinstance(value, bool) or not isinstance(value, int | float | str) or not math.isfinite(float(value)):
         raise ValueError(value)
     return float(value)
 
 
 def parse_bool(value: object) -> bool:
-    """true or false; ValueError if it is neither."""
+    """Return the boolean of true or false in any case. Raises ValueError for anything else."""
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.lower() in ("true", "false"):
@@ -119,14 +119,14 @@ def parse_bool(value: object) -> bool:
 
 
 def parse_text(value: object) -> str:
-    """A text, or a number as a YAML file has it for a text such as a name; ValueError for anything else."""
+    """Return a text; numbers become texts, since YAML reads a name such as 7 as a number. Raises ValueError."""
     if isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool)):
         return str(value)
     raise ValueError(value)
 
 
 def parse_texts(value: object) -> tuple[str, ...]:
-    """Several texts: a list, or one text with commas; ValueError for anything else."""
+    """Return the texts of a list, or of one text separated by commas. Raises ValueError."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if isinstance(value, list | tuple):

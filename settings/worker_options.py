@@ -1,4 +1,4 @@
-"""What a worker's options mean, in words and bounds."""
+"""Help texts and bounds of a worker's options."""
 
 from baton.engine.kv.dtype import KV_CACHE_DTYPES
 from baton.settings.options import TLS_OPTIONS, OptionInfo
@@ -12,7 +12,7 @@ ENGINE_OPTIONS = {
         "Type of weights and activations; auto is the checkpoint's.", choices=("auto", "bfloat16", "float32")
     ),
     "quantization": OptionInfo(
-        "int8, on CPUs: 8-bit weights and activations. Default: as dtype says.",
+        "int8, on CPUs: 8-bit weights and activations. Default: those of dtype.",
         choices=("int8",),
         aliases=("-q",),
     ),
@@ -59,8 +59,8 @@ ENGINE_OPTIONS = {
 
 WORKER_OPTIONS = {
     **ENGINE_OPTIONS,
-    "role": OptionInfo("What the worker is for.", choices=("prefill", "decode", "both")),
-    "worker_id": OptionInfo("Name of the worker, the same over restarts."),
+    "role": OptionInfo("Role of the worker.", choices=("prefill", "decode", "both")),
+    "worker_id": OptionInfo("Name of the worker, stable over restarts."),
     "host": OptionInfo("Address to listen on."),
     "port": OptionInfo("Port of its gRPC server; 0 for any free one.", minimum=0, maximum=65535),
     "uds": OptionInfo("Path of a Unix socket for the gRPC server instead of its port.", hidden=True),
@@ -69,25 +69,27 @@ WORKER_OPTIONS = {
         choices=tuple(dict.fromkeys(TRANSPORTS + GPU_TRANSPORTS)),
     ),
     "kv_port": OptionInfo(
-        "Port where other workers read KV blocks by tcp, or greet by nixl; 0 for any free one. With auto tcp has it, "
-        "and nixl the next one; staged takes three, and auto on GPUs four.",
+        "Port for KV reads by tcp, or for nixl's handshake; 0 for any free one. With auto, tcp has it and nixl the "
+        "next one; staged takes three ports, and auto on GPUs four.",
         minimum=0,
         maximum=65534,
     ),
     "served_model_name": OptionInfo("Name of the model. Default: the checkpoint directory's name."),
     "transfer_deadline_s": OptionInfo("Maximum seconds for one read of announced blocks.", minimum=0),
     "orphan_timeout_s": OptionInfo(
-        "Seconds for which a decode worker remembers the output of a resumable request after its end or the loss of "
-        "its router; 0: not at all.",
+        "Seconds for which a decode worker keeps the output of a resumable request after its end or the loss of its "
+        "router; 0: none.",
         minimum=0,
     ),
     "registry": OptionInfo(
-        "URL of the registry (redis://...) where routers find the worker. Default: none.", secret=True
+        "URL of the registry (redis://...) in which routers find the worker. Default: none.", secret=True
     ),
-    "lease_s": OptionInfo("Seconds after which the registry forgets a worker that is gone.", minimum=1, maximum=3600),
+    "lease_s": OptionInfo(
+        "Seconds after which the registry drops a worker that does not renew its entry.", minimum=1, maximum=3600
+    ),
     "metrics_port": OptionInfo("Port for Prometheus metrics. Default: none.", minimum=0, maximum=65535),
     "drain_timeout_s": OptionInfo(
-        "Maximum seconds to wait for running requests at the end.", minimum=0, aliases=("--shutdown-timeout",)
+        "Maximum seconds to wait for running requests on shutdown.", minimum=0, aliases=("--shutdown-timeout",)
     ),
     "max_step_s": OptionInfo(
         "Maximum seconds of one engine step; a process whose step takes longer ends and is restarted. "
@@ -101,7 +103,7 @@ WORKER_OPTIONS = {
         aliases=("--tensor-parallel-size", "-tp"),
     ),
     "expert_parallel": OptionInfo(
-        "Ranks over which a model's experts are spread; each is a worker with requests and KV of its own.",
+        "Ranks over which a model's experts are spread; each is a worker with its own requests and KV.",
         minimum=1,
         maximum=1024,
     ),
@@ -109,11 +111,11 @@ WORKER_OPTIONS = {
         "Keep each expert whole on one of the tensor-parallel ranks, instead of a part of it on each."
     ),
     "rendezvous": OptionInfo(
-        "host:port of the `baton rendezvous` that knows the group's ranks; registry/NAME: the one that stands in the "
-        "registry under that name; unset: under `default`."
+        "host:port of the group's `baton rendezvous`; registry/NAME: the one registered under that name. Default: the "
+        "one registered as `default`."
     ),
     "group": OptionInfo("Name of the group of ranks at the rendezvous."),
-    "group_port": OptionInfo("Port where other ranks wake this one; 0 for any free one.", minimum=0, maximum=65535),
+    "group_port": OptionInfo("Port on which other ranks wake this one; 0 for any free one.", minimum=0, maximum=65535),
     "min_expert_ranks": OptionInfo(
         "Minimum ranks of the group, whose memory must hold all experts; with fewer it pauses until more join. The "
         "group's size at its start is the upper limit.",
@@ -134,7 +136,7 @@ WORKER_OPTIONS = {
         minimum=1,
         maximum=1024,
     ),
-    "strict": OptionInfo("Start only if `baton doctor` would find nothing wrong with the machine."),
+    "strict": OptionInfo("Start only if every check of the machine by `baton doctor` is ok."),
     **TLS_OPTIONS,
-    "progress_fd": OptionInfo("Descriptor of a pipe that takes progress messages.", minimum=0, hidden=True),
+    "progress_fd": OptionInfo("File descriptor of a pipe for progress messages.", minimum=0, hidden=True),
 }

@@ -1,1 +1,1 @@
-"""What prefill and decode workers share: server, engine host, receiving KV, drain, watchdog, metrics."""
+"""Parts common to prefill and decode workers: server, engine host, KV receives, drain, watchdog, metrics."""

@@ -1,4 +1,4 @@
-"""Tells every router what came to and went from a worker's prefix cache."""
+"""The feed of prefix-cache events: blocks stored and removed, for every router."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,24 +13,24 @@ from baton.protos import worker_pb2
 from baton.rpc.grpc_options import MAX_MESSAGE_BYTES
 from baton.worker.engine_host import EngineHost
 
-MAX_PENDING = 1 << 20  # hashes that a slow subscriber may lag behind
+MAX_PENDING = 1 << 20  # hashes that a slow subscriber has not received yet
 MAX_MESSAGE_HASHES = MAX_MESSAGE_BYTES // HASH_BYTES
 
 
 @dataclass(slots=True, eq=False)
 class Subscription:
-    """What one router has not been told yet."""
+    """Cache changes that one router has not received yet."""
 
     stored: dict[BlockHash, None] = field(default_factory=dict)
     removed: dict[BlockHash, None] = field(default_factory=dict)
     sequence: int = 0
-    num_snapshot: int = 0  # hashes that were there when it began, which do not count as a lag
-    is_waiting: bool = False  # for the snapshot; nothing is sent until it is there
-    is_lost: bool = False  # it lagged too far behind; its stream must end, so that it asks again
+    num_snapshot: int = 0  # hashes of the first snapshot, which do not count as lag
+    is_waiting: bool = False  # for the snapshot; nothing is sent before it
+    is_lost: bool = False  # lagged by more than MAX_PENDING; its stream must end, and the router subscribes again
     has_ended: bool = False
 
     def add(self, changes: CacheChanges) -> None:
-        """Merges newer changes into the pending ones; once it is lost, nothing is pending any more."""
+        """Merge newer changes into the pending ones. A lost subscription keeps none."""
         if self.is_lost:
             return
         for block_hash in changes.removed:
@@ -43,10 +43,10 @@ class Subscription:
             self.stored, self.removed = {}, {}
 
     def take(self) -> worker_pb2.CacheEvents | None:
-        """The next message, or None if there is nothing to tell; the first one begins the snapshot.
+        """Return the next message, or None if nothing is pending. The first message begins the snapshot.
 
-        What one message does not hold is pending for the next one: removed hashes go first, since a hash that is stored
-        again stands among both.
+        Hashes beyond the limit of one message stay pending. Removed hashes go first, since a hash that was removed
+        and stored again is in both sets.
         """
         if self.is_waiting or self.is_lost or (not self.is_pending and self.sequence > 0):
             return None
@@ -60,35 +60,35 @@ class Subscription:
 
     @property
     def is_pending(self) -> bool:
-        """Whether there is something to tell."""
+        """Whether there are changes to send."""
         return bool(self.stored or self.removed)
 
 
 def _take(hashes: dict[BlockHash, None], count: int) -> list[BlockHash]:
-    """The first ones, taken out."""
+    """Remove and return the first `count` hashes."""
     if len(hashes) <= count:
-        taken = list(hashes)
+        first = list(hashes)
         hashes.clear()
-        return taken
-    taken = list(islice(hashes, count))
-    for block_hash in taken:
+        return first
+    first = list(islice(hashes, count))
+    for block_hash in first:
         del hashes[block_hash]
-    return taken
+    return first
 
 
 @dataclass(frozen=True, slots=True)
 class CacheState:
-    """What changed since the last look, and what the cache holds now."""
+    """Changes since the last call, and all hashes that the cache holds now."""
 
     changes: CacheChanges
     snapshot: list[BlockHash]
 
 
 class CacheFeed:
-    """Owns the subscriptions to one engine's cache.
+    """The subscriptions to one engine's cache.
 
-    What the engine hands out it hands out once. So it is spread in the callbacks of its futures, which run in the
-    engine's order, whether or not the stream that asked is still there.
+    The engine returns each change only once. The callbacks of its futures therefore distribute it to all
+    subscriptions: they run in the engine's order, even if the stream that made the call has ended.
     """
 
     def __init__(self, host: EngineHost) -> None:
@@ -97,23 +97,23 @@ class CacheFeed:
 
     @asynccontextmanager
     async def subscribe(self) -> AsyncIterator[Subscription]:
-        """A subscription that starts with a snapshot; while the engine waits for ranks, the snapshot comes later."""
+        """Yield a subscription that starts with a snapshot; it is delayed while the engine waits for ranks."""
         subscription = Subscription(is_waiting=True)
 
         def begin(state: "asyncio.Future[CacheState]") -> None:
             if not state.cancelled() and state.exception() is None:
-                self._spread(state.result().changes)
+                self._distribute(state.result().changes)
                 if not subscription.has_ended:
                     subscription.stored = dict.fromkeys(state.result().snapshot)
                     subscription.num_snapshot = len(subscription.stored)
                     subscription.is_waiting = False
                     self._subscriptions.append(subscription)
 
-        asking = self._host.call(_state)
-        asking.add_done_callback(begin)
+        pending = self._host.call(_state)
+        pending.add_done_callback(begin)
         try:
-            if await self._host.wait_unless_short(asking):
-                asking.result()
+            if await self._host.wait_unless_short(pending):
+                pending.result()
             yield subscription
         finally:
             subscription.has_ended = True
@@ -121,20 +121,20 @@ class CacheFeed:
                 self._subscriptions.remove(subscription)
 
     async def refresh(self) -> None:
-        """Takes what changed since the last time, unless the engine waits for ranks."""
+        """Distribute the changes since the last call; no-op while the engine waits for ranks."""
         if self._host.is_short_of_ranks:
             return
 
-        def spread(changes: "asyncio.Future[CacheChanges]") -> None:
+        def distribute(changes: "asyncio.Future[CacheChanges]") -> None:
             if not changes.cancelled() and changes.exception() is None:
-                self._spread(changes.result())
+                self._distribute(changes.result())
 
-        asking = self._host.call(lambda engine: engine.blocks.cache.take_changes())
-        asking.add_done_callback(spread)
-        if await self._host.wait_unless_short(asking):
-            asking.result()
+        pending = self._host.call(lambda engine: engine.blocks.cache.take_changes())
+        pending.add_done_callback(distribute)
+        if await self._host.wait_unless_short(pending):
+            pending.result()
 
-    def _spread(self, changes: CacheChanges) -> None:
+    def _distribute(self, changes: CacheChanges) -> None:
         for subscription in self._subscriptions:
             subscription.add(changes)
 

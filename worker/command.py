@@ -20,7 +20,7 @@ Start = Callable[[WorkerConfig], Coroutine[object, object, None]]
 
 
 def worker_command(roles: tuple[Role, ...]) -> Callable[[Command], Command]:
-    """A decorator that gives a click command every option of a worker that may have one of `roles`."""
+    """Return a decorator that adds the options of a worker with one of `roles` to a click command."""
     infos = _infos(roles)
     worker = click_options(options_of(WorkerConfig, infos))
     engine = click_options(options_of(EngineConfig, infos))
@@ -32,9 +32,9 @@ def worker_command(roles: tuple[Role, ...]) -> Callable[[Command], Command]:
 
 
 def run_worker(flags: dict[str, object], roles: tuple[Role, ...], start: Start) -> None:
-    """Runs the worker that the flags (and the file that they name) describe, until it is told to end.
+    """Run the worker described by the flags and their config file until a signal ends it.
 
-    Without a role it has the first of `roles`. Raises OptionError naming the offending key.
+    The default role is the first of `roles`. Raises OptionError naming the offending key.
     """
     process = take_process_flags(flags)
     defaults: dict[str, Value] = {"role": roles[0], "worker_id": ""}
@@ -42,7 +42,7 @@ def run_worker(flags: dict[str, object], roles: tuple[Role, ...], start: Start) 
     config = replace(config, worker_id=config.worker_id or _default_id(config))
     if not is_name(config.worker_id):
         raise OptionError(f"worker_id: {config.worker_id!r} must be {NAME_RULE}")
-    if process.lifeline_fd is None and config.is_on_gpu:  # otherwise the supervisor has checked
+    if process.lifeline_fd is None and config.is_on_gpu:  # a supervisor has already checked
         require_gpus(config.engine.device, config.tensor_parallel, visible_gpus())
     run_process(process.named(config.worker_id, config.progress_fd), lambda: start(config))
 
@@ -52,5 +52,5 @@ def _infos(roles: tuple[Role, ...]) -> dict[str, OptionInfo]:
 
 
 def _default_id(config: WorkerConfig) -> str:
-    """The same over restarts if the port is given; else fresh at every start, as the port is."""
+    """Return a worker id: stable over restarts if the port is fixed, otherwise random, like the port."""
     return f"{socket.gethostname()}-{config.role}-{config.port or secrets.token_hex(4)}"

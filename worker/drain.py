@@ -1,9 +1,10 @@
-"""Taking a worker out of service, for good or until it is undrained.
+"""Draining: taking a worker out of service, for good or until it is undrained.
 
 1. New requests are refused; routers and the registry see the worker as draining.
-2. Running requests may finish, for a while.
-3. What has not ended by then is handed off: routers give it to other workers, which pull its KV from here.
-4. Once no peer reads its KV any more, the worker is drained: it may end, or take requests again (`undo`).
+2. Running requests have a timeout to finish.
+3. Requests that have not finished by then are handed off: routers send them to other workers, which pull their KV
+   from this one.
+4. Once no peer reads its KV any more, the worker is drained. It may end, or take requests again (`undo`).
 """
 
 import asyncio
@@ -12,41 +13,41 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 
-HAND_OFF_S = 2.0  # after the hand-off: so long others may begin to pull
-PULL_S = 30.0  # and so long finish
+HAND_OFF_S = 2.0  # time after the hand-off for other workers to begin pulling KV
+PULL_S = 30.0  # time after that for them to finish
 
 
 class DrainConflict(Exception):
-    """A drain and its undoing meet; the text says which of them fails and why."""
+    """A drain and an undrain that exclude each other; the text says which of them failed and why."""
 
 
 class DrainState(Enum):
-    """Whether a worker takes requests."""
+    """States of a worker between taking requests and having none."""
 
     SERVING = "serving"
     DRAINING = "draining"  # requests finish or are handed off
-    DRAINED = "drained"  # nothing is left to wait for
+    DRAINED = "drained"  # no request is left and no peer reads KV
 
 
 class Drain:
-    """Counts the requests that a worker has taken, and lets it end when none is left."""
+    """The drain state of one worker and the count of its requests."""
 
     def __init__(self) -> None:
         self._num_requests = 0
         self._state = DrainState.SERVING
-        self._change = asyncio.Event()  # of the state; a new one after each
+        self._change = asyncio.Event()  # set when the state changes, then replaced
         self._is_final = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._hand_offs: list[Callable[[], None]] = []
         self._watchers: list[Callable[[], None]] = []
-        self._end_s = math.inf  # event loop's clock: until then requests may finish
-        self._sooner = asyncio.Event()  # that changed
-        self._course: asyncio.Task[int] | None = None  # once it is run; one for all who ask for it
+        self._end_s = math.inf  # deadline of running requests, by the event loop's clock
+        self._deadline_changed = asyncio.Event()
+        self._drain_task: asyncio.Task[int] | None = None  # shared by all callers of `run`
 
     @property
     def state(self) -> DrainState:
-        """Whether the worker takes requests, still has some to finish, or has finished."""
+        """Whether the worker takes requests, still has some to finish, or has none left."""
         return self._state
 
     @property
@@ -56,19 +57,19 @@ class Drain:
 
     @property
     def num_requests(self) -> int:
-        """Requests taken and not ended."""
+        """Requests that have begun and not ended."""
         return self._num_requests
 
     def listen(self, hand_off: Callable[[], None]) -> None:
-        """`hand_off` is to give every request away, once the time to finish is over."""
+        """Register `hand_off`, which must hand off every request; it is called when the drain's timeout expires."""
         self._hand_offs.append(hand_off)
 
     def watch(self, on_end: Callable[[], None]) -> None:
-        """`on_end` hears of every request's end."""
+        """Call `on_end` after every request that ends."""
         self._watchers.append(on_end)
 
     def begin(self, final: bool = False) -> None:
-        """Refuse new requests from now on. After a `final` drain the worker ends: it cannot be undone."""
+        """Refuse new requests from now on. A `final` drain cannot be undone: the worker ends after it."""
         self._is_final = self._is_final or final
         if not self.has_begun:
             self._enter_state(DrainState.DRAINING)
@@ -79,24 +80,24 @@ class Drain:
             raise DrainConflict("the worker is shutting down and cannot be undrained; start it again instead")
         if not self.has_begun:
             return
-        if self._course is not None:
-            self._course.cancel()  # no-op once it has ended; a deadline that has just passed hands nothing off any more
-        self._course, self._end_s = None, math.inf
+        if self._drain_task is not None:
+            self._drain_task.cancel()  # no-op once it has ended; an expired deadline hands nothing off any more
+        self._drain_task, self._end_s = None, math.inf
         self._enter_state(DrainState.SERVING)
 
     async def wait_change(self, state: DrainState) -> DrainState:
-        """Return the state once it is another than `state`."""
+        """Return the new state once it differs from `state`."""
         while self._state is state:
             await self._change.wait()
         return self._state
 
     def enter(self) -> None:
-        """A request was taken."""
+        """Count a new request."""
         self._num_requests += 1
         self._idle.clear()
 
     def leave(self) -> None:
-        """A request ended."""
+        """Count the end of a request, and call the watchers."""
         self._num_requests -= 1
         assert self._num_requests >= 0
         if self._num_requests == 0:
@@ -106,7 +107,7 @@ class Drain:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """A request, from its being taken to its end."""
+        """Count a request for the duration of a `with` block."""
         self.enter()
         try:
             yield
@@ -114,25 +115,25 @@ class Drain:
             self.leave()
 
     async def wait_idle(self) -> None:
-        """Returns once no request is left."""
+        """Return once no request is left."""
         await self._idle.wait()
 
     async def run(self, timeout_s: float, final: bool = False) -> int:
-        """Drains; requests have so many seconds to finish, or fewer if somebody else asked for that.
+        """Drain, and return the number of requests that did not finish in time.
 
-        Returns how many had not, once all is done for them. It goes on if the caller is cancelled. Raises DrainConflict
-        if the drain is undone meanwhile.
+        Requests have `timeout_s` to finish; of several callers the earliest deadline counts. The drain continues if
+        the caller is cancelled. Raises DrainConflict if the drain is undone meanwhile.
         """
         self.begin(final)
         self._end_s = min(self._end_s, asyncio.get_running_loop().time() + timeout_s)
-        self._sooner.set()
-        if self._course is None or (self._course.done() and not self._idle.is_set()):  # peers read its KV once more
-            self._course = asyncio.create_task(self._run(), name="drain")
-        course = self._course
-        await asyncio.wait((course,))
-        if course.cancelled():
+        self._deadline_changed.set()
+        if self._drain_task is None or (self._drain_task.done() and not self._idle.is_set()):  # new readers of its KV
+            self._drain_task = asyncio.create_task(self._run(), name="drain")
+        drain_task = self._drain_task
+        await asyncio.wait((drain_task,))
+        if drain_task.cancelled():
             raise DrainConflict("the worker was undrained before its drain had ended")
-        return course.result()
+        return drain_task.result()
 
     def _enter_state(self, state: DrainState) -> None:
         self._state = state
@@ -146,13 +147,13 @@ class Drain:
         return num_left
 
     async def _finish(self) -> int:
-        """Let requests finish, and hand off those that have not in time. Returns how many these were."""
+        """Wait for requests until the deadline, then hand off the rest; return how many did not finish."""
         while not self._idle.is_set():
-            self._sooner.clear()
+            self._deadline_changed.clear()
             left_s = self._end_s - asyncio.get_running_loop().time()
             if left_s <= 0:
                 return await self._hand_off()
-            waits = [asyncio.ensure_future(each.wait()) for each in (self._idle, self._sooner)]
+            waits = [asyncio.ensure_future(each.wait()) for each in (self._idle, self._deadline_changed)]
             try:
                 await asyncio.wait(waits, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -163,7 +164,7 @@ class Drain:
     async def _hand_off(self) -> int:
         num_requests = self._num_requests
         if not self._hand_offs:
-            return num_requests  # who asked for them finds another worker, or computes them itself
+            return num_requests  # prompts of decode workers, which ask another worker or compute them themselves
         for hand_off in self._hand_offs:
             hand_off()
         await asyncio.sleep(HAND_OFF_S)

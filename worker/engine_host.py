@@ -1,4 +1,4 @@
-"""The engine of a worker, as its event loop sees it."""
+"""The worker's engine, seen from the event loop."""
 
 import asyncio
 import logging
@@ -17,13 +17,13 @@ from baton.worker.ranks.ranks import InProcessRank, Rank, Ranks
 
 logger = logging.getLogger(__name__)
 
-SHORT_LOOK_S = 0.25  # between two looks whether the engine waits for ranks
+RANKS_POLL_S = 0.25  # interval of checks whether the engine waits for ranks
 
 T = TypeVar("T")
 
 
 class EngineHost:
-    """Owns the engine's thread; step outputs arrive on the event loop, calls leave from it."""
+    """The engine and its thread. Step outputs arrive on the event loop; calls are made from it."""
 
     def __init__(
         self,
@@ -32,9 +32,9 @@ class EngineHost:
         max_step_s: float = math.inf,
         followers: Sequence[Rank] = (),
     ) -> None:
-        """To be made on the event loop, which must run for as long as the host.
+        """Create the host on the running event loop, which must outlive it.
 
-        `max_step_s`: an engine that takes longer for a step is stuck; `followers`: ranks that have parts of its KV.
+        max_step_s: an engine whose step takes longer is stuck; followers: ranks with the other shards of the KV.
         """
         own = InProcessRank(transport, engine.pool, PartGroup(engine.kv_parts, 1 + len(followers)))
         self.config: EngineConfig = engine.config
@@ -47,7 +47,7 @@ class EngineHost:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.max_step_s = max_step_s
         self._loop = asyncio.get_running_loop()
-        self._stats: EngineStats = engine.stats()  # as last known
+        self._stats: EngineStats = engine.stats()  # latest known
         self._figures: ExpertFigures | None = None
         self._listeners: list[Callable[[StepOutput], None]] = []
         self._engine = engine
@@ -55,55 +55,55 @@ class EngineHost:
 
     @property
     def turn_s(self) -> float:
-        """Seconds that the engine's present turn has taken so far; 0 while it has nothing to do."""
+        """Seconds since the current iteration of the engine's loop began; 0 while it is idle."""
         return self._engine_loop.turn_s
 
     @property
     def is_short_of_ranks(self) -> bool:
-        """Whether the engine computes nothing until more ranks come to its group."""
+        """Whether the engine computes nothing until more ranks join its group."""
         return self._engine.is_short_of_ranks
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the engine does not come to an end with its step."""
+        """Whether the current step takes longer than `max_step_s`."""
         return self.turn_s > self.max_step_s
 
     def listen(self, listener: Callable[[StepOutput], None]) -> None:
-        """`listener` hears every step's output, on the event loop."""
+        """Call `listener` with every step's output, on the event loop."""
         self._listeners.append(listener)
 
     def start(self) -> None:
-        """Begins to step."""
+        """Start the engine's thread."""
         self._engine_loop.start()
 
     async def stop(self) -> None:
-        """Ends after the step in progress."""
+        """Stop the engine's thread after the current step."""
         await asyncio.to_thread(self._engine_loop.stop)
         if self.failed.done():
-            self.failed.exception()  # what fails while we end need not be known to anybody
+            self.failed.exception()  # retrieve it: a failure during shutdown is not worth a log line
 
     def call(self, function: Callable[[Engine], T]) -> "asyncio.Future[T]":
-        """Runs `function(engine)` between two steps; need not be awaited."""
+        """Run `function(engine)` between two steps; the future need not be awaited."""
         future = asyncio.wrap_future(self._engine_loop.call(function), loop=self._loop)
         future.add_done_callback(_note_failure)
         return future
 
     async def stats(self) -> EngineStats:
-        """Load now, and counters since the start; as last known while the engine waits for ranks."""
+        """Return current load and counters since the start; the latest known ones while the engine waits for ranks."""
         self._stats = await self._ask(Engine.stats, self._stats)
         return self._stats
 
     async def expert_figures(self) -> ExpertFigures | None:
-        """How its group's experts fare, as last known while the engine waits for ranks; None without a group."""
+        """Return load figures of the group's experts (see `stats`); None without a group."""
         self._figures = await self._ask(Engine.expert_figures, self._figures)
         return self._figures
 
     async def wait_unless_short(self, future: "asyncio.Future[T]") -> bool:
-        """Wait for a call's end; return False instead of waiting while the engine waits for ranks, and runs no call."""
+        """Wait for a call and return True; return False while the engine waits for ranks, when it runs no calls."""
         while not future.done():
             if self.is_short_of_ranks:
                 return False
-            await asyncio.wait((future,), timeout=SHORT_LOOK_S)
+            await asyncio.wait((future,), timeout=RANKS_POLL_S)
         return True
 
     async def _ask(self, function: Callable[[Engine], T], last: T) -> T:
@@ -132,7 +132,7 @@ class EngineHost:
 
 
 def _note_failure(future: "asyncio.Future[T]") -> None:
-    """A call that nobody awaits must not fail unseen."""
+    """Log the failure of a call, which may have no caller that awaits it."""
     error = None if future.cancelled() else future.exception()
     if error is not None and not isinstance(error, EngineError):
         logger.error("a call into the engine failed", exc_info=error)

@@ -1,4 +1,4 @@
-"""A worker's place in its group of expert-parallel ranks."""
+"""A worker's membership in its expert-parallel group."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -27,12 +27,12 @@ from baton.rpc.peers import Channels
 from baton.rpc.tls import Security
 from baton.settings.worker_config import WorkerConfig
 
-PROTOCOL_VERSION = 1  # raised whenever ranks of different versions would not understand each other
-STOP_GRACE_S = 0.1  # for wakes under way
+PROTOCOL_VERSION = 1  # incremented with every incompatible change between ranks
+STOP_GRACE_S = 0.1  # for wake calls in progress
 
 
 class WorkerGroup:
-    """Owns the membership, and tells the engine what the other ranks say."""
+    """The group membership, and the link from the other ranks' wakes to the engine."""
 
     def __init__(self, config: WorkerConfig, member: GroupMember) -> None:
         self.member = member
@@ -43,35 +43,35 @@ class WorkerGroup:
             num_nodes=config.eplb_num_nodes,
         )
         device = torch.device(config.engine.device)
-        fewest = min(config.min_expert_ranks, config.group_size)
-        self.experts = ExpertGroup(member, config.host, device, balance, _nixl_hidden(config, device), fewest)
+        min_ranks = min(config.min_expert_ranks, config.group_size)
+        self.experts = ExpertGroup(member, config.host, device, balance, _nixl_hidden(config, device), min_ranks)
         self._call: Callable[[Callable[[Engine], None]], object] | None = None
 
     @property
     def failed(self) -> "asyncio.Future[None]":
-        """Raises why the group does not want us."""
+        """Fails with the reason if the group refuses this worker."""
         return self.member.failed
 
     def attach(self, call: Callable[[Callable[[Engine], None]], object]) -> None:
-        """The engine, reached by `call` between two steps, hears of wakes and new epochs from now on."""
+        """Forward wakes and new epochs to the engine from now on; `call` runs a function between two steps."""
         self._call = call
         self.woken(self.member.epoch, 0)
 
     def woken(self, epoch: int, round_number: int) -> None:
-        """Another rank has begun a step; round 0: a new epoch has begun."""
+        """Notify the engine that another rank has begun a step; round 0: a new epoch has begun."""
         if self._call is not None:
             self._call(lambda engine: engine.woken(epoch, round_number))
 
     def on_view(self, view: GroupView) -> None:
-        """There is a newer view of the group."""
+        """Notify the engine of a newer view of the group."""
         self.woken(view.epoch, 0)
 
     def leave_engine(self) -> None:
-        """The engine waits for no other rank from now on."""
+        """Stop the engine's waits for other ranks."""
         self.experts.ranks.leave()
 
     async def leave(self) -> None:
-        """Takes part in no further step, and has the others go on without us."""
+        """Leave the group: no further steps here, and the other ranks continue in a new epoch."""
         self.leave_engine()
         await self.member.leave()
 
@@ -80,7 +80,7 @@ class WorkerGroup:
 async def joined(
     config: WorkerConfig, incarnation: str, security: Security, channels: Channels
 ) -> AsyncIterator[WorkerGroup | None]:
-    """The worker's group, if it is to be in one; left at the end."""
+    """Join the worker's expert-parallel group and leave it at the end; yield None if the worker has no group."""
     if config.group_size == 1:
         yield None
         return
@@ -104,17 +104,17 @@ async def joined(
 
 
 def _nixl_hidden(config: WorkerConfig, device: torch.device) -> int | None:
-    """Width of tokens that go by nixl_ep, None if they do not. Raises EngineError where they cannot."""
+    """Return the hidden size for nixl_ep; None for another backend. Raises EngineError if nixl_ep cannot be used."""
     if config.all2all_backend != "nixl_ep":
         return None
     model = read_model_config(Path(config.engine.model), config.engine.dtype)
-    num_chosen = model.moe.num_experts_per_token if model.moe is not None else 0
-    check_nixl(model.hidden_size, num_chosen, torch_dtype(model.dtype), device)
+    num_routed = model.moe.num_experts_per_token if model.moe is not None else 0
+    check_nixl(model.hidden_size, num_routed, torch_dtype(model.dtype), device)
     return model.hidden_size
 
 
 def _fingerprint(config: WorkerConfig) -> str:
-    """The same for all whose experts can stand in for each other's, and who place them by the same rules."""
+    """Return a fingerprint that ranks share if their experts are interchangeable and their placement rules equal."""
     directory, engine = Path(config.engine.model), config.engine
     model = read_model_config(directory, engine.dtype)
     balance = f"{config.enable_eplb}/{config.num_redundant_experts}/{config.eplb_step_interval}"

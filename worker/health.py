@@ -1,4 +1,4 @@
-"""What a worker says of itself by grpc.health.v1."""
+"""A worker's grpc.health.v1 status."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer  # `health.aio` is this module, under a name type checkers miss
 
-LIVENESS = "liveness"  # the engine steps; all other names: this worker would serve now
+LIVENESS = "liveness"  # SERVING while the engine steps; all other names: while the worker is ready for requests
 
 
 class WorkerHealth:
-    """Answers health checks of a server and of the services that it has."""
+    """Health statuses of a server and its services."""
 
     def __init__(self, server: grpc.aio.Server, names: Sequence[str]) -> None:
         self._servicer = HealthServicer()
@@ -18,16 +18,16 @@ class WorkerHealth:
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     async def begin(self) -> None:
-        """The worker serves."""
+        """Report the worker as live and ready."""
         await self._servicer.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
-        await self.tell_ready(True)
+        await self.set_ready(True)
 
-    async def tell_ready(self, is_ready: bool) -> None:
-        """Whether the worker would serve now."""
+    async def set_ready(self, is_ready: bool) -> None:
+        """Report whether the worker is ready for requests."""
         statuses = health_pb2.HealthCheckResponse
         for name in ("", *self._names):
             await self._servicer.set(name, statuses.SERVING if is_ready else statuses.NOT_SERVING)
 
     async def end(self) -> None:
-        """The worker is about to leave: it would not serve, but its engine steps to the end."""
-        await self.tell_ready(False)
+        """Report the worker as not ready; it stays live, since its engine steps until the end of the drain."""
+        await self.set_ready(False)

@@ -1,4 +1,4 @@
-"""Fills requests' blocks from elsewhere, and makes sure that every fill ends."""
+"""KV receives: tasks that fill requests' blocks from other workers, and end in the engine without fail."""
 
 import asyncio
 import logging
@@ -15,16 +15,16 @@ logger = logging.getLogger(__name__)
 
 
 class KVReceives:
-    """Owns the tasks that fill blocks of receiving requests.
+    """The tasks that fill the blocks of receiving requests.
 
-    A fill may be cancelled at any moment, even before its first step. It ends in the engine only when it is over and
-    nothing can be written into the request's blocks any more. What came and was not checked is wiped: the rest of a
-    block that is filled in part is read by attention with weight zero, and zero times a NaN is a NaN.
+    A fill may be cancelled at any moment, even before its first step. The engine is notified only after it has ended
+    and no transfer can write into the request's blocks any more. Unchecked bytes are zeroed: attention reads the
+    unfilled part of a block with weight zero, and zero times NaN is NaN.
     """
 
     def __init__(self, host: EngineHost, drain: Drain) -> None:
         self._host = host
-        self._drain = drain  # is over only when the blocks of every fill are free
+        self._drain = drain  # completes only when the blocks of every fill are free
         self._endings: set[asyncio.Task[None]] = set()
 
     def start(
@@ -33,7 +33,7 @@ class KVReceives:
         filling: Coroutine[Any, Any, None],
         outcome: Callable[["asyncio.Task[None]"], Received],
     ) -> "asyncio.Task[None]":
-        """Runs `filling`; when it has ended, however, `outcome` says what came. The task returned may be cancelled."""
+        """Return the task that runs `filling`; it may be cancelled. At its end `outcome` gives what it received."""
         task = asyncio.create_task(filling)
         num_known = request.num_computed_tokens // self._host.config.block_size
         to_fill: list[int] = list(request.block_table[num_known:])
@@ -44,11 +44,11 @@ class KVReceives:
         return task
 
     def refuse(self, request: Request) -> None:
-        """Ends the fill of a request that nobody wants any more."""
+        """End the receive of an aborted request with nothing received."""
         self._host.call(lambda engine: engine.end_receive(request.request_id, Received(0)))
 
     async def close(self) -> None:
-        """Returns once every fill has ended; the caller has cancelled them."""
+        """Return once every fill has ended; the caller must have cancelled them."""
         while self._endings:
             await asyncio.wait(self._endings)
 
@@ -71,4 +71,4 @@ class KVReceives:
         try:
             await self._host.call(lambda engine: engine.end_receive(request.request_id, received))
         except EngineEnded:
-            logger.info("the engine ended before the fill of %s did", request.request_id)
+            logger.info("the engine ended before the KV receive of %s", request.request_id)

@@ -1,4 +1,4 @@
-"""Lets peers read what a worker has in its prefix cache."""
+"""The KVSource service: leases with which peers read a worker's prefix cache."""
 
 import asyncio
 import time
@@ -18,22 +18,22 @@ from baton.worker.drain import Drain
 from baton.worker.engine_host import EngineHost
 from baton.worker.ranks.ranks import Ranks
 
-PIECE_BYTES = 32 << 20  # whose checksums are sent together
+PIECE_BYTES = 32 << 20  # bytes of blocks whose checksums go in one message
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Announced blocks whose checksums are still to be sent."""
+    """Announced blocks whose checksums have not been sent."""
 
     first_index: int
     blocks: Sequence[BlockId]
 
 
 class Announcements:
-    """Messages for blocks whose bytes are final: where they are, at once; their checksums while the peer reads."""
+    """Announcements of computed blocks: block ids at once, checksums while the peer reads."""
 
     def __init__(self, ranks: Ranks, num_readers: int) -> None:
-        """num_readers: ranks of the peer. Raises ValueError if blocks cannot be divided among so many."""
+        """num_readers: ranks of the peer. Raises ValueError if blocks cannot be divided among that many ranks."""
         self._ranks = ranks
         self._units_per_block = ranks.units_for(num_readers)
         self._piece = max(1, PIECE_BYTES // ranks.block_bytes)
@@ -42,9 +42,9 @@ class Announcements:
     def announce(
         self, first_index: int, blocks: Sequence[BlockId], computed_at_s: float
     ) -> worker_pb2.BlocksReady | None:
-        """Where blocks are that stand in the block table from `first_index` on; None if there are none.
+        """Return the announcement of blocks from `first_index` of the block table on; None if there are none.
 
-        `computed_at_s` is the monotonic clock when the last of them was computed.
+        computed_at_s: monotonic time at which the last of them was computed.
         """
         if not blocks:
             return None
@@ -54,18 +54,18 @@ class Announcements:
 
     @property
     def has_unchecked(self) -> bool:
-        """Whether checksums are still to be sent."""
+        """Whether there are checksums left to send."""
         return bool(self._unchecked)
 
     async def next_checksums(self) -> worker_pb2.BlockChecksums:
-        """The checksums of the next announced blocks. Raises PeerLost or TransferFailed."""
+        """Return the checksums of the next announced blocks. Raises PeerLost or TransferFailed."""
         piece = self._unchecked.popleft()
         checksums = await self._ranks.checksums(piece.blocks, self._units_per_block)
         return worker_pb2.BlockChecksums(first_index=piece.first_index, checksums=checksums)
 
 
 async def announcements_for(context: Context, ranks: Ranks, num_readers: int) -> Announcements:
-    """Announcements for a caller of so many ranks, 0 stands for 1; ends the call if it cannot read our blocks."""
+    """Return announcements for a caller with `num_readers` ranks (0 means 1); abort the call if it cannot read them."""
     try:
         return Announcements(ranks, num_readers or 1)
     except ValueError as error:
@@ -73,7 +73,7 @@ async def announcements_for(context: Context, ranks: Ranks, num_readers: int) ->
 
 
 class KVSourceService(worker_pb2_grpc.KVSourceServicer):
-    """Pins cached blocks for the life of a call."""
+    """The KVSource service, which pins cached blocks for the duration of a call."""
 
     def __init__(self, host: EngineHost, drain: Drain) -> None:
         self._host = host
@@ -82,7 +82,7 @@ class KVSourceService(worker_pb2_grpc.KVSourceServicer):
     async def Lease(  # noqa: N802
         self, request: worker_pb2.LeaseRequest, context: Context
     ) -> AsyncIterator[worker_pb2.LeaseEvent]:
-        """Pins the longest cached run of the given blocks and announces it; the caller ends the call."""
+        """Pin and announce the longest cached prefix of the given blocks until the caller ends the call."""
         await check_peer(context, self._host.pool, request.incarnation, request.fingerprint)
         try:
             hashes = split_hashes(request.block_hashes)
@@ -99,7 +99,7 @@ class KVSourceService(worker_pb2_grpc.KVSourceServicer):
                 while announcements.has_unchecked:
                     yield worker_pb2.LeaseEvent(checksums=await announcements.next_checksums())
                 await asyncio.Event().wait()  # ends with the call
-            except TransferError as error:  # one of our ranks is gone, or a GPU makes no checksums
+            except TransferError as error:  # a rank of this worker is lost, or its GPU cannot compute checksums
                 await context.abort(status_of(error).code, str(error))
             finally:
                 pinning.add_done_callback(

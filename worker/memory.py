@@ -1,4 +1,4 @@
-"""Memory that workers on CPUs ask for, compared with the memory that there is before any of it is taken."""
+"""Host memory for workers on CPUs, checked against the free memory before any is allocated."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,19 +17,19 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Memory of the host that workers are going to take, all together."""
+    """Host memory that a set of workers will allocate in total."""
 
     num_pools: int = 0  # KV caches: one a rank
     kv_bytes: int = 0
     weights_bytes: int = 0
 
     def check(self, memory: HostMemory) -> None:
-        """Raises OptionError saying what was asked for, what there is and what would fit."""
+        """Raise OptionError if it does not fit; the text has the requested, the free and the largest possible size."""
         if self.kv_bytes + self.weights_bytes <= memory.free_bytes:
             return
         left = memory.free_bytes - self.weights_bytes
-        fitting = left // max(1, self.num_pools) // MIB
-        if fitting < 1:
+        max_mib = left // max(1, self.num_pools) // MIB
+        if max_mib < 1:
             raise OptionError(
                 f"model: its weights take {in_gib(self.weights_bytes)} in all workers together, but {memory}; "
                 "serve a smaller model or fewer workers"
@@ -38,13 +38,13 @@ class MemoryNeed:
         caches = "a KV cache" if is_one else f"{self.num_pools} KV caches"
         raise OptionError(
             f"kv_cache_memory_bytes: {caches} of {in_gib(self.kv_bytes)}{'' if is_one else ' together'} and "
-            f"{in_gib(self.weights_bytes)} of weights do not fit: {memory}; {fitting}MiB{'' if is_one else ' each'} "
+            f"{in_gib(self.weights_bytes)} of weights do not fit: {memory}; {max_mib}MiB{'' if is_one else ' each'} "
             "would fit"
         )
 
 
 def memory_need(workers: Sequence[WorkerConfig], model: ModelConfig) -> MemoryNeed:
-    """Add up the host memory of workers that serve one model; those on GPUs need too little to count."""
+    """Return the host memory of workers that serve one model; workers on GPUs need too little to count."""
     need = MemoryNeed()
     for worker in workers:
         engine = worker.engine
@@ -52,7 +52,7 @@ def memory_need(workers: Sequence[WorkerConfig], model: ModelConfig) -> MemoryNe
             continue
         weights = weights_bytes(Path(engine.model), model, engine.quantization)
         if model.moe is not None:
-            weights //= worker.group_size  # most of it experts, which are spread over the group
+            weights //= worker.group_size  # approximately: most weights are experts, which are spread over the group
         need = MemoryNeed(
             need.num_pools + worker.tensor_parallel,
             need.kv_bytes + worker.tensor_parallel * (engine.kv_cache_memory_bytes or 0),
@@ -62,9 +62,9 @@ def memory_need(workers: Sequence[WorkerConfig], model: ModelConfig) -> MemoryNe
 
 
 def with_kv_memory(config: WorkerConfig, memory: HostMemory) -> WorkerConfig:
-    """Return the config with a size of the KV cache: unless it was given, a share of the free memory.
+    """Return the config with its KV cache size. Default: a share of the free memory.
 
-    On a GPU the engine measures what is left. Raises OptionError if there is not enough memory.
+    On a GPU the config is unchanged: the engine measures the free memory. Raises OptionError if memory is too small.
     """
     engine = config.engine
     if not engine.is_on_cpu:

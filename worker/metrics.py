@@ -1,4 +1,4 @@
-"""A worker's figures for Prometheus, under the names that vLLM's users know, with our prefix."""
+"""A worker's Prometheus metrics: vLLM's names, with the prefix `baton:`."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,17 +24,17 @@ FamilyT = TypeVar("FamilyT", CounterMetricFamily, GaugeMetricFamily)
 
 @dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
-    """A worker's figures at one time."""
+    """A worker's figures at one moment."""
 
     stats: EngineStats
     counters: WorkerCounters
     transports: dict[PeerId, str]
-    experts: ExpertFigures | None  # of a rank of a group
+    experts: ExpertFigures | None  # None outside of a group
     is_short_of_ranks: bool
 
 
 class WorkerMetrics(Collector):
-    """Reads the engine's and the worker's counters whenever it is scraped, from the event loop, which owns them."""
+    """Collector of a worker's metrics; each scrape reads them on the event loop, which owns them."""
 
     def __init__(self, host: EngineHost, counters: WorkerCounters, worker_id: str, model: str) -> None:
         self._host = host
@@ -50,19 +50,27 @@ class WorkerMetrics(Collector):
         return WorkerSnapshot(stats, replace(self._counters), transports, experts, self._host.is_short_of_ranks)
 
     def collect(self) -> Iterator[Family]:
-        """All figures; called on a thread of the HTTP server."""
+        """Yield all metrics; called on a thread of the HTTP server."""
         snapshot = asyncio.run_coroutine_threadsafe(self._snapshot(), self._loop).result(SCRAPE_TIMEOUT_S)
         stats, counters = snapshot.stats, snapshot.counters
         usage = 1 - stats.num_free_blocks / stats.num_blocks
         yield self._gauge("num_requests_running", "Requests in the batch.", stats.num_running)
         yield self._gauge("num_requests_waiting", "Requests admitted and not in the batch.", stats.num_waiting)
         yield self._gauge("kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1.", usage)
-        yield self._gauge("step_seconds", "Recent seconds a step.", stats.step_s)
-        yield self._gauge("prefill_tokens_per_second", "Learnt rate of prompt tokens.", stats.prefill_tokens_per_s)
-        yield self._gauge("decode_step_seconds", "Learnt seconds of a step with one sequence.", stats.decode_step_s)
-        yield self._gauge("decode_sequence_seconds", "What each further one adds to it.", stats.decode_sequence_s)
-        yield self._gauge("read_bytes_per_second", "Learnt rate of KV reads from peers.", counters.read_bytes_per_s)
-        yield self._gauge("remembered_requests", "Ended requests that may be resumed.", counters.num_remembered)
+        yield self._gauge("step_seconds", "Seconds per step, recent average.", stats.step_s)
+        yield self._gauge("prefill_tokens_per_second", "Measured rate of prompt tokens.", stats.prefill_tokens_per_s)
+        yield self._gauge(
+            "decode_step_seconds", "Measured seconds of a decode step with one sequence.", stats.decode_step_s
+        )
+        yield self._gauge(
+            "decode_sequence_seconds",
+            "Measured seconds that each further sequence adds to a decode step.",
+            stats.decode_sequence_s,
+        )
+        yield self._gauge("read_bytes_per_second", "Measured rate of KV reads from peers.", counters.read_bytes_per_s)
+        yield self._gauge(
+            "remembered_requests", "Finished requests whose output can still be resumed.", counters.num_remembered
+        )
         yield self._counter("num_preemptions", "Requests preempted.", stats.num_preemptions)
         yield self._counter("generation_tokens", "Tokens generated.", stats.num_generated_tokens)
         yield self._counter("prompt_tokens", "Prompt tokens computed.", stats.num_prefilled_tokens)
@@ -71,7 +79,7 @@ class WorkerMetrics(Collector):
         yield self._counter("handovers", "Handovers received.", counters.handovers)
         yield self._counter("handover_bytes", "Bytes received by handovers.", counters.handover_bytes)
         yield self._counter("handover_failures", "Handovers that failed.", counters.handover_failures)
-        yield self._counter("checksum_failures", "Blocks refused for their checksum.", counters.checksum_failures)
+        yield self._counter("checksum_failures", "Transfers that failed a checksum.", counters.checksum_failures)
         transports = GaugeMetricFamily(
             "baton:kv_transport_info", "Transport in use for each peer.", labels=[*self._labels, "peer", "transport"]
         )
@@ -82,26 +90,28 @@ class WorkerMetrics(Collector):
             yield from self._of_experts(snapshot.experts, snapshot.is_short_of_ranks)
 
     def _of_experts(self, experts: ExpertFigures, is_short: bool) -> Iterator[Family]:
-        """A rank's figures of its group."""
+        """Yield the metrics of an expert-parallel rank."""
         yield self._gauge("expert_group_short", "1 while the group has too few ranks and computes nothing.", is_short)
-        yield self._gauge("expert_group_epoch", "Epoch of the group; a change of ranks begins one.", experts.epoch)
+        yield self._gauge(
+            "expert_group_epoch", "Epoch of the group; each change of its ranks begins a new one.", experts.epoch
+        )
         yield self._gauge("expert_group_ranks", "Ranks of the group.", experts.num_ranks)
-        text = "Tokens of all ranks that this rank's experts computed, each once for every expert."
+        text = "Tokens that this rank's experts computed for all ranks; a token counts once for each expert."
         yield self._by_layer(CounterMetricFamily, "expert_tokens", text, experts.rows)
-        text = "Of the experts that this rank's tokens chose since its start: share of the one chosen most often."
+        text = "Share of the most used expert among those that this rank's tokens were routed to, since its start."
         yield self._by_layer(GaugeMetricFamily, "expert_busiest_share", text, experts.busiest_shares)
-        text = "Tokens of the busiest rank over the mean rank's, when experts were last placed anew."
+        text = "Tokens of the busiest rank divided by the mean over ranks, at the last expert rebalancing."
         yield self._by_layer(GaugeMetricFamily, "expert_imbalance", text, experts.imbalances)
 
     def _by_layer(self, family: type[FamilyT], name: str, text: str, values: Sequence[float]) -> FamilyT:
-        """A series for each layer with experts; one for each expert would be too many."""
-        made = family(f"baton:{name}", text, labels=[*self._labels, "layer"])
+        """Return a family with one series per MoE layer; one per expert would be too many."""
+        layers = family(f"baton:{name}", text, labels=[*self._labels, "layer"])
         for layer, value in enumerate(values):
-            made.add_metric([*self._labels.values(), str(layer)], value)
-        return made
+            layers.add_metric([*self._labels.values(), str(layer)], value)
+        return layers
 
     def describe(self) -> Iterator[Family]:
-        """Nothing: a registry that asks for the figures' names at its start would wait for this very event loop."""
+        """Yield nothing: otherwise the registry calls `collect`, which waits for the event loop that registers it."""
         return iter(())
 
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
@@ -116,7 +126,7 @@ class WorkerMetrics(Collector):
 
 
 def serve_metrics(metrics: Collector, host: str, port: int) -> WSGIServer:
-    """Serves /metrics over HTTP for the life of the process."""
+    """Serve /metrics over HTTP until the process ends."""
     registry = CollectorRegistry()
     registry.register(metrics)
     server, _ = start_http_server(port, host, registry)

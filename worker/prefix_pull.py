@@ -1,4 +1,4 @@
-"""Pulls a prefix that another worker has in its cache, instead of computing it: in prefill and in decode workers."""
+"""Prefix pulls: a prefill or decode worker reads a cached prefix from another worker instead of computing it."""
 
 import asyncio
 import logging
@@ -20,11 +20,11 @@ LeaseCall = grpc.aio.UnaryStreamCall[worker_pb2.LeaseRequest, worker_pb2.LeaseEv
 
 
 class PrefixPull:
-    """Reads a request's first blocks from another worker's cache, decode workers' included, under a lease there."""
+    """One read of a request's first blocks from another worker's cache, under a lease."""
 
     def __init__(self, host: EngineHost, request: Request, source: worker_pb2.PeerWorker, deadline_s: float) -> None:
         block_size = host.config.block_size
-        num_full_blocks = (request.num_tokens - 1) // block_size  # one token at least is left to compute
+        num_full_blocks = (request.num_tokens - 1) // block_size  # at least one token is left to compute
         self._host = host
         self._source = source
         self._deadline_s = deadline_s
@@ -35,17 +35,17 @@ class PrefixPull:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens whose KV is here, whole and checked."""
+        """Tokens whose KV is complete and checked, including those known from the start."""
         num_blocks = self._receiver.num_blocks_received if self._receiver else self._num_known_blocks
         return num_blocks * self._host.config.block_size
 
     @property
     def num_pulled_tokens(self) -> int:
-        """Those of them that were pulled."""
+        """Tokens of `num_tokens` that were pulled."""
         return self.num_tokens - self._num_known_blocks * self._host.config.block_size
 
     async def run(self, channels: Channels) -> None:
-        """Returns when all that the source has is here; raises AioRpcError or TransferError."""
+        """Return when all leased blocks are received and checked. Raises AioRpcError or TransferError."""
         lease = worker_pb2.LeaseRequest(
             block_hashes=b"".join(self._hashes),
             incarnation=self._source.incarnation,
@@ -59,7 +59,7 @@ class PrefixPull:
             call.cancel()
 
     def outcome(self, task: "asyncio.Task[None]", counters: WorkerCounters) -> Received:
-        """What came; a failure is logged and counted, and costs only what did not come."""
+        """Return what was received. A failure is logged and counted; only the missing blocks must be computed."""
         error = None if task.cancelled() else task.exception()
         if isinstance(error, grpc.aio.AioRpcError | TransferError):
             logger.warning("pulling a prefix from %s failed: %s", self._source.worker_id, error)
@@ -74,7 +74,8 @@ class PrefixPull:
 
     async def _receive(self, call: LeaseCall) -> None:
         num_leased = 0
-        while event := await next_event(call, self._source.worker_id, self._deadline_s):  # it has nothing to compute
+        # The source computes nothing and sends no keep-alives, so the deadline bounds each wait.
+        while event := await next_event(call, self._source.worker_id, self._deadline_s):
             if event.HasField("accepted"):
                 if self._receiver is not None:
                     raise PeerRefused("the peer accepted twice")
@@ -90,4 +91,4 @@ class PrefixPull:
                 self._receiver.expect(event.checksums.first_index, event.checksums.checksums)
             if self._receiver is not None and self._receiver.num_blocks_announced >= num_leased:
                 return await self._receiver.settled()
-        raise PeerRefused("the peer ended the call before all that it had leased was announced")
+        raise PeerRefused("the peer ended the call before it had announced all leased blocks")

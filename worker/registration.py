@@ -1,4 +1,4 @@
-"""A worker's place in the registry, from its being ready to its end."""
+"""A worker's registration in the registry, from ready to shutdown."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,9 +16,9 @@ from baton.worker.drain import Drain, DrainState
 async def registered(
     url: str | None, member: Member, lease_s: float, drain: Drain
 ) -> AsyncIterator[asyncio.Future[None]]:
-    """Keeps the worker in its registry, if it has one, and reports there whether it drains.
+    """Keep the worker registered, with its drain state; no-op without a registry URL.
 
-    Gives what is done only if that failed; a registry that is lost is no failure.
+    Yields a future that completes only if the registration fails. An unreachable registry is not a failure.
     """
     if url is None:
         yield asyncio.get_running_loop().create_future()
@@ -30,7 +30,7 @@ async def registered(
         yield keeping
     finally:
         keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)  # who serves was told
+        await asyncio.gather(keeping, return_exceptions=True)  # the caller has the failure from the future
         await lease.withdraw()
         await registry.close()
 
@@ -50,7 +50,7 @@ async def _keep(lease: Lease, member: Member, drain: Drain) -> None:
 
 
 def member_of(description: worker_pb2.WorkerDescription, role: Role) -> Member:
-    """What the registry is told of a worker."""
+    """Return a worker's registry entry."""
     return Member(
         worker_id=description.worker_id,
         incarnation=description.incarnation,

@@ -1,4 +1,4 @@
-"""The process of a worker, whatever its role: engine, transport, gRPC server, health, drain."""
+"""The worker process of any role: engine, transport, gRPC server, health, drain."""
 
 import asyncio
 import logging
@@ -42,7 +42,7 @@ from baton.worker.health import WorkerHealth
 from baton.worker.kv_source import KVSourceService
 from baton.worker.memory import with_kv_memory
 from baton.worker.metrics import WorkerMetrics, serve_metrics
-from baton.worker.ranks.worker_ranks import WorkerRanks, following, with_threads_of_its_own
+from baton.worker.ranks.worker_ranks import WorkerRanks, follower_ranks, with_thread_share
 from baton.worker.registration import member_of, registered
 from baton.worker.reporting import WorkerCounters
 from baton.worker.service import WorkerService
@@ -51,7 +51,7 @@ from baton.worker.watchdog import Watchdog
 logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 1.0
-REASON_TIMEOUT_S = 2.0
+ROOT_CAUSE_TIMEOUT_S = 2.0
 ROLES = {
     "prefill": worker_pb2.WORKER_ROLE_PREFILL,
     "decode": worker_pb2.WORKER_ROLE_DECODE,
@@ -62,7 +62,7 @@ ROLE_SERVICES = {"prefill": ("Prefill",), "decode": ("Decode",), "both": ("Prefi
 
 @dataclass(frozen=True, slots=True)
 class WorkerCore:
-    """What a role builds its services from."""
+    """The parts of a worker from which a role builds its services."""
 
     config: WorkerConfig
     host: EngineHost
@@ -77,19 +77,19 @@ class WorkerCore:
 
 
 class WorkerServices(Protocol):
-    """What a role adds to a worker."""
+    """The services that a role adds to a worker."""
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Adds the role's services to the server."""
+        """Add the role's services to the server."""
         ...
 
     async def close(self) -> None:
-        """Ends every request; returns when nothing is written into any block any more."""
+        """End every request; return when no transfer writes into any block any more."""
         ...
 
 
 async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], WorkerServices]) -> None:
-    """Loads the engine and serves until SIGTERM or SIGINT, then drains. Raises if the engine fails."""
+    """Load the engine and serve until SIGTERM or SIGINT, then drain. Raises if the engine fails."""
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -97,8 +97,8 @@ async def serve_worker(config: WorkerConfig, build: Callable[[WorkerCore], Worke
     security = make_security(config.tls_cert, config.tls_key, config.tls_ca, config.tls_server_name)
     channels, incarnation = Channels(security), uuid.uuid4().hex
     require_gpus(config.engine.device, config.tensor_parallel, gpus_here())
-    config = with_kv_memory(with_threads_of_its_own(config), host_memory())
-    async with joined(config, incarnation, security, channels) as group, following(config) as ranks:
+    config = with_kv_memory(with_thread_share(config), host_memory())
+    async with joined(config, incarnation, security, channels) as group, follower_ranks(config) as ranks:
         memory = SharedPool()
         experts = group.experts if group is not None else None
         tensor = ranks.tensor if ranks is not None else None
@@ -130,7 +130,7 @@ def _log_capacity(config: WorkerConfig, host: EngineHost) -> None:
     num_tokens = (host.pool.num_blocks - 1) * host.config.block_size  # one block pads block tables
     longest = host.finish_rule.max_model_len
     logger.info(
-        "computes on %s (%s); its KV cache holds %d tokens in %.2f GiB, %.1f requests of the longest, %d tokens",
+        "device %s (%s); the KV cache holds %d tokens in %.2f GiB: %.1f requests of the maximum length, %d tokens",
         *(config.engine.device, gpus_here().reason, num_tokens),
         *(host.pool.num_blocks * host.block_bytes / (1 << 30), num_tokens / longest, longest),
     )
@@ -145,7 +145,7 @@ async def _serve(
     group: WorkerGroup | None,
     ranks: WorkerRanks | None,
 ) -> None:
-    """From the engine's first step to its last."""
+    """Serve from the engine's first step to its last."""
     config, host = core.config, core.host
     server = grpc.aio.server(interceptors=[RefuseMalformed()], options=SERVER_OPTIONS)
     services.register(server)
@@ -158,7 +158,7 @@ async def _serve(
         ranks.attach(lambda: host.call(Engine.look_at_ranks))
     await server.start()
     await worker_health.begin()
-    watchdog = Watchdog(host, core.drain, progress, worker_health.tell_ready)
+    watchdog = Watchdog(host, core.drain, progress, worker_health.set_ready)
     watching = asyncio.create_task(watchdog.run(), name="watchdog")
     if config.metrics_port is not None:
         serve_metrics(
@@ -174,7 +174,7 @@ async def _serve(
                 await _wait(stopping, *(each.failed for each in (group, ranks) if each is not None), *failures)
             except EngineEnded:
                 if ranks is not None:
-                    await _first_reason(ranks)
+                    await _raise_root_cause(ranks)
                 raise
             core.drain.begin(final=True)
             await worker_health.end()
@@ -185,17 +185,17 @@ async def _serve(
         if group is not None:
             await group.leave()
         await host.stop()
-        watching.cancel()  # last: all that ends here may hang on an engine that does
+        watching.cancel()  # last: every step above may hang if the engine hangs
 
 
 async def _load(
     make_engine: Callable[[], Engine], stopping: asyncio.Event, group: WorkerGroup | WorkerRanks | None
 ) -> Engine | None:
-    """Makes the engine on a thread that ends with it; None if it was told to end while it waited for its group.
+    """Load the engine on a short-lived thread; return None if a signal came while it waited for its group.
 
-    OpenMP keeps a team of threads for each thread that ever computed. A second team, even an idle one, is more threads
-    than cores, and then the waits between the parallel parts of a step are slept through and not spun: on two cores a
-    decode step took half as long again.
+    OpenMP keeps a team of threads for each thread that ever computed. With a second team, even an idle one, there are
+    more threads than cores, and OpenMP sleeps instead of spinning between the parallel parts of a step: on two cores
+    a decode step took 1.5 times as long.
     """
     with ThreadPoolExecutor(1, "load") as loader:
         loading = asyncio.get_running_loop().run_in_executor(loader, make_engine)
@@ -205,19 +205,19 @@ async def _load(
         waits: list[asyncio.Future[Any]] = [loading, stop, group.failed]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
-            group.leave_engine()  # which stops waiting for the others
+            group.leave_engine()  # ends its wait for the other ranks
         stop.cancel()
         try:
             return await loading
         except (EngineEnded, GroupBroken):
             if stopping.is_set():
                 return None
-            await _first_reason(group)
+            await _raise_root_cause(group)
             raise
 
 
 def _describe(core: WorkerCore, address: str) -> worker_pb2.WorkerDescription:
-    """Who this worker is."""
+    """Return the worker's description for routers and the registry."""
     config, host = core.config, core.host
     return worker_pb2.WorkerDescription(
         worker_id=config.worker_id,
@@ -238,7 +238,7 @@ def _describe(core: WorkerCore, address: str) -> worker_pb2.WorkerDescription:
 
 
 def _register_common(server: grpc.aio.Server, core: WorkerCore, description: worker_pb2.WorkerDescription) -> list[str]:
-    """Adds what every worker serves; returns the names of the worker services."""
+    """Add the services of every role; return the full names of all of the worker's services."""
     config, host = core.config, core.host
 
     def transport_choices() -> dict[str, str]:
@@ -260,7 +260,7 @@ def _register_common(server: grpc.aio.Server, core: WorkerCore, description: wor
 
 
 async def _wait(stopping: asyncio.Event, *failures: asyncio.Future[None]) -> None:
-    """Returns at a signal; raises what one of the others fails with."""
+    """Return at a signal; raise the error of the first future that fails."""
     stop = asyncio.ensure_future(stopping.wait())
     waits: list[asyncio.Future[Any]] = [stop, *failures]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -270,15 +270,15 @@ async def _wait(stopping: asyncio.Event, *failures: asyncio.Future[None]) -> Non
             failure.result()
 
 
-async def _first_reason(ranks: WorkerGroup | WorkerRanks) -> None:
-    """Raises why a rank is gone, if that is known soon: it says more than what broke because of it."""
-    await asyncio.wait([ranks.failed], timeout=REASON_TIMEOUT_S)
+async def _raise_root_cause(ranks: WorkerGroup | WorkerRanks) -> None:
+    """Raise the reason why a rank was lost if it is known within 2 s: it says more than the failures that follow."""
+    await asyncio.wait([ranks.failed], timeout=ROOT_CAUSE_TIMEOUT_S)
     if ranks.failed.done():
         ranks.failed.result()
 
 
 async def _drain(core: WorkerCore) -> None:
-    """Returns once the worker is idle, or its time is over and what was left is others'; raises if the engine fails."""
+    """Return once the worker is idle, or other workers continue its requests. Raises if the engine fails."""
     drained = asyncio.ensure_future(core.drain.run(core.config.drain_timeout_s, final=True))
     waits: list[asyncio.Future[Any]] = [drained, core.host.failed]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -286,4 +286,6 @@ async def _drain(core: WorkerCore) -> None:
         drained.cancel()
         core.host.failed.result()
     elif num_handed_off := drained.result():
-        logger.warning("%d requests had not ended when the drain's time was over: others have them", num_handed_off)
+        logger.warning(
+            "%d requests did not finish within the drain timeout; other workers continue them", num_handed_off
+        )

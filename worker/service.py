@@ -1,4 +1,4 @@
-"""What every worker says of itself."""
+"""The Worker service: description, load and cache reports, drain."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -14,12 +14,12 @@ from baton.worker.engine_host import EngineHost
 from baton.worker.reporting import MAX_UNTOLD, ReportClock, WorkerCounters
 
 MIN_INTERVAL_S = 0.001
-BUSY_INTERVAL_S = 0.1  # longest time between two looks at the load while there is work
-IDLE_INTERVAL_S = 1.0  # the same without; what is then found is told even if nothing changed
+BUSY_INTERVAL_S = 0.1  # longest time between two load checks while there is work
+IDLE_INTERVAL_S = 1.0  # the same without work; a report is then sent even if nothing changed
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
-    """Describe, Watch, Drain and Undrain."""
+    """The service of every role: Describe, Watch, Drain and Undrain."""
 
     def __init__(
         self,
@@ -41,18 +41,18 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._feed = CacheFeed(host)
         self._clocks: set[ReportClock] = set()
         host.listen(lambda _: self._note_news())
-        drain.watch(self._note_news)  # who is cancelled ends without a step, and its blocks are free
+        drain.watch(self._note_news)  # an aborted request ends without a step, and frees blocks
 
     async def Describe(  # noqa: N802
         self, request: worker_pb2.DescribeRequest, context: Context
     ) -> worker_pb2.WorkerDescription:
-        """Who this worker is."""
+        """Return the worker's description."""
         return self._describe()
 
     async def Drain(  # noqa: N802
         self, request: worker_pb2.DrainRequest, context: Context
     ) -> worker_pb2.DrainResponse:
-        """Takes no new requests from now on; returns once none is left."""
+        """Refuse new requests from now on; return once none is left."""
         try:
             await self._drain.run(request.timeout_s or self._drain_timeout_s)
         except DrainConflict as error:
@@ -72,7 +72,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def Watch(  # noqa: N802
         self, request: worker_pb2.WatchRequest, context: Context
     ) -> AsyncIterator[worker_pb2.WorkerUpdate]:
-        """A snapshot, then what changed, at most once an interval."""
+        """Stream a snapshot, then changes, at most once per interval."""
         clock = ReportClock(max(request.interval_ms / 1000, MIN_INTERVAL_S))
         self._clocks.add(clock)
         draining = asyncio.create_task(self._report_drain(clock))
@@ -85,18 +85,18 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             draining.cancel()
             self._clocks.discard(clock)
             clock.close()
-        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the watcher lags too far behind; watch again")
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the watcher reads too slowly; watch again")
 
     async def _updates(
         self, subscription: Subscription, taken: list[int], clock: ReportClock, is_counting: bool
     ) -> AsyncIterator[worker_pb2.WorkerUpdate]:
-        """One router's updates, until its subscription is lost."""
+        """Yield one router's updates until its subscription is lost."""
         last: worker_pb2.WorkerUpdate | None = None
         last_sent_at_s = 0.0
         now_s = asyncio.get_running_loop().time
         while not subscription.is_lost:
-            numbers, taken[:] = list(taken), ()  # before the load is looked at, so that it includes them
-            load, _ = await asyncio.gather(self._load(), self._feed.refresh())  # at the end of one step
+            numbers, taken[:] = list(taken), ()  # before the load is read, which then includes them
+            load, _ = await asyncio.gather(self._load(), self._feed.refresh())  # between the same two steps
             update = worker_pb2.WorkerUpdate(
                 incarnation=self._host.pool.incarnation,
                 load=load,
@@ -120,7 +120,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             await clock.wait(BUSY_INTERVAL_S if load.num_running + load.num_waiting else IDLE_INTERVAL_S)
 
     async def _report_drain(self, clock: ReportClock) -> None:
-        """Wake the watcher's stream when the worker drains or is undrained: routers go by that at once."""
+        """Make a report due at once when the worker drains or is undrained."""
         state = self._drain.state
         while True:
             state = await self._drain.wait_change(state)

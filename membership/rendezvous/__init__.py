@@ -1,1 +1,1 @@
-"""Groups of workers that step together: who is in them, and how they hear of each other; without torch."""
+"""Rendezvous of groups of workers that step together: membership, epochs and wakes; imports no torch."""

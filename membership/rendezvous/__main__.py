@@ -11,7 +11,7 @@ from baton.settings.options import click_options, options_of
 
 
 def start(config: RendezvousConfig) -> Coroutine[object, object, None]:
-    """Makes the rendezvous; imports gRPC only once the options are known to be good."""
+    """Return the rendezvous's main coroutine. gRPC is imported here, after the options have been validated."""
     from baton.membership.rendezvous.app import run
 
     return run(config)
@@ -22,7 +22,7 @@ def start(config: RendezvousConfig) -> Coroutine[object, object, None]:
 @process_flags
 @plain_errors
 def main(**flags: object) -> None:
-    """Know who is in which group of workers that step together, and tell them."""
+    """Run a rendezvous: it tracks the members of groups of workers that step together."""
     process = take_process_flags(flags)
     config = load(RendezvousConfig, RENDEZVOUS_OPTIONS, process.config_file, flags)
     run_process(process.named("rendezvous", config.progress_fd), lambda: start(config))

@@ -1,4 +1,4 @@
-"""The process of a rendezvous: gRPC server, health, its place in the registry, orderly end."""
+"""The process of a rendezvous: gRPC server, health, registration, orderly shutdown."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from baton.membership.registry.base import PlaceTaken
 from baton.membership.rendezvous.config import RendezvousConfig, RendezvousSettings
-from baton.membership.rendezvous.rendezvous_address import standing
+from baton.membership.rendezvous.rendezvous_address import registered
 from baton.membership.rendezvous.service import RendezvousService
 from baton.process.progress import ProgressReporter
 from baton.protos import group_pb2, group_pb2_grpc
@@ -26,12 +26,12 @@ from baton.rpc.tls import make_security
 logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 0.5
-LOOK_S = 0.05  # for members that are still there
-MAX_REQUEST_BYTES = 1 << 20  # a join that names a thousand members is a tenth of it
+POLL_S = 0.05  # while waiting for members to leave
+MAX_REQUEST_BYTES = 1 << 20  # ten times a join with a thousand members
 
 
 async def run(config: RendezvousConfig) -> None:
-    """Serves until SIGTERM or SIGINT. Raises if the address is taken."""
+    """Serve until SIGTERM or SIGINT. Raises RuntimeError if the address is in use."""
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -39,7 +39,7 @@ async def run(config: RendezvousConfig) -> None:
 
 
 async def serve(config: RendezvousConfig, stopping: asyncio.Event, settings: RendezvousSettings) -> None:
-    """Serves until `stopping` is set."""
+    """Serve until `stopping` is set."""
     options = {**dict(SERVER_OPTIONS), "grpc.max_receive_message_length": MAX_REQUEST_BYTES}
     server = grpc.aio.server(interceptors=[RefuseMalformed()], options=tuple(options.items()))
     service, health_servicer = RendezvousService(settings), HealthServicer()
@@ -49,34 +49,35 @@ async def serve(config: RendezvousConfig, stopping: asyncio.Event, settings: Ren
     reflection.enable_server_reflection([name, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     security = make_security(config.tls_cert, config.tls_key, config.tls_ca, config.tls_server_name)
     address = listen(server, security, config.host, config.port, config.uds)
-    looking = asyncio.create_task(service.run(), name="rendezvous")
+    monitor = asyncio.create_task(service.run(), name="rendezvous")
     try:
         await server.start()
         for service_name in ("", name):
             await health_servicer.set(service_name, health_pb2.HealthCheckResponse.SERVING)
         ProgressReporter(config.progress_fd).ready(address=address)
         logger.info("the rendezvous serves at %s", address)
-        async with standing(config, address) as keeping:  # left before our streams end: who comes again looks there
-            await _first(stopping.wait(), looking, keeping)
-            with suppress(TimeoutError, PlaceTaken):  # members that end with us need us for their orderly end
+        # Withdrawn before the streams end, so that members that join again find the next rendezvous.
+        async with registered(config, address) as registration:
+            await _wait_or_fail(stopping.wait(), monitor, registration)
+            with suppress(TimeoutError, PlaceTaken):  # members that end at the same time need it for an orderly leave
                 async with asyncio.timeout(config.drain_timeout_s):
-                    await _first(_left_alone(service), looking, keeping)
+                    await _wait_or_fail(_all_left(service), monitor, registration)
     finally:
-        service.close()  # before the streams end one by one: no epoch is to begin because of that
+        service.close()  # before the streams end one by one, so that this begins no epochs
         await health_servicer.enter_graceful_shutdown()
         await server.stop(STOP_GRACE_S)
-        looking.cancel()
-        await asyncio.gather(looking, return_exceptions=True)
+        monitor.cancel()
+        await asyncio.gather(monitor, return_exceptions=True)
 
 
-async def _left_alone(service: RendezvousService) -> None:
-    """Returns once no member is there."""
-    while service.num_members:  # noqa: ASYNC110  # a few looks at the end of a life
-        await asyncio.sleep(LOOK_S)
+async def _all_left(service: RendezvousService) -> None:
+    """Return once there are no members."""
+    while service.num_members:  # noqa: ASYNC110  # a short poll at shutdown
+        await asyncio.sleep(POLL_S)
 
 
-async def _first(awaited: Coroutine[object, object, object], *failures: asyncio.Future[None]) -> None:
-    """Returns once that is done; raises what one of the others fails with."""
+async def _wait_or_fail(awaited: Coroutine[object, object, object], *failures: asyncio.Future[None]) -> None:
+    """Return once `awaited` is done; raise the error of the first future that fails."""
     waits: list[asyncio.Future[Any]] = [asyncio.create_task(awaited), *failures]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""What a rendezvous is told; plain data."""
+"""Configuration of a rendezvous; plain data."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,13 @@ from baton.settings.worker_config import WILDCARDS
 
 @dataclass(frozen=True, slots=True)
 class RendezvousSettings:
-    """What the groups of one rendezvous keep to."""
+    """Timeouts and limits of a rendezvous's groups."""
 
-    timeout_s: float = 1.0  # a member that is silent for so long is out
-    settle_s: float = 0.02  # changes within this time of the first are one
-    broken_interval_s: float = 0.05  # between two epochs because of a broken one: else they could come in a storm
-    return_s: float = 1.0  # how long members that others know of are waited for, when the rendezvous was away
-    forget_s: float = 600.0  # a group without members is forgotten after this
+    timeout_s: float = 1.0  # a member without a heartbeat for this long is removed
+    settle_s: float = 0.02  # changes within this time of the first one share an epoch
+    broken_interval_s: float = 0.05  # minimum between two epochs due to broken ones, against a storm of epochs
+    return_s: float = 1.0  # after a restart of the rendezvous, wait for the members of a known epoch to return
+    forget_s: float = 600.0  # a group without members is dropped after this
     max_groups: int = 1024
     max_members: int = 1024  # of one group
 
@@ -29,11 +29,11 @@ class RendezvousConfig:
     host: str = "127.0.0.1"
     port: int = 0  # 0: any free one
     uds: str | None = None  # path of a Unix socket instead of host and port; None: host:port
-    timeout_s: float = 1.0  # a member that is silent for so long is out of its group
-    registry: str | None = None  # URL of the registry where members find it; None: they are told its address
-    name: str = DEFAULT_NAME  # under which it stands there
-    lease_s: float = 10.0  # how long it stands there without a sign of life
-    drain_timeout_s: float = 0.0  # how long it serves on after SIGTERM for members that are still there
+    timeout_s: float = 1.0  # a member without a heartbeat for this long is removed
+    registry: str | None = None  # URL of the registry in which members find it; None: members have its address
+    name: str = DEFAULT_NAME  # in the registry
+    lease_s: float = 10.0  # lifetime of the registry entry without a renewal
+    drain_timeout_s: float = 0.0  # wait for members to leave after SIGTERM
     tls_cert: str | None = None  # PEM files for mutual TLS with other processes; None: plaintext
     tls_key: str | None = None
     tls_ca: str | None = None
@@ -41,12 +41,12 @@ class RendezvousConfig:
     progress_fd: int | None = None  # progress is written here as JSON lines
 
     def __post_init__(self) -> None:
-        """Raises OptionError for a registry that cannot work."""
+        """Raise OptionError for an unusable registry, host or name."""
         if self.registry is None:
             return
         parse_registry_url(self.registry)
         if self.host in WILDCARDS:
-            raise OptionError(f"host: members cannot reach {self.host}; a registered rendezvous listens where they can")
+            raise OptionError(f"host: members cannot reach {self.host}; set an address that they can reach")
         if not is_name(self.name):
             raise OptionError(f"name: must be {NAME_RULE}")
 
@@ -56,14 +56,17 @@ RENDEZVOUS_OPTIONS = {
     "port": OptionInfo("Port of its gRPC server; 0 for any free one.", minimum=0, maximum=65535),
     "uds": OptionInfo("Path of a Unix socket to listen on instead of host and port.", hidden=True),
     "timeout_s": OptionInfo(
-        "Seconds after which a member that is silent is out of its group.", minimum=0.1, maximum=600
+        "Seconds without a heartbeat after which a member is removed from its group.", minimum=0.1, maximum=600
     ),
     "registry": OptionInfo(
-        "URL of the registry (redis://...) where members find it; unset: they are told its address.", secret=True
+        "URL of the registry (redis://...) in which members find it. Default: none; members need its address.",
+        secret=True,
     ),
-    "name": OptionInfo("Its name in the registry: the last to come under a name has it."),
-    "lease_s": OptionInfo("Seconds after which the registry forgets it if it is gone.", minimum=1, maximum=3600),
-    "drain_timeout_s": OptionInfo("Longest wait in seconds for members to leave at the end.", minimum=0),
+    "name": OptionInfo("Name in the registry; the latest rendezvous registered under a name replaces the others."),
+    "lease_s": OptionInfo(
+        "Seconds after which the registry drops it if it does not renew its entry.", minimum=1, maximum=3600
+    ),
+    "drain_timeout_s": OptionInfo("Maximum seconds to wait for members to leave on shutdown.", minimum=0),
     **TLS_OPTIONS,
-    "progress_fd": OptionInfo("Descriptor of a pipe that takes progress messages.", minimum=0, hidden=True),
+    "progress_fd": OptionInfo("File descriptor of a pipe for progress messages.", minimum=0, hidden=True),
 }

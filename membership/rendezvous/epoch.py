@@ -1,4 +1,4 @@
-"""A group between two changes of its members, as both sides of its rendezvous have it."""
+"""Epochs of a group: its members between two changes, on both sides of the rendezvous."""
 
 import re
 from collections.abc import Iterable
@@ -11,10 +11,10 @@ DIGITS = re.compile(r"([0-9]+)")
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """A worker from one start to its end."""
+    """One run of a worker, from start to end."""
 
-    name: str  # the same over restarts
-    incarnation: str  # fresh at every start
+    name: str  # stable over restarts
+    incarnation: str  # new at every start
     address: str  # host:port of its gRPC server
 
     def __str__(self) -> str:
@@ -23,22 +23,22 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """Who is in the group, rank by rank."""
+    """The members of a group in rank order, until the next change."""
 
     number: int
     lives: tuple[Life, ...]
-    store: str = ""  # empty: not open yet
+    store: str = ""  # host:port of the first rank's store; empty: not open yet
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The lives as an engine knows them."""
+        """Members as `name/incarnation`, as engines know them."""
         return tuple(map(str, self.lives))
 
 
 def in_rank_order(lives: Iterable[Life]) -> tuple[Life, ...]:
-    """Ordered by host, so that ranks of a node follow each other, and there by name.
+    """Return lives sorted by host, so that a node's ranks are consecutive, then by name.
 
-    Numbers are ordered by their value: decode-2 stands before decode-10.
+    Numbers are compared by value: decode-2 comes before decode-10.
     """
     return tuple(sorted(lives, key=lambda life: (_natural(_host(life)), _natural(life.name), life.name)))
 
@@ -48,25 +48,25 @@ def _host(life: Life) -> str:
 
 
 def _natural(name: str) -> tuple[str | int, ...]:
-    """Texts and numbers by turns, so that two names can be compared."""
+    """Return a sort key of alternating texts and numbers."""
     return tuple(int(part) if number % 2 else part for number, part in enumerate(DIGITS.split(name)))
 
 
 def life_to_proto(life: Life) -> group_pb2.Life:
-    """The message of a life."""
+    """Return a life's message."""
     return group_pb2.Life(name=life.name, incarnation=life.incarnation, address=life.address)
 
 
 def life_from_proto(message: group_pb2.Life) -> Life:
-    """The life of a message."""
+    """Return a message's life."""
     return Life(message.name, message.incarnation, message.address)
 
 
 def epoch_to_proto(epoch: Epoch) -> group_pb2.Epoch:
-    """The message of an epoch."""
+    """Return an epoch's message."""
     return group_pb2.Epoch(number=epoch.number, members=map(life_to_proto, epoch.lives), store=epoch.store)
 
 
 def epoch_from_proto(message: group_pb2.Epoch) -> Epoch:
-    """The epoch of a message."""
+    """Return a message's epoch."""
     return Epoch(message.number, tuple(map(life_from_proto, message.members)), message.store)

@@ -1,10 +1,10 @@
-"""One group at its rendezvous: who is there, and when a new epoch begins.
+"""One group at its rendezvous: its members, and when a new epoch begins.
 
-The first epoch begins when as many members are there as the group is to have. From then on every change begins a new
-one a moment later, with all who are there then; so does a member's word that the present one is broken.
+The first epoch begins when the group has reached its size. After that, every change of members begins a new epoch
+shortly afterwards with the members of that moment; so does a member's report that the current epoch is broken.
 
-A rendezvous that has just started knows nothing. Members that were in a group before tell it of their newest epoch,
-which is taken over, and who is in it is waited for: if all return in time, nothing has changed, and no epoch begins.
+A rendezvous that has just started has no state. Members that join again send their newest epoch, which it adopts, and
+it waits for that epoch's members. If all return in time, nothing has changed, and no new epoch begins.
 """
 
 import asyncio
@@ -21,135 +21,134 @@ from baton.membership.rendezvous.member_session import MemberSession
 
 logger = logging.getLogger(__name__)
 
-MAX_REPLACED = 1024  # lives that are remembered as replaced
+MAX_REPLACED = 1024  # replaced lives that are kept, so that they are refused
 MAX_REASON_CHARS = 200
 
 
 class Group:
-    """Owns the sessions of a group and its epoch; to be used on one event loop."""
+    """The sessions of a group's members and its epoch; used on one event loop."""
 
     def __init__(self, name: str, settings: RendezvousSettings) -> None:
         self._name = name
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._seats: dict[str, MemberSession] = {}  # by the members' names
-        self._fingerprint, self._size = "", 0  # of all who are there
-        self._epoch: Epoch | None = None  # None: not begun yet, or nobody is left
+        self._sessions: dict[str, MemberSession] = {}  # by member name
+        self._fingerprint, self._size = "", 0  # common to all members
+        self._epoch: Epoch | None = None  # None: not begun yet, or no member is left
         self._last_number = 0
         self._is_broken = False
         self._replaced: deque[str] = deque(maxlen=MAX_REPLACED)  # incarnations
         self._timer: asyncio.TimerHandle | None = None
-        self._changed_s = math.inf  # the first change that is in no epoch yet; the event loop's clock, as all these
-        self._begun_s = -math.inf  # the present epoch
-        self._waits_until_s = -math.inf  # for those that may return
+        self._changed_s = math.inf  # first change that is in no epoch yet; by the event loop's clock, like all times
+        self._begun_s = -math.inf  # start of the current epoch
+        self._waits_until_s = -math.inf  # end of the wait for members that may return
         self._empty_since_s = self._loop.time()
 
     def admit(self, join: Join) -> MemberSession:
-        """A session for a member; one under a name that is taken replaces who had it. Raises Refused."""
+        """Return a session for a new member; it replaces an earlier one with the same name. Raises Refused."""
         self._check(join)
-        old = self._seats.get(join.life.name)
+        old = self._sessions.get(join.life.name)
         if old is not None and old.life.incarnation != join.life.incarnation:
             self._replaced.append(old.life.incarnation)
             old.close(_replaced(join.life))
         elif old is not None:
-            old.close(Refused(grpc.StatusCode.ABORTED, "this life of the member has joined over another stream"))
+            old.close(Refused(grpc.StatusCode.ABORTED, "the member has joined again over another stream"))
         self._fingerprint, self._size = join.fingerprint, join.size
-        session = self._seats[join.life.name] = MemberSession(join.life, self._loop.time())
+        session = self._sessions[join.life.name] = MemberSession(join.life, self._loop.time())
         if join.last_epoch is not None:
-            self._take_over(join.last_epoch)
+            self._adopt(join.last_epoch)
         if self._epoch is not None and join.life in self._epoch.lives:
             session.show(self._epoch)
         self._consider()
         return session
 
     def remove(self, session: MemberSession, end: Refused | None = None) -> None:
-        """The member is out, unless another has its session already."""
+        """Remove a member, unless another session has replaced this one."""
         session.close(end)
-        if self._seats.get(session.life.name) is session:
-            del self._seats[session.life.name]
-            logger.info("group %s: %s is out%s", self._name, session.life, f": {end}" if end else "")
+        if self._sessions.get(session.life.name) is session:
+            del self._sessions[session.life.name]
+            logger.info("group %s: removed %s%s", self._name, session.life, f": {end}" if end else "")
             self._consider()
 
     def set_store(self, session: MemberSession, number: int, address: str) -> None:
-        """The epoch's first member has opened its store; an older epoch's is of no use to anybody."""
+        """Record the store that the epoch's first member has opened. Stores of older epochs are ignored."""
         epoch = self._epoch
         if epoch is not None and epoch.number == number and epoch.lives[0] == session.life and self._has(session):
-            self._show(Epoch(number, epoch.lives, address))
+            self._set_epoch(Epoch(number, epoch.lives, address))
 
     def note_broken(self, session: MemberSession, number: int, reason: str) -> None:
-        """A member wants another epoch than this one; of an older one it need not be said."""
+        """Begin another epoch because a member reports this one as broken. Reports on older epochs are ignored."""
         epoch = self._epoch
         if epoch is not None and epoch.number == number and session.life in epoch.lives and self._has(session):
             shown = ascii(reason[:MAX_REASON_CHARS])
-            logger.warning("group %s: epoch %d is broken, says %s: %s", self._name, number, session.life, shown)
+            logger.warning("group %s: epoch %d is broken according to %s: %s", self._name, number, session.life, shown)
             self._is_broken = True
             self._consider()
 
-    def look(self, late_s: float) -> None:
-        """Ends the membership of who is silent; we ourselves were late to look, and to hear, by so much."""
+    def remove_silent(self, late_s: float) -> None:
+        """Remove silent members. `late_s`: delay of this check, by which we may also have received messages late."""
         now_s = self._loop.time()
         timeout_s = self._settings.timeout_s
-        if late_s > timeout_s:  # we were away for so long that members may have given us up, and will return
+        if late_s > timeout_s:  # we were suspended for so long that members may have left, and will return
             self._waits_until_s = now_s + self._settings.return_s
             self._consider()
-        for session in list(self._seats.values()):
-            session.heard_s = min(session.heard_s + late_s, now_s)
-            if now_s - session.heard_s > timeout_s:
-                self.remove(session, Refused(grpc.StatusCode.ABORTED, f"the member was silent for {timeout_s:g} s"))
+        for session in list(self._sessions.values()):
+            session.heartbeat_at_s = min(session.heartbeat_at_s + late_s, now_s)
+            if now_s - session.heartbeat_at_s > timeout_s:
+                self.remove(
+                    session, Refused(grpc.StatusCode.ABORTED, f"no heartbeat from the member for {timeout_s:g} s")
+                )
 
     @property
     def num_members(self) -> int:
-        """Members that are there."""
-        return len(self._seats)
+        """Number of members."""
+        return len(self._sessions)
 
     @property
-    def is_forgotten(self) -> bool:
-        """Whether nobody was there for so long that it need not be kept."""
-        return not self._seats and self._loop.time() - self._empty_since_s > self._settings.forget_s
+    def is_expired(self) -> bool:
+        """Whether the group was without members for `forget_s`, so that it can be dropped."""
+        return not self._sessions and self._loop.time() - self._empty_since_s > self._settings.forget_s
 
     def close(self) -> None:
-        """The rendezvous ends: no epoch begins any more, and members are told to go elsewhere."""
-        sessions, self._seats = self._seats, {}
+        """End all sessions with UNAVAILABLE, so that members join elsewhere; no epoch begins any more."""
+        sessions, self._sessions = self._sessions, {}
         self._set_timer(None)
         for session in sessions.values():
-            session.close(Refused(grpc.StatusCode.UNAVAILABLE, "the rendezvous ends"))
+            session.close(Refused(grpc.StatusCode.UNAVAILABLE, "the rendezvous is shutting down"))
 
     def _check(self, join: Join) -> None:
-        """Raises Refused if the member does not belong to those who are there."""
+        """Raise Refused if the member does not match the others."""
         precondition = grpc.StatusCode.FAILED_PRECONDITION
         if join.life.incarnation in self._replaced:
             raise _replaced(join.life)
-        others = self._seats.keys() - {join.life.name}
+        others = self._sessions.keys() - {join.life.name}
         if not others:
             return
         if len(others) >= self._settings.max_members:
             limit = self._settings.max_members
-            raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"group {self._name} has its {limit} members already")
+            raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"group {self._name} is full with {limit} members")
         if join.fingerprint != self._fingerprint:
             text = f"the fingerprint is {join.fingerprint}, that of group {self._name} is {self._fingerprint}"
-            raise Refused(
-                precondition, f"{text}: model, dtype or layout differ; such members need a group of their own"
-            )
+            raise Refused(precondition, f"{text}: model, dtype or layout differ; use another group")
         if join.size != self._size:
-            raise Refused(
-                precondition, f"the size is {join.size}, that of group {self._name} {self._size}; all must say the same"
-            )
+            text = f"the size is {join.size}, that of group {self._name} is {self._size}"
+            raise Refused(precondition, f"{text}; all members need the same size")
 
-    def _take_over(self, known: Epoch) -> None:
-        """A member knows this epoch; ours may be older, or none."""
-        ours = self._epoch
-        if known.number > self._last_number or (ours is None and known.number == self._last_number):
-            if ours is None:
+    def _adopt(self, known: Epoch) -> None:
+        """Adopt an epoch that a member knows if ours is older, or none."""
+        current = self._epoch
+        if known.number > self._last_number or (current is None and known.number == self._last_number):
+            if current is None:
                 self._waits_until_s = self._loop.time() + self._settings.return_s
-            logger.info("group %s: epoch %d is known to %d members", self._name, known.number, len(known.lives))
+            logger.info("group %s: adopted epoch %d of %d members", self._name, known.number, len(known.lives))
             self._last_number = known.number
-            self._show(known)
-        elif ours is not None and known.store and ours == Epoch(known.number, known.lives):
-            self._show(known)  # its store was told to us in an earlier life
+            self._set_epoch(known)
+        elif current is not None and known.store and current == Epoch(known.number, known.lives):
+            self._set_epoch(known)  # its store was reported before this rendezvous restarted
 
     def _consider(self) -> None:
-        """Decides whether a new epoch is to begin, and when."""
-        if not self._seats:
+        """Schedule a new epoch if one is needed."""
+        if not self._sessions:
             self._epoch, self._is_broken = None, False
             self._empty_since_s = self._loop.time()
         if self._needs_epoch():
@@ -161,11 +160,11 @@ class Group:
 
     def _needs_epoch(self) -> bool:
         if self._epoch is None:
-            return 0 < self._size <= len(self._seats)
+            return 0 < self._size <= len(self._sessions)
         return self._is_broken or self._lives() != set(self._epoch.lives)
 
     def _due_s(self) -> float:
-        """When the epoch begins that is needed."""
+        """Return when the needed epoch begins."""
         due_s = self._changed_s + self._settings.settle_s
         if self._is_broken:
             due_s = max(due_s, self._begun_s + self._settings.broken_interval_s)
@@ -180,12 +179,12 @@ class Group:
         self._changed_s, self._begun_s = math.inf, self._loop.time()
         lives = in_rank_order(self._lives())
         logger.info("group %s: epoch %d with %s", self._name, self._last_number, ", ".join(map(str, lives)))
-        self._show(Epoch(self._last_number, lives))
+        self._set_epoch(Epoch(self._last_number, lives))
 
-    def _show(self, epoch: Epoch) -> None:
-        """This is the epoch; who is in it hears of it."""
+    def _set_epoch(self, epoch: Epoch) -> None:
+        """Set the epoch and send it to its members."""
         self._epoch = epoch
-        for session in self._seats.values():
+        for session in self._sessions.values():
             if session.life in epoch.lives:
                 session.show(epoch)
 
@@ -195,12 +194,12 @@ class Group:
         self._timer = None if due_s is None else self._loop.call_at(due_s, self._begin)
 
     def _lives(self) -> set[Life]:
-        return {session.life for session in self._seats.values()}
+        return {session.life for session in self._sessions.values()}
 
     def _has(self, session: MemberSession) -> bool:
-        return self._seats.get(session.life.name) is session
+        return self._sessions.get(session.life.name) is session
 
 
 def _replaced(life: Life) -> Refused:
-    text = f"another life of {life.name} has joined; each member needs a name of its own"
+    text = f"another process has joined as {life.name}; each member needs a unique name"
     return Refused(grpc.StatusCode.FAILED_PRECONDITION, text)

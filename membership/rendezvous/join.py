@@ -1,4 +1,4 @@
-"""A member's wish to join, checked: whatever a stranger sends."""
+"""Validation of join requests, which may come from any client."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from baton.membership.rendezvous.epoch import Epoch, Life, epoch_from_proto, lif
 from baton.protos import group_pb2
 from baton.settings.names import MAX_ADDRESS_CHARS, NAME_RULE, is_host_port, is_name, is_worker_address
 
-MAX_EPOCH = 1 << 62  # leaves room in 64 bits for all that may follow
+MAX_EPOCH = 1 << 62  # leaves room in 64 bits for later epochs
 MAX_SHOWN_CHARS = 100
 
 
 class Refused(Exception):
-    """A member is not taken, or is so no more; the text says why, `code` how gRPC says it."""
+    """A refused or removed member; the text is the reason, `code` the gRPC status."""
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
         super().__init__(text)
@@ -23,17 +23,17 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Who joins which group, with what."""
+    """A valid request to join a group."""
 
     group: str
     life: Life
     fingerprint: str
     size: int
-    last_epoch: Epoch | None  # the newest that this life knows
+    last_epoch: Epoch | None  # newest epoch that the member knows
 
 
 def read_join(message: group_pb2.JoinGroup, settings: RendezvousSettings) -> Join:
-    """The wish of a message. Raises Refused (INVALID_ARGUMENT) for what none can be."""
+    """Return a message's request. Raises Refused (INVALID_ARGUMENT) if it is invalid."""
     _check_name("group", message.group)
     _check_name("fingerprint", message.fingerprint)
     life = life_from_proto(message.life)
@@ -47,7 +47,7 @@ def read_join(message: group_pb2.JoinGroup, settings: RendezvousSettings) -> Joi
 
 
 def check_address(what: str, address: str, may_be_empty: bool = False) -> None:
-    """Raises Refused (INVALID_ARGUMENT) unless it is host:port."""
+    """Raise Refused (INVALID_ARGUMENT) unless the address is host:port."""
     if may_be_empty and not address:
         return
     if not is_host_port(address):
@@ -63,7 +63,7 @@ def _read_epoch(message: group_pb2.Epoch, settings: RendezvousSettings) -> Epoch
     for life in epoch.lives:
         _check_life("last_epoch.members", life)
     if len({life.name for life in epoch.lives}) < len(epoch.lives):
-        raise _wrong("last_epoch.members has a name twice; each member has a name of its own")
+        raise _wrong("last_epoch.members has a name twice; names must be unique")
     check_address("last_epoch.store", epoch.store, may_be_empty=True)
     return epoch
 
@@ -85,5 +85,5 @@ def _wrong(text: str) -> Refused:
 
 
 def _shown(text: str) -> str:
-    """A stranger's words, short and in ASCII as gRPC's texts of errors must be."""
+    """Return a client's text for errors: short, and in ASCII, as gRPC requires."""
     return ascii(text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "...")

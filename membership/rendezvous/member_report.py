@@ -1,4 +1,4 @@
-"""What a member has to tell its rendezvous."""
+"""A member's reports to its rendezvous."""
 
 import asyncio
 
@@ -6,48 +6,48 @@ from baton.protos import group_pb2
 
 
 class MemberReport:
-    """Owns the newest store and the newest broken epoch, which are told over each stream anew while they count."""
+    """The newest store and the newest broken epoch; both are sent again on each new stream while they are current."""
 
     def __init__(self) -> None:
         self._store: group_pb2.StoreReady | None = None
         self._broken: group_pb2.EpochBroken | None = None
-        self._untold: list[group_pb2.MemberMessage] = []
+        self._unsent: list[group_pb2.MemberMessage] = []
         self._wake = asyncio.Event()
 
     def set_store(self, store: group_pb2.StoreReady) -> None:
-        """We have opened an epoch's store."""
+        """Queue the report of an epoch's store that we have opened."""
         self._store = store
-        self._tell(group_pb2.MemberMessage(store=store))
+        self._queue(group_pb2.MemberMessage(store=store))
 
     def set_broken(self, broken: group_pb2.EpochBroken) -> None:
-        """An epoch is broken; it is told once."""
+        """Queue the report of a broken epoch, once per epoch."""
         if self._broken is None or self._broken.epoch < broken.epoch:
             self._broken = broken
-            self._tell(group_pb2.MemberMessage(broken=broken))
+            self._queue(group_pb2.MemberMessage(broken=broken))
 
     def begin(self, epoch: int) -> None:
-        """A new stream begins: what was told over the last may not have been heard. Of an older epoch it is useless."""
-        self._untold.clear()
+        """Begin a new stream: repeat the reports on this epoch, which may have been lost with the last stream."""
+        self._unsent.clear()
         if self._store is not None and self._store.epoch == epoch:
-            self._tell(group_pb2.MemberMessage(store=self._store))
+            self._queue(group_pb2.MemberMessage(store=self._store))
         if self._broken is not None and self._broken.epoch == epoch:
-            self._tell(group_pb2.MemberMessage(broken=self._broken))
+            self._queue(group_pb2.MemberMessage(broken=self._broken))
 
     def wake(self) -> None:
-        """Ends the wait for news."""
+        """End the wait of `take`."""
         self._wake.set()
 
     async def take(self, timeout_s: float) -> list[group_pb2.MemberMessage]:
-        """All that is new, as soon as there is something; nothing, if it takes so long or was woken."""
+        """Return all unsent reports as soon as there are any; none after `timeout_s` or a `wake`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._wake.wait()
         except TimeoutError:
             return []
         self._wake.clear()
-        untold, self._untold = self._untold, []
-        return untold
+        unsent, self._unsent = self._unsent, []
+        return unsent
 
-    def _tell(self, message: group_pb2.MemberMessage) -> None:
-        self._untold.append(message)
+    def _queue(self, message: group_pb2.MemberMessage) -> None:
+        self._unsent.append(message)
         self._wake.set()

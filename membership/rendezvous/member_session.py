@@ -1,4 +1,4 @@
-"""A member's place at the rendezvous, for as long as its stream."""
+"""A member's session at the rendezvous, which lives as long as its stream."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,34 +9,34 @@ from baton.protos import group_pb2
 
 
 class MemberSession:
-    """Owns what is to be said to a member next: the newest epoch alone, and never a queue of them."""
+    """The next message to a member: only the newest epoch, never a queue of them."""
 
     def __init__(self, life: Life, now_s: float) -> None:
         self.life = life
-        self.heard_s = now_s  # event loop's clock, its last sign of life
-        self.end: Refused | None = None  # why it was taken from the member
+        self.heartbeat_at_s = now_s  # time of the last heartbeat, by the event loop's clock
+        self.end: Refused | None = None  # why the session was closed
         self._is_closed = False
-        self._epoch: Epoch | None = None  # not said yet
+        self._epoch: Epoch | None = None  # not sent yet
         self._wake = asyncio.Event()
 
-    def hear(self, now_s: float) -> None:
-        """The member lives; that is answered."""
-        self.heard_s = now_s
+    def note_heartbeat(self, now_s: float) -> None:
+        """Record a heartbeat and answer it."""
+        self.heartbeat_at_s = now_s
         self._wake.set()
 
     def show(self, epoch: Epoch) -> None:
-        """This is the newest epoch."""
+        """Send the newest epoch."""
         self._epoch = epoch
         self._wake.set()
 
     def close(self, end: Refused | None = None) -> None:
-        """Nothing more is said, but why it ends."""
+        """Close the session; `end` is the error for the member."""
         if not self._is_closed:
             self._is_closed, self.end = True, end
             self._wake.set()
 
     async def messages(self) -> AsyncIterator[group_pb2.GroupMessage]:
-        """What is said to the member, until the session is closed."""
+        """Yield the messages to the member until the session is closed."""
         while True:
             await self._wake.wait()
             self._wake.clear()

@@ -1,4 +1,4 @@
-"""Where a rendezvous is: at an address that members are told, or where the registry says at the time."""
+"""Address of a rendezvous: fixed, or looked up in the registry."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,65 +11,65 @@ from baton.membership.rendezvous.config import RendezvousConfig
 from baton.settings.names import registered_name
 from baton.settings.values import OptionError
 
-KIND = "rendezvous"  # in the registry
+KIND = "rendezvous"  # kind of the registry entry
 
 
 class RendezvousUnknown(Exception):
-    """Nobody can say now where the rendezvous is; the text says why."""
+    """The address of the rendezvous is not available now; the text has the reason."""
 
 
 class RendezvousAddress(Protocol):
-    """Where the members of a group find their rendezvous, which may move."""
+    """Lookup of a group's rendezvous, which may move."""
 
     async def find(self) -> str:
-        """Its host:port as it is now. Raises RendezvousUnknown."""
+        """Return the current host:port. Raises RendezvousUnknown."""
         ...
 
     async def close(self) -> None:
-        """Ends what is needed to find it."""
+        """Close the connections of the lookup."""
         ...
 
 
 class FixedAddress:
-    """A rendezvous that is where it always was."""
+    """A rendezvous at a fixed address."""
 
     def __init__(self, address: str) -> None:
         self._address = address
 
     async def find(self) -> str:
-        """Its host:port."""
+        """Return the host:port."""
         return self._address
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: it has no connections."""
 
 
 class RegisteredAddress:
-    """Owns the way to where the registry has a rendezvous."""
+    """A rendezvous looked up in the registry."""
 
     def __init__(self, entry: NamedAddress) -> None:
         self._entry = entry
 
     async def find(self) -> str:
-        """Its host:port, as the registry has it. Raises RendezvousUnknown."""
+        """Return the host:port in the registry. Raises RendezvousUnknown."""
         try:
             address = await self._entry.find()
         except RegistryLost as error:
-            raise RendezvousUnknown(f"the registry cannot tell where {self._entry.name} is: {error}") from error
+            raise RendezvousUnknown(f"cannot look up {self._entry.name} in the registry: {error}") from error
         if address is None:
             raise RendezvousUnknown(f"there is no {self._entry.name}")
         return address
 
     async def close(self) -> None:
-        """Ends the connections."""
+        """Close the connections."""
         await self._entry.close()
 
 
 def rendezvous_address(rendezvous: str | None, registry: str | None) -> RendezvousAddress:
-    """Where a worker with these options finds its rendezvous. Raises OptionError."""
+    """Return the lookup for a worker with these options. Raises OptionError."""
     name = registered_name(rendezvous)
     if name is None:
-        assert rendezvous is not None  # nothing stands for a name
+        assert rendezvous is not None  # None has a default name
         return FixedAddress(rendezvous)
     if registry is None:
         raise OptionError("rendezvous: without a registry it must be the host:port of a `baton rendezvous`")
@@ -77,20 +77,20 @@ def rendezvous_address(rendezvous: str | None, registry: str | None) -> Rendezvo
 
 
 @asynccontextmanager
-async def standing(config: RendezvousConfig, address: str) -> AsyncIterator[asyncio.Future[None]]:
-    """Keeps the rendezvous in its registry, if it has one.
+async def registered(config: RendezvousConfig, address: str) -> AsyncIterator[asyncio.Future[None]]:
+    """Keep the rendezvous registered; no-op without a registry.
 
-    Gives what is done only if another has its place; a registry that is lost is no failure.
+    Yields a future that fails if another rendezvous has taken the name. An unreachable registry is not a failure.
     """
     if config.registry is None:
         yield asyncio.get_running_loop().create_future()
         return
     entry = open_address(config.registry, KIND, config.name)
-    keeping = asyncio.create_task(entry.keep(address, config.lease_s), name="rendezvous' place")
+    keeping = asyncio.create_task(entry.keep(address, config.lease_s), name="rendezvous registration")
     try:
         yield keeping
     finally:
         keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)  # who serves was told
+        await asyncio.gather(keeping, return_exceptions=True)  # the caller has the failure from the future
         await entry.withdraw()
         await entry.close()

@@ -1,4 +1,4 @@
-"""Wakes between the members of a group: a step has begun, and who sleeps must take part."""
+"""Wakes between the members of a group: when one begins a step, idle members must take part."""
 
 import asyncio
 import logging
@@ -12,13 +12,13 @@ from baton.rpc.peers import MAX_WORD_CHARS, Channels, Context
 
 logger = logging.getLogger(__name__)
 
-WAKE_TIMEOUT_S = 2.0  # who does not answer for so long is thrown out of the group, or is asked again
+WAKE_TIMEOUT_S = 2.0  # after this the wake is retried, unless the rendezvous has removed the member
 RETRY_S = 0.05
-NOT_MEANT = grpc.StatusCode.FAILED_PRECONDITION  # another life is at this address
+WRONG_INCARNATION = grpc.StatusCode.FAILED_PRECONDITION  # another process is at this address
 
 
 class Wakes:
-    """Owns the wakes that are on their way: one to each member, and the newest that waits behind it."""
+    """Wake calls in progress: one per member, and the newest request that waits for it."""
 
     def __init__(self, channels: Channels, group: str, timeout_s: float = WAKE_TIMEOUT_S) -> None:
         self._channels = channels
@@ -28,7 +28,7 @@ class Wakes:
         self._calls: dict[Life, asyncio.Task[None]] = {}
 
     def send(self, lives: Iterable[Life], epoch: int, round_number: int) -> None:
-        """Begins to wake them."""
+        """Start waking members; a newer wake replaces one that waits."""
         for life in lives:
             self._waiting[life] = group_pb2.WakeRequest(
                 group=self._group, incarnation=life.incarnation, epoch=epoch, round_number=round_number
@@ -37,27 +37,27 @@ class Wakes:
                 self._calls[life] = asyncio.create_task(self._call(life), name=f"wake {life}")
 
     async def close(self) -> None:
-        """Ends all that are on their way."""
+        """Cancel all calls."""
         calls = list(self._calls.values())
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
 
     def keep(self, lives: Iterable[Life]) -> None:
-        """Wakes nobody else any more: these are in the group."""
+        """Drop the wakes of lives other than these, which are the group's members."""
         for life in self._waiting.keys() - set(lives):
             del self._waiting[life]
 
     async def _call(self, life: Life) -> None:
-        """Asks until it has heard, or is in the group no more: the others wait for it, perhaps for ever."""
+        """Retry until the member responds or has left the group: until then the others may wait for it forever."""
         try:
             while (request := self._waiting.get(life)) is not None:
                 stub = group_pb2_grpc.GroupPeerStub(self._channels.get(life.address))
                 try:
                     await stub.Wake(request, timeout=self._timeout_s, wait_for_ready=True)
                 except grpc.aio.AioRpcError as error:
-                    logger.debug("%s was not woken: %s", life, error.details())
-                    if error.code() is NOT_MEANT:
+                    logger.debug("could not wake %s: %s", life, error.details())
+                    if error.code() is WRONG_INCARNATION:
                         return
                     await asyncio.sleep(RETRY_S)
                     continue
@@ -69,10 +69,10 @@ class Wakes:
 
 
 class GroupPeerService(group_pb2_grpc.GroupPeerServicer):
-    """Hears the wakes of others; of another group, or for an earlier life, they would mislead us."""
+    """The GroupPeer service: receives wakes; refuses those for another group or incarnation."""
 
     def __init__(self, group: str, incarnation: str, woken: Callable[[int, int], None]) -> None:
-        """`woken` hears the epoch and the round's number, on the event loop."""
+        """`woken` is called with the epoch and the round number, on the event loop."""
         self._group = group
         self._incarnation = incarnation
         self._woken = woken
@@ -80,10 +80,10 @@ class GroupPeerService(group_pb2_grpc.GroupPeerServicer):
     async def Wake(  # noqa: N802  # the service's name
         self, request: group_pb2.WakeRequest, context: Context
     ) -> group_pb2.WakeResponse:
-        """A step has begun."""
+        """Wake the engine: another member has begun a step."""
         if (request.group, request.incarnation) != (self._group, self._incarnation):
             meant = ascii(f"{request.incarnation[:MAX_WORD_CHARS]} of group {request.group[:MAX_WORD_CHARS]}")
             ours = f"{self._incarnation} of group {self._group}"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"meant for {meant}, but here is {ours}")
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"the wake is for {meant}; this is {ours}")
         self._woken(request.epoch, request.round_number)
         return group_pb2.WakeResponse()

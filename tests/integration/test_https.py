@@ -167,7 +167,9 @@ async def test_commands_use_https(tmp_path: Path) -> None:
         await wait_served(client)
         url, trust = f"--url=https://{HOST}:{router.port}", f"--ssl-ca-certs={files.ca}"
         assert "decode-1" in await baton("status", "--once", url, trust)
-        assert "name who signed its certificate by --ssl-ca-certs" in await baton("status", "--once", url)
+        assert "pass the authority that signed its certificate by --ssl-ca-certs" in await baton(
+            "status", "--once", url
+        )
         assert "Error" not in await baton("chat", "--max-tokens=2", url, trust, typed="hello\n")
         assert await baton("drain", "--force", "decode-0", url, trust) == "decode-0 is drained\n"
 

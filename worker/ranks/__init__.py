@@ -1,1 +1,1 @@
-"""A worker's ranks: processes that have one model together, and one set of requests."""
+"""A worker's tensor-parallel ranks: processes that share one model and one set of requests."""

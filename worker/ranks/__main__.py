@@ -1,4 +1,4 @@
-"""`python -m baton.worker.ranks`: one rank that follows, as the worker's first rank starts it."""
+"""`python -m baton.worker.ranks`: one follower rank, started by the worker's first rank."""
 
 from collections.abc import Coroutine
 
@@ -12,12 +12,14 @@ ROLES: tuple[Role, ...] = ("both", "prefill", "decode")
 
 
 @click.command()
-@click.option("--rank", type=click.IntRange(min=1), required=True, help="Its place among the worker's ranks.")
-@click.option("--socket", required=True, help="Path of the Unix socket where it takes commands.")
+@click.option(
+    "--rank", type=click.IntRange(min=1), required=True, help="Rank number in the worker; the first rank is 0."
+)
+@click.option("--socket", required=True, help="Path of the Unix socket on which it receives commands.")
 @worker_command(ROLES)
 @plain_errors
 def main(rank: int, socket: str, **flags: object) -> None:
-    """Computes what the first rank of its worker says."""
+    """Run one follower rank: it executes the steps of its worker's first rank."""
 
     def start(config: WorkerConfig) -> Coroutine[object, object, None]:
         from baton.worker.ranks.follower import run

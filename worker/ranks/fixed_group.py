@@ -1,4 +1,4 @@
-"""The ranks of one worker as a group: all are there from the start, in a fixed order, and without one it is over."""
+"""The ranks of one worker as a group: all present from the start, in a fixed order; the loss of one ends it."""
 
 from collections.abc import Callable
 
@@ -13,50 +13,50 @@ EPOCH = 1  # the only one
 
 
 class FixedGroup:
-    """A Membership of processes that one starts; the first rank's knows when the others can come."""
+    """The Membership of ranks whose processes the first rank starts."""
 
     def __init__(self, size: int, rank: int, on_store: Callable[[str], None] | None = None) -> None:
-        """`on_store` hears, on the engine's thread, where the first rank's store is."""
+        """`on_store` is called on the engine's thread with the address of the first rank's store."""
         self._members = tuple(f"rank-{each}" for each in range(size))
         self._rank = rank
         self._on_store = on_store
         self._newest = NewestView()
 
     def begin(self, store: str = "") -> None:
-        """All members can come; the store of the first one is at host:port, empty if this is the first."""
+        """Publish the view in which all members join. store: host:port of the first rank's; empty on the first rank."""
         self._newest.show(GroupView(EPOCH, self._members, self._rank, store))
 
     def lose(self) -> None:
-        """A member is gone."""
+        """End the group after the loss of a member."""
         self._newest.show(GroupView(EPOCH + 1, self._members, self._rank))
 
     @property
     def epoch(self) -> int:
-        """See Membership."""
+        """Epoch of the newest view; see Membership."""
         return self._newest.epoch
 
     def join(self) -> None:
-        """See Membership."""
+        """Do nothing: a rank is a member from the start."""
 
     def wait(self, seen: GroupView | None, timeout_s: float) -> GroupView | None:
-        """See Membership. A group that has lost a member never forms again: there is no newer view."""
+        """Wait for a view newer than `seen`; see Membership. After the loss of a member there is none."""
         view = self._newest.wait(seen, timeout_s)
         return view if view is not None and view.epoch == EPOCH else None
 
     def publish_store(self, epoch: int, address: str) -> None:
-        """See Membership."""
+        """Pass the store's address to `on_store`."""
         if self._on_store is not None:
             self._on_store(address)
 
     def report_broken(self, epoch: int, reason: str) -> None:
-        """See Membership. Raises EngineEnded: there is no other group to form."""
-        raise EngineEnded(f"the ranks of this worker cannot go on together: {reason}")
+        """Raise EngineEnded: the group cannot form again."""
+        raise EngineEnded(f"the ranks of this worker cannot continue: {reason}")
 
     def wake(self, epoch: int, round_number: int) -> None:
-        """See Membership. Ranks that follow are never asleep."""
+        """Do nothing: follower ranks never sleep."""
 
 
 def tensor_group(config: WorkerConfig, membership: FixedGroup) -> TensorGroup:
-    """The ranks of a worker, as its engine has them."""
+    """Return the tensor-parallel group for a worker's engine."""
     size, device = config.tensor_parallel, torch.device(config.engine.device)
     return TensorGroup(membership, config.host, device, size, has_whole_experts=config.expert_parallel > 1)

@@ -1,4 +1,4 @@
-"""The process of a rank that follows: its part of the model on a thread, its part of the KV for peers to read."""
+"""The process of a follower rank: its model shard runs on a thread, and peers read its KV shard."""
 
 import asyncio
 import faulthandler
@@ -25,12 +25,12 @@ from baton.worker.ranks.ranks import InProcessRank
 
 logger = logging.getLogger(__name__)
 
-END_TIMEOUT_S = 5.0  # for the step under way, once the others are gone
-LOOK_INTERVAL_S = 1.0  # between two looks at how long the present step has taken
+END_TIMEOUT_S = 5.0  # for the step in progress, after the other ranks have ended
+CHECK_INTERVAL_S = 1.0  # between two checks of the current step's duration
 
 
 class FollowerProcess:
-    """Owns everything of a rank from its first command to the end of its worker."""
+    """One follower rank, from the first command to the end of its worker."""
 
     def __init__(self, config: WorkerConfig, rank: int) -> None:
         self._config = config
@@ -44,12 +44,12 @@ class FollowerProcess:
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def serve(self, socket: str) -> None:
-        """Follows the first rank, which speaks at a Unix socket of this path, until the worker ends."""
+        """Execute the first rank's commands, received on a Unix socket at this path, until the worker ends."""
         service = RankService(self._load)
-        stopping = asyncio.ensure_future(_told_to_stop(service))
+        stopping = asyncio.ensure_future(_sigterm_without_leader(service))
         server = grpc.aio.server(options=LOCAL_OPTIONS)
         rank_pb2_grpc.add_RankServicer_to_server(service, server)
-        server.add_insecure_port(f"unix:{socket}")  # in a directory that nobody else may enter
+        server.add_insecure_port(f"unix:{socket}")  # in a directory that only our user may enter
         await server.start()
         watching = asyncio.create_task(self._watch())
         try:
@@ -73,7 +73,7 @@ class FollowerProcess:
     async def _load(self, store: str) -> InProcessRank:
         config = self._config
         self._membership.begin(store)
-        with ThreadPoolExecutor(1, "load") as loader:  # see `worker_server`: threads of OpenMP end with their thread
+        with ThreadPoolExecutor(1, "load") as loader:  # OpenMP's threads end with it, see worker/server.py
             follower = await asyncio.get_running_loop().run_in_executor(
                 loader, lambda: Follower(config.engine, self._tensor, self._memory.allocate)
             )
@@ -93,25 +93,25 @@ class FollowerProcess:
         try:
             follower.follow()
         except GroupBroken as broken:
-            logger.debug("no more steps: %s", broken)  # the first rank ends too, and with it the stream
+            logger.debug("no more steps: %s", broken)  # the first rank ends too, which ends the stream
         except Exception as error:
             loop.call_soon_threadsafe(self._failed.set_exception, error)
 
     async def _watch(self) -> None:
-        """Raises EngineEnded when a step takes too long; a process that stands still itself ends, see `watchdog`."""
+        """Raise EngineEnded when a step takes too long. A process that hangs is ended as in `worker/watchdog.py`."""
         limit_s = self._config.longest_step_s
         try:
             while True:
                 faulthandler.dump_traceback_later(limit_s, exit=True)
-                await asyncio.sleep(min(LOOK_INTERVAL_S, limit_s / 10))
+                await asyncio.sleep(min(CHECK_INTERVAL_S, limit_s / 10))
                 if self._follower is not None and self._follower.turn_s > limit_s:
-                    raise EngineEnded(f"this rank is at one step for over {limit_s:g} s")
+                    raise EngineEnded(f"this rank's current step has taken over {limit_s:g} s")
         finally:
             faulthandler.cancel_dump_traceback_later()
 
 
-async def _told_to_stop(service: RankService) -> None:
-    """Returns at SIGTERM, if no first rank is there that may have requests to end; Ctrl-C is for that one too."""
+async def _sigterm_without_leader(service: RankService) -> None:
+    """Return at SIGTERM, unless a first rank is connected: it may still drain requests. SIGINT is ignored."""
     stopping = asyncio.Event()
 
     def on_sigterm() -> None:
@@ -124,5 +124,5 @@ async def _told_to_stop(service: RankService) -> None:
 
 
 async def run(config: WorkerConfig, rank: int, socket: str) -> None:
-    """Serves until the worker ends."""
+    """Serve until the worker ends."""
     await FollowerProcess(config, rank).serve(socket)

@@ -1,4 +1,4 @@
-"""A request's blocks on their way into a rank that follows, as that rank has it."""
+"""The receive of one request's blocks, in the process of a follower rank."""
 
 import asyncio
 import logging
@@ -18,23 +18,23 @@ Step = worker_pb2.BlocksReady | worker_pb2.BlockChecksums
 
 
 class RankReceive:
-    """Owns the task that reads them; it ends with the last one, at an error, or cancelled."""
+    """The task that reads a request's blocks; it ends after the last block, at an error, or when cancelled."""
 
-    def __init__(self, rank: InProcessRank, asked: rank_pb2.ReceiveBlocks, say: Callable[[Message], None]) -> None:
-        """`say` tells the first rank how far it is."""
-        self.blocks = frozenset(asked.block_ids[asked.num_known_blocks :])
+    def __init__(self, rank: InProcessRank, command: rank_pb2.ReceiveBlocks, send: Callable[[Message], None]) -> None:
+        """`send` sends progress and failures to the first rank."""
+        self.blocks = frozenset(command.block_ids[command.num_known_blocks :])
         self._rank = rank
-        self._asked = asked
-        self._say = say
-        self._steps: asyncio.Queue[Step] = asyncio.Queue(2 * len(asked.block_ids) + 2)
+        self._command = command
+        self._send = send
+        self._steps: asyncio.Queue[Step] = asyncio.Queue(2 * len(command.block_ids) + 2)
         self.task = asyncio.create_task(self._run())
 
     def take(self, step: Step) -> None:
-        """Blocks that can be read, or checksums of them; more than there are blocks end it with an error."""
+        """Queue announced blocks or checksums; more of them than there are blocks end the receive with an error."""
         try:
             self._steps.put_nowait(step)
         except asyncio.QueueFull:
-            self._fail(PeerRefused("blocks were announced more often than there are any"))
+            self._fail(PeerRefused("more announcements than blocks"))
             self.task.cancel()
 
     async def _run(self) -> None:
@@ -43,37 +43,37 @@ class RankReceive:
         except TransferError as error:
             self._fail(error)
         except Exception as error:
-            logger.exception("receiving blocks failed")
+            logger.exception("a KV receive failed")
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        self._say(rank_pb2.RankFailure(kind=type(error).__name__, message=str(error)))
+        self._send(rank_pb2.RankFailure(kind=type(error).__name__, message=str(error)))
 
     async def _receive(self) -> None:
-        asked, rank = self._asked, self._rank
-        sources = [pool_from_proto(pool) for pool in asked.pools]
-        intake = await rank.receive(sources, asked.block_ids, asked.num_known_blocks, asked.deadline_s)
+        command, rank = self._command, self._rank
+        sources = [pool_from_proto(pool) for pool in command.pools]
+        receiver = await rank.receive(sources, command.block_ids, command.num_known_blocks, command.deadline_s)
         peers = [
             rank_pb2.PeerTransport(incarnation=peer, transport=choice.transport, reason=choice.reason)
             for peer, choice in rank.choices.items()
         ]
-        self._say(_progress(intake, peers))
-        while intake.num_blocks_received < len(asked.block_ids):
+        self._send(_progress(receiver, peers))
+        while receiver.num_blocks_received < len(command.block_ids):
             step = await self._steps.get()
             try:
                 if isinstance(step, worker_pb2.BlocksReady):
-                    await intake.read(step.first_index, step.block_ids)
+                    await receiver.read(step.first_index, step.block_ids)
                 else:
-                    intake.expect(step.first_index, step.checksums)
+                    receiver.expect(step.first_index, step.checksums)
             finally:
-                self._say(_progress(intake))  # what is here stays, whatever goes wrong with the next ones
+                self._send(_progress(receiver))  # received blocks count even if a later read fails
 
 
-def _progress(intake: KVReceiver, peers: list[rank_pb2.PeerTransport] | None = None) -> rank_pb2.ReceiveProgress:
+def _progress(receiver: KVReceiver, peers: list[rank_pb2.PeerTransport] | None = None) -> rank_pb2.ReceiveProgress:
     return rank_pb2.ReceiveProgress(
-        transport=intake.transport,
+        transport=receiver.transport,
         peers=peers,
-        num_read=intake.num_blocks_read,
-        num_received=intake.num_blocks_received,
-        transfer_s=intake.transfer_s,
+        num_read=receiver.num_blocks_read,
+        num_received=receiver.num_blocks_received,
+        transfer_s=receiver.transfer_s,
     )

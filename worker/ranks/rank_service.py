@@ -1,4 +1,4 @@
-"""What a rank that follows does for its first rank, beside the steps."""
+"""The Rank service of a follower: KV receives, checksums and clearing of blocks for the first rank."""
 
 import asyncio
 import logging
@@ -27,35 +27,35 @@ FIELDS = {
 
 
 class RankService(rank_pb2_grpc.RankServicer):
-    """Owns what the first rank asked and has not been answered; its stream comes once, and is over with the worker."""
+    """The first rank's commands in progress. There is one stream, which lives as long as the worker."""
 
     def __init__(self, load: Callable[[str], Awaitable[InProcessRank]]) -> None:
-        """`load` joins the ranks at the first one's store, and returns when this one has its part."""
+        """`load` joins the group at the first rank's store, and returns when this rank has loaded its shard."""
         self._load = load
-        self._news: asyncio.Queue[rank_pb2.RankNews] = asyncio.Queue()  # holds answers to what was asked
+        self._results: asyncio.Queue[rank_pb2.RankNews] = asyncio.Queue()  # bounded by the commands in progress
         self._receives: dict[int, RankReceive] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.is_followed = False  # the first rank's stream is there
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the first rank's stream
+        self.is_followed = False  # the first rank's stream is open
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # done when the stream ends
 
     async def Follow(  # noqa: N802
         self, request_iterator: AsyncIterator[rank_pb2.RankCommand], context: Context
     ) -> AsyncIterator[rank_pb2.RankNews]:
-        """Commands in, news out."""
+        """Receive the first rank's commands and stream the results."""
         self.is_followed = True
-        await context.send_initial_metadata(())  # the first rank may say where its store is
+        await context.send_initial_metadata(())  # connected: the first rank may send its store's address
         following = asyncio.create_task(self._follow(request_iterator))
-        following.add_done_callback(lambda _: self._news.put_nowait(rank_pb2.RankNews()))
+        following.add_done_callback(lambda _: self._results.put_nowait(rank_pb2.RankNews()))
         try:
             while True:
-                news = await self._news.get()
+                result = await self._results.get()
                 if following.done():
                     following.result()
                     return
-                yield news
+                yield result
         except Exception as error:
             kind = "" if isinstance(error, EngineError) else f"{type(error).__name__}: "
-            logger.error("cannot go on: %s%s", kind, error, exc_info=bool(kind))
+            logger.error("rank failed: %s%s", kind, error, exc_info=bool(kind))
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{kind}{error}")
         finally:
             self.is_followed = False
@@ -64,7 +64,7 @@ class RankService(rank_pb2_grpc.RankServicer):
                 self.ended.set_result(None)
 
     async def close(self) -> None:
-        """Ends everything that is under way."""
+        """Cancel all commands in progress, and wait for their end."""
         for receive in self._receives.values():
             receive.task.cancel()
         for task in self._tasks:
@@ -75,15 +75,15 @@ class RankService(rank_pb2_grpc.RankServicer):
     async def _follow(self, commands: AsyncIterator[rank_pb2.RankCommand]) -> None:
         first = await anext(commands)
         rank = await self._load(first.join.store)
-        self._say(0, pool_to_proto(rank.pool))
+        self._send(0, pool_to_proto(rank.pool))
         async for command in commands:
-            self._obey(rank, command)
+            self._execute(rank, command)
 
-    def _obey(self, rank: InProcessRank, command: rank_pb2.RankCommand) -> None:
+    def _execute(self, rank: InProcessRank, command: rank_pb2.RankCommand) -> None:
         number = command.number
         match command.WhichOneof("command"):
             case "receive":
-                receive = RankReceive(rank, command.receive, lambda news: self._say(number, news))
+                receive = RankReceive(rank, command.receive, lambda message: self._send(number, message))
                 self._receives[number] = receive
                 receive.task.add_done_callback(lambda _: self._receives.pop(number, None))
             case "blocks" | "checksums" as kind:
@@ -94,34 +94,34 @@ class RankService(rank_pb2_grpc.RankServicer):
             case "clear":
                 self._start(number, self._clear(rank, number, command.clear))
             case kind:
-                logger.error("the first rank said %s, which is not known here", kind)
+                logger.error("unknown command from the first rank: %s", kind)
 
-    async def _make_checksums(self, rank: InProcessRank, number: int, asked: rank_pb2.MakeChecksums) -> None:
-        checksums = await rank.checksums(asked.block_ids, asked.units_per_block)
-        self._say(number, worker_pb2.BlockChecksums(checksums=checksums))
+    async def _make_checksums(self, rank: InProcessRank, number: int, command: rank_pb2.MakeChecksums) -> None:
+        checksums = await rank.checksums(command.block_ids, command.units_per_block)
+        self._send(number, worker_pb2.BlockChecksums(checksums=checksums))
 
-    async def _clear(self, rank: InProcessRank, number: int, asked: rank_pb2.ClearBlocks) -> None:
-        cleared = frozenset(asked.block_ids)
+    async def _clear(self, rank: InProcessRank, number: int, command: rank_pb2.ClearBlocks) -> None:
+        cleared = frozenset(command.block_ids)
         ending = [each.task for each in self._receives.values() if not each.blocks.isdisjoint(cleared)]
         for task in ending:
             task.cancel()
         if ending:
             await asyncio.wait(ending)
-        await rank.clear(asked.block_ids, asked.wiped_ids)
-        self._say(number, rank_pb2.BlocksCleared())
+        await rank.clear(command.block_ids, command.wiped_ids)
+        self._send(number, rank_pb2.BlocksCleared())
 
-    def _start(self, number: int, answering: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(self._answer(number, answering))
+    def _start(self, number: int, executing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(self._answer(number, executing))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, number: int, answering: Coroutine[Any, Any, None]) -> None:
+    async def _answer(self, number: int, executing: Coroutine[Any, Any, None]) -> None:
         try:
-            await answering
+            await executing
         except Exception as error:
             logger.exception("a command of the first rank failed")
-            self._say(number, rank_pb2.RankFailure(kind=type(error).__name__, message=str(error)))
+            self._send(number, rank_pb2.RankFailure(kind=type(error).__name__, message=str(error)))
 
-    def _say(self, number: int, message: Message) -> None:
+    def _send(self, number: int, message: Message) -> None:
         field = FIELDS[type(message)]
-        self._news.put_nowait(rank_pb2.RankNews(number=number, **{field: message}))  # type: ignore[arg-type]
+        self._results.put_nowait(rank_pb2.RankNews(number=number, **{field: message}))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""All ranks of a worker, as those see them who hand KV over."""
+"""A worker's ranks as seen by KV transfer: pools, receives, checksums."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -20,75 +20,75 @@ from baton.protos import worker_pb2
 from baton.rpc.pool_description import pool_from_proto, pool_to_proto
 
 
-class BlockIntake(Protocol):
-    """A request's blocks on their way into a rank; the same calls as `KVReceiver`, with the same errors."""
+class BlockReceiver(Protocol):
+    """The receive of one request's blocks into one rank's pool; it has the calls and errors of `KVReceiver`."""
 
     @property
     def transport(self) -> str:
-        """Names of the transports that they come over."""
+        """Names of the transports in use, joined by `+`."""
         ...
 
     @property
     def num_blocks_read(self) -> int:
-        """Blocks that are here, checked or not."""
+        """Blocks read, checked or not."""
         ...
 
     @property
     def num_blocks_received(self) -> int:
-        """Blocks that are here, whole and checked."""
+        """Blocks read and checked."""
         ...
 
     @property
     def transfer_s(self) -> float:
-        """Seconds spent in reads."""
+        """Seconds spent reading."""
         ...
 
     async def read(self, first_index: int, remote: Sequence[int]) -> None:
-        """Reads the peer's blocks, which stand in the block table from `first_index` on."""
+        """Read the peer's blocks into the block table from `first_index` on."""
         ...
 
     def expect(self, first_index: int, checksums: Sequence[int]) -> None:
-        """Takes checksums of the blocks from `first_index` on."""
+        """Set the checksums of the blocks from `first_index` on."""
         ...
 
     async def settled(self) -> None:
-        """Returns when all that was read and expected is compared. Raises what was wrong."""
+        """Return when all blocks that are read and have a checksum have been compared. Raises TransferError."""
         ...
 
 
 class Rank(Protocol):
-    """One rank's part of the worker's KV. Blocks have the same ids on all ranks."""
+    """One rank's shard of the worker's KV. A block has the same id on all ranks."""
 
     @property
     def pool(self) -> PoolDescription:
-        """How peers read it."""
+        """How peers read this rank's pool."""
         ...
 
     @property
     def choices(self) -> Mapping[PeerId, TransportChoice]:
-        """The transport in use for each peer."""
+        """Transport in use for each peer."""
         ...
 
     async def receive(
         self, sources: Sequence[PoolDescription], block_table: Sequence[int], num_known_blocks: int, deadline_s: float
-    ) -> BlockIntake:
-        """Gets ready to read a peer's ranks into blocks of which the first `num_known_blocks` are here already."""
+    ) -> BlockReceiver:
+        """Connect to a peer's ranks, to read into `block_table`. The first `num_known_blocks` already have their KV."""
         ...
 
     async def checksums(self, blocks: Sequence[int], units_per_block: int) -> Sequence[int]:
-        """Checksums of blocks, in order; of each block one for every unit of it."""
+        """Return checksums in the order of `blocks`, `units_per_block` for each block."""
         ...
 
     async def clear(self, blocks: Sequence[int], wiped: Sequence[int] = ()) -> None:
-        """Returns once nothing can be written into `blocks` any more, by reads that were given up; zeroes `wiped`."""
+        """Return once no abandoned read can write into `blocks` any more, and `wiped` are zeroed."""
         ...
 
 
 class InProcessRank:
-    """Owns the registration of a pool with its transport. Who reads with it ends that before blocks are cleared."""
+    """The rank of this process and its registered pool. Receives must have ended before their blocks are cleared."""
 
     def __init__(self, transport: KVTransport, pool: Tensor, ranks: PartGroup, rank: int = 0) -> None:
-        """ranks: all of this worker; rank: our place among them."""
+        """ranks: of this worker; rank: number of this one."""
         warm_checksums(pool)
         self.pool: PoolDescription = transport.register_pool(pool)
         self._transport = transport
@@ -98,13 +98,13 @@ class InProcessRank:
 
     @property
     def choices(self) -> Mapping[PeerId, TransportChoice]:
-        """See Rank."""
+        """Transport in use for each peer."""
         return self._transport.choices
 
     async def receive(
         self, sources: Sequence[PoolDescription], block_table: Sequence[int], num_known_blocks: int, deadline_s: float
     ) -> KVReceiver:
-        """See Rank. Raises what `KVTransport.connect` raises."""
+        """Connect to a peer's ranks; see Rank. Raises the errors of `KVTransport.connect`."""
         return await KVReceiver.connect(
             self._transport,
             self._tensor,
@@ -117,20 +117,20 @@ class InProcessRank:
         )
 
     async def checksums(self, blocks: Sequence[int], units_per_block: int) -> list[int]:
-        """See Rank."""
+        """Return checksums, `units_per_block` for each block."""
         return await asyncio.to_thread(block_checksums, self._tensor, blocks, units_per_block)
 
     async def clear(self, blocks: Sequence[int], wiped: Sequence[int] = ()) -> None:
-        """See Rank."""
+        """Return once no abandoned read can write into `blocks`, and `wiped` are zeroed."""
         await self._transport.quarantine.wait_clear(blocks)
         if wiped:
             await asyncio.to_thread(wipe, self._tensor, wiped)
 
 
 def wipe(pool: Tensor, blocks: Sequence[int]) -> None:
-    """Makes blocks zero; a GPU has done so when it returns."""
+    """Zero blocks of a pool; on a GPU, return after the work is done."""
     if pool.device.type == "cpu":
-        memory = block_bytes_of(pool)  # by numpy: torch would start threads for it, a team for each thread that asks
+        memory = block_bytes_of(pool)  # numpy: torch would start a team of threads for each calling thread
         for block in blocks:
             memory[block] = 0
         return
@@ -141,54 +141,54 @@ def wipe(pool: Tensor, blocks: Sequence[int]) -> None:
 
 
 class GroupReceiver:
-    """What every rank receives; a block is here once it is on all of them. See `BlockIntake`."""
+    """The receive of one request's blocks into all ranks; a block counts once every rank has it."""
 
-    def __init__(self, own: KVReceiver, others: Sequence[BlockIntake] = ()) -> None:
-        """own: the first rank's, which is in this process."""
+    def __init__(self, own: KVReceiver, others: Sequence[BlockReceiver] = ()) -> None:
+        """own: of the first rank, which is this process."""
         self._own = own
-        self._all: list[BlockIntake] = [own, *others]
+        self._all: list[BlockReceiver] = [own, *others]
 
     @property
     def transport(self) -> str:
-        """See BlockIntake."""
+        """Names of the transports of all ranks, joined by `+`."""
         return "+".join(sorted({name for each in self._all for name in each.transport.split("+")}))
 
     @property
     def num_blocks_read(self) -> int:
-        """See BlockIntake."""
+        """Blocks read by all ranks, checked or not."""
         return min(each.num_blocks_read for each in self._all)
 
     @property
     def num_blocks_expected(self) -> int:
-        """Blocks whose checksums are known; all ranks are told them at once."""
+        """Blocks whose checksums are known; all ranks get them at the same time."""
         return self._own.num_blocks_expected
 
     @property
     def num_blocks_announced(self) -> int:
-        """Blocks that are here and whose checksums are known, though perhaps not compared everywhere."""
+        """Blocks read whose checksums are known, but perhaps not compared on every rank."""
         return min(self.num_blocks_read, self.num_blocks_expected)
 
     @property
     def num_blocks_received(self) -> int:
-        """See BlockIntake."""
+        """Blocks read and checked by all ranks."""
         return min(each.num_blocks_received for each in self._all)
 
     @property
     def transfer_s(self) -> float:
-        """Of the slowest rank."""
+        """Seconds that the slowest rank spent reading."""
         return max(each.transfer_s for each in self._all)
 
     async def read(self, first_index: int, remote: Sequence[int]) -> None:
-        """See BlockIntake."""
+        """Read blocks on every rank; see BlockReceiver."""
         await all_or_none(*(each.read(first_index, remote) for each in self._all))
 
     def expect(self, first_index: int, checksums: Sequence[int]) -> None:
-        """See BlockIntake."""
+        """Set checksums on every rank; see BlockReceiver."""
         for each in self._all:
             each.expect(first_index, checksums)
 
     async def settled(self) -> None:
-        """See BlockIntake."""
+        """Return when every rank has compared its blocks. Raises TransferError."""
         await all_or_none(*(each.settled() for each in self._all))
 
 
@@ -196,10 +196,10 @@ MAX_RANKS = 1024
 
 
 class Ranks:
-    """The worker's own rank, the first, and those that follow it, in their order."""
+    """All ranks of a worker: the first, which is this process, and its followers in order."""
 
     def __init__(self, own: InProcessRank, followers: Sequence[Rank], num_parts: int) -> None:
-        """num_parts: of a block of the whole model."""
+        """num_parts: parts into which a block of the whole model can be divided."""
         self._own = own
         self._followers = list(followers)
         self._all: list[Rank] = [own, *followers]
@@ -207,7 +207,7 @@ class Ranks:
 
     @property
     def pool(self) -> PoolDescription:
-        """The first rank's; its incarnation is the worker's."""
+        """Pool of the first rank, whose incarnation is also the worker's."""
         return self._own.pool
 
     @property
@@ -217,24 +217,24 @@ class Ranks:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block, on all ranks together."""
+        """Bytes of a block over all ranks."""
         return sum(each.pool.block_bytes for each in self._all)
 
     @property
     def choices(self) -> dict[PeerId, TransportChoice]:
-        """The transport in use for each peer's rank; where several of our ranks read it, any one's of them."""
+        """Transport in use for each rank of a peer; if several of our ranks read from it, that of any of them."""
         return dict(chain.from_iterable(each.choices.items() for each in self._all))
 
     def describe(self) -> list[worker_pb2.KVPool]:
-        """How peers read the pools, in the ranks' order."""
+        """Return the pool descriptions for peers, in rank order."""
         return [pool_to_proto(each.pool) for each in self._all]
 
     async def receive(
         self, pools: Sequence[worker_pb2.KVPool], block_table: Sequence[int], num_known_blocks: int, deadline_s: float
     ) -> GroupReceiver:
-        """Gets ready to read a peer's ranks; see Rank. Raises TransferError."""
+        """Connect every rank to a peer's ranks; see Rank. Raises TransferError."""
         if not 0 < len(pools) <= MAX_RANKS:
-            raise PeerRefused(f"the peer says that it has {len(pools)} pools")
+            raise PeerRefused(f"the peer describes {len(pools)} pools; expected 1 to {MAX_RANKS}")
         sources = [pool_from_proto(pool) for pool in pools]
         known = (sources, block_table, num_known_blocks, deadline_s)
         own, others = await asyncio.gather(
@@ -243,20 +243,20 @@ class Ranks:
         return GroupReceiver(own, others)
 
     async def checksums(self, blocks: Sequence[int], units_per_block: int) -> list[int]:
-        """Checksums of blocks: all of the first rank, then all of the next."""
+        """Return checksums of blocks: all of the first rank, then all of the next."""
         checksums = await asyncio.gather(*(each.checksums(blocks, units_per_block) for each in self._all))
         return list(chain.from_iterable(checksums))
 
     def units_for(self, num_readers: int) -> int:
-        """Units that a block has on each rank for a worker of so many ranks that reads it.
+        """Return the checksum units of a block on each rank, for a reader with `num_readers` ranks.
 
-        Raises ValueError for a number of ranks that blocks cannot be divided among.
+        Raises ValueError if blocks cannot be divided among that many ranks.
         """
         if num_readers > MAX_RANKS:
-            raise ValueError(f"{num_readers} ranks are more than {MAX_RANKS}")
+            raise ValueError(f"{num_readers} ranks exceed the limit of {MAX_RANKS}")
         readers = PartGroup(self._parts.num_parts, num_readers)
         return self._parts.parts_per_rank // gcd(self._parts.parts_per_rank, readers.parts_per_rank)
 
     async def clear(self, blocks: Sequence[int], wiped: Sequence[int] = ()) -> None:
-        """See Rank; on all of them."""
+        """Clear blocks on every rank; see Rank."""
         await all_or_none(*(each.clear(blocks, wiped) for each in self._all))

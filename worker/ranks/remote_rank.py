@@ -1,4 +1,4 @@
-"""A rank that follows, as its first rank has it: the stream of commands to it."""
+"""A follower rank as seen from the first rank: the stream of commands and results."""
 
 import asyncio
 import itertools
@@ -14,7 +14,7 @@ from baton.protos import rank_pb2, rank_pb2_grpc, worker_pb2
 from baton.rpc.pool_description import pool_from_proto, pool_to_proto
 from baton.worker.ranks.remote_receiver import RemoteReceiver, error_of
 
-ANSWER_TIMEOUT_S = 60.0  # for what was asked: reads that were given up have ended long before
+RESPONSE_TIMEOUT_S = 60.0  # of a command; abandoned reads end long before
 FollowCall = grpc.aio.StreamStreamCall[rank_pb2.RankCommand, rank_pb2.RankNews]
 
 FIELDS = {
@@ -28,72 +28,72 @@ FIELDS = {
 
 
 class RemoteRank:
-    """Owns the stream to one follower, and what it was asked and has not answered."""
+    """The stream to one follower, with the commands that it has not answered."""
 
     def __init__(self, rank: int, channel: grpc.aio.Channel, on_lost: Callable[[PeerLost], None]) -> None:
-        """rank: its place; the channel to its process, which may not listen yet.
+        """Open the stream to rank number `rank`, whose process may not be listening yet.
 
-        `on_lost` hears once that the stream is over, and sees to it that the process ends; then it sets `gone`.
+        `on_lost` is called once, when the stream has ended. It must end the process and then set `gone`.
         """
         self.rank = rank
-        self.gone = asyncio.Event()  # its process has ended: it writes nothing any more
+        self.gone = asyncio.Event()  # set when its process has ended and can write no more
         self._on_lost = on_lost
         self.choices: dict[PeerId, TransportChoice] = {}
-        self._unsent: asyncio.Queue[rank_pb2.RankCommand] = asyncio.Queue()  # holds what requests under way ask
+        self._unsent: asyncio.Queue[rank_pb2.RankCommand] = asyncio.Queue()  # bounded by the requests in progress
         self._call: FollowCall = rank_pb2_grpc.RankStub(channel).Follow(self._commands(), wait_for_ready=True)
         self._numbers = itertools.count(1)
-        self._intakes: dict[int, RemoteReceiver] = {}
-        self._answers: dict[int, asyncio.Future[rank_pb2.RankNews]] = {}
+        self._receivers: dict[int, RemoteReceiver] = {}
+        self._responses: dict[int, asyncio.Future[rank_pb2.RankNews]] = {}
         self._pool: asyncio.Future[PoolDescription] = asyncio.get_running_loop().create_future()
         self._error: PeerLost | None = None
         self._listening = asyncio.create_task(self._listen())
 
     @property
     def pool(self) -> PoolDescription:
-        """See Rank; there is one once the rank has loaded."""
+        """How peers read this rank's pool; available after `loaded`."""
         return self._pool.result()
 
-    async def listens(self) -> None:
-        """Returns when its process takes commands."""
+    async def wait_listening(self) -> None:
+        """Return when the rank's process accepts commands."""
         await self._call.wait_for_connection()
 
     def join(self, store: str) -> None:
-        """Has it load its part, once the first rank's store is at host:port `store`."""
-        self._say(0, rank_pb2.JoinRanks(store=store))
+        """Make the rank load its shard and join the store at `store` (host:port)."""
+        self._send(0, rank_pb2.JoinRanks(store=store))
 
     async def loaded(self) -> None:
-        """Returns when it has a pool."""
+        """Return when the rank has loaded and has a pool. Raises PeerLost."""
         await asyncio.shield(self._pool)
 
     async def receive(
         self, sources: Sequence[PoolDescription], block_table: Sequence[int], num_known_blocks: int, deadline_s: float
     ) -> RemoteReceiver:
-        """See Rank."""
+        """Connect to a peer's ranks; see Rank. Raises TransferError."""
         number = next(self._numbers)
-        intake = RemoteReceiver(block_table, num_known_blocks, deadline_s, partial(self._say, number))
-        self._intakes[number] = intake
+        receiver = RemoteReceiver(block_table, num_known_blocks, deadline_s, partial(self._send, number))
+        self._receivers[number] = receiver
         message = rank_pb2.ReceiveBlocks(
             pools=map(pool_to_proto, sources),
             block_ids=block_table,
             num_known_blocks=num_known_blocks,
             deadline_s=deadline_s,
         )
-        self._say(number, message)
-        await intake.connected()
-        return intake
+        self._send(number, message)
+        await receiver.connected()
+        return receiver
 
     async def checksums(self, blocks: Sequence[int], units_per_block: int) -> Sequence[int]:
-        """See Rank. Raises PeerLost if the rank has ended."""
+        """Return checksums; see Rank. Raises PeerLost if the rank has ended."""
         message = rank_pb2.MakeChecksums(block_ids=blocks, units_per_block=units_per_block)
         return (await self._ask(message)).checksums.checksums
 
     async def clear(self, blocks: Sequence[int], wiped: Sequence[int] = ()) -> None:
-        """See Rank. Of a rank that is lost, and with it the worker, the process's end is waited for."""
+        """Clear blocks; see Rank. If the rank is lost, which ends the worker, return when its process has ended."""
         cleared = frozenset(blocks)
-        open_numbers = [number for number, each in self._intakes.items() if not each.blocks.isdisjoint(cleared)]
+        open_numbers = [number for number, each in self._receivers.items() if not each.blocks.isdisjoint(cleared)]
         for number in open_numbers:
-            intake = self._intakes.pop(number)
-            intake.fail(PeerLost("its blocks are wanted for something else"))  # nobody waits for them for ever
+            receiver = self._receivers.pop(number)
+            receiver.fail(PeerLost("the receive was aborted to clear its blocks"))  # wakes its waiters
         if self._error is None and not open_numbers and not wiped:
             return
         try:
@@ -102,26 +102,26 @@ class RemoteRank:
             await self.gone.wait()
 
     async def close(self) -> None:
-        """Ends the stream."""
+        """End the stream."""
         self._call.cancel()
         await asyncio.wait([self._listening])
 
     async def _ask(self, message: Message) -> rank_pb2.RankNews:
-        """Its answer. A rank that gives none is given up."""
+        """Send a command and return the response. A rank that does not respond in time counts as lost."""
         number = next(self._numbers)
-        answer: asyncio.Future[rank_pb2.RankNews] = asyncio.get_running_loop().create_future()
-        self._answers[number] = answer
+        response: asyncio.Future[rank_pb2.RankNews] = asyncio.get_running_loop().create_future()
+        self._responses[number] = response
         try:
-            self._say(number, message)
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                return await answer
+            self._send(number, message)
+            async with asyncio.timeout(RESPONSE_TIMEOUT_S):
+                return await response
         except TimeoutError:
             self._lose(PeerLost(f"rank {self.rank} of this worker does not answer"))
             raise PeerLost(f"rank {self.rank} of this worker does not answer") from None
         finally:
-            del self._answers[number]
+            del self._responses[number]
 
-    def _say(self, number: int, message: Message) -> None:
+    def _send(self, number: int, message: Message) -> None:
         if self._error is not None:
             raise self._error
         field = FIELDS[type(message)]
@@ -132,63 +132,63 @@ class RemoteRank:
             yield await self._unsent.get()
 
     async def _listen(self) -> None:
-        why = "its process ended"
+        reason = "its process ended"
         try:
-            async for news in self._call:
-                self._take(news)
+            async for result in self._call:
+                self._on_result(result)
         except asyncio.CancelledError:
-            why = "the worker ends"
+            reason = "the worker is shutting down"
         except grpc.aio.AioRpcError as error:
-            why = f"{error.code().name}: {error.details()}"
+            reason = f"{error.code().name}: {error.details()}"
         finally:
-            self._lose(PeerLost(f"rank {self.rank} of this worker is gone: {why}"))
+            self._lose(PeerLost(f"rank {self.rank} of this worker is gone: {reason}"))
 
-    def _take(self, news: rank_pb2.RankNews) -> None:
-        kind = news.WhichOneof("news")
+    def _on_result(self, result: rank_pb2.RankNews) -> None:
+        kind = result.WhichOneof("news")
         if kind == "pool":
-            self._pool.set_result(pool_from_proto(news.pool))
-        elif news.number in self._answers:
-            self._take_answer(self._answers[news.number], news)
+            self._pool.set_result(pool_from_proto(result.pool))
+        elif result.number in self._responses:
+            self._on_response(self._responses[result.number], result)
         elif kind in ("progress", "failure"):
-            self._take_of_intake(news)
+            self._on_receive(result)
 
-    def _take_answer(self, answer: "asyncio.Future[rank_pb2.RankNews]", news: rank_pb2.RankNews) -> None:
-        if answer.done():
+    def _on_response(self, response: "asyncio.Future[rank_pb2.RankNews]", result: rank_pb2.RankNews) -> None:
+        if response.done():
             return
-        if news.HasField("failure"):
-            error = PeerLost(str(error_of(news.failure, self.rank)))
-            answer.set_exception(error)
-            self._lose(error)  # whatever it is, its memory is not as it should be
+        if result.HasField("failure"):
+            error = PeerLost(str(error_of(result.failure, self.rank)))
+            response.set_exception(error)
+            self._lose(error)  # after any failure the state of its memory is unknown
         else:
-            answer.set_result(news)
+            response.set_result(result)
 
-    def _take_of_intake(self, news: rank_pb2.RankNews) -> None:
-        intake = self._intakes.get(news.number)
-        if intake is None:
-            return  # nobody wants its blocks any more
-        if news.HasField("failure"):
-            intake.fail(error_of(news.failure, self.rank))
+    def _on_receive(self, result: rank_pb2.RankNews) -> None:
+        receiver = self._receivers.get(result.number)
+        if receiver is None:
+            return  # its receive has been aborted
+        if result.HasField("failure"):
+            receiver.fail(error_of(result.failure, self.rank))
         else:
-            intake.take(news.progress)
-            if news.progress.peers:
+            receiver.take(result.progress)
+            if result.progress.peers:
                 self.choices = {
                     PeerId(each.incarnation): TransportChoice(each.transport, each.reason)
-                    for each in news.progress.peers
+                    for each in result.progress.peers
                 }
-        if intake.is_complete or not intake.blocks:
-            del self._intakes[news.number]  # one that failed stays until its blocks are cleared
+        if receiver.is_complete or not receiver.blocks:
+            del self._receivers[result.number]  # a failed one stays until its blocks are cleared
 
     def _lose(self, error: PeerLost) -> None:
         if self._error is not None:
             return
         self._error = error
-        for intake in self._intakes.values():
-            intake.fail(error)
-        self._intakes.clear()
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(error)
+        for receiver in self._receivers.values():
+            receiver.fail(error)
+        self._receivers.clear()
+        for response in self._responses.values():
+            if not response.done():
+                response.set_exception(error)
         if not self._pool.done():
             self._pool.set_exception(error)
-            self._pool.exception()  # whoever waits for it hears; nobody has to
+            self._pool.exception()  # retrieved: there may be no waiter
         self._on_lost(error)

@@ -1,4 +1,4 @@
-"""A request's blocks on their way into the pool of a rank that follows: told to it, and heard from it."""
+"""The receive of one request's blocks by a follower rank, seen from the first rank."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from baton.kvtransfer.errors import (
 )
 from baton.protos import rank_pb2, worker_pb2
 
-SLACK_S = 10.0  # a rank itself tells of a read that is late, and of a peer that does not answer
+SLACK_S = 10.0  # beyond the read deadline, which the rank itself checks and reports
 ERRORS = {
     each.__name__: each
     for each in (ChecksumMismatch, PeerLost, PeerRefused, TransferDeadline, TransferFailed, TransportUnavailable)
@@ -24,71 +24,71 @@ ERRORS = {
 
 
 class RemoteReceiver:
-    """What the rank has said of these blocks so far; see `BlockIntake`."""
+    """The rank's latest progress with these blocks; a BlockReceiver."""
 
     def __init__(
-        self, blocks: Sequence[int], num_known_blocks: int, deadline_s: float, say: Callable[[Message], None]
+        self, blocks: Sequence[int], num_known_blocks: int, deadline_s: float, send: Callable[[Message], None]
     ) -> None:
-        """blocks: the request's block table; deadline_s: of a read; `say` tells the rank something of these blocks."""
+        """blocks: the request's block table; deadline_s: of a read; `send` sends the rank a message on this receive."""
         self.blocks = frozenset(blocks[num_known_blocks:])
         self.transport = ""
         self.num_blocks_read = num_known_blocks
         self.num_blocks_received = num_known_blocks
         self.transfer_s = 0.0
         self._num_blocks = len(blocks)
-        self._say = say
-        self._patience_s = deadline_s + SLACK_S  # of whoever waits for news
+        self._send = send
+        self._timeout_s = deadline_s + SLACK_S  # between two messages from the rank
         self._is_connected = False
         self._error: TransferError | None = None
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     @property
     def is_complete(self) -> bool:
-        """Whether all are here: nothing more is written into any of them."""
+        """Whether all blocks are received, so that no more writes follow."""
         return self._is_connected and self.num_blocks_received == self._num_blocks
 
     def take(self, progress: rank_pb2.ReceiveProgress) -> None:
-        """The rank got on."""
+        """Record the rank's progress."""
         self.transport = progress.transport
         self._is_connected = True
         self.num_blocks_read, self.num_blocks_received = progress.num_read, progress.num_received
         self.transfer_s = progress.transfer_s
-        self._news.set()
+        self._changed.set()
 
     def fail(self, error: TransferError) -> None:
-        """No more blocks come; whoever waits for them hears why."""
+        """End the receive: waiters get the first error."""
         self._error = self._error or error
-        self._news.set()
+        self._changed.set()
 
     async def connected(self) -> None:
-        """Returns when the rank can read. Raises TransferError."""
+        """Return when the rank is connected to the peer. Raises TransferError."""
         await self._until(lambda: self._is_connected)
 
     async def read(self, first_index: int, remote: Sequence[int]) -> None:
-        """See BlockIntake."""
-        self._say(worker_pb2.BlocksReady(first_index=first_index, block_ids=remote))
+        """Send the announcement to the rank, and return when it has read the blocks. Raises TransferError."""
+        self._send(worker_pb2.BlocksReady(first_index=first_index, block_ids=remote))
         await self._until(lambda: self.num_blocks_read >= first_index + len(remote))
 
     def expect(self, first_index: int, checksums: Sequence[int]) -> None:
-        """See BlockIntake; the rank looks at them when it has read what it was told before."""
-        self._say(worker_pb2.BlockChecksums(first_index=first_index, checksums=checksums))
+        """Send checksums to the rank, which compares them after the reads sent before."""
+        self._send(worker_pb2.BlockChecksums(first_index=first_index, checksums=checksums))
 
     async def settled(self) -> None:
-        """See BlockIntake."""
+        """Return when the rank has checked all blocks that it has read. Raises TransferError."""
         await self._until(lambda: self.num_blocks_received >= self.num_blocks_read)
 
-    async def _until(self, is_so: Callable[[], bool]) -> None:
-        while not is_so():
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
             if self._error is not None:
                 raise self._error
-            self._news.clear()
+            self._changed.clear()
             try:
-                async with asyncio.timeout(self._patience_s):
-                    await self._news.wait()
+                async with asyncio.timeout(self._timeout_s):
+                    await self._changed.wait()
             except TimeoutError as error:
-                raise TransferDeadline(f"a rank of this worker said nothing for {self._patience_s:.1f} s") from error
+                raise TransferDeadline(f"no message from a rank of this worker for {self._timeout_s:.1f} s") from error
 
 
 def error_of(failure: rank_pb2.RankFailure, rank: int) -> TransferError:
-    """The error that a rank met."""
+    """Return the error that a rank has reported."""
     return ERRORS.get(failure.kind, TransferError)(f"rank {rank}: {failure.message}")

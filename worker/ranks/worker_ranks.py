@@ -1,4 +1,4 @@
-"""The ranks that follow this process, the first of a worker: it starts them, and they end with it."""
+"""The follower ranks of a worker: its first rank, this process, starts and ends them."""
 
 import asyncio
 import os
@@ -25,12 +25,12 @@ from baton.settings.worker_config import WorkerConfig
 from baton.worker.ranks.fixed_group import FixedGroup, tensor_group
 from baton.worker.ranks.remote_rank import RemoteRank
 
-END_TIMEOUT_S = 10.0  # of another rank, once it is told
-SELF_END_TIMEOUT_S = 1.0  # of one whose stream is over: mostly it ends itself
+END_TIMEOUT_S = 10.0  # from SIGTERM to SIGKILL of a follower
+SELF_END_TIMEOUT_S = 1.0  # for a follower whose stream has ended to exit by itself
 
 
 class WorkerRanks:
-    """Owns the processes of the other ranks and the streams to them."""
+    """The follower processes and the streams to them."""
 
     def __init__(self, config: WorkerConfig) -> None:
         size = config.tensor_parallel
@@ -41,7 +41,7 @@ class WorkerRanks:
 
         membership = FixedGroup(size, 0, on_store)
         self.tensor = tensor_group(config, membership)
-        self.failed: asyncio.Future[None] = loop.create_future()  # raises which rank is gone
+        self.failed: asyncio.Future[None] = loop.create_future()  # fails with the lost rank and the reason
         self.followers: list[RemoteRank] = []
         self._membership = membership
         self._config = config
@@ -53,7 +53,7 @@ class WorkerRanks:
         self._call: Callable[[], object] | None = None
 
     async def start(self) -> None:
-        """Starts the others; once they take commands, the group can form."""
+        """Start the followers; the group forms once they accept commands."""
         sockets = {rank: self._directory / f"{rank}" for rank in range(1, self._config.tensor_parallel)}
         for rank, socket in sockets.items():
             self._processes[rank] = await ChildProcess.start(_spec(self._config, rank, socket))
@@ -66,13 +66,13 @@ class WorkerRanks:
         self._begin_task(self._begin())
 
     def attach(self, call: Callable[[], object]) -> None:
-        """`call` has the engine look whether a rank is gone, between two steps."""
+        """Register `call`, which makes the engine check for lost ranks between two steps."""
         self._call = call
         if self.failed.done():
             call()
 
     async def loaded(self) -> None:
-        """Returns when every rank has its pool. Raises EngineEnded if one is lost."""
+        """Return when every rank has its pool. Raises EngineEnded if one is lost."""
         for follower in self.followers:
             try:
                 await follower.loaded()
@@ -80,12 +80,12 @@ class WorkerRanks:
                 await self.failed
 
     def leave_engine(self) -> None:
-        """The engine waits for no other rank from now on."""
+        """Stop the engine's waits for other ranks."""
         self._is_closing = True
         self.tensor.leave()
 
     async def close(self) -> None:
-        """Ends the other ranks, once the engine has stopped."""
+        """End the followers; the engine must have stopped."""
         for follower in self.followers:
             await follower.close()
         for channel in self._channels:
@@ -101,24 +101,24 @@ class WorkerRanks:
 
     async def _begin(self) -> None:
         for follower in self.followers:
-            await follower.listens()
-        shutil.rmtree(self._directory, ignore_errors=True)  # nobody comes any more, and nobody may be left to do it
+            await follower.wait_listening()
+        shutil.rmtree(self._directory, ignore_errors=True)  # all have connected; after a crash it would be left over
         self._membership.begin()
 
     def _join(self, store: str) -> None:
         for follower in self.followers:
-            with suppress(PeerLost):  # which is known by then
+            with suppress(PeerLost):  # already reported by `_on_lost`
                 follower.join(store)
 
     def _on_lost(self, rank: int, error: PeerLost) -> None:
-        """A rank's stream is over, and so is the worker."""
+        """Fail the worker after the end of a rank's stream, unless it is shutting down."""
         if not self._is_closing:
             self._begin_task(self._end_lost(rank, error))
 
     async def _end_lost(self, rank: int, error: PeerLost) -> None:
         process = self._processes[rank]
         with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), SELF_END_TIMEOUT_S)  # it says better itself why
+            await asyncio.wait_for(process.wait(), SELF_END_TIMEOUT_S)  # its own exit reason is more precise
         self._fail(str(error))
         process.kill()
 
@@ -128,11 +128,11 @@ class WorkerRanks:
         self.followers[rank - 1].gone.set()
         self._fail(f"rank {rank} of this worker {process.describe_end()}")
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, reason: str) -> None:
         self._membership.lose()
         if not self.failed.done():
-            self.failed.set_exception(EngineEnded(why))
-            self.failed.exception()  # whoever waits for it hears; nobody has to
+            self.failed.set_exception(EngineEnded(reason))
+            self.failed.exception()  # retrieved: there may be no waiter
         if self._call is not None:
             self._call()
 
@@ -143,7 +143,7 @@ class WorkerRanks:
 
 
 async def _end(process: ChildProcess) -> None:
-    """Waits for its end, if need be by force."""
+    """Wait for a process to exit; kill it after the timeout."""
     try:
         await asyncio.wait_for(process.wait(), END_TIMEOUT_S)
     except TimeoutError:
@@ -153,8 +153,8 @@ async def _end(process: ChildProcess) -> None:
 
 
 @asynccontextmanager
-async def following(config: WorkerConfig) -> AsyncIterator[WorkerRanks | None]:
-    """The other ranks of a worker that has any, from their start to their end."""
+async def follower_ranks(config: WorkerConfig) -> AsyncIterator[WorkerRanks | None]:
+    """Start a worker's follower ranks and end them afterwards; yield None if it has only one rank."""
     if config.tensor_parallel == 1:
         yield None
         return
@@ -167,8 +167,8 @@ async def following(config: WorkerConfig) -> AsyncIterator[WorkerRanks | None]:
         await ranks.close()
 
 
-def with_threads_of_its_own(config: WorkerConfig) -> WorkerConfig:
-    """The worker's config, in which each of several ranks has a share of the cores unless somebody said otherwise."""
+def with_thread_share(config: WorkerConfig) -> WorkerConfig:
+    """Return the config with each rank's share of the cores as `num_threads`, unless that is set."""
     if config.tensor_parallel == 1 or config.engine.num_threads is not None:
         return config
     num_threads = max(1, len(os.sched_getaffinity(0)) // config.tensor_parallel)
@@ -182,7 +182,7 @@ async def _discard_progress(process: ChildProcess) -> None:
 
 def _spec(config: WorkerConfig, rank: int, socket: Path) -> ProcessSpec:
     engine = replace(config.engine, device=_device(config.engine.device, rank))
-    told = replace(
+    rank_config = replace(
         config,
         engine=engine,
         worker_id=f"{config.worker_id}-rank-{rank}",
@@ -193,8 +193,8 @@ def _spec(config: WorkerConfig, rank: int, socket: Path) -> ProcessSpec:
         metrics_port=None,
         progress_fd=None,
     )
-    # In our process group: whoever ends that by force leaves none of us.
-    return ProcessSpec(told.worker_id, _argv(told, rank, socket), log_path=None, has_own_session=False)
+    # In our process group, so that a kill of the group ends all ranks.
+    return ProcessSpec(rank_config.worker_id, _argv(rank_config, rank, socket), log_path=None, has_own_session=False)
 
 
 def _argv(config: WorkerConfig, rank: int, socket: Path) -> tuple[str, ...]:
@@ -203,6 +203,6 @@ def _argv(config: WorkerConfig, rank: int, socket: Path) -> tuple[str, ...]:
 
 
 def _device(device: str, rank: int) -> str:
-    """Ranks have devices that follow each other, of the kind that the first one has."""
+    """Return a rank's device: the first rank's for CPUs, consecutive GPU numbers otherwise."""
     kind, _, number = device.partition(":")
     return device if kind == "cpu" else f"{kind}:{int(number or 0) + rank}"

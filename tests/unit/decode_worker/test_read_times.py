@@ -1,4 +1,4 @@
-"""What of a transfer was hidden behind the prompt's computation."""
+"""The part of a transfer that is hidden behind the prompt's computation."""
 
 import pytest
 
@@ -12,21 +12,21 @@ def test_reads_before_the_last_chunk_are_hidden() -> None:
     assert times.handover_s == pytest.approx(0.3)
 
 
-def test_a_read_that_was_under_way_is_hidden_in_part() -> None:
+def test_a_read_in_progress_is_partly_hidden() -> None:
     times = ReadTimes()
     times.note_computed(5.0, 5.05)
     times.note_read(5.1, 0.4)
     assert times.exposed_transfer_s == pytest.approx(0.1)
 
 
-def test_what_never_came_took_no_time() -> None:
+def test_an_incomplete_handover_has_no_duration() -> None:
     times = ReadTimes(last_computed_at_s=5.0)
     assert times.exposed_transfer_s == 0
     assert times.handover_s == 0
 
 
 @pytest.mark.parametrize("other_clock_s", [7.0, 1_000_000.0, -3.0])
-def test_another_hosts_clock_is_not_believed(other_clock_s: float) -> None:
+def test_another_hosts_clock_is_ignored(other_clock_s: float) -> None:
     times = ReadTimes()
     times.note_computed(other_clock_s, 5.0 if other_clock_s == 7.0 else 500.0)
     assert times.last_computed_at_s == (5.0 if other_clock_s == 7.0 else 500.0)

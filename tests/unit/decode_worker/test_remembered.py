@@ -1,4 +1,4 @@
-"""What a decode worker remembers of requests that have ended: bounded in number, tokens and time."""
+"""Outputs of finished requests in a decode worker: bounded in number, tokens and time."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ async def test_the_latest_output_of_a_request_is_found_more_than_once() -> None:
     assert counters.num_remembered == 0
 
 
-async def test_the_oldest_are_forgotten_over_a_bound() -> None:
+async def test_the_oldest_outputs_are_dropped_above_a_bound() -> None:
     counters = WorkerCounters()
     remembered = RememberedOutputs(counters, LONG_S, max_requests=3, max_tokens=10)
     for name in "abcd":
@@ -40,7 +40,7 @@ async def test_the_oldest_are_forgotten_over_a_bound() -> None:
     remembered.close()
 
 
-async def test_they_are_forgotten_after_a_while_without_being_asked_for() -> None:
+async def test_outputs_expire_without_a_lookup() -> None:
     counters = WorkerCounters()
     remembered = RememberedOutputs(counters, 0.02)
     remembered.keep(output("a", 1))
@@ -55,7 +55,7 @@ async def test_they_are_forgotten_after_a_while_without_being_asked_for() -> Non
     remembered.close()
 
 
-async def test_nothing_is_kept_where_that_is_off_or_nothing_was_generated() -> None:
+async def test_nothing_is_kept_if_disabled_or_without_output() -> None:
     counters = WorkerCounters()
     off, on = RememberedOutputs(counters, 0.0), RememberedOutputs(counters, LONG_S)
     off.keep(output("a", 1))

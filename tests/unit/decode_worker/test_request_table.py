@@ -1,4 +1,4 @@
-"""A decode worker's requests: each ends once, and each command's number is told once, whatever becomes of it."""
+"""A decode worker's requests: each ends once, and each command's number is reported once, in every case."""
 
 from baton.decode_worker.decode_request import DecodeRequest
 from baton.decode_worker.remembered import RememberedOutputs
@@ -16,11 +16,11 @@ ROUTER = "router-1"
 
 
 class Table:
-    """A table, what it counts in, and the news of a session."""
+    """A table, its counters, and the deltas of a session."""
 
     def __init__(self) -> None:
         self.counters, self.drain = WorkerCounters(), Drain()
-        self.aborted: list[RequestId] = []  # in the engine
+        self.aborted: list[RequestId] = []  # by the table, in the engine
         self.remembered = RememberedOutputs(self.counters, 10.0)
         self.table = RequestTable(self.counters, self.drain, self.aborted.append, self.remembered)
         self.session = RouterSession("1", ROUTER)
@@ -46,7 +46,7 @@ def stepped(entry: DecodeRequest, reason: FinishReason | None = None) -> StepOut
     return StepOutput([RequestOutput(entry.request.request_id, 1, SampledToken(7), finish_reason=reason)])
 
 
-async def test_a_command_that_came_before_is_not_taken_again() -> None:
+async def test_a_repeated_command_is_ignored() -> None:
     made = Table()
     assert made.table.enter(made.entry("a", 1))
     assert not made.table.enter(made.entry("a", 1))
@@ -66,7 +66,7 @@ async def test_a_command_refused_for_draining_counts_as_taken() -> None:
     assert made.drain.num_requests == 0
 
 
-async def test_what_has_ended_says_nothing_more() -> None:
+async def test_a_request_that_has_ended_sends_nothing_more() -> None:
     made = Table()
     kept, aborted = made.entry("kept", 1), made.entry("aborted", 2)
     assert made.table.enter(kept)
@@ -82,7 +82,7 @@ async def test_what_has_ended_says_nothing_more() -> None:
     assert (news.request_id, list(news.token_ids)) == ("kept", [7])
 
 
-async def test_routers_may_call_their_requests_alike() -> None:
+async def test_two_routers_may_use_the_same_request_id() -> None:
     made = Table()
     other = RouterSession("2", "router-2")
     mine, theirs = made.entry("a", 1), made.entry("a", 1, other)
@@ -97,7 +97,7 @@ async def test_routers_may_call_their_requests_alike() -> None:
     assert await made.news() == []
 
 
-async def test_what_is_handed_off_leaves_the_engine_and_says_so() -> None:
+async def test_a_handed_off_request_is_aborted_and_reported() -> None:
     made = Table()
     for number, name in enumerate("ab"):
         assert made.table.enter(made.entry(name, number))
@@ -108,7 +108,7 @@ async def test_what_is_handed_off_leaves_the_engine_and_says_so() -> None:
     assert told == dict.fromkeys("ab", common_pb2.FINISH_REASON_HANDED_OFF)
 
 
-async def test_a_request_that_runs_is_taken_over_with_its_output() -> None:
+async def test_a_running_request_is_taken_over_with_its_output() -> None:
     made = Table()
     other = RouterSession("2", "router-2")
     taken, kept = made.entry("a", 1, resume_key=b"key"), made.entry("b", 1, other, resume_key=b"other")
@@ -120,7 +120,7 @@ async def test_a_request_that_runs_is_taken_over_with_its_output() -> None:
     assert (list(output.token_ids), output.num_prompt_tokens, output.finish_reason) == ([5, 7], 1, 0)
     assert made.aborted == [taken.request.request_id]
     assert made.table.find(kept.request.request_id) is kept
-    assert made.table.recall(b"key") == output  # the router that took it over may be lost too
+    assert made.table.recall(b"key") == output  # the router that took it over may fail too
     assert made.table.recall(b"unknown") is None
     assert made.drain.num_requests == 1
     *_, last = await made.news()
@@ -128,7 +128,7 @@ async def test_a_request_that_runs_is_taken_over_with_its_output() -> None:
     assert type(error_from_code(last.error.code, last.error.message)) is Conflict
 
 
-async def test_the_output_of_what_has_ended_is_remembered_however_it_ended() -> None:
+async def test_the_output_of_every_ended_request_is_kept() -> None:
     made = Table()
     by_end = {"finished": made.entry("1", 1, resume_key=b"1"), "failed": made.entry("2", 2, resume_key=b"2")}
     by_end["aborted"] = made.entry("3", 3, resume_key=b"3")

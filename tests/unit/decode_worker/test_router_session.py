@@ -1,4 +1,4 @@
-"""A session merges what came since the last message."""
+"""A session merges the deltas since the last message."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ def delta(name: str) -> worker_pb2.RequestDelta:
     return worker_pb2.RequestDelta(request_id=name)
 
 
-async def test_news_are_merged_and_kept_in_order() -> None:
+async def test_deltas_are_merged_in_order() -> None:
     session = RouterSession("1")
     messages = session.messages()
     session.add(delta("a"))
@@ -28,7 +28,7 @@ async def test_news_are_merged_and_kept_in_order() -> None:
     assert [each.request_id for each in (await waiting).deltas] == ["c"]
 
 
-async def test_news_before_the_end_are_told() -> None:
+async def test_deltas_before_the_end_are_sent() -> None:
     session = RouterSession("1")
     session.add(delta("a"))
     session.close()
@@ -69,7 +69,7 @@ async def test_a_router_that_reads_keeps_its_session(
     messages, num_read = session.messages(), 0
     for number in range(200):
         session.add(worker_pb2.RequestDelta(request_id=f"{number}", token_ids=[1 << 30] * 10_000))
-        if number % 20 == 19:  # in part, so that some is always pending
+        if number % 20 == 19:  # some of them, so that some are always pending
             num_read += len((await anext(messages)).deltas)
     assert num_read > 150
     assert not caplog.records

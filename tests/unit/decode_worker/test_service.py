@@ -11,11 +11,11 @@ from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.grpc_options import CHANNEL_OPTIONS, SERVER_OPTIONS
 
 TIMEOUT_S = 30.0
-NEWS = worker_pb2.RequestDelta(request_id="a", token_ids=[1 << 30] * 100_000)  # 500 KB
+DELTA = worker_pb2.RequestDelta(request_id="a", token_ids=[1 << 30] * 100_000)  # 500 KB
 
 
 class RecordedRequests:
-    """Computes nothing."""
+    """A request handler that computes nothing."""
 
     def __init__(self) -> None:
         self.submitted: asyncio.Queue[tuple[str, RouterSession]] = asyncio.Queue()
@@ -53,13 +53,13 @@ async def test_the_requests_of_a_router_that_does_not_read_end(
             await call.read()
             await call.write(worker_pb2.RouterMessage(generate=[worker_pb2.GenerateCommand(request_id="a")]))
             _, session = await requests.submitted.get()
-            while not requests.aborted.is_set():  # beyond what the connection itself takes
-                session.add(NEWS)
+            while not requests.aborted.is_set():  # more than the connection buffers
+                session.add(DELTA)
                 await asyncio.sleep(0)
             code = grpc.StatusCode.OK
             try:
                 await call.write(worker_pb2.RouterMessage(generate=[worker_pb2.GenerateCommand(request_id="b")]))
-                while await call.read() is not grpc.aio.EOF:  # it reads again, and finds that the stream has ended
+                while await call.read() is not grpc.aio.EOF:  # the router reads again and sees the end of the stream
                     pass
             except grpc.aio.AioRpcError:  # the stream had ended before the command was written
                 code = grpc.StatusCode.INTERNAL
@@ -67,4 +67,4 @@ async def test_the_requests_of_a_router_that_does_not_read_end(
     finally:
         await server.stop(None)
     assert requests.submitted.empty(), "a session that has ended takes no commands"
-    assert [record.message for record in caplog.records] == ["session 1 is ended: its router does not read"]
+    assert [record.message for record in caplog.records] == ["closing session 1: its router does not read its messages"]

@@ -18,7 +18,7 @@ def test_the_offset_is_taken_in_the_middle_of_the_round_trip() -> None:
         (100.001, 100.002, Level.OK),
         (101.0, 100.0, Level.WARNING),
         (99.0, 100.0, Level.WARNING),
-        (101.0, 102.0, Level.OK),  # nothing is known for sure after so long a round trip
+        (101.0, 102.0, Level.OK),  # too uncertain after such a long round trip
     ],
 )
 def test_clocks(theirs_s: float, received_s: float, level: Level) -> None:

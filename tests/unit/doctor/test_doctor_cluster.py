@@ -1,4 +1,4 @@
-"""A cluster that has no doctors, or no workers, or is none."""
+"""Clusters without doctors or workers, and URLs that are not a router's."""
 
 import asyncio
 
@@ -33,7 +33,7 @@ async def test_simulated_workers_have_no_doctor() -> None:
     assert checks(sections[3]) == {"workers-alike": Level.OK}
 
 
-def test_a_worker_that_is_gone_is_unreachable() -> None:
+def test_a_stopped_worker_is_unreachable() -> None:
     address = f"127.0.0.1:{free_ports('127.0.0.1', 1)[0]}"
     content = {"router": {"ready": False}, "workers": [{"address": address, "state": "connecting"}]}
     router, worker = examine(content)
@@ -41,7 +41,7 @@ def test_a_worker_that_is_gone_is_unreachable() -> None:
     assert checks(worker) == {"worker-unreachable": Level.FAILURE}
 
 
-def test_what_is_no_router_is_a_finding() -> None:
+def test_a_url_that_is_not_a_router_is_a_finding() -> None:
     (section,) = examine({"hello": "world"})
     assert checks(section) == {"router-unreachable": Level.FAILURE}
     port = free_ports("127.0.0.1", 1)[0]
@@ -49,7 +49,7 @@ def test_what_is_no_router_is_a_finding() -> None:
     assert checks(section) == {"router-unreachable": Level.FAILURE}
 
 
-def test_processes_that_died_lately_are_findings() -> None:
+def test_processes_that_died_recently_are_findings() -> None:
     processes = [
         {"name": "router", "state": "ready", "restarts": 0, "last_end": None},
         {"name": "prefill-0", "state": "waiting", "last_end": "was killed by SIGKILL", "last_end_s_ago": 3.0},

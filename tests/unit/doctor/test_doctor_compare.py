@@ -1,4 +1,4 @@
-"""What the workers of a cluster should have in common."""
+"""Consistency checks over the workers of a cluster."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def worker(
     model: str = "m",
     block_size: int = 16,
 ) -> ExaminedWorker:
-    """A worker whose role is its name's beginning."""
+    """Return a worker whose name starts with its role."""
     description = WorkerDescription(
         worker_id=name,
         incarnation=f"life of {name}",
@@ -44,7 +44,7 @@ PREFILL, DECODE = worker("prefill-0"), worker("decode-0")
         ([PREFILL, DECODE, DECODE], {"worker-id-shared": Level.WARNING}),
         ([PREFILL, worker("decode-0", model="n")], {"models-differ": Level.WARNING}),
         ([DECODE, worker("prefill-0", versions={"torch": "2.12.0"})], {"versions-differ": Level.WARNING}),
-        ([DECODE, worker("prefill-0", versions={})], {"workers-alike": Level.OK}),  # it has no doctor, and says so
+        ([DECODE, worker("prefill-0", versions={})], {"workers-alike": Level.OK}),  # does not serve the doctor
         (
             [DECODE, worker("prefill-0", fingerprint="def", block_size=32)],
             {
@@ -63,7 +63,7 @@ def test_differences_have_names(workers: list[ExaminedWorker], expected: dict[st
     assert {finding.check: finding.level for finding in compare(workers)} == expected
 
 
-def test_a_difference_says_who_has_what() -> None:
+def test_a_difference_names_the_workers() -> None:
     texts = [finding.found for finding in compare([DECODE, worker("prefill-0", versions={"torch": "2.12.0"})])]
     assert texts == [
         "nixl is 1.5.1 (decode-0), not installed (prefill-0)",
@@ -90,7 +90,7 @@ def test_every_ordered_pair_with_equal_blocks_is_a_link() -> None:
     assert choose_pairs(workers, 0) == []
 
 
-def test_what_the_router_says() -> None:
+def test_router_state_becomes_findings() -> None:
     registry = {"name": "redis://cache", "connected": False, "error": "gone"}
     router: dict[str, object] = {"ready": False, "degraded": True, "model": "m", "registry": registry}
     workers: list[dict[str, object]] = [

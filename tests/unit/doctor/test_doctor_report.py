@@ -1,4 +1,4 @@
-"""What `baton doctor` prints, and the status that it ends with."""
+"""Output and exit status of `baton doctor`."""
 
 import io
 import json

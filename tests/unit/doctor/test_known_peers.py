@@ -1,4 +1,4 @@
-"""A worker reads only from workers that its registry or its routers name, whatever address a caller gives."""
+"""A worker reads only from workers of its registry or its routers, for any address that a caller gives."""
 
 import asyncio
 import socket
@@ -83,7 +83,7 @@ async def test_a_probe_of_a_stranger_connects_to_nothing() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await doctor_pb2_grpc.DoctorStub(channel).Probe(request, timeout=30)
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-        assert "not known to be a peer" in (caught.value.details() or "")
+        assert "not a known peer" in (caught.value.details() or "")
         with pytest.raises(BlockingIOError):
             stranger.accept()
     await channels.close()

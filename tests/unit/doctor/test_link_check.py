@@ -1,4 +1,4 @@
-"""What a measured link means."""
+"""Findings from measured links."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ READ = RATES.read_bytes
         (with_rates(share=0.1), "auto", "link-slow", Level.WARNING),
         (with_rates(latency_s=0.5), "auto", "link-latency", Level.WARNING),
         (unusable("auto"), "auto", "link-unusable", Level.FAILURE),
-        (unusable("nixl"), "auto", "link", Level.OK),  # nobody asked for it
+        (unusable("nixl"), "auto", "link", Level.OK),  # not the configured transport
         (unusable("nixl"), "nixl", "link-unusable", Level.FAILURE),
         (unusable("nixl", has_rdma=True), "nixl", RDMA, Level.FAILURE),
         (LOCAL_TCP, "auto", "shared-memory-not-used", Level.WARNING),
@@ -29,16 +29,16 @@ READ = RATES.read_bytes
         (replace(LOCAL_TCP, asked="tcp"), "tcp", "link", Level.OK),
         (far("auto", "tcp", has_rdma=False), "auto", "link", Level.OK),
         (far("auto", "tcp", has_rdma=True), "auto", RDMA, Level.FAILURE),
-        (far("tcp", "tcp", has_rdma=True), "tcp", "link", Level.OK),  # it was asked for
+        (far("tcp", "tcp", has_rdma=True), "tcp", "link", Level.OK),  # configured
         (far("nixl", "nixl", has_rdma=True, rdma_bytes=READ), "nixl", "link", Level.OK),
         (far("nixl", "nixl", has_rdma=True, rdma_bytes=0), "nixl", RDMA, Level.FAILURE),
         (far("auto", "nixl", has_rdma=True, rdma_bytes=READ // 10), "auto", RDMA, Level.FAILURE),
-        (far("nixl", "nixl", has_rdma=True, rdma_bytes=None), "nixl", "link", Level.OK),  # nobody counts
+        (far("nixl", "nixl", has_rdma=True, rdma_bytes=None), "nixl", "link", Level.OK),  # no counters
         (far("nixl", "nixl", has_rdma=False), "nixl", RDMA, Level.FAILURE),
         (replace(LINK, asked="nixl", transport="nixl"), "nixl", "link", Level.OK),  # one host: cross-memory attach
     ],
 )
-def test_what_is_said_of_a_link(link: Link, setting: str, check: str, level: Level) -> None:
+def test_findings_of_links(link: Link, setting: str, check: str, level: Level) -> None:
     finding = check_link(link, setting)
     assert (finding.check, finding.level) == (check, level)
     assert (finding.remedy is None) == (level is Level.OK)
@@ -56,7 +56,7 @@ def test_a_link_survives_its_message(link: Link) -> None:
     assert link_from_proto(link_to_proto(link)) == link
 
 
-def test_a_link_of_which_nothing_is_known_survives_too() -> None:
+def test_a_link_without_rates_survives_its_message() -> None:
     link = replace(LINK, rates=replace(RATES, limit=None))
     assert link_from_proto(link_to_proto(link)) == link
     assert check_link(link, "auto").level is Level.OK

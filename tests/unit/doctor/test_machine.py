@@ -1,4 +1,4 @@
-"""What a look at a machine tells."""
+"""Checks of a machine."""
 
 import resource
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_huge_pages_are_read(tmp_path: Path) -> None:
     setting.write_text("always within_size [advise] never deny force\n")
     meminfo.write_text("MemTotal: 1 kB\nHugePages_Total:      12\n")
     assert check_huge_pages(setting, meminfo).found == "transparent ones for pools: advise; reserved: 12"
-    assert "not said" in check_huge_pages(tmp_path / "absent", tmp_path / "absent").found
+    assert "unknown" in check_huge_pages(tmp_path / "absent", tmp_path / "absent").found
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_processors(tmp_path: Path) -> None:
     assert check_processor(processor).level is Level.OK
     old = check_processor(Processor("Old CPU", 1, frozenset({"fpu", "sse2"})))
     assert (old.level, "AVX2" in (old.remedy or "")) == (Level.WARNING, True)
-    untold = check_processor(this_processor(tmp_path / "absent"))
-    assert untold.level is Level.OK  # nothing is known, so nothing is said against it
+    unknown = check_processor(this_processor(tmp_path / "absent"))
+    assert unknown.level is Level.OK  # without flags there is no warning
 
 
 def test_modules_that_were_not_compiled() -> None:
@@ -110,7 +110,7 @@ def test_modules_that_were_not_compiled() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch finds a GPU here")
-def test_a_driver_that_torch_makes_nothing_of(tmp_path: Path) -> None:
+def test_a_driver_without_gpus_in_torch(tmp_path: Path) -> None:
     assert check_gpus(tmp_path).found.startswith("none")
     (tmp_path / "version").write_text("NVRM version")
     gpu = tmp_path / "gpus" / "0000:01:00.0"
@@ -120,7 +120,7 @@ def test_a_driver_that_torch_makes_nothing_of(tmp_path: Path) -> None:
     assert (finding.check, "(NVIDIA H200)" in finding.found) == ("gpu-unused", True)
 
 
-def test_a_strict_start_asks_for_more_than_no_failure() -> None:
+def test_a_strict_start_refuses_warnings() -> None:
     require_fit([ok("a", "well")])
     with pytest.raises(Unfit, match=r"b: low \(raise it\); c: gone \(bring it\)"):
         require_fit([ok("a", "well"), warning("b", "low", "raise it"), failure("c", "gone", "bring it")])

@@ -12,5 +12,5 @@ def test_a_finding_survives_its_message(finding: Finding) -> None:
     assert finding_from_proto(finding_to_proto(finding)) == finding
 
 
-def test_a_level_that_is_not_known_here_is_no_ok() -> None:
+def test_an_unknown_level_is_a_warning() -> None:
     assert finding_from_proto(doctor_pb2.Finding(check="a", found="b")).level is Level.WARNING

@@ -9,7 +9,7 @@ from baton.doctor.packages import check_packages, package_versions
 
 
 def install(directory: Path, name: str, version: str, *requires: str) -> None:
-    """What pip leaves behind of a package, as far as it tells of versions."""
+    """Write the metadata of an installed package."""
     info = directory / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir()
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
@@ -23,11 +23,11 @@ def bad(findings: list[Finding]) -> list[tuple[str, Level]]:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.syspath_prepend(tmp_path)  # type: ignore[no-untyped-call]  # pytest's own lack
+    monkeypatch.syspath_prepend(tmp_path)  # type: ignore[no-untyped-call]  # not typed in pytest
     return tmp_path
 
 
-def test_what_is_installed_here_is_named() -> None:
+def test_installed_packages_are_listed() -> None:
     versions = package_versions()
     assert {"python", "baton-serve", "torch", "grpcio", "protobuf", "tiktoken"} <= versions.keys()
     assert "pytest" not in versions  # an extra's requirement
@@ -41,7 +41,7 @@ def test_all_requirements_met_is_one_finding(site: Path) -> None:
     assert "doctored 1.0" in finding.found
 
 
-def test_what_is_missing_or_too_old_is_named(site: Path) -> None:
+def test_missing_or_old_packages_are_named(site: Path) -> None:
     install(site, "doctored", "1.0", "doctored-inner>=2", "doctored-absent>=1")
     install(site, "doctored-inner", "1.9")
     findings = check_packages("doctored")
@@ -49,11 +49,11 @@ def test_what_is_missing_or_too_old_is_named(site: Path) -> None:
     assert "doctored needs doctored-inner >=2, 1.9 is installed" in findings[0].found
 
 
-def test_what_a_requirement_requires_is_a_conflict(site: Path) -> None:
+def test_a_broken_requirement_of_a_requirement_is_a_conflict(site: Path) -> None:
     install(site, "doctored", "1.0", "doctored-inner>=2")
     install(site, "doctored-inner", "2.0", "doctored<1")
     assert bad(check_packages("doctored")) == [("package-conflict", Level.WARNING)]
 
 
-def test_a_distribution_that_is_not_there_fails() -> None:
+def test_a_missing_distribution_fails() -> None:
     assert bad(check_packages("doctored-nowhere")) == [("package-missing", Level.FAILURE)]

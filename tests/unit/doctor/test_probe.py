@@ -1,4 +1,4 @@
-"""Links between real processes, and to peers that are not what they should be."""
+"""Links between real processes, and to peers that differ from their description."""
 
 import asyncio
 import gc
@@ -25,16 +25,16 @@ READER = Reader("model", BLOCK_BYTES, HOST)
 
 
 async def probe_own_pool(reader: Reader, owner: str, setting: str, **changed: object) -> list[tuple[str | None, str]]:
-    """The transports by which a pool of this process was read, and why these or why none."""
+    """Return the transports by which a pool of this process was read, each with its reason."""
     return [(link.transport, link.reason) for link in await links_to_own_pool(reader, owner, setting, **changed)]
 
 
 async def links_to_own_pool(reader: Reader, owner: str, setting: str, **changed: object) -> list[Link]:
-    """Probes a pool that this process serves over `owner`, as described but for what was `changed`."""
+    """Probe a pool that this process serves over `owner`, with `changed` fields in its description."""
     memory = SharedPool()
     pool = memory.allocate((NUM_BLOCKS, BLOCK_BYTES), torch.uint8)
     transport = create_transport(owner, PoolIdentity("life", "model"), memory, HOST)
-    description: PoolDescription = replace(transport.register_pool(pool), **changed)  # type: ignore[arg-type]  # a test's own choice
+    description: PoolDescription = replace(transport.register_pool(pool), **changed)  # type: ignore[arg-type]  # chosen by the tests
     try:
         links = await asyncio.to_thread(probe, reader, description, setting)
         assert not pool.any()
@@ -90,7 +90,7 @@ async def test_a_setting_that_the_owner_does_not_offer() -> None:
 
 async def test_a_machine_with_rdma_on_which_auto_ends_on_tcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mlx5_0").mkdir()
-    # As if there were one; nothing else is pretended.
+    # Pretend that there is an RDMA device; the rest is real.
     monkeypatch.setattr("baton.kvtransfer.nixl.rdma.DEVICES", str(tmp_path))
     (link,) = await links_to_own_pool(READER, "tcp", "auto")
     assert (link.transport, link.has_rdma) == ("tcp", True)
@@ -106,14 +106,14 @@ async def test_a_machine_with_rdma_on_which_auto_ends_on_tcp(tmp_path: Path, mon
         (replace(READER, block_bytes=BLOCK_BYTES + 1), "block size"),
     ],
 )
-async def test_blocks_that_mean_something_else_are_not_read(reader: Reader, words: str) -> None:
+async def test_blocks_of_another_fingerprint_or_size_are_not_read(reader: Reader, words: str) -> None:
     for used, reason in await probe_own_pool(reader, "auto", "auto"):
         assert used is None
         assert words in reason
 
 
 @pytest.mark.parametrize("block_bytes", [BLOCK_BYTES // 2, BLOCK_BYTES * 2])
-async def test_parts_of_blocks_are_measured_as_what_they_are(block_bytes: int) -> None:
+async def test_parts_of_blocks_are_measured(block_bytes: int) -> None:
     for link in await links_to_own_pool(replace(READER, block_bytes=block_bytes), "auto", "auto"):
         assert link.rates is not None
         assert link.rates.block_bytes == min(block_bytes, BLOCK_BYTES)
@@ -134,14 +134,14 @@ def test_limits_measure() -> None:
         limit.close()
 
 
-def test_what_a_link_to_elsewhere_is_held_against() -> None:
+def test_the_limit_of_a_link_to_another_machine() -> None:
     assert is_this_machine(HOST)
-    assert not is_this_machine("192.0.2.1")  # a documentation address is nobody's
+    assert not is_this_machine("192.0.2.1")  # reserved for documentation
     endpoint = b'{"host": "192.0.2.1", "port": 1, "key": "k"}'
     peer = PoolDescription("life", "model", 1, 1, {"tcp": endpoint})
     assert not is_same_host(peer)
     limit = link_limit("tcp", peer, 1 << 20)
-    assert limit is None or limit.bytes_per_s() > 0  # the interface's speed, where it says one
+    assert limit is None or limit.bytes_per_s() > 0  # the interface's speed, if it reports one
 
 
 def test_another_network_namespace_of_one_kernel_is_the_same_host() -> None:

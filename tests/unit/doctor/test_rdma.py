@@ -1,4 +1,4 @@
-"""RDMA devices, in a copy of what the kernel shows of them."""
+"""RDMA devices, in a copy of the kernel's files."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def verbs(directory: Path) -> Path:
     return directory
 
 
-def test_no_device_is_no_fault(tmp_path: Path) -> None:
+def test_no_device_is_ok(tmp_path: Path) -> None:
     (finding,) = check_rdma(rdma_ports(tmp_path / "absent"), tmp_path)
     assert (finding.check, finding.level, finding.found) == ("rdma-devices", Level.OK, "none")
     assert received_bytes(tmp_path / "absent") is None

@@ -209,7 +209,7 @@ def test_a_server_that_refuses_everything_is_told_before_the_load() -> None:
         (("--max-concurrency=1", "--burstiness=2"), "goes with --request-rate"),
         (("--max-concurrency=1", "--goodput=ttfb:5"), "write ttft=1s,tpot=50ms,e2el=10s (names: ttft, tpot, e2el)"),
         (("--max-concurrency=1", "--slo=ttft=5"), "'ttft=5' has no unit; write 5s or 5ms"),
-        (("--max-concurrency=1", "--slo", "ttft:5s"), "'ttft:5s' is no objective"),
+        (("--max-concurrency=1", "--slo", "ttft:5s"), "'ttft:5s' is not an objective"),
         (("--max-concurrency=1", "--slo", "ttft=1s", "tpot=5"), "'tpot=5' has no unit"),
         (("--max-concurrency=1", "--dataset-name=random", "--dataset-path=/nowhere"), "goes with --dataset mooncake"),
         (("a", "b", "--max-concurrency=1"), "unexpected argument 'b'"),

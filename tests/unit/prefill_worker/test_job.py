@@ -1,4 +1,4 @@
-"""A job asks the engine for one token, and announces what became ready, once."""
+"""A job samples one token in the engine, and announces each finished block once."""
 
 import asyncio
 
@@ -32,12 +32,12 @@ def make_job(num_tokens: int, num_prompt_tokens: int, num_cached_tokens: int = 0
 
 
 def announcements_of(pool: torch.Tensor) -> Announcements:
-    """To one reader, by a worker of one rank."""
+    """Return announcements of a worker with one rank, to one reader."""
     transport = InMemoryTransport(PoolIdentity("prefill", "model"), InMemoryNetwork())
     return Announcements(Ranks(InProcessRank(transport, pool, PartGroup(1, 1)), [], 1), 1)
 
 
-def test_it_samples_one_token_behind_those_known() -> None:
+def test_it_samples_one_token_after_the_known_ones() -> None:
     fresh, moved = make_job(10, 10).request, make_job(10, 7).request
     assert (fresh.sampling.max_tokens, moved.sampling.max_tokens) == (1, 4)
     assert (fresh.sampling.min_tokens, moved.sampling.min_tokens) == (1, 4)
@@ -72,7 +72,7 @@ async def test_each_block_is_announced_once_and_checksums_keep_no_step_waiting()
 
 
 @pytest.mark.parametrize("is_stuck", [False, True])
-async def test_an_engine_that_steps_is_heard_of_and_one_that_is_stuck_is_not(is_stuck: bool) -> None:
+async def test_keep_alives_are_sent_only_while_the_engine_steps(is_stuck: bool) -> None:
     job = make_job(18, 18, num_cached_tokens=0)
     events = job.events(announcements_of(torch.zeros(8, 32)), BLOCK_SIZE, lambda: is_stuck)
     first = asyncio.ensure_future(anext(events))

@@ -63,7 +63,7 @@ async def wait_short(host: EngineHost) -> None:
 
 
 async def read_to_silence(call: grpc.aio.UnaryStreamCall[Any, worker_pb2.PrefillEvent]) -> None:
-    """Raise TimeoutError once no more signs of life come; some may have been on their way."""
+    """Raise TimeoutError once keep-alives stop; some may have been in flight."""
     while True:
         async with asyncio.timeout(4 * HEARTBEAT_S):
             event = await call.read()
@@ -71,7 +71,7 @@ async def read_to_silence(call: grpc.aio.UnaryStreamCall[Any, worker_pb2.Prefill
         assert not event.HasField("first_token")
 
 
-async def test_a_group_that_is_short_of_ranks_takes_no_prompt(mixtral: Path) -> None:
+async def test_a_group_that_is_short_of_ranks_refuses_prompts(mixtral: Path) -> None:
     group = Group()
     async with (
         asyncio.timeout(TIMEOUT_S),
@@ -85,8 +85,8 @@ async def test_a_group_that_is_short_of_ranks_takes_no_prompt(mixtral: Path) -> 
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_group_that_is_short_of_ranks_gives_no_sign_of_life(mixtral: Path) -> None:
-    """Otherwise the decode worker would wait until the group has enough ranks again, instead of going elsewhere."""
+async def test_a_group_that_is_short_of_ranks_sends_no_keep_alives(mixtral: Path) -> None:
+    """Otherwise the decode worker would wait for the group instead of asking another prefill worker."""
     group, gate = Group(), threading.Event()
     async with (
         asyncio.timeout(TIMEOUT_S),

@@ -1,4 +1,4 @@
-"""How a worker's or router's process starts and fails."""
+"""Start and failure of a worker's or router's process."""
 
 import os
 import re
@@ -40,7 +40,7 @@ def run_script(mode: str) -> tuple[subprocess.CompletedProcess[str], list[bytes]
         return done, pipe.read().splitlines()
 
 
-def test_a_failure_is_logged_and_told_in_one_line() -> None:
+def test_a_failure_is_logged_and_reported_in_one_line() -> None:
     done, lines = run_script("fail")
     assert done.returncode == 1
     assert [parse_progress(line) for line in lines] == [Loading(0), Failed("ValueError: no such layer")]
@@ -48,7 +48,7 @@ def test_a_failure_is_logged_and_told_in_one_line() -> None:
 
 
 @pytest.mark.parametrize(("mode", "kind"), [("refuse", "UnsupportedModel"), ("taken", "OSError")])
-def test_what_says_itself_what_is_wrong_has_no_traceback(mode: str, kind: str) -> None:
+def test_plain_errors_have_no_traceback(mode: str, kind: str) -> None:
     done, lines = run_script(mode)
     assert done.returncode == 1
     assert parse_progress(lines[-1]) == Failed(f"{kind}: no such layer")

@@ -55,7 +55,7 @@ def test_processes_set_their_environment_first(modules: tuple[str, str]) -> None
     assert seen.get("torch", expected) == expected
 
 
-def test_what_is_set_stays() -> None:
+def test_existing_variables_are_kept() -> None:
     modules = PROCESSES[2]
     assert imported(modules, GOMP_SPINCOUNT="7")["torch"] == (GRPC_EXPERIMENTS, "7")
     assert imported(modules, OMP_WAIT_POLICY="passive")["torch"] == (GRPC_EXPERIMENTS, None)

@@ -1,4 +1,4 @@
-"""Memory that is free, and the kernel's kills, as control groups of both versions report them."""
+"""Free memory and out-of-memory kills from control groups of both versions."""
 
 import os
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_limits_of_version_1(tmp_path: Path) -> None:
     assert str(memory) == "6 MiB is free (control group's limit)"
 
 
-def test_without_a_limit_the_machine_is_what_there_is(tmp_path: Path) -> None:
+def test_without_a_limit_the_machines_memory_counts(tmp_path: Path) -> None:
     memory = host_memory(tmp_path / "none", tmp_path / "none")
     assert not memory.is_limited
     assert 0 < memory.free_bytes <= psutil.virtual_memory().total

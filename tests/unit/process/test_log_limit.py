@@ -1,4 +1,4 @@
-"""Lines of one kind in the log: as many as somebody reads, and the number of the others."""
+"""The rate limit of log records of one kind, and the count of dropped ones."""
 
 import io
 import logging
@@ -7,7 +7,7 @@ from baton.process.logs import BURST, MAX_KINDS, LogLimit
 
 
 class Log:
-    """A logger with a limit, and a clock that stands still."""
+    """A logger with a rate limit and a clock that the test moves."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -51,7 +51,7 @@ def test_other_kinds_and_levels_are_written() -> None:
     assert log.lines() == ["b", *["c"] * 100]
 
 
-def test_kinds_are_forgotten() -> None:
+def test_the_number_of_kinds_is_bounded() -> None:
     log = Log()
     for number in range(3 * MAX_KINDS):
         log.logger.warning(f"made of {number}")  # as a library may do it

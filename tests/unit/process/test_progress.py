@@ -9,7 +9,7 @@ from baton.process.progress import Failed, Loading, Progress, ProgressError, Pro
 
 
 class Clock:
-    """Time that a test moves."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -26,14 +26,14 @@ def pipe() -> Iterator[tuple[int, int]]:
         try:
             os.close(end)
         except OSError:
-            continue  # the test closed it
+            continue  # closed by the test
 
 
 def read_all(fd: int) -> list[Progress]:
     return [parse_progress(line) for line in os.read(fd, 1 << 16).splitlines()]
 
 
-def test_what_is_written_is_read(pipe: tuple[int, int]) -> None:
+def test_messages_are_read_as_written(pipe: tuple[int, int]) -> None:
     reporter = ProgressReporter(pipe[1])
     reporter.loading(0.42)
     reporter.ready(address="127.0.0.1:41231", grpc_address="127.0.0.1:5")
@@ -57,7 +57,7 @@ def test_loading_is_throttled_but_its_end_is_not(pipe: tuple[int, int]) -> None:
     assert read_all(pipe[0]) == [Loading(0.1), Loading(0.3), Loading(1.0)]
 
 
-def test_a_reader_that_went_away_is_survived(pipe: tuple[int, int]) -> None:
+def test_a_closed_pipe_is_survived(pipe: tuple[int, int]) -> None:
     reporter = ProgressReporter(pipe[1])
     os.close(pipe[0])
     reporter.ready(address="a:1")
@@ -66,7 +66,7 @@ def test_a_reader_that_went_away_is_survived(pipe: tuple[int, int]) -> None:
         os.write(pipe[1], b"x")
 
 
-def test_a_reader_that_does_not_read_stops_nobody(pipe: tuple[int, int]) -> None:
+def test_a_full_pipe_does_not_block(pipe: tuple[int, int]) -> None:
     clock = Clock()
     reporter = ProgressReporter(pipe[1], clock)
     for _ in range(10_000):
@@ -77,7 +77,7 @@ def test_a_reader_that_does_not_read_stops_nobody(pipe: tuple[int, int]) -> None
     assert any(isinstance(progress, Ready) for progress in read_all(pipe[0]))
 
 
-def test_without_a_pipe_nothing_is_said() -> None:
+def test_without_a_pipe_nothing_is_written() -> None:
     reporter = ProgressReporter(None)
     reporter.loading(0.5)
     reporter.ready(address="a:1")

@@ -1,4 +1,4 @@
-"""Channels to workers that come and go, before a real server that answers at many addresses."""
+"""Channels to workers that come and go, with a real server on many addresses."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ HealthWatch = grpc.aio.UnaryStreamCall[health_pb2.HealthCheckRequest, health_pb2
 
 @asynccontextmanager
 async def workers() -> AsyncIterator[list[str]]:
-    """One server; its addresses, in each of which a client sees another worker."""
+    """Yield the addresses of one server; to a client each is another worker."""
     server = grpc.aio.server()
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(), server)
     port = server.add_insecure_port("0.0.0.0:0")
@@ -33,8 +33,8 @@ async def workers() -> AsyncIterator[list[str]]:
 
 @pytest.fixture
 async def channels(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Channels]:
-    """Looks at every `get`, and takes nobody for being about to call."""
-    monkeypatch.setattr("baton.rpc.peers.LOOK_INTERVAL_S", 0.0)
+    """Yield channels that check for unused ones on every `get`, without the grace of SOON_S."""
+    monkeypatch.setattr("baton.rpc.peers.CHECK_INTERVAL_S", 0.0)
     monkeypatch.setattr("baton.rpc.peers.SOON_S", 0.0)
     channels = Channels()
     yield channels
@@ -42,14 +42,14 @@ async def channels(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Channels]:
 
 
 def num_connections(port: str) -> int:
-    """Established connections of this machine to a port."""
+    """Return the number of this machine's established connections to a port."""
     hexadecimal = f"{int(port):04X}"
     lines = Path("/proc/self/net/tcp").read_text().splitlines()[1:]
     return sum(fields[2].endswith(f":{hexadecimal}") and fields[3] == "01" for fields in map(str.split, lines))
 
 
 def watch(channel: grpc.aio.Channel) -> HealthWatch:
-    """A call that lasts."""
+    """Begin a call that stays open."""
     return health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
 
 
@@ -61,24 +61,22 @@ async def test_an_address_has_one_channel(channels: Channels) -> None:
         assert channels.get(addresses[1]) is not channel
 
 
-async def test_of_channels_without_a_call_only_so_many_are_kept(
-    channels: Channels, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_number_of_idle_channels_is_bounded(channels: Channels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.rpc.peers.MAX_CHANNELS", 20)
     async with workers() as addresses:
         first = channels.get(addresses[0])
         for address in addresses[:200]:
             await ask(channels.get(address))
-            await ask(channels.get(addresses[0]))  # used all the time, and so never one of the longest unused
+            await ask(channels.get(addresses[0]))  # always in use, so never among the longest unused
         assert channels.get(addresses[0]) is first
         async with asyncio.timeout(20):
             while num_connections(addresses[0].partition(":")[2]) > 21:
                 await asyncio.sleep(0.01)
-        again = channels.get(addresses[1])  # closed long ago
+        again = channels.get(addresses[1])  # closed earlier
         assert await ask(again) == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_a_channel_that_nobody_wants_is_closed(channels: Channels, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unused_channel_is_closed(channels: Channels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.rpc.peers.IDLE_S", 0.0)
     async with workers() as addresses:
         for address in addresses[:5]:
@@ -103,14 +101,14 @@ async def test_no_call_is_cut_short(channels: Channels, monkeypatch: pytest.Monk
         assert channels.get(addresses[0]) is busy
         abandoned.cancel()
         await ask(channels.get(addresses[1]))
-        assert channels.get(addresses[0]) is busy  # its other call goes on
+        assert channels.get(addresses[0]) is busy  # its other call is still open
         watched.cancel()
         await ask(channels.get(addresses[1]))
         assert channels.get(addresses[0]) is not busy
 
 
 async def test_a_call_that_is_about_to_begin_finds_its_channel_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.rpc.peers.LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("baton.rpc.peers.CHECK_INTERVAL_S", 0.0)
     monkeypatch.setattr("baton.rpc.peers.MAX_CHANNELS", 1)
     channels = Channels()
     async with workers() as addresses:
@@ -130,7 +128,7 @@ async def test_every_end_of_a_call_is_noticed(channels: Channels, monkeypatch: p
             await ask(channel)
         elif ends == "cancelled":
             asking = asyncio.ensure_future(ask(channel))
-            await asyncio.sleep(0)  # it has begun
+            await asyncio.sleep(0)  # the call begins
             asking.cancel()
             await asyncio.wait([asking])
         else:
@@ -157,7 +155,7 @@ async def test_a_replaced_channel_is_closed_after_its_last_call(
         write(tmp_path / "files", authority)
         assert secured.get(address) is not before
         secured.get(address)
-        await ask(before)  # open, as long as the other call goes on
+        await ask(before)  # open while the other call is
         watched.cancel()
         async with asyncio.timeout(20):
             while True:

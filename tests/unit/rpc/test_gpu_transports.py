@@ -1,4 +1,4 @@
-"""What a worker on a GPU is told of transports, and tells of its pool; none of it needs a GPU."""
+"""Transport options and pool descriptions of workers on GPUs; the tests need no GPU."""
 
 import subprocess
 import sys
@@ -30,7 +30,9 @@ def config(device: str, transport: str, kv_port: int = 0, tensor_parallel: int =
 def test_a_transport_that_does_not_move_this_memory_is_refused_before_anything_is_loaded(
     device: str, transport: str
 ) -> None:
-    with pytest.raises(OptionError, match=rf"transport: {transport} does not move KV that is on {device}; take one of"):
+    with pytest.raises(
+        OptionError, match=rf"transport: {transport} does not move KV that is on {device}; choose one of"
+    ):
         config(device, transport)
 
 
@@ -51,7 +53,7 @@ def test_a_rank_has_as_many_ports_as_its_transports(device: str, transport: str,
     assert made.kv_ports == range(7000, 7000 + 2 * expected)
 
 
-def test_ports_that_there_are_not_are_refused() -> None:
+def test_ports_beyond_the_last_are_refused() -> None:
     assert config("cuda", "auto", kv_port=65532).kv_ports[-1] == 65535
     with pytest.raises(OptionError, match=r"65534 takes ports 65534 to 65537, .*take one from 1 to 65532"):
         config("cuda", "auto", kv_port=65534)
@@ -62,10 +64,10 @@ def test_ports_that_there_are_not_are_refused() -> None:
 def test_the_kind_of_checksums_travels_with_the_pool() -> None:
     pool = PoolDescription("life", "model", 4, 512, {"nixl": b"x"}, "words")
     assert pool_from_proto(pool_to_proto(pool)) == pool
-    assert pool_from_proto(worker_pb2.KVPool(num_blocks=1)).checksum == "xxh3"  # a peer that says nothing
+    assert pool_from_proto(worker_pb2.KVPool(num_blocks=1)).checksum == "xxh3"  # the default
 
 
-def test_blocks_are_wiped_whatever_their_type() -> None:
+def test_blocks_of_every_type_are_zeroed() -> None:
     for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.int8):
         pool = torch.ones(5, 2, 8).to(dtype)
         wipe(pool, [1, 4])
@@ -90,6 +92,6 @@ print(added, pool[:, 0].tolist())
 
 
 def test_wiping_in_host_memory_starts_no_threads() -> None:
-    """In a process of its own, whose threads nothing else starts."""
+    """In a separate process, in which nothing else starts threads."""
     run = subprocess.run([sys.executable, "-c", WIPES], capture_output=True, text=True, check=False)
     assert run.stdout == "[0] [1, 0, 0, 1]\n", run.stderr

@@ -1,4 +1,4 @@
-"""A request that is no message is the caller's fault, in every kind of method."""
+"""A malformed request is the caller's error, in every kind of method."""
 
 import asyncio
 import logging
@@ -18,25 +18,25 @@ NONE = b"\xff\xff"
 
 
 class Echo(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.WorkerServicer):
-    """Says what it hears."""
+    """A service that echoes."""
 
     async def Attach(  # noqa: N802
         self, request_iterator: AsyncIterator[worker_pb2.RouterMessage], context: Any
     ) -> AsyncIterator[worker_pb2.WorkerMessage]:
-        """One answer a message."""
+        """Respond once per message."""
         async for message in request_iterator:
             yield worker_pb2.WorkerMessage(deltas=[worker_pb2.RequestDelta(request_id=message.hello.router_id)])
 
     async def Describe(  # noqa: N802
         self, request: worker_pb2.DescribeRequest, context: Any
     ) -> worker_pb2.WorkerDescription:
-        """One answer."""
+        """Respond once."""
         return worker_pb2.WorkerDescription(worker_id="echo")
 
     async def Watch(  # noqa: N802
         self, request: worker_pb2.WatchRequest, context: Any
     ) -> AsyncIterator[worker_pb2.WorkerUpdate]:
-        """Two answers."""
+        """Respond twice."""
         for number in range(2):
             yield worker_pb2.WorkerUpdate(incarnation=f"{number}")
 
@@ -59,16 +59,16 @@ async def echo() -> AsyncIterator[grpc.aio.Channel]:
 @pytest.mark.parametrize(
     "method", ["/baton.v1.Worker/Describe", "/baton.v1.Worker/Watch", "/grpc.health.v1.Health/Check"]
 )
-async def test_one_request_that_is_none(method: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_malformed_request_is_refused(method: str, caplog: pytest.LogCaptureFixture) -> None:
     async with echo() as channel:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await channel.unary_stream(method)(NONE).read()
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "no message of this method" in str(raised.value.details())
+    assert "not a message of this method" in str(raised.value.details())
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def test_a_stream_ends_before_what_is_none(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stream_ends_before_a_malformed_request(caplog: pytest.LogCaptureFixture) -> None:
     hello = worker_pb2.RouterMessage(hello=worker_pb2.Hello(router_id="a")).SerializeToString()
     async with echo() as channel:
         call = channel.stream_stream("/baton.v1.Decode/Attach")()
@@ -80,11 +80,11 @@ async def test_a_stream_ends_before_what_is_none(caplog: pytest.LogCaptureFixtur
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await call.read()
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "no message of this method" in str(raised.value.details())
+    assert "not a message of this method" in str(raised.value.details())
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def test_messages_go_through() -> None:
+async def test_well_formed_messages_are_passed() -> None:
     async with echo() as channel:
         worker = worker_pb2_grpc.WorkerStub(channel)
         assert (await worker.Describe(worker_pb2.DescribeRequest())).worker_id == "echo"

@@ -1,4 +1,4 @@
-"""Reflection, as clients of both versions ask for it."""
+"""Reflection for clients of both versions."""
 
 import grpc
 import pytest

@@ -1,4 +1,4 @@
-"""Errors to statuses and back."""
+"""Conversion of errors to statuses and back."""
 
 import grpc
 import pytest

@@ -1,4 +1,4 @@
-"""Mutual TLS between processes: who shows no certificate of the cluster's gets nowhere; files may be replaced."""
+"""Mutual TLS between processes: a certificate of the cluster is required; files may be replaced."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ NAME = "worker.baton.test"
 
 
 def write(directory: Path, authority: trustme.CA, name: str = NAME) -> TlsFiles:
-    """A certificate of the authority, in files that are replaced as a whole."""
+    """Write a certificate of the authority to files, replacing them atomically."""
     issued = authority.issue_cert(name)
     files = TlsFiles(*(str(directory / each) for each in ("cert.pem", "key.pem", "ca.pem")), server_name=name)
     directory.mkdir(exist_ok=True)
@@ -34,7 +34,7 @@ def write(directory: Path, authority: trustme.CA, name: str = NAME) -> TlsFiles:
 
 @asynccontextmanager
 async def serving(security: Security) -> AsyncIterator[str]:
-    """A server that answers health checks; its address."""
+    """Serve health checks and yield the address."""
     server = grpc.aio.server()
     servicer = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
@@ -47,7 +47,7 @@ async def serving(security: Security) -> AsyncIterator[str]:
 
 
 async def ask(channel: grpc.aio.Channel) -> int:
-    """A call's answer; AioRpcError without one."""
+    """Return a call's response. Raises AioRpcError."""
     answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
     return int(answer.status)
 
@@ -78,7 +78,7 @@ async def test_only_members_of_the_cluster_reach_each_other(tmp_path: Path) -> N
         assert await is_refused(ours, address)
 
 
-async def test_a_server_must_have_the_name_that_is_asked_for(tmp_path: Path) -> None:
+async def test_a_server_must_have_the_expected_name(tmp_path: Path) -> None:
     authority = trustme.CA()
     server = MutualTls(write(tmp_path / "server", authority, "other.baton.test"))
     client = MutualTls(write(tmp_path / "client", authority))
@@ -95,7 +95,7 @@ async def test_replaced_files_are_used_for_new_connections_and_old_ones_live_on(
         await ask(before)
         for name in ("server", "client"):
             write(tmp_path / name, new)
-        await ask(before)  # its connection stands
+        await ask(before)  # its connection stays open
         after = channels.get(address)
         assert after is not before
         await ask(after)
@@ -105,7 +105,7 @@ async def test_replaced_files_are_used_for_new_connections_and_old_ones_live_on(
     await channels.close()
 
 
-async def test_files_that_do_not_go_together_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_mismatched_files_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     authority = trustme.CA()
     files = write(tmp_path / "server", authority)
     server, client = MutualTls(files), MutualTls(write(tmp_path / "client", authority))
@@ -120,7 +120,7 @@ async def test_files_that_do_not_go_together_change_nothing(tmp_path: Path, capl
             await ask(channel)
 
 
-def test_what_cannot_work_is_said_at_the_start(tmp_path: Path) -> None:
+def test_unusable_files_are_refused_at_the_start(tmp_path: Path) -> None:
     files = write(tmp_path / "files", trustme.CA())
     assert isinstance(make_security(None, None, None, None), Plaintext)
     assert isinstance(make_security(files.cert, files.key, files.ca, None), MutualTls)
@@ -149,6 +149,6 @@ async def test_calls_on_replaced_channels_go_on_until_their_owner_ends(tmp_path:
             assert await watched.code() is grpc.StatusCode.CANCELLED
 
 
-def test_a_name_without_certificates_is_no_plaintext() -> None:
+def test_a_server_name_without_certificates_is_refused() -> None:
     with pytest.raises(OptionError, match="all three are needed"):
         make_security(None, None, None, NAME)

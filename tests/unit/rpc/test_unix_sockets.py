@@ -1,4 +1,4 @@
-"""Unix sockets with short paths, at which a gRPC server takes the place of an earlier life of its own."""
+"""Unix sockets with short paths, which a restarted gRPC server takes over."""
 
 import socket
 import tempfile
@@ -24,7 +24,7 @@ def test_sockets_are_where_the_users_temporary_files_are_unless_that_is_too_long
 
 
 @pytest.mark.parametrize("name", ["my dir", "a,b", "a%41", "a#b", "a?b", "ü"])
-def test_sockets_are_nowhere_that_an_address_cannot_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_sockets_avoid_paths_that_an_address_cannot_contain(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(tempfile, "tempdir", f"/scratch/{name}")
     assert socket_parent() == "/tmp"
 
@@ -33,7 +33,7 @@ async def test_a_server_takes_the_socket_that_a_dead_one_left() -> None:
     with tempfile.TemporaryDirectory(dir=socket_parent()) as directory:
         path = Path(directory, "worker")
         with socket.socket(socket.AF_UNIX) as dead:
-            dead.bind(str(path))  # and its end leaves the file
+            dead.bind(str(path))  # leaves the file behind
         server = grpc.aio.server()
         health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(), server)
         address = listen(server, Plaintext(), "127.0.0.1", 0, str(path))

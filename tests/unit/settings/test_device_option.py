@@ -1,4 +1,4 @@
-"""The device of engines: what `auto` stands for, and what is refused."""
+"""The `device` option: the choice of `auto`, and invalid devices."""
 
 import pytest
 
@@ -12,14 +12,14 @@ from baton.settings.values import OptionError
 NONE, TWO = VisibleGpus(0, "no NVIDIA driver is installed"), describe_gpus(2, has_cuda=True)
 
 
-def test_without_a_driver_torch_is_not_asked() -> None:
+def test_without_a_driver_torch_is_not_called() -> None:
     gpus = visible_gpus("libno-such-driver.so.1")
     assert gpus == NONE
     assert gpus.auto_device == "cpu"
 
 
-def test_with_a_driver_torch_says_what_it_sees() -> None:
-    gpus = visible_gpus("libc.so.6")  # a library that is there: the tests hide all GPUs
+def test_with_a_driver_torch_reports_gpus() -> None:
+    gpus = visible_gpus("libc.so.6")  # an existing library; the tests hide all GPUs
     assert gpus == gpus_here()
     assert gpus.reason in ("torch sees no GPU", "this build of torch has no CUDA")
     assert (TWO.auto_device, TWO.reason) == ("cuda", "torch sees 2 GPUs")
@@ -47,12 +47,12 @@ def test_other_devices_are_refused(device: str) -> None:
         ("cpu", 4, NONE, None),
         ("cuda", 2, TWO, None),
         ("cuda:1", 1, TWO, None),
-        ("cuda", 1, NONE, "device: cuda needs a GPU, but no NVIDIA driver is installed; take auto or cpu"),
+        ("cuda", 1, NONE, "device: cuda needs a GPU, but no NVIDIA driver is installed; use auto or cpu"),
         ("cuda:2", 1, TWO, "device: cuda:2 needs 3 GPUs, but torch sees 2 GPUs"),
         ("cuda:1", 2, TWO, "device: cuda:1 with 2 ranks needs 3 GPUs, but torch sees 2 GPUs"),
     ],
 )
-def test_gpus_must_be_there(device: str, num_ranks: int, gpus: VisibleGpus, message: str | None) -> None:
+def test_gpus_must_exist(device: str, num_ranks: int, gpus: VisibleGpus, message: str | None) -> None:
     check_device(device)
     if message is None:
         require_gpus(device, num_ranks, gpus)

@@ -1,4 +1,4 @@
-"""Options from flags, files and back."""
+"""Options from flags and files, and conversion back to flags."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from baton.settings.worker_options import ENGINE_OPTIONS, WORKER_OPTIONS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inner:
-    """A section."""
+    """A section of a config."""
 
     max_num_seqs: int = 4
     pool_bytes: int = 1 << 20
@@ -28,7 +28,7 @@ class Inner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outer:
-    """Every kind of field."""
+    """A config with a section and every kind of field."""
 
     name: str
     inner: Inner
@@ -77,7 +77,7 @@ def test_sizes(text: str, num_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "M", "4 gigs", "-1G", "e9", "1e-3", "0x10"])
-def test_what_is_no_size(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
         parse_bytes(text)
 
@@ -105,9 +105,9 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
         (f"name: a\nratio: 1{'0' * 400}", "is not allowed; it must be a number from 0 to 1"),
         ("name: a\ninner: {pool_bytes: 1e999}", "inner.pool_bytes: '1e999' is not allowed"),
         ("name: a\ninner: {pool_bytes: .inf}", "inner.pool_bytes: inf is not allowed"),
-        ("name: a\nratio: 1\nratio: 0", "ratio stands there twice"),
-        ("name: a\ninner: {pool_bytes: 1K, pool_bytes: 2K}", "pool_bytes stands there twice"),
-        ("name: a\ninner: {pool_bytes: 1K, pool-bytes: 2K}", "inner: pool_bytes stands there twice, with a dash"),
+        ("name: a\nratio: 1\nratio: 0", "ratio is given twice"),
+        ("name: a\ninner: {pool_bytes: 1K, pool_bytes: 2K}", "pool_bytes is given twice"),
+        ("name: a\ninner: {pool_bytes: 1K, pool-bytes: 2K}", "inner: pool_bytes is given twice, with a dash"),
         ("name: a\ncareful: 1", "careful: 1 is not allowed; it must be true or false"),
         ("name: a\nmode: quick", "mode: 'quick' is not allowed; it must be one of fast, slow"),
         ("name: a\npeers: {b: 1}", "peers: {'b': 1} is not allowed; it must be a list of texts"),
@@ -128,7 +128,7 @@ def test_a_wrong_file_is_refused_by_key(tmp_path: Path, text: str, message: str)
     assert message in str(raised.value)
 
 
-def test_an_empty_section_is_none_at_all(tmp_path: Path) -> None:
+def test_an_empty_section_is_like_none(tmp_path: Path) -> None:
     assert load_text(tmp_path, "name: a\ninner:\n") == Outer(name="a", inner=Inner())
 
 

@@ -1,4 +1,4 @@
-"""URLs of registries."""
+"""Registry URLs."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from baton.settings.worker_config import WorkerConfig
         ("redis+cluster://:secret@a:7000,b:7001", "redis+cluster://a:7000,b:7001"),
     ],
 )
-def test_its_text_has_all_but_secrets(text: str, told: str) -> None:
+def test_its_text_has_no_secrets(text: str, told: str) -> None:
     url = parse_registry_url(text)
     assert str(url) == told
     assert "cret" not in repr(url)
@@ -40,14 +40,14 @@ def test_parts() -> None:
     [
         ("memcached://h", "a registry's URL starts with redis://"),
         ("h:6379", "a registry's URL starts with redis://"),
-        ("redis://", "the URL names no host"),
-        ("redis+cluster://a,,b", "the URL names no host"),
+        ("redis://", "the URL has no host"),
+        ("redis+cluster://a,,b", "the URL has no host"),
         ("redis://:secret@h:port", "the URL cannot be read"),
         ("redis://:sec#ret@h", "the URL cannot be read"),
         ("redis://u:1?sec@h", "the URL cannot be read"),
         ("redis://u:1/sec@h", "the URL cannot be read"),
         ("redis://:secret@h:99999", "the URL cannot be read"),
-        ("redis://:secret@h/first", "no number of a database"),
+        ("redis://:secret@h/first", "must be a database number"),
         ("redis+cluster://h/1", "only database 0"),
         ("redis+sentinel://h", "ends with /SERVICE"),
         ("redis://h?ssl_ca_certs=/ca.pem", "ssl_ca_certs: unknown in this URL; known are namespace"),

@@ -1,4 +1,4 @@
-"""`ttft=1s,tpot=50ms`, wherever it is taken."""
+"""Service level objectives such as `ttft=1s,tpot=50ms`, in all commands."""
 
 import pytest
 
@@ -29,13 +29,13 @@ def test_times_have_units(text: str, limits_s: dict[str, float]) -> None:
         ("ttft=-1s", "write it like 50ms, 1.5s or 2m"),
         ("ttft=infs", "write it like 50ms, 1.5s or 2m"),
         ("ttft=1h", "write it like 50ms, 1.5s or 2m"),
-        ("ttft:1s", r"'ttft:1s' is no objective; write ttft=1s,tpot=50ms \(names: ttft, tpot\)"),
-        ("itl=5ms", "'itl=5ms' is no objective"),
+        ("ttft:1s", r"'ttft:1s' is not an objective; write ttft=1s,tpot=50ms \(names: ttft, tpot\)"),
+        ("itl=5ms", "'itl=5ms' is not an objective"),
         ("ttft=1s,ttft=2s", "ttft is given twice"),
         ("", "it is empty; write ttft=1s,tpot=50ms"),
     ],
 )
-def test_anything_else_is_refused_with_what_is_right(text: str, message: str) -> None:
+def test_invalid_objectives_are_refused_with_an_example(text: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         parse_slo(text)
 

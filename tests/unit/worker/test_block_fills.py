@@ -1,4 +1,4 @@
-"""Every fill ends in the engine, whenever it is cancelled, and only when nothing can be written any more."""
+"""Every fill ends in the engine, whenever it is cancelled, and only after the last write."""
 
 import asyncio
 import uuid
@@ -51,7 +51,7 @@ def host(hosted: tuple[EngineHost, KVTransport]) -> EngineHost:
 
 
 async def receiving(host: EngineHost) -> Request:
-    """A request that has its blocks and waits for their content."""
+    """Return a request that has its blocks and waits for their KV."""
     admitted: asyncio.Future[Request] = asyncio.get_running_loop().create_future()
 
     def on_step(step: StepOutput) -> None:
@@ -66,7 +66,7 @@ async def receiving(host: EngineHost) -> Request:
 
 
 async def num_held(host: EngineHost) -> int:
-    """Blocks that somebody holds; asserts on the way that all are accounted for."""
+    """Return the number of blocks in use; asserts that all blocks are accounted for."""
     await host.call(Engine.check_integrity)
     stats = await host.stats()
     return stats.num_blocks - stats.num_free_blocks
@@ -86,7 +86,7 @@ async def test_a_fill_cancelled_before_its_first_step_ends(host: EngineHost) -> 
     assert await num_held(host) == 0
 
 
-async def test_blocks_in_quarantine_are_not_given_back(hosted: tuple[EngineHost, KVTransport]) -> None:
+async def test_blocks_in_quarantine_are_not_freed(hosted: tuple[EngineHost, KVTransport]) -> None:
     host, transport = hosted
     request = await receiving(host)
     blocks = list(request.block_table)
@@ -118,7 +118,7 @@ async def test_a_fill_that_fails_leaves_the_rest_to_the_engine(host: EngineHost)
     assert request.num_output_tokens == 3
 
 
-async def test_an_ended_engine_keeps_nobody_waiting(host: EngineHost) -> None:
+async def test_an_ended_engine_blocks_no_fill(host: EngineHost) -> None:
     request = await receiving(host)
     fills = KVReceives(host, Drain())
     task = fills.start(request, asyncio.sleep(1000), nothing)
@@ -129,8 +129,8 @@ async def test_an_ended_engine_keeps_nobody_waiting(host: EngineHost) -> None:
     assert task.cancelled()
 
 
-async def test_what_came_unchecked_is_wiped(host: EngineHost) -> None:
-    """A NaN in the part of a block that nobody fills would be one in every answer that reads the block."""
+async def test_unchecked_bytes_are_zeroed(host: EngineHost) -> None:
+    """A NaN in the unfilled part of a block would spread to every output that reads the block."""
     request = await receiving(host)
     blocks, pool = list(request.block_table), await host.call(lambda engine: engine.pool)
     cleared, clear = [], host.ranks.clear
@@ -142,7 +142,7 @@ async def test_what_came_unchecked_is_wiped(host: EngineHost) -> None:
     async def clear_and_look(*args: Any) -> None:
         await clear(*args)
         cleared.append([not pool[block].any() for block in blocks])
-        pool[blocks] = 0  # for the engine, which goes on with it
+        pool[blocks] = 0  # for the engine, which continues with it
 
     host.ranks.clear = clear_and_look
     fills = KVReceives(host, Drain())

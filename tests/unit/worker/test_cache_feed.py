@@ -35,7 +35,7 @@ def test_messages_rebuild_the_cache_whenever_they_are_taken() -> None:
     assert len(sequences) > 50
 
 
-def test_an_empty_snapshot_is_told_and_nothing_new_is_not() -> None:
+def test_an_empty_snapshot_is_sent_and_an_empty_change_is_not() -> None:
     subscription = Subscription()
     first = subscription.take()
     assert first is not None
@@ -43,14 +43,14 @@ def test_an_empty_snapshot_is_told_and_nothing_new_is_not() -> None:
     assert subscription.take() is None
 
 
-def test_a_router_that_never_reads_is_given_up() -> None:
+def test_a_router_that_never_reads_loses_its_subscription() -> None:
     subscription = Subscription(stored=dict.fromkeys(BlockHash(i.to_bytes(16, "big")) for i in range(MAX_PENDING)))
     assert not subscription.is_lost
     subscription.add(CacheChanges([BlockHash(b"x" * 16)], []))
     assert subscription.is_lost
 
 
-def test_nothing_is_kept_for_a_router_that_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_subscription_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.worker.cache_feed.MAX_PENDING", 10)
     subscription = Subscription()
     for number in range(100):
@@ -60,7 +60,7 @@ def test_nothing_is_kept_for_a_router_that_was_given_up(monkeypatch: pytest.Monk
     assert subscription.take() is None  # an empty snapshot would be a wrong one
 
 
-def test_what_one_message_does_not_hold_goes_into_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_beyond_one_message_go_into_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.worker.cache_feed.MAX_MESSAGE_HASHES", 7)
     rng = random.Random(1)
     universe = hash_blocks(list(range(400)), 4)
@@ -90,7 +90,7 @@ def test_what_one_message_does_not_hold_goes_into_the_next(monkeypatch: pytest.M
     assert max(sizes) == 7
 
 
-def test_a_large_snapshot_is_no_lag(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_snapshot_does_not_count_as_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.worker.cache_feed.MAX_PENDING", 10)
     snapshot = [BlockHash(number.to_bytes(16, "big")) for number in range(100)]
     subscription = Subscription(stored=dict.fromkeys(snapshot), num_snapshot=100)

@@ -1,4 +1,4 @@
-"""A drain waits for exactly the requests that are there."""
+"""A drain waits for exactly the worker's requests."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ async def test_it_waits_for_the_last_request() -> None:
     assert drain.num_requests == 0
 
 
-async def test_nothing_is_given_away_that_ends_in_time() -> None:
+async def test_requests_that_end_in_time_are_not_handed_off() -> None:
     drain, given = Drain(), []
     drain.listen(lambda: given.append("all"))
     drain.enter()
@@ -36,7 +36,7 @@ async def test_nothing_is_given_away_that_ends_in_time() -> None:
     assert given == []
 
 
-async def test_what_does_not_end_in_time_is_given_away_and_its_readers_are_waited_for(
+async def test_late_requests_are_handed_off_and_their_readers_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(baton.worker.drain, "HAND_OFF_S", 0.01)
@@ -51,7 +51,7 @@ async def test_what_does_not_end_in_time_is_given_away_and_its_readers_are_waite
 
     def hand_off() -> None:
         drain.leave()
-        pulls.append(asyncio.ensure_future(pull()))  # whoever goes on with it reads its KV from here
+        pulls.append(asyncio.ensure_future(pull()))  # the next worker reads its KV from this one
 
     drain.listen(hand_off)
     drain.enter()
@@ -63,13 +63,13 @@ async def test_what_does_not_end_in_time_is_given_away_and_its_readers_are_waite
     assert await draining == 1
 
 
-async def test_a_worker_whose_requests_nobody_can_take_over_ends_without_delay() -> None:
+async def test_a_worker_without_hand_offs_ends_without_delay() -> None:
     drain = Drain()
     drain.enter()
     assert await drain.run(0.01) == 1
 
 
-async def test_who_asks_later_waits_for_the_same_end_and_may_bring_it_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_later_caller_shares_the_drain_and_may_shorten_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baton.worker.drain, "HAND_OFF_S", 0.2)
     drain, given = Drain(), []
 
@@ -85,14 +85,14 @@ async def test_who_asks_later_waits_for_the_same_end_and_may_bring_it_forward(mo
     async with asyncio.timeout(10):
         while not given:
             await asyncio.sleep(0.001)
-    third = asyncio.ensure_future(drain.run(0))  # others are about to pull
+    third = asyncio.ensure_future(drain.run(0))  # other workers are about to pull
     await asyncio.sleep(0.01)
     assert not third.done()
     assert await asyncio.gather(first, second, third) == [1, 1, 1]
     assert given == ["all"]
 
 
-async def test_a_drain_goes_on_when_who_asked_for_it_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_drain_continues_when_its_caller_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baton.worker.drain, "HAND_OFF_S", 0.01)
     drain, given = Drain(), []
 
@@ -143,7 +143,7 @@ async def test_after_an_undrain_the_deadline_of_the_drain_hands_nothing_off() ->
     assert given == []
 
 
-async def test_undraining_during_the_hand_off_gives_the_drain_up() -> None:
+async def test_undraining_during_the_hand_off_cancels_the_drain() -> None:
     drain, handed_off = Drain(), asyncio.Event()
     drain.listen(handed_off.set)
     drain.enter()

@@ -1,4 +1,4 @@
-"""What a rank of a group tells Prometheus of its experts: true, and no more series than layers."""
+"""Expert metrics of a rank: correct, with one series per layer."""
 
 import asyncio
 import random
@@ -27,7 +27,7 @@ from tests.unit.engine.group_rig import CPU, HOST, Group, Member
 
 NUM_LAYERS, NUM_EXPERTS, NUM_CHOSEN = 3, 8, 2  # of the model
 NUM_PROMPT, NUM_OUTPUT = 40, 5
-NUM_COMPUTED = NUM_PROMPT + NUM_OUTPUT - 1  # the last token is nobody's input
+NUM_COMPUTED = NUM_PROMPT + NUM_OUTPUT - 1  # the last token is not an input
 TIMEOUT_S = 60.0
 
 Figures = dict[str, list[float]]  # by layer, if there are several
@@ -42,7 +42,7 @@ def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def hosts(
     model: Path, group: Group | None, names: Sequence[str], balance: BalanceSettings | None = None, fewest: int = 1
 ) -> AsyncIterator[list[EngineHost]]:
-    """Workers' engines, the ranks of a group if one is given."""
+    """Yield workers' engines, which are the ranks of a group if one is given."""
     config = EngineConfig(model=str(model), dtype="float32", kv_cache_memory_bytes=1 << 21, num_threads=1)
     experts = [
         ExpertGroup(Member(group, name), HOST, CPU, balance, fewest_ranks=fewest) if group is not None else None
@@ -78,12 +78,12 @@ async def hosts(
 
 
 def wake(loop: asyncio.AbstractEventLoop, host: EngineHost, epoch: int, round_number: int) -> None:
-    """From any thread."""
+    """Forward a wake to an engine; callable from any thread."""
     loop.call_soon_threadsafe(lambda: host.call(lambda engine: engine.woken(epoch, round_number)))
 
 
 async def serve(host: EngineHost) -> None:
-    """One request."""
+    """Run one request."""
     ended = asyncio.Event()
     host.listen(lambda step: ended.set() if any(output.finish_reason for output in step.outputs) else None)
     prompt = random.Random(3).choices(range(3, VOCAB_SIZE), k=NUM_PROMPT)
@@ -94,14 +94,14 @@ async def serve(host: EngineHost) -> None:
 
 
 async def expert_families(host: EngineHost) -> list[Metric]:
-    """As they are scraped: on another thread."""
+    """Scrape on another thread."""
     metrics = WorkerMetrics(host, WorkerCounters(), "decode-0", "model")
     families = await asyncio.to_thread(lambda: list(metrics.collect()))
     return [family for family in families if "expert" in family.name]
 
 
 async def figures(host: EngineHost) -> Figures:
-    """By name."""
+    """Return the samples by name."""
     return {
         sample.name: [each.value for each in family.samples]
         for family in await expert_families(host)
@@ -115,7 +115,7 @@ async def test_tokens_are_counted_where_they_are_computed(mixtral: Path) -> None
         ours, others = await figures(first), await figures(second)
     computed = zip(ours["baton:expert_tokens_total"], others["baton:expert_tokens_total"], strict=True)
     assert [sum(ranks) for ranks in computed] == [NUM_COMPUTED * NUM_CHOSEN] * NUM_LAYERS
-    assert min(others["baton:expert_tokens_total"]) > 0  # none of its own
+    assert min(others["baton:expert_tokens_total"]) > 0  # although it has no requests
     shares = ours["baton:expert_busiest_share"]
     assert len(shares) == NUM_LAYERS
     assert all(1 / NUM_EXPERTS < share <= 1 / NUM_CHOSEN for share in shares)
@@ -125,7 +125,7 @@ async def test_tokens_are_counted_where_they_are_computed(mixtral: Path) -> None
         assert told["baton:expert_group_epoch"] == [1]
 
 
-async def test_the_busiest_experts_share_is_that_of_the_tokens_choices(mixtral: Path) -> None:
+async def test_the_busiest_share_follows_the_expert_routing(mixtral: Path) -> None:
     async with hosts(mixtral, Group(), ["rank-0", "rank-1"]) as (first, _):
         await serve(first)
         told = await figures(first)
@@ -135,7 +135,7 @@ async def test_the_busiest_experts_share_is_that_of_the_tokens_choices(mixtral: 
     assert told["baton:expert_busiest_share"] == pytest.approx(expected)
 
 
-async def test_series_are_as_many_as_layers_and_not_as_experts(mixtral: Path) -> None:
+async def test_there_is_one_series_per_layer(mixtral: Path) -> None:
     balance = BalanceSettings(is_enabled=True, step_interval=2)
     async with hosts(mixtral, Group(), ["rank-0", "rank-1"], balance) as (first, _):
         await serve(first)
@@ -159,7 +159,7 @@ async def test_series_are_as_many_as_layers_and_not_as_experts(mixtral: Path) ->
     assert all(1 <= sample.value <= 2 for sample in imbalances)
 
 
-async def test_a_group_that_is_short_of_ranks_says_so_and_answers(mixtral: Path) -> None:
+async def test_a_group_that_is_short_of_ranks_still_serves_metrics(mixtral: Path) -> None:
     group = Group()
     async with hosts(mixtral, group, ["rank-0", "rank-1"], fewest=2) as (first, _):
         await serve(first)
@@ -182,6 +182,6 @@ async def test_a_group_that_is_short_of_ranks_says_so_and_answers(mixtral: Path)
                 await asyncio.sleep(0.01)
 
 
-async def test_a_worker_without_a_group_tells_nothing_of_experts(mixtral: Path) -> None:
+async def test_a_worker_without_a_group_has_no_expert_metrics(mixtral: Path) -> None:
     async with hosts(mixtral, None, ["alone"]) as (host,):
         assert await expert_families(host) == []

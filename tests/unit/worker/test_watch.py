@@ -1,4 +1,4 @@
-"""Watch over real gRPC, in front of a scheduler without a model."""
+"""Watch over real gRPC, with a scheduler without a model."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -28,7 +28,7 @@ SOON_S = 5.0
 
 
 class SteppedHost:
-    """An engine host whose steps a test takes; calls run at once."""
+    """An engine host that the test steps; calls run at once."""
 
     def __init__(self) -> None:
         config = EngineConfig(model="none", block_size=4, max_num_seqs=4, max_num_batched_tokens=8)
@@ -46,7 +46,7 @@ class SteppedHost:
         return future.done()
 
     def lose_ranks(self) -> None:
-        """Calls are held from now on."""
+        """Hold calls from now on."""
         self.is_short_of_ranks = True
 
     def regain_ranks(self) -> None:
@@ -99,7 +99,7 @@ class SteppedHost:
 
 
 class WatchedWorker:
-    """A worker service on a port, and what its watchers are told."""
+    """A worker service on a port, and the updates of its watchers."""
 
     def __init__(self, host: SteppedHost, counters: WorkerCounters, drain: Drain, channel: grpc.aio.Channel) -> None:
         self.host = host
@@ -160,8 +160,8 @@ async def test_a_snapshot_then_what_each_step_changed() -> None:
         assert (update.load.num_running, update.load.num_queued_tokens) == (1, 12)
 
 
-async def test_a_worker_that_is_short_of_ranks_says_so_to_a_new_router() -> None:
-    """Its snapshot comes once there are ranks enough, and then all that changes."""
+async def test_a_worker_that_is_short_of_ranks_reports_it_to_a_new_router() -> None:
+    """The snapshot follows once there are enough ranks, then the changes."""
     async with watched_worker() as worker:
         worker.host.add("a")
         worker.host.step()
@@ -179,7 +179,7 @@ async def test_a_worker_that_is_short_of_ranks_says_so_to_a_new_router() -> None
         assert (await until(call, lambda update: update.HasField("cache"))).cache.sequence == 1
 
 
-async def test_every_router_is_told() -> None:
+async def test_every_router_gets_updates() -> None:
     async with watched_worker() as worker:
         calls = [worker.watch() for _ in range(3)]
         for call in calls:
@@ -190,7 +190,7 @@ async def test_every_router_is_told() -> None:
             assert (await until(call, lambda update: update.HasField("cache"))).load.num_running == 1
 
 
-async def test_steps_within_the_interval_are_told_together() -> None:
+async def test_steps_within_the_interval_share_an_update() -> None:
     async with watched_worker() as worker:
         call = worker.watch(interval_ms=200)
         await following(call)
@@ -205,20 +205,20 @@ async def test_steps_within_the_interval_are_told_together() -> None:
         assert num_updates <= 1 + (asyncio.get_running_loop().time() - started_s) / 0.1
 
 
-async def test_work_without_steps_is_told_within_a_tenth_of_a_second() -> None:
+async def test_work_without_steps_is_reported_within_100_ms() -> None:
     async with watched_worker() as worker:
         call = worker.watch()
         await following(call)
         worker.host.add("a")
         worker.host.step()
         await until(call, lambda update: update.load.num_running == 1)
-        worker.host.add("b")  # no step takes it in
+        worker.host.add("b")  # stays in the queue
         started_s = asyncio.get_running_loop().time()
         await until(call, lambda update: update.load.num_waiting == 1)
         assert asyncio.get_running_loop().time() - started_s < 5 * BUSY_INTERVAL_S
 
 
-async def test_an_idle_worker_is_seldom_asked() -> None:
+async def test_an_idle_workers_load_is_rarely_read() -> None:
     async with watched_worker() as worker:
         call = worker.watch()
         await following(call)
@@ -229,12 +229,12 @@ async def test_an_idle_worker_is_seldom_asked() -> None:
         assert worker.host.num_stats == num_stats
 
 
-async def test_draining_is_told_at_once() -> None:
+async def test_draining_is_reported_at_once() -> None:
     async with watched_worker() as worker:
         call = worker.watch(interval_ms=60_000)
         assert not (await following(call)).draining
         worker.host.add("a")
-        worker.host.step()  # is told in a minute
+        worker.host.step()  # would be reported in a minute
         worker.drain.begin()
         update = await following(call)
         assert (update.draining, update.drained) == (True, False)
@@ -246,7 +246,7 @@ async def test_draining_is_told_at_once() -> None:
         assert (update.draining, update.drained) == (False, False)
 
 
-async def test_who_drains_is_told_of_an_undrain() -> None:
+async def test_the_caller_of_a_drain_learns_of_an_undrain() -> None:
     async with watched_worker() as worker:
         with worker.drain.request():
             draining = asyncio.ensure_future(worker.drain_call())
@@ -260,15 +260,15 @@ async def test_who_drains_is_told_of_an_undrain() -> None:
             await worker.undrain()
 
 
-async def test_commands_are_told_once_to_whom_they_belong() -> None:
+async def test_commands_are_reported_once_to_their_router() -> None:
     async with watched_worker() as worker:
         call, other = worker.watch(router_id="r1"), worker.watch(router_id="r2")
-        assert not (await following(call)).HasField("taken")  # all that had come are in the first load
+        assert not (await following(call)).HasField("taken")  # the first load includes all earlier commands
         assert not (await following(other)).HasField("taken")
         worker.counters.taken.note("r1", 5)
         worker.counters.taken.note("r1", 7)
         worker.counters.taken.note("r1", 0)  # of a router that does not count
-        worker.counters.taken.note("r3", 6)  # nobody watches for it
+        worker.counters.taken.note("r3", 6)  # without a watcher
         worker.host.add("a")
         worker.host.step()
         assert list((await until(call, lambda update: bool(update.taken.numbers))).taken.numbers) == [5, 7]
@@ -279,7 +279,7 @@ async def test_commands_are_told_once_to_whom_they_belong() -> None:
         assert not (await following(call)).taken.numbers
 
 
-async def test_who_does_not_count_is_told_nothing_of_commands() -> None:
+async def test_a_router_that_does_not_count_gets_no_commands() -> None:
     async with watched_worker() as worker:
         call = worker.watch()
         await following(call)
@@ -302,7 +302,7 @@ def test_the_rate_of_reads_follows_them() -> None:
     assert counters.read_bytes_per_s == 0
     counters.note_read(1000, 0.5)
     assert counters.read_bytes_per_s == 2000
-    counters.note_read(0, 1.0)  # nothing came: no rate
+    counters.note_read(0, 1.0)  # no bytes, no rate
     assert counters.read_bytes_per_s == 2000
     for _ in range(100):
         counters.note_read(500, 0.5)
@@ -315,7 +315,7 @@ async def test_a_large_snapshot_comes_in_pieces_without_a_wait_between_them(monk
         worker.host.add("a")
         for _ in range(3):
             worker.host.step()
-        call = worker.watch(interval_ms=3_600_000)  # no update before an hour is over, unless there is more to tell
+        call = worker.watch(interval_ms=3_600_000)  # no update within an hour, unless events are pending
         first, second, third = [(await following(call)).cache for _ in range(3)]
         assert [(each.sequence, each.more) for each in (first, second, third)] == [(0, True), (1, True), (2, False)]
         assert first.stored + second.stored + third.stored == b"".join(hash_blocks(PROMPT, 4))

@@ -1,4 +1,4 @@
-"""A process that stands still ends; one that is slow says so; one that is idle is left alone."""
+"""A process that hangs ends; a slow one logs it; an idle one continues."""
 
 import subprocess
 import sys
@@ -22,11 +22,11 @@ def run(checkpoint: Path, what: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
 
 
-def test_a_stuck_engine_ends_its_process_and_says_where_it_was(checkpoint: Path) -> None:
+def test_a_stuck_engine_ends_its_process_with_stack_traces(checkpoint: Path) -> None:
     ended = run(checkpoint, "engine")
     assert ended.returncode == 1
     assert ended.stdout == "not ready\n"
-    assert "the engine is at one step for over 0.4 s" in ended.stderr
+    assert "the engine's current step has taken over 0.4 s" in ended.stderr
     assert "watched_engine.py" in ended.stderr  # where each thread was
 
 
@@ -37,13 +37,13 @@ def test_a_stuck_event_loop_ends_its_process(checkpoint: Path) -> None:
     assert "watched_engine.py" in ended.stderr
 
 
-def test_a_slow_step_is_told_while_it_lasts(checkpoint: Path) -> None:
+def test_a_slow_step_is_logged_while_it_runs(checkpoint: Path) -> None:
     ended = run(checkpoint, "slow")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "not ready\nready\n"
 
 
-def test_many_short_steps_and_idleness_are_no_standing_still(checkpoint: Path) -> None:
+def test_short_steps_and_idleness_do_not_end_the_process(checkpoint: Path) -> None:
     ended = run(checkpoint, "none")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == ""

@@ -11,7 +11,7 @@ from baton.worker.command import run_worker
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the processes that were run."""
+    """Return the list that receives the names of the processes that run."""
     found: list[str] = []
 
     def run(options: ProcessOptions, start: Callable[[], Coroutine[object, object, None]]) -> None:
@@ -45,7 +45,7 @@ def test_a_worker_with_a_port_keeps_its_id(names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("worker_id", ["工人-0", "two words", "x" * 129])
-def test_an_id_that_no_header_takes_is_refused(worker_id: str, names: list[str]) -> None:
+def test_an_id_that_is_invalid_in_headers_is_refused(worker_id: str, names: list[str]) -> None:
     with pytest.raises(OptionError, match=r"worker_id: .* must be 1 to 128 visible ASCII characters"):
         run(worker_id=worker_id)
     assert not names

@@ -1,4 +1,4 @@
-"""Memory asked for against memory that there is."""
+"""Requested memory compared with free memory."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ def worker(kv_bytes: int | None, role: Role = "decode", device: str = "cpu", ran
 def test_weights_are_counted_in_the_type_that_is_computed() -> None:
     count = num_parameters(BUNDLED, MODEL)
     assert count == 4_991_744
-    embedding = MODEL.vocab_size * MODEL.hidden_size  # of which the output layer has a copy
+    embedding = MODEL.vocab_size * MODEL.hidden_size  # the output layer has a copy
     assert MODEL.tie_word_embeddings
     assert weights_bytes(BUNDLED, MODEL, None) == 2 * (count + embedding)
     assert weights_bytes(BUNDLED, replace(MODEL, dtype="float32"), None) == 4 * (count + embedding)
@@ -74,7 +74,7 @@ def test_workers_on_gpus_take_none_of_the_hosts_memory() -> None:
     assert with_kv_memory(worker(None, device="cuda"), HostMemory(GIB, False)).engine.kv_cache_memory_bytes is None
 
 
-def test_a_worker_that_was_given_no_size_takes_a_share_of_what_is_free() -> None:
+def test_the_default_size_is_a_share_of_the_free_memory() -> None:
     sized = with_kv_memory(worker(None), HostMemory(2 * GIB, is_limited=False))
     assert sized.engine.kv_cache_memory_bytes == 256 * MIB
     fullest = 64 * MODEL.max_model_len * kv_bytes_per_token(MODEL)  # a batch of the longest requests

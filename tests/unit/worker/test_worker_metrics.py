@@ -1,4 +1,4 @@
-"""A worker's own page of metrics."""
+"""The metrics page of a worker."""
 
 from collections.abc import Iterable
 
@@ -13,14 +13,14 @@ from baton.worker.metrics import serve_metrics
 
 
 class Handovers(Collector):
-    """One series, under a name as a worker's are."""
+    """A collector of one series, named like a worker's."""
 
     def collect(self) -> Iterable[Metric]:
         yield CounterMetricFamily("baton:handovers", "Handovers received.", value=3)
 
 
 @pytest.mark.parametrize("more", ["", ";escaping=underscores", ";escaping=allow-utf-8"])
-def test_it_is_openmetrics_for_who_accepts_that_with_the_same_names(more: str) -> None:
+def test_openmetrics_has_the_same_names(more: str) -> None:
     server = serve_metrics(Handovers(), "127.0.0.1", 0)
     try:
         url = f"http://127.0.0.1:{server.server_port}/metrics"

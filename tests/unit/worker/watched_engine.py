@@ -1,4 +1,4 @@
-"""A real engine under a watchdog; it stands still as it is told: `... CHECKPOINT none|slow|engine|loop`."""
+"""A real engine under a watchdog, which hangs on request: `... CHECKPOINT none|slow|engine|loop`."""
 
 import asyncio
 import sys
@@ -24,10 +24,10 @@ async def main(model: str, what: str) -> None:
     host = EngineHost(engine, transport, MAX_STEP_S)
     host.start()
 
-    async def tell_ready(is_ready: bool) -> None:
+    async def set_ready(is_ready: bool) -> None:
         print("ready" if is_ready else "not ready", flush=True)
 
-    watching = asyncio.create_task(Watchdog(host, Drain(), ProgressReporter(None), tell_ready).run())
+    watching = asyncio.create_task(Watchdog(host, Drain(), ProgressReporter(None), set_ready).run())
     await asyncio.sleep(0)  # it begins
     if what == "engine":
         await host.call(lambda _: time.sleep(60))
@@ -37,9 +37,9 @@ async def main(model: str, what: str) -> None:
         await host.call(lambda _: time.sleep(0.75 * MAX_STEP_S))
         await asyncio.sleep(MAX_STEP_S)
     else:
-        for _ in range(4):  # each step short, all of them long
+        for _ in range(4):  # short steps, long in total
             await host.call(lambda _: time.sleep(MAX_STEP_S / 4))
-        await asyncio.sleep(2 * MAX_STEP_S)  # nothing to do is no standing still
+        await asyncio.sleep(2 * MAX_STEP_S)  # idle for longer than a step may take
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
     await asyncio.sleep(2 * MAX_STEP_S)

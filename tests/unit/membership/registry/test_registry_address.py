@@ -134,7 +134,7 @@ async def test_members_are_told_why_nobody_knows_where_it_is(server: RedisServer
     with pytest.raises(RendezvousUnknown, match=f"there is no rendezvous {NAME} at redis://"):
         await found.find()
     await server.kill()
-    with pytest.raises(RendezvousUnknown, match="the registry cannot tell where rendezvous"):
+    with pytest.raises(RendezvousUnknown, match="cannot look up rendezvous"):
         await found.find()
     await found.close()
 

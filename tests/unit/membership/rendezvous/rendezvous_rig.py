@@ -1,4 +1,4 @@
-"""A rendezvous in this process, and members of its groups."""
+"""A rendezvous in this process, and members of its groups, for tests."""
 
 import asyncio
 import time
@@ -24,7 +24,7 @@ DEFAULTS = RendezvousSettings()
 
 
 async def until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
-    """Returns once the condition holds."""
+    """Return once the condition holds."""
     end_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end_s, "it did not come about"
@@ -52,7 +52,7 @@ async def rendezvous(
 
 
 class Members:
-    """Owns members that have no engine: their views are looked at."""
+    """Members without engines; tests read their views."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -60,7 +60,7 @@ class Members:
         self._all: list[GroupMember] = []
 
     def join(self, name: str, size: int, group: str = "g", life: str = "1", fingerprint: str = "f") -> GroupMember:
-        """A started member."""
+        """Return a started member."""
         place = Place(group, Life(name, life, "127.0.0.1:1"), fingerprint, size)
         member = GroupMember(FixedAddress(self.address), place, Plaintext(), self.channels)
         self._all.append(member)
@@ -68,14 +68,14 @@ class Members:
         return member
 
     async def close(self) -> None:
-        """Closes all."""
+        """Close all members."""
         await asyncio.gather(*(member.close() for member in self._all))
         await self.channels.close()
 
 
 @asynccontextmanager
 async def members_of(address: str) -> AsyncIterator[Members]:
-    """Members, all closed at the end."""
+    """Yield members, which are closed at the end."""
     members = Members(address)
     try:
         yield members
@@ -84,20 +84,20 @@ async def members_of(address: str) -> AsyncIterator[Members]:
 
 
 def view_of(member: GroupMember) -> GroupView:
-    """Its newest view."""
+    """Return a member's newest view."""
     view = member.wait(None, 0)
     assert view is not None
     return view
 
 
 def names_of(member: GroupMember) -> list[str]:
-    """The members of its newest view, without their lives; none before the first."""
+    """Return the names in a member's newest view; none before the first."""
     view = member.wait(None, 0)
     return [] if view is None else [each.partition("/")[0] for each in view.members]
 
 
 async def wait_all(members: Sequence[GroupMember], names: Sequence[str], after: int = 0) -> int:
-    """Returns the epoch, once all have the same one, later than `after`, with these names."""
+    """Return the epoch once all members have the same one, later than `after`, with these names."""
     await until(
         lambda: (
             all(names_of(member) == list(names) and member.epoch > after for member in members)
@@ -108,30 +108,30 @@ async def wait_all(members: Sequence[GroupMember], names: Sequence[str], after: 
 
 
 class Stream:
-    """A stream to the rendezvous as nobody but a test speaks it."""
+    """A raw stream to the rendezvous, also for invalid messages."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.call = group_pb2_grpc.RendezvousStub(channel).Join()  # type: ignore[call-arg]
 
     async def join(self, **fields: object) -> None:
-        """Says a join: a good one but for `fields`."""
+        """Send a join that is valid except for `fields`."""
         await self.call.write(join_message(**fields))
 
     async def epoch(self) -> group_pb2.Epoch:
-        """The next epoch that is told."""
+        """Return the next epoch."""
         while True:
             message = await self.read()
             if message.HasField("epoch"):
                 return message.epoch
 
     async def read(self) -> group_pb2.GroupMessage:
-        """The next message."""
+        """Return the next message."""
         message = await asyncio.wait_for(self.call.read(), PATIENCE_S)
         assert isinstance(message, group_pb2.GroupMessage), message
         return message
 
     async def refusal(self) -> tuple[grpc.StatusCode, str]:
-        """How the call ends; what is said before that is passed over."""
+        """Return the status with which the call ends; earlier messages are skipped."""
         with suppress(grpc.aio.AioRpcError):
             while await asyncio.wait_for(self.call.read(), PATIENCE_S) is not grpc.aio.EOF:
                 pass
@@ -140,11 +140,11 @@ class Stream:
 
 
 def join_message(**fields: object) -> group_pb2.MemberMessage:
-    """A good join but for `fields`."""
+    """Return a join that is valid except for `fields`."""
     good: dict[str, object] = {"group": "g", "life": life("a"), "fingerprint": "f", "size": 1}
     return group_pb2.MemberMessage(join=group_pb2.JoinGroup(**{**good, **fields}))  # type: ignore[arg-type]
 
 
 def life(name: str, incarnation: str = "1", address: str = "127.0.0.1:1") -> group_pb2.Life:
-    """A life's message."""
+    """Return a life's message."""
     return group_pb2.Life(name=name, incarnation=incarnation, address=address)

@@ -22,7 +22,7 @@ def test_numbers_in_names_are_ordered_by_their_value() -> None:
 
 
 def test_ranks_of_a_host_follow_each_other() -> None:
-    """Whatever their names: those of replicas say nothing of where they are."""
+    """For any names: those of replicas do not tell their host."""
     places = {"d": "10.0.0.9:7", "a": "10.0.0.10:7", "c": "10.0.0.9:8", "b": "10.0.0.10:9"}
     shuffled = [Life(name, "1", address) for name, address in places.items()]
     assert [life.name for life in in_rank_order(shuffled)] == ["c", "d", "a", "b"]

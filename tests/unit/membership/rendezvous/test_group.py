@@ -1,4 +1,4 @@
-"""When a group's epochs begin, where the rendezvous was late itself."""
+"""The start of a group's epochs when the rendezvous itself was delayed."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from baton.membership.rendezvous.member_session import MemberSession
 from tests.unit.membership.rendezvous.rendezvous_rig import join_message, life
 
 SETTINGS = RendezvousSettings(timeout_s=0.4, return_s=0.5)
-SETTLED_S = 0.2  # long enough for an epoch to begin that need not wait
+SETTLED_S = 0.2  # enough for an epoch without a wait to begin
 
 
 def admit(group: Group, name: str, last: Epoch | None = None) -> MemberSession:
@@ -23,7 +23,7 @@ def admit(group: Group, name: str, last: Epoch | None = None) -> MemberSession:
 
 
 async def shown(session: MemberSession) -> Epoch:
-    """The newest epoch, which it has not been told yet."""
+    """Return the newest epoch, which has not been sent yet."""
     async with asyncio.timeout(10):
         async for message in session.messages():
             if message.HasField("epoch"):
@@ -31,31 +31,31 @@ async def shown(session: MemberSession) -> Epoch:
     raise AssertionError("the session is closed")
 
 
-async def test_nobody_is_out_for_what_could_not_be_heard() -> None:
+async def test_a_delayed_rendezvous_removes_no_members() -> None:
     group = Group("g", SETTINGS)
     sessions = [admit(group, "a"), admit(group, "b")]
     await asyncio.sleep(0.3)
-    group.look(late_s=0.25)
+    group.remove_silent(late_s=0.25)
     await asyncio.sleep(0.3)
-    group.look(late_s=0)
+    group.remove_silent(late_s=0)
     assert [session.end for session in sessions] == [None, None]
     await asyncio.sleep(0.3)
-    group.look(late_s=0)
-    assert all("silent" in str(session.end) for session in sessions)
+    group.remove_silent(late_s=0)
+    assert all("no heartbeat" in str(session.end) for session in sessions)
     group.close()
 
 
 @pytest.mark.parametrize("is_seen_first", [False, True])
-async def test_who_gave_up_a_rendezvous_that_was_away_may_return(is_seen_first: bool) -> None:
-    """Whether its leave is seen before or after we see that we were away."""
+async def test_a_member_that_left_a_suspended_rendezvous_may_return(is_seen_first: bool) -> None:
+    """The leave may be seen before or after the rendezvous notices its own delay."""
     group = Group("g", SETTINGS)
     gone, stayed = admit(group, "a"), admit(group, "b")
     first = await shown(stayed)
     if is_seen_first:
-        group.look(late_s=5)
+        group.remove_silent(late_s=5)
     group.remove(gone)
     if not is_seen_first:
-        group.look(late_s=5)
+        group.remove_silent(late_s=5)
     await asyncio.sleep(SETTLED_S)
     back = admit(group, "a", first)
     assert await shown(back) == first
@@ -66,11 +66,11 @@ async def test_who_gave_up_a_rendezvous_that_was_away_may_return(is_seen_first: 
     group.close()
 
 
-async def test_who_does_not_return_is_out_in_the_end() -> None:
+async def test_a_member_that_does_not_return_is_removed() -> None:
     group = Group("g", SETTINGS)
     gone, stayed = admit(group, "a"), admit(group, "b")
     first = await shown(stayed)
-    group.look(late_s=5)
+    group.remove_silent(late_s=5)
     begun_s = asyncio.get_running_loop().time()
     group.remove(gone)
     epoch = await shown(stayed)
@@ -85,5 +85,5 @@ async def test_a_closed_group_begins_no_epoch() -> None:
     group.close()
     for session in sessions:
         group.remove(session)
-        assert str(session.end) == "the rendezvous ends"
+        assert str(session.end) == "the rendezvous is shutting down"
         assert [message async for message in session.messages()] == []

@@ -1,4 +1,4 @@
-"""Members of groups with a rendezvous that comes and goes."""
+"""Members of groups, with a rendezvous that restarts."""
 
 import asyncio
 import threading
@@ -26,7 +26,7 @@ NAMES = ["r-0", "r-1", "r-2", "r-3"]
 
 
 @pytest.mark.parametrize("size", [2, 4])
-async def test_a_group_begins_when_all_are_there(size: int) -> None:
+async def test_a_group_begins_when_it_is_complete(size: int) -> None:
     names = NAMES[:size]
     async with rendezvous() as (_, address), members_of(address) as members:
         waiting = [members.join(name, size) for name in reversed(names[1:])]
@@ -37,7 +37,7 @@ async def test_a_group_begins_when_all_are_there(size: int) -> None:
         assert [view_of(member).rank for member in group] == list(range(size))
 
 
-async def test_who_leaves_is_out_at_once_and_who_comes_is_in() -> None:
+async def test_leaves_and_joins_take_effect_at_once() -> None:
     async with rendezvous() as (_, address), members_of(address) as members:
         group = [members.join(name, 3) for name in NAMES[:3]]
         first = await wait_all(group, NAMES[:3])
@@ -76,7 +76,7 @@ async def test_reports_of_broken_epochs_make_no_storm() -> None:
         assert 3 <= group[0].epoch - first <= 21
 
 
-async def test_the_store_comes_to_all_and_ends_their_wait() -> None:
+async def test_all_members_receive_the_store() -> None:
     async with rendezvous() as (_, address), members_of(address) as members:
         group = [members.join(name, 2) for name in NAMES[:2]]
         await wait_all(group, NAMES[:2])
@@ -89,7 +89,7 @@ async def test_the_store_comes_to_all_and_ends_their_wait() -> None:
         await until(lambda: view_of(group[0]).store == "127.0.0.1:5")
 
 
-async def test_two_groups_know_nothing_of_each_other() -> None:
+async def test_two_groups_are_independent() -> None:
     async with rendezvous() as (_, address), members_of(address) as members:
         left = [members.join(name, 2, group="left") for name in NAMES[:2]]
         right = [members.join(name, 2, group="right", fingerprint="other") for name in NAMES[1:3]]
@@ -100,7 +100,7 @@ async def test_two_groups_know_nothing_of_each_other() -> None:
         assert await wait_all(right, NAMES[1:3]) == epoch
 
 
-async def test_a_storm_of_32_is_few_epochs() -> None:
+async def test_32_joins_at_once_make_few_epochs() -> None:
     async with rendezvous() as (_, address), members_of(address) as members:
         names = [f"r-{number}" for number in range(32)]
         group = [members.join(name, 32) for name in names]
@@ -109,21 +109,21 @@ async def test_a_storm_of_32_is_few_epochs() -> None:
         assert await wait_all(group[:16], names[:16], 1) <= 4
 
 
-async def test_a_refused_member_fails_and_says_why() -> None:
+async def test_a_refused_member_fails_with_the_reason() -> None:
     async with rendezvous() as (_, address), members_of(address) as members:
         group = [members.join("r-0", 1)]
         await wait_all(group, ["r-0"])
         wrong = members.join("r-1", 2)
-        with pytest.raises(GroupRefused, match=r"refuses us: the size is 2, that of group g 1"):
+        with pytest.raises(GroupRefused, match=r"refuses us: the size is 2, that of group g is 1"):
             await asyncio.wait_for(wrong.failed, 10)
         twin = members.join("r-0", 1, life="2")
-        with pytest.raises(GroupRefused, match=r"another life of r-0 has joined"):
+        with pytest.raises(GroupRefused, match=r"another process has joined as r-0"):
             await asyncio.wait_for(group[0].failed, 10)
         await wait_all([twin], ["r-0"])
 
 
-async def test_a_rendezvous_that_returns_finds_the_group_as_it_was() -> None:
-    """Nobody has gone: no epoch ends, and a store that was opened meanwhile comes to all."""
+async def test_a_restarted_rendezvous_adopts_the_group() -> None:
+    """No member has left: no epoch ends, and all receive a store that was opened meanwhile."""
     async with rendezvous() as (_, address):
         port = int(address.rpartition(":")[2])
     async with members_of(address) as members:
@@ -144,7 +144,7 @@ async def test_a_rendezvous_that_returns_finds_the_group_as_it_was() -> None:
             assert await wait_all(group[:3], NAMES[:3], epoch + 1) == epoch + 2
 
 
-async def test_a_rendezvous_that_returns_waits_for_who_may_return() -> None:
+async def test_a_restarted_rendezvous_waits_for_members() -> None:
     settings = RendezvousSettings(return_s=0.6)
     async with rendezvous() as (_, address):
         port = int(address.rpartition(":")[2])
@@ -161,7 +161,7 @@ async def test_a_rendezvous_that_returns_waits_for_who_may_return() -> None:
 
 
 class Forgetful(group_pb2_grpc.RendezvousServicer):
-    """Ends as soon as it has been told of a store, and has told nobody."""
+    """A rendezvous that ends when it receives a store, before it passes it on."""
 
     def __init__(self) -> None:
         self.told = asyncio.Event()
@@ -178,7 +178,7 @@ class Forgetful(group_pb2_grpc.RendezvousServicer):
                 return
 
 
-async def test_what_one_rendezvous_forgot_the_next_is_told() -> None:
+async def test_a_store_is_reported_to_the_next_rendezvous_too() -> None:
     server, forgetful = grpc.aio.server(), Forgetful()
     group_pb2_grpc.add_RendezvousServicer_to_server(forgetful, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -196,7 +196,7 @@ async def test_what_one_rendezvous_forgot_the_next_is_told() -> None:
 
 
 class Mute(group_pb2_grpc.RendezvousServicer):
-    """Says nothing but a welcome."""
+    """A rendezvous that sends nothing but a welcome."""
 
     def __init__(self) -> None:
         self.num_joins = 0
@@ -209,7 +209,7 @@ class Mute(group_pb2_grpc.RendezvousServicer):
         await asyncio.sleep(PATIENCE_S)
 
 
-async def test_a_rendezvous_that_says_nothing_is_given_up() -> None:
+async def test_a_silent_rendezvous_is_abandoned() -> None:
     server, mute = grpc.aio.server(), Mute()
     group_pb2_grpc.add_RendezvousServicer_to_server(mute, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -226,7 +226,7 @@ async def test_nothing_is_left_after_the_close() -> None:
         group = [members.join(name, 3) for name in NAMES[:2]]  # a group that never begins
         group += [members.join(name, 2, group="h") for name in NAMES[:2]]
         await wait_all(group[2:], NAMES[:2])
-        group[2].wake(view_of(group[2]).epoch, 1)  # to an address where nobody is
+        group[2].wake(view_of(group[2]).epoch, 1)  # to an address without a server
         assert names_of(group[0]) == []
     async with members_of("127.0.0.1:1") as nobodys:
         nobodys.join("r-0", 1)

@@ -1,4 +1,4 @@
-"""Waiting for a view on another thread: none is missed, and none is told twice."""
+"""Waiting for a view on another thread: none is missed, and none is returned twice."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ def view(epoch: int, store: str = "") -> GroupView:
     return GroupView(epoch, ("a/1",), 0, store)
 
 
-def test_a_view_is_told_until_it_was_seen() -> None:
+def test_a_view_is_returned_until_it_was_seen() -> None:
     newest = NewestView()
     assert newest.epoch == 0
     assert newest.wait(None, 0) is None
@@ -25,7 +25,7 @@ def test_a_view_is_told_until_it_was_seen() -> None:
 
 
 def test_no_view_is_missed() -> None:
-    """The last view comes to a waiting thread at once, whenever it is shown."""
+    """A waiting thread gets the last view at once, whenever it is shown."""
     newest = NewestView()
     seen: list[GroupView] = []
 
@@ -47,7 +47,7 @@ def test_no_view_is_missed() -> None:
     assert epochs == sorted(set(epochs))
 
 
-def test_an_endless_wait_is_none_of_the_clock() -> None:
+def test_a_wait_may_be_endless() -> None:
     newest = NewestView()
     threading.Timer(0.05, newest.show, (view(3),)).start()
     assert newest.wait(None, float("inf")) == view(3)

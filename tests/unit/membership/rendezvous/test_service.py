@@ -1,4 +1,4 @@
-"""What the rendezvous says over its streams, to members and to strangers."""
+"""Streams of the rendezvous, with valid and invalid clients."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ from baton.protos import group_pb2
 from baton.rpc.grpc_options import CHANNEL_OPTIONS
 from tests.unit.membership.rendezvous.rendezvous_rig import Stream, join_message, life, rendezvous, until
 
-SETTINGS = RendezvousSettings(timeout_s=60, max_groups=3, max_members=4)  # streams here are silent for long
+SETTINGS = RendezvousSettings(timeout_s=60, max_groups=3, max_members=4)  # streams in these tests are silent for long
 HASTY = replace(SETTINGS, timeout_s=0.5, forget_s=0.3)
 INVALID, PRECONDITION = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
 EPOCH = group_pb2.Epoch(number=1, members=[life("a")])
@@ -66,7 +66,7 @@ async def hasty() -> AsyncIterator[Served]:
         ({"last_epoch": group_pb2.Epoch(number=1, store="x")}, "last_epoch.store is 'x'"),
     ],
 )
-async def test_a_join_that_none_can_be_is_refused(served: Served, fields: dict[str, object], words: str) -> None:
+async def test_an_invalid_join_is_refused(served: Served, fields: dict[str, object], words: str) -> None:
     service, channel = served
     stream = Stream(channel)
     await stream.join(**fields)
@@ -84,7 +84,7 @@ async def test_members_that_do_not_fit_are_refused(served: Served) -> None:
     assert (await first.epoch()).number == 1
     for fields, words in (
         ({"fingerprint": "other"}, "the fingerprint is other, that of group g is f"),
-        ({"size": 2}, "the size is 2, that of group g 1"),
+        ({"size": 2}, "the size is 2, that of group g is 1"),
     ):
         stream = Stream(channel)
         await stream.join(life=life("b"), **fields)
@@ -118,10 +118,10 @@ async def test_the_first_message_must_be_a_join_and_no_other(served: Served) -> 
 
 async def test_a_stream_without_a_join_ends(hasty: Served) -> None:
     _, channel = hasty
-    assert await Stream(channel).refusal() == (grpc.StatusCode.DEADLINE_EXCEEDED, "no join came in time")
+    assert await Stream(channel).refusal() == (grpc.StatusCode.DEADLINE_EXCEEDED, "no join message in time")
 
 
-async def test_what_is_no_message_is_refused(served: Served) -> None:
+async def test_malformed_messages_are_refused(served: Served) -> None:
     _, channel = served
     method = f"/{group_pb2.DESCRIPTOR.services_by_name['Rendezvous'].full_name}/Join"
     for messages in ([b"\xff\xff"], [join_message().SerializeToString(), b"\xff\xff"]):
@@ -142,7 +142,7 @@ async def test_numbers_are_bounded(served: Served) -> None:
     assert len((await streams[0].epoch()).members) == 4
     fifth = Stream(channel)
     await fifth.join(life=life("b"), size=4)
-    assert await fifth.refusal() == (grpc.StatusCode.RESOURCE_EXHAUSTED, "group g has its 4 members already")
+    assert await fifth.refusal() == (grpc.StatusCode.RESOURCE_EXHAUSTED, "group g is full with 4 members")
     for group in ("h", "i"):
         stream = Stream(channel)
         await stream.join(group=group)
@@ -150,10 +150,10 @@ async def test_numbers_are_bounded(served: Served) -> None:
         stream.call.cancel()
     fourth = Stream(channel)
     await fourth.join(group="j")
-    assert await fourth.refusal() == (grpc.StatusCode.RESOURCE_EXHAUSTED, "the rendezvous has its 3 groups already")
+    assert await fourth.refusal() == (grpc.StatusCode.RESOURCE_EXHAUSTED, "the rendezvous is full with 3 groups")
 
 
-async def test_groups_without_members_are_forgotten(hasty: Served) -> None:
+async def test_groups_without_members_are_dropped(hasty: Served) -> None:
     service, channel = hasty
     kept, left = Stream(channel), Stream(channel)
     await kept.join()
@@ -167,7 +167,7 @@ async def test_groups_without_members_are_forgotten(hasty: Served) -> None:
 
 @asynccontextmanager
 async def beating(*streams: Stream) -> AsyncIterator[None]:
-    """Keeps members alive."""
+    """Send heartbeats for members."""
 
     async def beat() -> None:
         while True:
@@ -195,14 +195,14 @@ async def test_only_the_first_member_opens_the_store_of_the_newest_epoch(served:
     assert (told.number, told.store) == (1, "h:3")
 
 
-async def test_another_life_replaces_a_member_for_good(served: Served) -> None:
+async def test_a_new_incarnation_replaces_a_member_permanently(served: Served) -> None:
     _, channel = served
     old, new = Stream(channel), Stream(channel)
     await old.join(life=life("a", "1"))
     assert (await old.epoch()).number == 1
     await new.join(life=life("a", "2"))
     assert (await new.epoch()).members == [life("a", "2")]
-    text = "another life of a has joined; each member needs a name of its own"
+    text = "another process has joined as a; each member needs a unique name"
     assert await old.refusal() == (PRECONDITION, text)
     again = Stream(channel)
     await again.join(life=life("a", "1"))
@@ -233,12 +233,12 @@ async def test_an_epoch_is_past_all_that_any_member_has_seen(served: Served) -> 
     assert told == group_pb2.Epoch(number=10, members=[life("a"), life("b")])
 
 
-async def test_who_is_silent_is_out(hasty: Served) -> None:
+async def test_silent_members_are_removed(hasty: Served) -> None:
     _, channel = hasty
     silent, alive = Stream(channel), Stream(channel)
     await silent.join(life=life("a"), size=2)
     await alive.join(life=life("b"), size=2)
     async with beating(alive):
-        assert await silent.refusal() == (grpc.StatusCode.ABORTED, "the member was silent for 0.5 s")
+        assert await silent.refusal() == (grpc.StatusCode.ABORTED, "no heartbeat from the member for 0.5 s")
         epochs = [await alive.epoch(), await alive.epoch()]
     assert [len(epoch.members) for epoch in epochs] == [2, 1]

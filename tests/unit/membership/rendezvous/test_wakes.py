@@ -1,4 +1,4 @@
-"""Wakes: they come to the others of the epoch, at once, and to nobody else."""
+"""Wakes reach the other members of the epoch at once, and no one outside of it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ from tests.unit.rpc.test_tls import write
 
 
 class Sleeper:
-    """A worker's server that hears wakes."""
+    """A worker's server that records wakes."""
 
     def __init__(self, name: str, address: str) -> None:
         self.life = Life(name, f"{name}-1", address)
@@ -32,7 +32,7 @@ class Sleeper:
 
 
 @asynccontextmanager
-async def sleeper(name: str, security: Security = Plaintext(), host: str = "127.0.0.1") -> AsyncIterator[Sleeper]:  # noqa: B008  # it has no state
+async def sleeper(name: str, security: Security = Plaintext(), host: str = "127.0.0.1") -> AsyncIterator[Sleeper]:  # noqa: B008  # stateless
     server = grpc.aio.server()
     port = security.bind(server, "127.0.0.1:0")
     one = Sleeper(name, f"{host}:{port}")
@@ -44,7 +44,7 @@ async def sleeper(name: str, security: Security = Plaintext(), host: str = "127.
         await server.stop(None)
 
 
-async def test_a_wake_comes_to_all_others_of_the_newest_epoch() -> None:
+async def test_a_wake_reaches_all_others_of_the_newest_epoch() -> None:
     channels = Channels(Plaintext())
     async with rendezvous() as (_, address), sleeper("a") as a, sleeper("b") as b, sleeper("c") as c:
         place = FixedAddress(address)
@@ -63,8 +63,8 @@ async def test_a_wake_comes_to_all_others_of_the_newest_epoch() -> None:
     await channels.close()
 
 
-async def test_one_who_does_not_answer_delays_nobody() -> None:
-    """What is for it waits as one wake, the newest."""
+async def test_a_member_that_does_not_respond_delays_no_other() -> None:
+    """Only the newest wake waits for it."""
     channels = Channels(Plaintext())
     wakes = Wakes(channels, "g", timeout_s=60)
     async with sleeper("a") as a:
@@ -99,9 +99,9 @@ async def test_a_wake_waits_for_a_server_that_is_coming() -> None:
 
 
 @pytest.mark.parametrize(("group", "incarnation"), [("h", "a-1"), ("g", "a-2"), ("g", "ü" * 1000)])
-async def test_a_wake_for_somebody_else_is_refused(group: str, incarnation: str) -> None:
+async def test_a_wake_for_another_group_or_incarnation_is_refused(group: str, incarnation: str) -> None:
     async with sleeper("a") as a, grpc.aio.insecure_channel(a.life.address) as channel:
-        with pytest.raises(grpc.aio.AioRpcError, match="here is a-1 of group g") as caught:
+        with pytest.raises(grpc.aio.AioRpcError, match="this is a-1 of group g") as caught:
             await group_pb2_grpc.GroupPeerStub(channel).Wake(
                 group_pb2.WakeRequest(group=group, incarnation=incarnation, epoch=1, round_number=1)
             )

@@ -158,11 +158,11 @@ def test_what_cannot_serve_is_said_at_the_start(tmp_path: Path) -> None:
     for changes, words in (
         ({"ssl_keyfile": "stranger.pem"}, "is not that of the certificate in"),
         ({"ssl_keyfile": "encrypted.pem"}, "is encrypted"),
-        ({"ssl_keyfile": "text.pem"}, "are no certificate and its key in PEM"),
-        ({"ssl_certfile": "text.pem"}, "are no certificate and its key in PEM"),
+        ({"ssl_keyfile": "text.pem"}, "are not a certificate and its key in PEM"),
+        ({"ssl_certfile": "text.pem"}, "are not a certificate and its key in PEM"),
         ({"ssl_certfile": "none.pem"}, "No such file or directory"),
         ({"ssl_keyfile": "."}, "Is a directory"),
-        ({"ssl_ca_certs": "text.pem"}, "has no authority's certificate"),
+        ({"ssl_ca_certs": "text.pem"}, "has no certificate of an authority"),
     ):
         given = {name: str(tmp_path / path) for name, path in changes.items()}
         config = RouterConfig(model=MODEL, **{**paths, **given}, ssl_cert_reqs=2 * ("ssl_ca_certs" in given))

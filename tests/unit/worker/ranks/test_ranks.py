@@ -1,4 +1,4 @@
-"""A worker's ranks, the second one behind its real stream: what is received, announced and cleared on both."""
+"""Receives, announcements and clearing on two ranks of a worker, with a real stream to the second one."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ WAIT_S = 20.0
 
 @dataclass
 class Worker:
-    """Two ranks of a worker that reads, and four of one that is read."""
+    """A reading worker with two ranks, and a peer with four."""
 
     network: InMemoryNetwork
     ranks: Ranks
@@ -43,11 +43,11 @@ class Worker:
     service: RankService
 
     def announced(self, blocks: list[int]) -> list[int]:
-        """The peer's checksums: all of its first rank, then of the next."""
+        """Return the peer's checksums: all of its first rank, then of the next."""
         return [each for pool in self.peer_pools for each in block_checksums(pool, blocks)]
 
     def ours(self, block: int) -> Tensor:
-        """A block as it lies on both ranks."""
+        """Return a block's parts on both ranks."""
         return torch.cat([pool[block] for pool in self.pools])
 
 
@@ -79,9 +79,9 @@ async def worker(directory: Path) -> AsyncIterator[Worker]:
     channel = grpc.aio.insecure_channel(f"unix:{directory}/1")
     lost: list[str] = []
     follower = RemoteRank(1, channel, lambda error: lost.append(str(error)))
-    server.add_insecure_port(f"unix:{directory}/1")  # the first rank is there before
+    server.add_insecure_port(f"unix:{directory}/1")  # the first rank connects before the second one listens
     await server.start()
-    await follower.listens()
+    await follower.wait_listening()
     follower.join("here:1")
     async with asyncio.timeout(WAIT_S):
         await follower.loaded()
@@ -127,7 +127,7 @@ async def test_a_block_is_received_by_every_rank(tmp_path: Path) -> None:
         assert (intake.num_blocks_announced, intake.num_blocks_received) == (3, 3)
         assert torch.equal(it.ours(2), it.peer_blocks[4])
         assert torch.equal(it.ours(3), it.peer_blocks[7])
-        assert torch.equal(it.ours(6), torch.full_like(it.ours(6), -1))  # was here already
+        assert torch.equal(it.ours(6), torch.full_like(it.ours(6), -1))  # known from the start
         assert intake.transport == "in_memory"
         assert intake.transfer_s > 0
         assert set(it.ranks.choices) == {f"peer-{rank}" for rank in range(4)}
@@ -149,11 +149,11 @@ async def test_both_ranks_blocks_are_announced(tmp_path: Path) -> None:
                 it.ranks.units_for(wrong)
 
 
-async def test_what_one_rank_finds_wrong_is_wrong_for_all(tmp_path: Path) -> None:
+async def test_a_failure_on_one_rank_fails_the_receive(tmp_path: Path) -> None:
     async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
         intake = await it.ranks.receive(it.descriptions, [2, 3], 0, 5.0)
         checksums = it.announced([0, 1])
-        checksums[-1] ^= 1  # the peer's last rank, which our second one reads
+        checksums[-1] ^= 1  # the peer's last rank, which the second rank reads
         await intake.read(0, [0, 1])
         intake.expect(0, checksums)
         with pytest.raises(ChecksumMismatch, match="rank 1: block 1 of the request"):
@@ -166,15 +166,15 @@ async def test_after_clearing_nothing_is_written_any_more(tmp_path: Path) -> Non
         intake = await it.ranks.receive(it.descriptions, [2, 3, 5], 0, WAIT_S)
         intake.expect(0, it.announced([0, 1, 4]))
         await intake.read(0, [0])
-        it.network.stop("peer-3")  # the second rank comes no further
+        it.network.stop("peer-3")  # stops the second rank
         reading = asyncio.create_task(intake.read(1, [1, 4]))
-        while not torch.equal(it.ours(3)[:2], it.peer_blocks[1, :2]):  # the first one does
+        while not torch.equal(it.ours(3)[:2], it.peer_blocks[1, :2]):  # the first rank continues
             await asyncio.sleep(0)
         reading.cancel()
         await it.ranks.clear([2, 3, 5], [3, 5])
         it.network.resume("peer-3")
         assert torch.equal(it.ours(2), it.peer_blocks[0])
-        again = await it.ranks.receive(it.descriptions, [2, 5], 1, 5.0)  # as another one that has the blocks now
+        again = await it.ranks.receive(it.descriptions, [2, 5], 1, 5.0)  # another request has the blocks now
         again.expect(1, it.announced([6]))
         await again.read(1, [6])
         await again.settled()
@@ -182,9 +182,9 @@ async def test_after_clearing_nothing_is_written_any_more(tmp_path: Path) -> Non
         assert not it.ours(3).any()
 
 
-async def test_a_rank_that_cannot_reach_the_peer_says_so(tmp_path: Path) -> None:
+async def test_a_rank_reports_an_unreachable_peer(tmp_path: Path) -> None:
     async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
-        await it.peer_transports[2].close()  # of which only our second rank reads
+        await it.peer_transports[2].close()  # read only by the second rank
         with pytest.raises(PeerLost, match="rank 1: peer peer-2 has ended"):
             await it.ranks.receive(it.descriptions, [2], 0, 5.0)
         with pytest.raises(PeerRefused, match="cannot be divided among 3 ranks"):
@@ -195,7 +195,7 @@ async def test_a_rank_that_cannot_reach_the_peer_says_so(tmp_path: Path) -> None
         assert not it.ours(2).any()
 
 
-async def test_when_a_rank_is_gone_nobody_waits_for_it(tmp_path: Path) -> None:
+async def test_a_lost_rank_is_not_waited_for(tmp_path: Path) -> None:
     async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
         intake = await it.ranks.receive(it.descriptions, [2, 3], 0, WAIT_S)
         it.network.stop("peer-3")
@@ -214,39 +214,39 @@ async def test_when_a_rank_is_gone_nobody_waits_for_it(tmp_path: Path) -> None:
         it.network.resume("peer-3")
 
 
-async def test_a_rank_that_says_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_rank_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.worker.ranks.remote_receiver.SLACK_S", 0.1)
-    monkeypatch.setattr("baton.worker.ranks.remote_rank.ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("baton.worker.ranks.remote_rank.RESPONSE_TIMEOUT_S", 0.2)
     async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
-        it.network.stop("peer-3")  # what only the second rank reads; nor does that say that it is late
-        with pytest.raises(TransferDeadline, match="said nothing for"):
+        it.network.stop("peer-3")  # read only by the second rank, which does not report the delay either
+        with pytest.raises(TransferDeadline, match="no message from a rank of this worker"):
             await it.ranks.receive(it.descriptions, [2], 0, 0.1)
         it.follower.gone.set()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(it.service, "_obey", lambda *_: None)
+            patch.setattr(it.service, "_execute", lambda *_: None)
             with pytest.raises(PeerLost, match="rank 1 of this worker does not answer"):
                 await it.ranks.checksums([2], 1)
         assert it.lost == ["rank 1 of this worker does not answer"]
         it.network.resume("peer-3")
 
 
-async def test_nothing_is_kept_of_receives_that_failed_or_are_over(tmp_path: Path) -> None:
+async def test_nothing_is_kept_of_ended_receives(tmp_path: Path) -> None:
     async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
         done = await it.ranks.receive(it.descriptions, [2], 0, 5.0)
         done.expect(0, it.announced([1]))
         await done.read(0, [1])
         await done.settled()
-        await it.ranks.receive(it.descriptions, [4, 5], 2, 5.0)  # all of them are here
+        await it.ranks.receive(it.descriptions, [4, 5], 2, 5.0)  # all are known
         await it.peer_transports[3].close()
         for known in (0, 2):
             with pytest.raises(TransferError):
                 await it.ranks.receive(it.descriptions, [4, 5], known, 5.0)
         await it.ranks.clear([4, 5])
-        assert not it.follower._intakes
+        assert not it.follower._receivers
         assert not it.service._receives
 
 
-async def test_a_command_that_cannot_be_carried_out_loses_the_rank(tmp_path: Path) -> None:
+async def test_a_failed_command_loses_the_rank(tmp_path: Path) -> None:
     async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
         it.follower.gone.set()
         with pytest.raises(PeerLost, match=r"rank 1: .*99"):
@@ -254,7 +254,7 @@ async def test_a_command_that_cannot_be_carried_out_loses_the_rank(tmp_path: Pat
         assert len(it.lost) == 1
 
 
-async def test_pools_of_another_size_than_they_should_have_are_refused(tmp_path: Path) -> None:
+async def test_pools_of_the_wrong_size_are_refused(tmp_path: Path) -> None:
     async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
         whole = InMemoryTransport(PoolIdentity("whole", "model"), it.network)
         description = pool_to_proto(whole.register_pool(it.peer_blocks))

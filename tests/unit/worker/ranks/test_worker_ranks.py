@@ -1,4 +1,4 @@
-"""What the ranks of a worker are told."""
+"""Configs of a worker's ranks."""
 
 import os
 from dataclasses import replace
@@ -8,26 +8,28 @@ import pytest
 from baton.engine.config import EngineConfig
 from baton.settings.values import OptionError
 from baton.settings.worker_config import WorkerConfig
-from baton.worker.ranks.worker_ranks import with_threads_of_its_own
+from baton.worker.ranks.worker_ranks import with_thread_share
 
 ONE = WorkerConfig(role="decode", worker_id="w", engine=EngineConfig(model="m"))
 
 
 def test_ranks_share_the_cores() -> None:
-    assert with_threads_of_its_own(ONE) is ONE
-    two = with_threads_of_its_own(replace(ONE, tensor_parallel=2))
+    assert with_thread_share(ONE) is ONE
+    two = with_thread_share(replace(ONE, tensor_parallel=2))
     assert two.engine.num_threads == max(1, len(os.sched_getaffinity(0)) // 2)
-    assert with_threads_of_its_own(replace(ONE, tensor_parallel=64)).engine.num_threads == max(
+    assert with_thread_share(replace(ONE, tensor_parallel=64)).engine.num_threads == max(
         1, len(os.sched_getaffinity(0)) // 64
     )
     told = replace(ONE, tensor_parallel=2, engine=replace(ONE.engine, num_threads=7))
-    assert with_threads_of_its_own(told) is told
+    assert with_thread_share(told) is told
 
 
 def test_whole_experts_are_on_all_ranks_or_on_other_workers() -> None:
     assert replace(ONE, tensor_parallel=4, expert_parallel=4).group_size == 1  # and needs no rendezvous
     assert replace(ONE, expert_parallel=4, rendezvous="127.0.0.1:7300").group_size == 4
-    with pytest.raises(OptionError, match=r"expert_parallel: 2, but the 4 ranks .* give 4 to keep each whole"):
+    with pytest.raises(
+        OptionError, match=r"expert_parallel: 2, but the experts are on the 4 ranks .* set 4 to keep each expert whole"
+    ):
         replace(ONE, tensor_parallel=4, expert_parallel=2, rendezvous="127.0.0.1:7300")
     with pytest.raises(OptionError, match="rendezvous: expert_parallel needs"):
         replace(ONE, expert_parallel=2)
