@@ -32,7 +32,7 @@ async def test_the_console_says_what_serves_what_to_know_and_what_the_end_waits_
         sys.executable, "-m", "baton", "serve", *options, stdout=PIPE, stderr=STDOUT
     )
     try:
-        start = await read_until(process, "Ctrl-C ends.")
+        start = await read_until(process, "Press Ctrl-C to stop.")
         assert "both-0: warning: max_model_len is " in start
         for fact in (
             f"Serving baton-bundled at http://127.0.0.1:{port}",
