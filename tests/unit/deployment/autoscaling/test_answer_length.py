@@ -55,7 +55,7 @@ def test_answers_are_no_longer_than_was_asked_for() -> None:
 def test_until_one_has_ended_the_next_token_may_be_an_end() -> None:
     assert answer_moments(Moments(), 0, 300.0) == Moments(300.0, 180_000.0)
     assert answer_moments(Moments(), 0, 300.0, 100.0).mean == 100.0
-    assert FIRST_GUESS == answer_length.FIRST_GUESS
+    assert FIRST_GUESS == answer_length.LENGTH_FIRST_GUESS
     assert answer_moments(Moments(), 0, 0.0).mean == answer_moments(Moments(), 0, 10.0).mean == FIRST_GUESS
 
 
