@@ -140,8 +140,8 @@ async def measure(phases: Sequence[Phase], seconds: float, wait_s: float) -> Rep
             await bench.run(phase, bearable, seconds, report)
     report.notes.append(
         f"{NUM_WORKERS} simulated workers of {NUM_SEQS} sequences bear {bearable:.1f} requests/s of "
-        f"{NUM_PROMPT_TOKENS} prompt and {OUTPUT_TOKENS[0]} to {OUTPUT_TOKENS[1]} output tokens; nobody is to wait "
-        f"for more than {wait_s:g} s."
+        f"{NUM_PROMPT_TOKENS} prompt and {OUTPUT_TOKENS[0]} to {OUTPUT_TOKENS[1]} output tokens; the longest "
+        f"allowed wait is {wait_s:g} s."
     )
     return report
 

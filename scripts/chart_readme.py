@@ -1,6 +1,6 @@
-"""Writes helm/baton/README.md from the chart's schema, values and Chart.yaml; with --check only tells whether it is so.
+"""Generator of helm/baton/README.md from the chart's schema, values and Chart.yaml; --check only compares.
 
-The schema says what each key means, values.yaml its default.
+Descriptions come from the schema, defaults from values.yaml.
 """
 
 import json
@@ -49,7 +49,7 @@ This page is made from `values.schema.json` and `values.yaml`: `python scripts/c
 
 
 def rows(schema: Mapping[str, Any], values: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Key, default and meaning of every value below; a section comes before what is in it."""
+    """Yield key, default and description of every value; a section comes before its values."""
     for name, found in schema["properties"].items():
         if name not in values:
             continue
@@ -63,7 +63,7 @@ def rows(schema: Mapping[str, Any], values: Mapping[str, Any], root: Mapping[str
 
 
 def resolved(entry: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry, with what it refers to."""
+    """Return the schema entry with its `$ref` resolved."""
     if "$ref" not in entry:
         return dict(entry)
     target: Any = root
@@ -73,7 +73,7 @@ def resolved(entry: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any
 
 
 def shown(value: object) -> str:
-    """A default, as short as it can be."""
+    """Return a short form of a default."""
     if value is None or value == "":
         return ""
     text = json.dumps(value, ensure_ascii=False).strip('"')
@@ -81,7 +81,7 @@ def shown(value: object) -> str:
 
 
 def readme() -> str:
-    """The page."""
+    """Return the page."""
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
@@ -99,14 +99,14 @@ def readme() -> str:
 
 
 def main() -> int:
-    """The exit status."""
+    """Run the script, and return the exit status."""
     file = CHART / "README.md"
     if "--check" not in sys.argv[1:]:
         file.write_text(readme(), encoding="utf-8")
         return 0
     if file.read_text(encoding="utf-8") == readme():
         return 0
-    print(f"{file} is not what values.schema.json and values.yaml say: run python scripts/chart_readme.py")
+    print(f"{file} does not match values.schema.json and values.yaml: run python scripts/chart_readme.py")
     return 1
 
 

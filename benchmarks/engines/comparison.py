@@ -25,9 +25,9 @@ from benchmarks.report import Report
 
 PAUSE_S = 5.0  # before a disturbed sample is repeated
 NUM_WARM_UP_TOKENS = 8
-ENGINE_BYTES = 1 << 30  # of an engine beside its weights and KV
-WEIGHT_COPIES = 2  # some keep the checkpoint's beside their own
-MEMORY_SHARE = 0.9  # of what is free
+ENGINE_BYTES = 1 << 30  # memory of an engine without weights and KV
+WEIGHT_COPIES = 2  # some engines keep the checkpoint's in addition to their own
+MEMORY_SHARE = 0.9  # of the free memory
 ATTEMPTS = 1000  # more than there are: seeds of different repeats are apart
 
 

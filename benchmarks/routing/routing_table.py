@@ -97,7 +97,7 @@ class RoutingTable:
             )  # fmt: skip
         report.notes.append(f"runs of each cell: {self._repeats}, of {self._seconds:.0f} s")
         report.notes += [
-            f"{name}: an endless cache for everybody would have {median(shares):.3f} of the prompt tokens"
+            f"{name}: a single unlimited cache would hit {median(shares):.3f} of the prompt tokens"
             for name, shares in self._reusable.items()
         ]
         report.notes += self._lags()
